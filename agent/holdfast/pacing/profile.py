@@ -1,0 +1,53 @@
+"""What a policy decides from: the measured costs of an iteration and of a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+SnapshotMode = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The quantities of CheckFreq (Mohan, Phanishayee, Chidambaram, FAST'21, section 4.2), in seconds and bytes."""
+
+    iteration_seconds: float
+    """Ti: one iteration with no checkpoint in flight."""
+    update_seconds: float = 0.0
+    """Tw: the optimizer's step, during which parameters change."""
+    snapshot_seconds: float = 0.0
+    """Tc: copying the state to host memory."""
+    device_copy_seconds: float = math.inf
+    """Tg: copying it within device memory; infinite where there is no device."""
+    persist_seconds: float = 0.0
+    """Ts: from host memory to durable."""
+    checkpoint_bytes: int = 0
+    """m."""
+    memory_used_bytes: int = 0
+    """M: peak use of device memory."""
+    memory_total_bytes: int = 0
+    """Mmax."""
+    cost_seconds: float | None = None
+    """Measured price of one checkpoint, stall and interference together; None until it was measured.
+    It takes the place of the predicted stall as soon as it is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A policy's answer, with what it expects of it."""
+
+    interval: int | None
+    """Iterations between checkpoints; None: none until something changes."""
+    mode: SnapshotMode = "cpu"
+    policy: str = "checkfreq"
+    cost_seconds: float = 0.0
+    """What one checkpoint is expected to cost training."""
+    overhead: float | None = None
+    """Expected overhead at this interval."""
+    exposure_iterations: int | None = None
+    """Most iterations that a failure can lose: up to k since the last snapshot and the persist still under way."""
+    exposure_seconds: float | None = None
+    reason: str = ""
+    """In words, for the person who asks why."""

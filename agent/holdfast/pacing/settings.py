@@ -1,0 +1,58 @@
+"""What an operator may set, and how what was typed becomes a number; shared by agent, server and command line."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+DEFAULT_BUDGET = 0.035
+MIN_BUDGET, MAX_BUDGET = 0.0001, 1.0
+MAX_INTERVAL = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What holds for the next iterations, after orders, arguments, environment and defaults were weighed."""
+
+    budget: float = DEFAULT_BUDGET
+    """Allowed overhead: (time with checkpointing / time without) - 1."""
+    policy: str = "checkfreq"
+    every: int | None = None
+    """An interval, in iterations, that overrides the policy."""
+    paused: bool = False
+
+
+def parse_budget(value: float | str, *, bare: str = "fraction") -> float:
+    """The budget as a fraction, from 0.035, "0.035" or "3.5%".
+
+    Args:
+        value: what was given or typed.
+        bare: what a number without a % sign means, "fraction" or (in a field marked %) "percent".
+
+    Raises:
+        ValueError: not a number, or outside 0.01 % to 100 %.
+    """
+    text = str(value).strip()
+    percent = text.endswith("%")
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        raise ValueError(f"budget {text!r} is not a number: write 3.5% or 0.035") from None
+    if percent or bare == "percent":
+        number /= 100
+    if not math.isfinite(number) or not MIN_BUDGET <= number <= MAX_BUDGET:
+        hint = f"; did you mean {text}%?" if not percent and bare == "fraction" and 1 < number <= 100 else ""
+        raise ValueError(f"budget {text!r} is outside 0.01% to 100% of training time{hint}")
+    return number
+
+
+def parse_every(value: int | str) -> int:
+    """An interval in iterations, at least 1; ValueError otherwise."""
+    text = str(value).strip()
+    try:
+        every = int(text)
+    except ValueError:
+        raise ValueError(f"interval {text!r} is not a whole number of iterations") from None
+    if not 1 <= every <= MAX_INTERVAL:
+        raise ValueError(f"interval {text!r} is outside 1 to {MAX_INTERVAL} iterations")
+    return every

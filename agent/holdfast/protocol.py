@@ -1,0 +1,259 @@
+"""The messages between agent and server: one schema, versioned.
+
+Agents send a `Batch` about once a second (msgpack, `POST /api/v1/ingest`) and get an `Ack` once the server
+has committed it. They hold a long poll on `Desired` (`GET /api/v1/jobs/{job}/desired`). Unknown fields are
+ignored on both sides, so that neighbouring versions understand each other; a change that they could not
+survive raises `PROTOCOL`.
+
+Times named `at` are seconds since the Unix epoch on the clock of whoever wrote them, for display only:
+order follows (attempt, sequence) and (lineage, iteration).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+PROTOCOL = 1
+DEFAULT_PORT = 7117
+
+CheckpointKind = Literal["scheduled", "requested", "safety", "final"]
+CheckpointState = Literal["snapshot", "persisting", "durable", "failed", "torn", "damaged", "missing"]
+StallKind = Literal["snapshot_wait", "persist_backpressure", "data_fetch", "data_prep", "barrier", "restore"]
+OrderState = Literal[
+    "requested", "delivered", "restoring", "restored", "failed", "cancelled", "expired", "superseded"
+]
+OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring")
+
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_CHECKPOINT = re.compile(r"(\d{12})-(\d{1,9})")
+
+
+def validate_job(job: str) -> str:
+    """Return `job` unchanged, or raise ValueError: its name is a directory, a URL segment and a table key."""
+    if not isinstance(job, str) or not _JOB.fullmatch(job):
+        raise ValueError(
+            f"job name {job!r}: use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit"
+        )
+    return job
+
+
+def checkpoint_id(iteration: int, lineage: int) -> str:
+    """The name of a checkpoint, in a store and in every message: `000000001200-3`."""
+    return f"{iteration:012d}-{lineage}"
+
+
+def parse_checkpoint_id(checkpoint: str) -> tuple[int, int]:
+    """(iteration, lineage) of a checkpoint's name; ValueError when it is not one."""
+    match = _CHECKPOINT.fullmatch(checkpoint)
+    if match is None:
+        raise ValueError(
+            f"checkpoint id {checkpoint!r}: expected <iteration, 12 digits>-<lineage>, as in 000000001200-3"
+        )
+    return int(match[1]), int(match[2])
+
+
+class Samples(msgspec.Struct, kw_only=True):
+    """What was measured at each iteration, by column; all columns have the same length. NaN: not measured."""
+
+    iteration: list[int] = []
+    lineage: list[int] = []
+    at: list[float] = []
+    seconds: list[float] = []
+    """Wall time of the iteration, stalls included, restores left out."""
+    stall_seconds: list[float] = []
+    """Of these, waits that checkpointing caused."""
+    data_seconds: list[float] = []
+    """Of these, waits for the next batch."""
+    metrics: dict[str, list[float]] = {}
+    """`loss` and whatever else the loop gave to `step`."""
+
+
+class AttemptStarted(msgspec.Struct, kw_only=True, tag="attempt_started"):
+    at: float
+    iteration: int
+    lineage: int
+    resumed_from: str | None = None
+    """The checkpoint that this attempt went on from."""
+    host: str = ""
+    pid: int = 0
+    world_size: int = 1
+    supervised: bool = False
+    previous_exit: str | None = None
+    """How the attempt before ended, as its supervisor saw it: `killed by SIGKILL`."""
+    versions: dict[str, str] = {}
+
+
+class AttemptFinished(msgspec.Struct, kw_only=True, tag="attempt_finished"):
+    at: float
+    iteration: int
+    lineage: int
+    reason: str
+    """`finished`, `interrupted` or the exception that ended the loop."""
+
+
+class LineageStarted(msgspec.Struct, kw_only=True, tag="lineage_started"):
+    at: float
+    lineage: int
+    iteration: int
+    parent: str | None = None
+    """The checkpoint restored; None for a fresh start."""
+    order: str | None = None
+    """The restore order that began it; None when the script itself did."""
+
+
+class Checkpoint(msgspec.Struct, kw_only=True, tag="checkpoint"):
+    """What is known of a checkpoint so far; sent again as it moves on, the newest word wins."""
+
+    at: float
+    id: str
+    iteration: int
+    lineage: int
+    kind: CheckpointKind
+    state: CheckpointState
+    payload_bytes: int = 0
+    snapshot_started_at: float | None = None
+    snapshot_seconds: float | None = None
+    """Copying, from the end of the iteration to the last tensor."""
+    stall_seconds: float | None = None
+    """Training's own wait for the copy."""
+    persist_started_at: float | None = None
+    persist_seconds: float | None = None
+    durable_iteration: int | None = None
+    """The last finished iteration when the checkpoint became durable."""
+    reason: str | None = None
+    """Why it failed, tore or is damaged."""
+
+
+class Stall(msgspec.Struct, kw_only=True, tag="stall"):
+    """A wait long enough to be worth a row of its own."""
+
+    at: float
+    iteration: int
+    lineage: int
+    kind: StallKind
+    seconds: float
+
+
+class Paced(msgspec.Struct, kw_only=True, tag="paced"):
+    """The interval now in force and the figures it follows from."""
+
+    at: float
+    iteration: int
+    lineage: int
+    policy: str
+    interval: int | None
+    """None: no checkpoints for now (paused, or still profiling)."""
+    budget: float
+    predicted_overhead: float | None
+    measured_overhead: float | None
+    measured_window_iterations: int = 0
+    reason: str = ""
+    profile: dict[str, float] = {}
+    """The fields of `holdfast.pacing.Profile` that have been measured."""
+
+
+class Applied(msgspec.Struct, kw_only=True, tag="applied"):
+    """The agent acts on version `version` of what is desired, from the end of `iteration` on."""
+
+    at: float
+    version: int
+    iteration: int
+    lineage: int
+
+
+class OrderMoved(msgspec.Struct, kw_only=True, tag="order"):
+    at: float
+    order: str
+    state: OrderState
+    iteration: int
+    """Where training stood when the order got here; for `restored`, where it goes on from."""
+    lineage: int
+    reason: str | None = None
+    seconds: float | None = None
+    """From the boundary at which the loop stopped to the state being back."""
+    safety_checkpoint: str | None = None
+
+
+class Inventory(msgspec.Struct, kw_only=True, tag="inventory"):
+    """All durable checkpoints in the store; what the server knows beyond these is gone."""
+
+    at: float
+    checkpoints: list[str]
+
+
+class Notice(msgspec.Struct, kw_only=True, tag="notice"):
+    """Something an operator should see: a full disk, a damaged checkpoint, a refused order."""
+
+    at: float
+    iteration: int
+    lineage: int
+    level: Literal["info", "warning", "error"]
+    code: str
+    message: str
+
+
+Event = (
+    AttemptStarted
+    | AttemptFinished
+    | LineageStarted
+    | Checkpoint
+    | Stall
+    | Paced
+    | Applied
+    | OrderMoved
+    | Inventory
+    | Notice
+)
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """What one rank has to say. (job, uid, rank, sequence) names it for ever: sent twice, it is kept once."""
+
+    protocol: int = PROTOCOL
+    job: str
+    uid: str
+    """Random name of the attempt; unlike its number it cannot come back when a store is deleted."""
+    attempt: int
+    rank: int
+    sequence: int
+    sent_at: float
+    iteration: int
+    lineage: int
+    samples: Samples | None = None
+    events: list[Event] = []
+    dropped_samples: int = 0
+    """Samples thinned away since the batch before, for want of room while no server answered."""
+
+
+class Ack(msgspec.Struct, kw_only=True):
+    acked: int
+    """The sequence that is now committed."""
+    version: int
+    """Of what is desired, so that an agent behind a proxy that cuts long polls still learns of a change."""
+
+
+class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
+    id: str
+    checkpoint: str
+    fence: int
+    """The lowest attempt that may act on it."""
+
+
+class Desired(msgspec.Struct, kw_only=True, frozen=True):
+    """What people want a job to be. None: no order of theirs, the script's own setting stands."""
+
+    version: int = 0
+    budget: float | None = None
+    policy: str | None = None
+    every: int | None = None
+    paused: bool = False
+    checkpoint_request: int = 0
+    """Counts the clicks on "checkpoint now"."""
+    restore: RestoreOrder | None = None
+    """The open order, if there is one."""
+    latest_attempt: int = 0
+    latest_lineage: int = 0
+    """The highest numbers the server has seen, so that a job whose store was deleted does not reuse them."""
