@@ -1,0 +1,40 @@
+"""What can go wrong, by name. All are kept out of the training loop: they appear at start-up and in tools."""
+
+from __future__ import annotations
+
+
+class HoldfastError(Exception):
+    """The root of what follows."""
+
+
+class DamagedCheckpoint(HoldfastError):
+    """A file of a checkpoint is missing, cut short or not what its digest says."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"{file}: {reason}")
+        self.file = file
+        self.reason = reason
+
+
+class UnknownFormat(HoldfastError):
+    """A checkpoint written by a newer Holdfast."""
+
+
+class IncompatibleCheckpoint(HoldfastError):
+    """A sound checkpoint that does not fit the objects of this session."""
+
+
+class NoSuchCheckpoint(HoldfastError, LookupError):
+    """No durable checkpoint at that iteration; `nearest` is the nearest earlier one, if any."""
+
+    def __init__(self, message: str, nearest: str | None) -> None:
+        super().__init__(message)
+        self.nearest = nearest
+
+
+class Fenced(HoldfastError):
+    """A newer attempt of the same job has started; this one may commit and delete nothing any more."""
+
+
+class RestoreFailed(HoldfastError):
+    """The state could neither be restored nor put back: going on would train a mixture of two iterations."""

@@ -1,0 +1,101 @@
+"""The seam between checkpoints and the places that keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a job's processes; the highest number is the one that may commit."""
+
+    number: int
+    uid: str
+    host: str
+    pid: int
+    started_at: float
+
+
+class Lineage(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of iterations, noted durably before the first of them is trained."""
+
+    number: int
+    iteration: int
+    """The iteration that it begins after: 0, or that of the checkpoint restored."""
+    parent: str | None
+    """The checkpoint restored; None for a fresh start."""
+    order: str | None
+    """The restore order that began it, so that no crash makes the order act twice."""
+    attempt: int
+    created_at: float
+
+
+class CheckpointWriter(Protocol):
+    """A checkpoint in the making: invisible until `commit` returns, gone after `abort`."""
+
+    def write(self, file: str, parts: Sequence[memoryview | bytes]) -> None:
+        """Write a file from its parts and make its bytes durable. OSError when the store cannot."""
+        ...
+
+    def commit(self, manifest: bytes) -> None:
+        """Make it durable and visible, all of it or nothing.
+
+        Raises:
+            Fenced: a newer attempt has begun.
+            OSError: the store cannot.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Forget it; never raises."""
+        ...
+
+
+class Store(Protocol):
+    """Keeps the checkpoints, attempts and lineages of jobs.
+
+    The seam stops at whole files and numbered records, which a directory and an object store can both
+    promise: nothing here renames, locks or appends.
+    """
+
+    url: str
+
+    def jobs(self) -> list[str]: ...
+
+    def checkpoints(self, job: str) -> list[str]:
+        """The committed ones, by iteration, then lineage."""
+        ...
+
+    def read_manifest(self, job: str, checkpoint: str) -> bytes:
+        """DamagedCheckpoint when there is none."""
+        ...
+
+    def read_file(self, job: str, checkpoint: str, file: str) -> memoryview:
+        """The whole of a file, writable; DamagedCheckpoint when it cannot be read."""
+        ...
+
+    def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> CheckpointWriter:
+        """Start a checkpoint of about `size_bytes`; OSError when there is no room for it."""
+        ...
+
+    def delete(self, job: str, checkpoint: str, attempt: int) -> None:
+        """Remove one; Fenced when `attempt` is no longer the newest."""
+        ...
+
+    def acquire_attempt(self, job: str, uid: str, at_least: int = 1) -> Attempt:
+        """Become the newest attempt of a job, fencing all before it."""
+        ...
+
+    def latest_attempt(self, job: str) -> int:
+        """0 where there was none."""
+        ...
+
+    def begin_lineage(self, job: str, lineage: Lineage) -> None:
+        """Note a lineage durably; FileExistsError when its number is taken."""
+        ...
+
+    def lineages(self, job: str) -> list[Lineage]:
+        """By number."""
+        ...
