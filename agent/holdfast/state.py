@@ -1,0 +1,374 @@
+"""The objects of a training loop as named tensors and a JSON tree, and back.
+
+A tree is what `state_dict()` returned, with `{"$tensor": name}` where a tensor was. JSON's gaps are filled by
+further tags (`$tuple`, `$pairs`, `$number` …): no pickle, so nothing in a checkpoint can run.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import logging
+import math
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from holdfast.errors import IncompatibleCheckpoint
+
+logger = logging.getLogger("holdfast")
+
+Tree = Any
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+@dataclass(slots=True)
+class Captured:
+    """The state of one instant, as references to live tensors."""
+
+    trees: dict[str, Tree] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By name; tensors that share memory (tied weights) once, under the first name met."""
+    deferred: set[str] = field(default_factory=set)
+    """Names of those that only an optimizer's step changes; the others must be copied at once."""
+
+
+class Registry:
+    """The objects of a session, by the keyword they were given under."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        for keyword, item in objects.items():
+            if not isinstance(item, Stateful):
+                raise TypeError(
+                    f"Session({keyword}=...): {type(item).__name__} has no state_dict() and load_state_dict(). "
+                    f"Put plain values into holdfast.Variables, or drop the keyword."
+                )
+        self.objects: dict[str, Stateful] = dict(objects)
+        self.optimizers = {k: o for k, o in self.objects.items() if isinstance(o, torch.optim.Optimizer)}
+        self._warned: set[str] = set()
+
+    def capture(self, session: Mapping[str, Any]) -> Captured:
+        """References to all state, the session's own among it. TypeError names what cannot be stored."""
+        captured = Captured()
+        encoder = _Encoder(captured, self._parameter_names(), self._step_storages(), self._warned)
+        for keyword, item in self.objects.items():
+            captured.trees[keyword] = encoder.encode_object(keyword, item)
+        captured.trees["session"] = encoder.encode("session", session)
+        captured.trees["rng"] = encoder.encode("rng", rng_state())
+        return captured
+
+    def check(self, trees: Mapping[str, Tree], shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        """IncompatibleCheckpoint, naming keyword and tensor, when a checkpoint does not fit these objects."""
+        for keyword, item in self.objects.items():
+            if keyword not in trees:
+                raise IncompatibleCheckpoint(f"the checkpoint holds no {keyword!r}; it has {', '.join(trees)}")
+            if isinstance(item, torch.nn.Module):
+                _check_module(keyword, item, trees[keyword], shapes)
+
+    def apply(self, trees: Mapping[str, Tree], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put a checkpoint's state into the objects; the random state last, since loading may draw from it."""
+        for keyword, item in self.objects.items():
+            if isinstance(item, torch.nn.Module):
+                _load_module(item, trees[keyword], tensors)
+                continue
+            # copies: what an optimizer or a script keeps must not be a view into the buffer that was read
+            state = decode(trees[keyword], tensors, copy=True)
+            if isinstance(item, torch.optim.Optimizer):
+                _load_optimizer(item, state)
+            else:
+                item.load_state_dict(state)
+        restore_rng(decode(trees["rng"], tensors, copy=True))
+
+    def _parameter_names(self) -> dict[int, str]:
+        names: dict[int, str] = {}
+        modules = [(k, o) for k, o in self.objects.items() if isinstance(o, torch.nn.Module)]
+        for keyword, module in modules:
+            for name, parameter in module.named_parameters():
+                names.setdefault(id(parameter), name if len(modules) == 1 else f"{keyword}.{name}")
+        return names
+
+    def _step_storages(self) -> set[int]:
+        """Storages that only `optimizer.step` writes to: parameters of modules, whoever trains them."""
+        if not self.optimizers:
+            return set()
+        return {
+            parameter.untyped_storage().data_ptr()
+            for item in self.objects.values()
+            if isinstance(item, torch.nn.Module)
+            for parameter in item.parameters()
+        }
+
+
+class _Encoder:
+    def __init__(
+        self, captured: Captured, names: dict[int, str], step_storages: set[int], warned: set[str]
+    ) -> None:
+        self._captured, self._names, self._step_storages, self._warned = (
+            captured,
+            names,
+            step_storages,
+            warned,
+        )
+        self._shared: dict[tuple[Any, ...], str] = {}
+
+    def encode_object(self, keyword: str, item: Stateful) -> Tree:
+        if isinstance(item, torch.nn.Module):
+            state = item.state_dict()
+            buffers = {n: b for n, b in item.named_buffers(remove_duplicate=False) if n not in state}
+            return {
+                "state": self.encode(keyword, state),
+                "metadata": self.encode(keyword, dict(getattr(state, "_metadata", {}))),
+                "buffers": self.encode(keyword, buffers),
+            }
+        if isinstance(item, torch.optim.Optimizer):
+            return self._encode_optimizer(keyword, item)
+        return self.encode(keyword, item.state_dict())
+
+    def _encode_optimizer(self, keyword: str, optimizer: torch.optim.Optimizer) -> Tree:
+        state = optimizer.state_dict()
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        per_parameter = []
+        for index, values in state["state"].items():
+            name = self._names.get(id(parameters[index]), str(index))
+            encoded = {
+                key: self.encode(f"{keyword}.state.{key}.{name}", value, deferred=True)
+                for key, value in values.items()
+            }
+            per_parameter.append([index, encoded])
+        rest = {key: value for key, value in state.items() if key != "state"}
+        return {"$pairs": [["state", {"$pairs": per_parameter}], *self.encode_pairs(keyword, rest)]}
+
+    def encode_pairs(self, path: str, mapping: Mapping[Any, Any]) -> list[list[Tree]]:
+        return [
+            [self.encode(path, key), self.encode(f"{path}.{key}", value)]
+            for key, value in mapping.items()
+            if self._can_store(f"{path}.{key}", value)
+        ]
+
+    def encode(self, path: str, value: Any, *, deferred: bool = False) -> Tree:
+        if isinstance(value, torch.Tensor):
+            return {"$tensor": self._add(path, value, deferred)}
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return str(value)
+        if isinstance(value, int):
+            return int(value) if -(2**63) <= value < 2**63 else {"$int": str(int(value))}
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else {"$number": repr(float(value))}
+        if isinstance(value, Mapping):
+            return self._encode_mapping(path, value)
+        if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+            return self._encode_sequence(path, value)
+        return self._encode_leaf(path, value)
+
+    def _encode_mapping(self, path: str, value: Mapping[Any, Any]) -> Tree:
+        if isinstance(value, collections.Counter):
+            return {"$counter": self.encode_pairs(path, value)}
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {
+                key: self.encode(f"{path}.{key}", item)
+                for key, item in value.items()
+                if self._can_store(f"{path}.{key}", item)
+            }
+        return {"$pairs": self.encode_pairs(path, value)}
+
+    def _encode_sequence(self, path: str, value: Any) -> Tree:
+        items = [self.encode(f"{path}.{i}", item) for i, item in enumerate(value)]
+        if isinstance(value, list):
+            return items
+        for kind in (torch.Size, tuple, frozenset, set, collections.deque):
+            if isinstance(value, kind):
+                return {f"${kind.__name__.lower()}": items}
+        raise AssertionError(type(value))
+
+    def _encode_leaf(self, path: str, value: Any) -> Tree:
+        if isinstance(value, (bytes, bytearray)):
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, complex):
+            return {"$complex": [value.real.hex(), value.imag.hex()]}
+        if isinstance(value, torch.dtype):
+            return {"$dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"$device": str(value)}
+        if (array := _numpy_array(value)) is not None:
+            return {"$ndarray": self.encode(path, torch.from_numpy(array)), "scalar": array is not value}
+        raise TypeError(
+            f"{path}: cannot store a {type(value).__module__}.{type(value).__qualname__} without pickle. "
+            f"Return numbers, strings, tensors, or lists and dicts of them from state_dict()."
+        )
+
+    def _can_store(self, path: str, value: Any) -> bool:
+        """Code stays code: a scheduler's lr_lambda comes from the script, today's as well as tomorrow's."""
+        if not callable(value) or isinstance(value, (torch.Tensor, type)):
+            return True
+        if path not in self._warned:
+            self._warned.add(path)
+            logger.warning("%s is a function: it is taken from your script, not from checkpoints", path)
+        return False
+
+    def _add(self, path: str, tensor: torch.Tensor, deferred: bool) -> str:
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise TypeError(f"{path}: cannot store a {tensor.layout} tensor; give a dense one")
+        tensor = tensor.detach()
+        storage = tensor.untyped_storage().data_ptr()
+        key = (
+            storage,
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            tensor.is_conj(),
+        )
+        if tensor.numel() and key in self._shared:
+            return self._shared[key]
+        name, copies = path, 1
+        while name in self._captured.tensors:
+            copies += 1
+            name = f"{path}#{copies}"
+        self._shared[key] = name
+        self._captured.tensors[name] = tensor
+        if deferred or storage in self._step_storages:
+            self._captured.deferred.add(name)
+        return name
+
+
+def tensor_names(tree: Tree) -> Iterator[str]:
+    """All tensors that a tree refers to."""
+    if isinstance(tree, dict):
+        if "$tensor" in tree:
+            yield tree["$tensor"]
+        else:
+            for value in tree.values():
+                yield from tensor_names(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from tensor_names(value)
+
+
+def decode(tree: Tree, tensors: Mapping[str, torch.Tensor], *, copy: bool) -> Any:
+    """The value a tree was made from; with `copy`, its tensors have memory of their own."""
+    if isinstance(tree, list):
+        return [decode(item, tensors, copy=copy) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if (tag := next(iter(tree), "")).startswith("$"):
+        return _decode_tag(tag, tree, tensors, copy)
+    return {key: decode(value, tensors, copy=copy) for key, value in tree.items()}
+
+
+def _decode_tag(tag: str, tree: dict[str, Tree], tensors: Mapping[str, torch.Tensor], copy: bool) -> Any:
+    body = tree[tag]
+    match tag:
+        case "$tensor":
+            return tensors[body].clone() if copy else tensors[body]
+        case "$int":
+            return int(body)
+        case "$number":
+            return float(body)
+        case "$bytes":
+            return base64.b64decode(body)
+        case "$complex":
+            return complex(float.fromhex(body[0]), float.fromhex(body[1]))
+        case "$dtype":
+            return getattr(torch, body)
+        case "$device":
+            return torch.device(body)
+    value = decode(body, tensors, copy=copy)
+    match tag:
+        case "$pairs":
+            return dict(value)
+        case "$counter":
+            return collections.Counter(dict(value))
+        case "$ndarray":
+            return value.numpy()[()] if tree["scalar"] else value.numpy()
+        case "$tuple":
+            return tuple(value)
+        case "$size":
+            return torch.Size(value)
+        case "$set" | "$frozenset":
+            return set(value) if tag == "$set" else frozenset(value)
+        case "$deque":
+            return collections.deque(value)
+    raise IncompatibleCheckpoint(f"unknown tag {tag} in a checkpoint's state: a newer Holdfast wrote it")
+
+
+def rng_state() -> dict[str, Any]:
+    """Random state of this process: Python, NumPy's global one where NumPy is in use, torch, each CUDA device."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, position, has_gauss, gauss = numpy.random.get_state()
+        state["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = list(torch.cuda.get_rng_state_all())
+    return state
+
+
+def restore_rng(state: Mapping[str, Any]) -> None:
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy
+
+        kind, keys, *rest = state["numpy"]
+        numpy.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _numpy_array(value: Any) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
+        return None
+    return value if isinstance(value, numpy.ndarray) else numpy.asarray(value)
+
+
+def _check_module(
+    keyword: str,
+    module: torch.nn.Module,
+    tree: Tree,
+    shapes: Mapping[str, tuple[str, tuple[int, ...]]],
+) -> None:
+    own = {k: v for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)}
+    saved = tree["state"]
+    if missing := sorted(own.keys() - saved.keys()) or sorted(saved.keys() - own.keys()):
+        raise IncompatibleCheckpoint(
+            f"{keyword}: the model and the checkpoint differ in {len(missing)} entries, {missing[0]!r} among them"
+        )
+    for name, tensor in own.items():
+        dtype, shape = shapes[saved[name]["$tensor"]]
+        if tuple(tensor.shape) != shape:
+            raise IncompatibleCheckpoint(
+                f"{keyword}.{name}: {tuple(tensor.shape)} in the model, {shape} ({dtype}) in the checkpoint"
+            )
+
+
+def _load_module(module: torch.nn.Module, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
+    state = collections.OrderedDict(decode(tree["state"], tensors, copy=False))
+    state._metadata = decode(tree["metadata"], tensors, copy=False)  # type: ignore[attr-defined]
+    module.load_state_dict(state)
+    own = dict(module.named_buffers(remove_duplicate=False))
+    for name, saved in decode(tree["buffers"], tensors, copy=False).items():  # those with persistent=False
+        if name in own and own[name].shape == saved.shape:
+            own[name].copy_(saved)
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    optimizer.load_state_dict(state)
+    # load_state_dict casts moments to their parameter's dtype; what was saved in float32 goes on in float32
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, saved in state["state"].items():
+        own = optimizer.state[parameters[index]]
+        for key, value in saved.items():
+            if isinstance(value, torch.Tensor) and own[key].dtype != value.dtype:
+                own[key] = value.to(own[key].device)

@@ -1,0 +1,172 @@
+import collections
+import math
+import random
+
+import numpy
+import pytest
+import torch
+
+from holdfast import Variables
+from holdfast.errors import IncompatibleCheckpoint
+from holdfast.state import Registry, decode, restore_rng, rng_state
+
+
+def trained(model, optimizer, steps=2):
+    for _ in range(steps):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def round_trip(registry, into):
+    """What `registry` captures, copied as a snapshot would, applied to `into`."""
+    captured = registry.capture({})
+    tensors = {name: tensor.clone() for name, tensor in captured.tensors.items()}
+    into.apply(captured.trees, tensors)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 0, -3, 2**70, 0.1, math.inf, -math.inf, "text", b"\x00bytes", 1 + 2j, (1, (2, "x")), [1, [2]],
+        {1: "a", (2, 3): None}, {"$tensor": 3}, {"x": {"$y": 1}}, {1, 2}, frozenset([3]), collections.deque([1, 2]),
+        collections.Counter({3: 2}), torch.Size([2, 3]), torch.bfloat16, torch.device("cpu"), numpy.float32(2.5),
+    ],
+)  # fmt: skip
+def test_a_value_comes_back_as_it_was(value):
+    before, after = Variables(value=value), Variables(value="other")
+    round_trip(Registry({"v": before}), Registry({"v": after}))
+    assert after.value == value
+    assert type(after.value) is type(value)
+
+
+def test_nan_and_arrays_come_back_as_they_were():
+    before = Variables(nan=math.nan, array=numpy.arange(6.0).reshape(2, 3))
+    after = Variables()
+    round_trip(Registry({"v": before}), Registry({"v": after}))
+    assert math.isnan(after.nan)
+    assert numpy.array_equal(after.array, before.array)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(3), torch.empty(0, 4), torch.randn(4, 6).t(), torch.randn(3).to(torch.bfloat16),
+        torch.randn(5).to(torch.float8_e4m3fn), torch.randn(2, dtype=torch.complex64).conj(),
+        torch.randn(4)[::2], torch.tensor([True, False]),
+    ],
+)  # fmt: skip
+def test_a_tensor_keeps_dtype_shape_and_bits(tensor):
+    after = Variables()
+    round_trip(Registry({"v": Variables(x=tensor)}), Registry({"v": after}))
+    assert (after.x.dtype, after.x.shape) == (tensor.dtype, tensor.shape)
+    assert torch.equal(after.x.resolve_conj(), tensor.resolve_conj())
+
+
+def test_an_object_without_state_dict_is_refused_by_its_keyword():
+    with pytest.raises(TypeError, match=r"Session\(lr=\.\.\.\): float has no state_dict\(\)"):
+        Registry({"lr": 0.1})
+
+
+def test_what_only_pickle_could_store_is_refused_by_its_path():
+    with pytest.raises(TypeError, match=r"loop\.history\.0: cannot store a .*object"):
+        Registry({"loop": Variables(history=[object()])}).capture({})
+
+
+def test_functions_stay_with_the_script(caplog):
+    model = torch.nn.Linear(8, 2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD(model.parameters(), lr=1.0), lambda i: 0.5**i)
+    registry = Registry({"v": Variables(f=len), "scheduler": schedule})
+    assert "f" not in registry.capture({}).trees["v"]
+    assert "v.f is a function" in caplog.text
+
+
+def test_optimizer_state_keeps_every_scalar_and_the_users_names():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.25, betas=(0.5, 0.75), amsgrad=True)
+    trained(model, optimizer)
+    registry = Registry({"model": model, "optimizer": optimizer})
+    assert {"model.weight", "optimizer.state.exp_avg.weight", "optimizer.state.step.bias"} <= set(
+        registry.capture({}).tensors
+    )
+    other = torch.nn.Linear(8, 2)
+    twin = torch.optim.AdamW(other.parameters(), lr=9.0)
+    round_trip(registry, Registry({"model": other, "optimizer": twin}))
+    assert {k: v for k, v in twin.param_groups[0].items() if k != "params"} == {
+        k: v for k, v in optimizer.param_groups[0].items() if k != "params"
+    }
+    torch.manual_seed(1)
+    trained(model, optimizer)
+    torch.manual_seed(1)
+    trained(other, twin)
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_moments_kept_in_float32_come_back_in_float32_beside_bfloat16_parameters():
+    def make():
+        parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        optimizer = torch.optim.Adam([parameter])
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        optimizer.state[parameter]["exp_avg"] = torch.tensor([0.1, 0.2, 0.3])
+        return parameter, optimizer
+
+    (_, before), (parameter, after) = make(), make()
+    round_trip(Registry({"optimizer": before}), Registry({"optimizer": after}))
+    assert after.state[parameter]["exp_avg"].dtype == torch.float32
+    assert after.state[parameter]["exp_avg"].tolist() == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_tied_weights_are_stored_once_and_buffers_outside_the_state_dict_too():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+            self.b.weight = self.a.weight
+            self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    one, two = Tied(), Tied()
+    one.scratch.fill_(5)
+    registry = Registry({"model": one})
+    assert "model.b.weight" not in registry.capture({}).tensors
+    round_trip(registry, Registry({"model": two}))
+    assert torch.equal(two.b.weight, one.b.weight)
+    assert two.scratch.tolist() == [5, 5]
+
+
+def test_only_what_an_optimizer_changes_may_be_copied_later():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+    optimizer = torch.optim.Adam(model.parameters())
+    trained(model, optimizer)
+    deferred = Registry({"model": model, "optimizer": optimizer}).capture({}).deferred
+    assert {"model.0.weight", "model.1.weight", "optimizer.state.exp_avg.0.weight"} <= deferred
+    assert not {n for n in deferred if "running" in n or "num_batches" in n or n.startswith("rng")}
+    assert not Registry({"model": model}).capture({}).deferred  # nothing would hold the update back
+
+
+def test_random_state_comes_back():
+    def draw():
+        return random.random(), numpy.random.rand(), torch.rand(1).item(), numpy.random.normal()
+
+    draw()
+    state = rng_state()
+    first = draw()
+    restore_rng(state)
+    assert draw() == first
+
+
+def test_a_model_that_changed_is_refused_by_the_tensor_that_differs():
+    saved = Registry({"model": torch.nn.Linear(8, 2)}).capture({})
+    shapes = {name: (str(t.dtype), tuple(t.shape)) for name, t in saved.tensors.items()}
+    with pytest.raises(IncompatibleCheckpoint, match=r"model\.weight: \(2, 9\) in the model, \(2, 8\)"):
+        Registry({"model": torch.nn.Linear(9, 2)}).check(saved.trees, shapes)
+    with pytest.raises(IncompatibleCheckpoint, match="holds no 'ema'; it has model"):
+        Registry({"ema": torch.nn.Linear(8, 2)}).check(saved.trees, shapes)
+    with pytest.raises(IncompatibleCheckpoint, match="differ in 1 entries, 'bias'"):
+        Registry({"model": torch.nn.Linear(8, 2, bias=False)}).check(saved.trees, shapes)
+
+
+def test_an_unknown_tag_is_not_guessed_at():
+    with pytest.raises(IncompatibleCheckpoint, match=r"\$future"):
+        decode({"$future": 1}, {}, copy=True)
