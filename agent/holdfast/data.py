@@ -110,7 +110,8 @@ class DataLoader:
         """Go on from a position; ValueError when it was counted in another order."""
         if state_dict["seed"] != self.seed:
             raise ValueError(
-                f"DataLoader(seed={self.seed}): the checkpoint's position was counted with seed={state_dict['seed']}"
+                f"DataLoader(seed={self.seed}): the checkpoint's position was counted with "
+                f"seed={state_dict['seed']}"
             )
         self.position = Position(**{key: state_dict[key] for key in ("epoch", "samples", "batches")})
 
@@ -256,7 +257,8 @@ def _hash(*parts: int | str) -> int:
 class Cursor(Protocol):
     """The data side of `session.batches`: epochs of batches from a position that can be saved and set."""
 
-    epoch: int
+    @property
+    def epoch(self) -> int: ...
 
     def batches(self) -> Iterator[Any]:
         """The rest of the current epoch; `epoch` moves on when it is used up."""

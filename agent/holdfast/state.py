@@ -309,7 +309,7 @@ def rng_state() -> dict[str, Any]:
     if (numpy := sys.modules.get("numpy")) is not None:
         kind, keys, position, has_gauss, gauss = numpy.random.get_state()
         state["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = list(torch.cuda.get_rng_state_all())
     return state
 

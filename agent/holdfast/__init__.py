@@ -1,0 +1,55 @@
+"""Holdfast: checkpoints that cost next to nothing, and any iteration back at one click.
+
+    session = holdfast.Session("char-gpt", model=model, optimizer=optimizer)
+    loader = holdfast.DataLoader(dataset, batch_size=64, shuffle=True, seed=1)
+    for batch in session.batches(loader, epochs=10):
+        ...
+        session.step(loss=loss)
+
+Names are imported when they are first used: the server shares `holdfast.protocol` and `holdfast.pacing`
+without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.data import DataLoader
+    from holdfast.errors import (
+        DamagedCheckpoint,
+        Fenced,
+        HoldfastError,
+        IncompatibleCheckpoint,
+        NoSuchCheckpoint,
+        RestoreFailed,
+        UnknownFormat,
+    )
+    from holdfast.session import Session
+    from holdfast.variables import Variables
+
+__all__ = [
+    "DamagedCheckpoint",
+    "DataLoader",
+    "Fenced",
+    "HoldfastError",
+    "IncompatibleCheckpoint",
+    "NoSuchCheckpoint",
+    "RestoreFailed",
+    "Session",
+    "UnknownFormat",
+    "Variables",
+]
+
+_HOMES = {"DataLoader": "holdfast.data", "Session": "holdfast.session", "Variables": "holdfast.variables"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES.get(name, "holdfast.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

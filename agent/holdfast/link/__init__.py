@@ -1,0 +1,6 @@
+"""The background conversation with the server: never blocks training, raises into it or grows without bound."""
+
+from holdfast.link.link import Link
+from holdfast.link.nolink import NoLink
+
+__all__ = ["Link", "NoLink"]

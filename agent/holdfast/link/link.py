@@ -1,0 +1,160 @@
+"""`Link`: what the session holds, and how sender, listener and outbox are joined."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+from holdfast.link.client import Client, NoAnswer
+from holdfast.link.listener import Listener
+from holdfast.link.outbox import Outbox, Sample
+from holdfast.link.sender import Sender
+from holdfast.link.spool import LIMIT_BYTES, Spool
+from holdfast.link.wishes import Wishes
+from holdfast.protocol import Ack, Desired, Event
+
+
+class Link:
+    """The conversation of one rank of one attempt with one server.
+
+    Args:
+        server: its address; ValueError when it is none.
+        token: the shared secret, where the server asks for one.
+        uid: random name of the attempt. (job, uid, rank, sequence) names a batch for ever.
+        spool: a directory for what no server takes; None keeps it in memory, within bounds.
+        flush_seconds: between two batches. An empty one says that the job is alive.
+        on_desired: called by a background thread with each new desired state.
+        spool_bytes: most bytes that the spool may hold.
+    """
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        token: str | None,
+        job: str,
+        uid: str,
+        attempt: int,
+        rank: int,
+        spool: Path | None,
+        flush_seconds: float = 1.0,
+        on_desired: Callable[[Desired], None] | None = None,
+        spool_bytes: int = LIMIT_BYTES,
+    ) -> None:
+        self._server, self._token, self._job = server, token, job
+        self._wishes = Wishes(on_desired)
+        kept = Spool(spool, limit_bytes=spool_bytes) if spool is not None else None
+        self._outbox = Outbox(job, uid, attempt, rank, kept)
+        self._client = Client(server, token)
+        self._listener = Listener(Client(server, token), job, self._wishes)
+        self._sender = Sender(
+            self._client,
+            self._outbox,
+            flush_seconds=flush_seconds,
+            on_ack=self._acknowledged,
+            on_contact=self._listener.nudge,
+        )
+        self._started = False
+        self._silent = False
+        _links.add(self)
+
+    def start(self) -> None:
+        self._started = True
+        self._sender.start()
+        self._listener.start()
+
+    def first_desired(self, timeout_seconds: float) -> Desired | None:
+        """What is wanted before training starts; None when no server says so in time. Blocks, never raises."""
+        client = Client(self._server, self._token)
+        moment = self._wishes.moment
+
+        def ask() -> None:
+            try:
+                desired = client.desired(self._job, after=None)
+            except NoAnswer:
+                return
+            finally:
+                client.close()
+            if desired is not None:
+                self._wishes.fetched(desired, moment)
+
+        # In a thread of its own, for looking up a name can take longer than any limit set on a connection.
+        asking = threading.Thread(target=ask, name="holdfast-first-contact", daemon=True)
+        asking.start()
+        asking.join(timeout_seconds)
+        client.shut()
+        return self._wishes.newest
+
+    def sample(
+        self,
+        *,
+        iteration: int,
+        lineage: int,
+        at: float,
+        seconds: float,
+        stall_seconds: float,
+        data_seconds: float,
+        metrics: dict[str, float],
+    ) -> None:
+        """One iteration's figures. Takes a microsecond or two and no lock. `metrics` must not be changed later."""
+        if not self._silent:
+            self._outbox.sample(Sample(iteration, lineage, at, seconds, stall_seconds, data_seconds, metrics))
+
+    def event(self, event: Event) -> None:
+        """Something that happened; sent at once, and kept on disk until a server has it."""
+        if not self._silent:
+            self._outbox.event(event)
+            self._sender.flush_soon()
+
+    @property
+    def desired(self) -> Desired | None:
+        """The newest that is known."""
+        return self._wishes.newest
+
+    @property
+    def refused_batches(self) -> int:
+        """Batches that the server would not have, and that were set aside."""
+        return self._outbox.refused_batches
+
+    def close(self, deadline_seconds: float = 5.0) -> None:
+        """Send what is left, else keep it on disk for the next attempt to send."""
+        if self._silent or not self._started:
+            return
+        self._silent = True
+        close_at = monotonic() + deadline_seconds
+        self._listener.close()
+        self._sender.close(close_at - 0.1 * deadline_seconds)
+        # Does nothing but for a sender that is stuck.
+        self._outbox.park_all(close_at - monotonic())
+        self._listener.join(max(0.0, close_at - monotonic()))
+
+    def _acknowledged(self, ack: Ack) -> None:
+        if ack.version == self._wishes.version:
+            return
+        moment = self._wishes.moment
+        try:
+            desired = self._client.desired(self._job, after=None)
+        except NoAnswer:
+            return
+        if desired is not None:
+            self._wishes.fetched(desired, moment)
+
+    def _forget_in_child(self) -> None:
+        """A forked child, a data worker as a rule, has neither the threads nor the right to speak for the job."""
+        self._silent = True
+
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _silence_links() -> None:
+    for link in list(_links):
+        link._forget_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_silence_links)

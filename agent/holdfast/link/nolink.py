@@ -1,0 +1,32 @@
+"""What a session talks to when there is no server."""
+
+from __future__ import annotations
+
+from holdfast.protocol import Desired, Event
+
+
+class NoLink:
+    """The methods of `Link`, doing nothing."""
+
+    desired: Desired | None = None
+
+    def start(self) -> None: ...
+
+    def first_desired(self, timeout_seconds: float) -> Desired | None:
+        return None
+
+    def sample(
+        self,
+        *,
+        iteration: int,
+        lineage: int,
+        at: float,
+        seconds: float,
+        stall_seconds: float,
+        data_seconds: float,
+        metrics: dict[str, float],
+    ) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def close(self, deadline_seconds: float = 5.0) -> None: ...

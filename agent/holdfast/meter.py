@@ -1,0 +1,56 @@
+"""Measures iterations, lets the pacing controller learn from them, and tells the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.pacing import Controller, Observation
+from holdfast.persist import Settled
+from holdfast.profile import IterationClock, MetricReader
+from holdfast.reports import Reporter
+
+
+class Meter:
+    """What an iteration took and what of it was a checkpoint's doing. For the training thread only."""
+
+    def __init__(self, controller: Controller, reporter: Reporter) -> None:
+        self.clock = IterationClock()
+        self._controller, self._reporter = controller, reporter
+        self._metrics = MetricReader()
+        self._was_active = False
+
+    def end_iteration(self, metrics: Mapping[str, Any], *, active: bool) -> None:
+        """Book the iteration that ends here; `active`: a checkpoint is under way into the next one."""
+        standing = self._reporter.standing
+        measured = self.clock.end(standing.iteration, standing.lineage)
+        if measured is None:
+            return
+        self._metrics.add(measured, metrics)
+        self.send_samples(wait=False)
+        self._reporter.stalls(measured)
+        plan = self._controller.observe(
+            Observation(
+                iteration=measured.iteration,
+                seconds=measured.seconds,
+                checkpoint_stall_seconds=measured.checkpoint_stall_seconds,
+                data_seconds=measured.data_seconds,
+                in_flight=self._was_active,
+                update_seconds=measured.update_seconds,
+            )
+        )
+        self._was_active = active
+        self._reporter.pace(self._controller, changed=plan is not None)
+
+    def checkpoint_settled(self, settled: Settled) -> None:
+        if settled.state == "durable":
+            self._controller.measured(
+                snapshot_seconds=settled.snapshot.seconds,
+                persist_seconds=settled.seconds,
+                checkpoint_bytes=settled.snapshot.size_bytes,
+            )
+
+    def send_samples(self, *, wait: bool) -> None:
+        """Send the iterations whose metrics have arrived from the device; with `wait`, all of them."""
+        for measured, metrics in self._metrics.ready(wait=wait):
+            self._reporter.sample(measured, metrics)

@@ -1,0 +1,195 @@
+"""What a session has to say to the server, in the protocol's words, from where training stands."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import time
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from holdfast import protocol
+from holdfast.link import Link, NoLink
+from holdfast.pacing import Controller, Profile
+from holdfast.profile import DATA_STALLS, Iteration
+from holdfast.protocol import OrderState, StallKind, parse_checkpoint_id
+from holdfast.store import Lineage
+
+logger = logging.getLogger("holdfast")
+
+PACED_EVERY_SECONDS = 5.0
+"""How often the measured overhead is told while the plan does not change."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where training stands. The background threads read it to say when something happened."""
+
+    iteration: int = 0
+    lineage: int = 1
+
+
+class Reporter:
+    """Writes events to the link, and those that a person must not miss to the log as well."""
+
+    def __init__(self, job: str, standing: Standing) -> None:
+        self.job, self.standing = job, standing
+        self.link: Link | NoLink = NoLink()
+        self._paced_at = 0.0
+
+    def event(self, event: protocol.Event) -> None:
+        self.link.event(event)
+
+    def sample(self, measured: Iteration, metrics: dict[str, float]) -> None:
+        self.link.sample(
+            iteration=measured.iteration,
+            lineage=measured.lineage,
+            at=measured.at,
+            seconds=measured.seconds,
+            stall_seconds=measured.checkpoint_stall_seconds,
+            data_seconds=measured.data_seconds,
+            metrics=metrics,
+        )
+
+    def lineage_began(self, lineage: Lineage) -> None:
+        self.event(
+            protocol.LineageStarted(
+                at=time.time(),
+                lineage=lineage.number,
+                iteration=lineage.iteration,
+                parent=lineage.parent,
+                order=lineage.order,
+            )
+        )
+
+    def attempt_began(self, resumed_from: str | None, versions: dict[str, str], committed: list[str]) -> None:
+        now = time.time()
+        self.event(
+            protocol.AttemptStarted(
+                at=now,
+                iteration=self.standing.iteration,
+                lineage=self.standing.lineage,
+                resumed_from=resumed_from,
+                host=platform.node(),
+                pid=os.getpid(),
+                supervised="HOLDFAST_SUPERVISED" in os.environ,
+                previous_exit=os.environ.get("HOLDFAST_PREVIOUS_EXIT") or None,
+                versions=versions,
+            )
+        )
+        self.event(protocol.Inventory(at=now, checkpoints=committed))
+
+    def attempt_ended(self, reason: str) -> None:
+        self.event(
+            protocol.AttemptFinished(
+                at=time.time(), iteration=self.standing.iteration, lineage=self.standing.lineage, reason=reason
+            )
+        )
+
+    def applied(self, version: int) -> None:
+        self.event(
+            protocol.Applied(
+                at=time.time(),
+                version=version,
+                iteration=self.standing.iteration,
+                lineage=self.standing.lineage,
+            )
+        )
+
+    def order(
+        self,
+        order: str | None,
+        state: OrderState,
+        *,
+        reason: str | None = None,
+        seconds: float | None = None,
+        safety: str | None = None,
+    ) -> None:
+        """An order moved on; nothing to say of a restore that the script itself asked for."""
+        if order is None:
+            return
+        self.event(
+            protocol.OrderMoved(
+                at=time.time(),
+                order=order,
+                state=state,
+                iteration=self.standing.iteration,
+                lineage=self.standing.lineage,
+                reason=reason,
+                seconds=seconds,
+                safety_checkpoint=safety,
+            )
+        )
+
+    def stalls(self, measured: Iteration) -> None:
+        for kind, seconds in measured.stalls.items():
+            if seconds >= _worth_a_row_seconds(kind, measured.seconds):
+                self.stall(kind, seconds, measured.iteration, measured.lineage)
+
+    def stall(self, kind: StallKind, seconds: float, iteration: int, lineage: int) -> None:
+        self.event(
+            protocol.Stall(at=time.time(), iteration=iteration, lineage=lineage, kind=kind, seconds=seconds)
+        )
+
+    def pace(self, controller: Controller, *, changed: bool) -> None:
+        now = time.time()
+        if not changed and now - self._paced_at < PACED_EVERY_SECONDS:
+            return
+        self._paced_at = now
+        plan, profile = controller.plan, controller.profile
+        self.event(
+            protocol.Paced(
+                at=now,
+                iteration=self.standing.iteration,
+                lineage=self.standing.lineage,
+                policy=plan.policy if plan else controller.settings.policy,
+                interval=plan.interval if plan else None,
+                budget=controller.settings.budget,
+                predicted_overhead=plan.overhead if plan else None,
+                measured_overhead=controller.measured_overhead,
+                measured_window_iterations=controller.measured_window_iterations,
+                reason=plan.reason if plan else "measuring the first iterations",
+                profile=_measured(profile) if profile else {},
+            )
+        )
+
+    def damaged(self, checkpoint: str, error: Exception) -> None:
+        self.notice("warning", "damaged", f"checkpoint {checkpoint} is damaged and passed over: {error}")
+        iteration, lineage = parse_checkpoint_id(checkpoint)
+        self.event(
+            protocol.Checkpoint(
+                at=time.time(),
+                id=checkpoint,
+                iteration=iteration,
+                lineage=lineage,
+                kind="scheduled",
+                state="damaged",
+                reason=str(error),
+            )
+        )
+
+    def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
+        logger.log(getattr(logging, level.upper()), "%s: %s", self.job, message)
+        self.event(
+            protocol.Notice(
+                at=time.time(),
+                iteration=self.standing.iteration,
+                lineage=self.standing.lineage,
+                level=level,
+                code=code,
+                message=message,
+            )
+        )
+
+
+def _worth_a_row_seconds(kind: StallKind, iteration_seconds: float) -> float:
+    """From when a wait is told by itself; the samples hold every wait anyway."""
+    if kind in DATA_STALLS:
+        return max(0.05, 0.2 * iteration_seconds)
+    return max(0.005, 0.01 * iteration_seconds)
+
+
+def _measured(profile: Profile) -> dict[str, float]:
+    values = {field.name: getattr(profile, field.name) for field in fields(profile)}
+    return {name: float(value) for name, value in values.items() if value is not None}

@@ -1,0 +1,554 @@
+import errno
+import json
+import math
+import threading
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import holdfast
+from holdfast import protocol, session as module
+from holdfast.protocol import Desired, RestoreOrder
+from holdfast.store import open_store
+from holdfast.store.local import LocalWriter
+
+
+class FakeLink:
+    """A server that answers with whatever a test puts into `desired`, and remembers what it was told."""
+
+    first: Desired | None = None
+
+    def __init__(self, *, on_desired=None, **_):
+        self.on_desired = on_desired
+        self.desired: Desired | None = None
+        self.events: list[protocol.Event] = []
+        self.samples: list[dict] = []
+        self.closed = False
+
+    def start(self): ...
+
+    def first_desired(self, timeout_seconds):
+        return type(self).first
+
+    def event(self, event):
+        self.events.append(event)
+
+    def sample(self, **sample):
+        self.samples.append(sample)
+
+    def close(self, deadline_seconds=5.0):
+        self.closed = True
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class Points(Dataset):
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        return torch.randn(8) + index / 96, torch.tensor(float(index % 7))
+
+
+class Trainer:
+    """A small job with everything that a resume can get wrong: dropout, BatchNorm, a schedule, random augmentation."""
+
+    def __init__(self, store, *, seed=0, **options):
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=5, gamma=0.9)
+        self.loop = holdfast.Variables(best_loss=math.inf)
+        self.session = holdfast.Session(
+            "job", store=store, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler,
+            loop=self.loop, **{"every": 3} | options,
+        )  # fmt: skip
+        self.losses: list[tuple[int, float]] = []
+
+    def iterate(self, x, y):
+        loss = (self.model(x).squeeze(1) - y).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        self.loop.best_loss = min(self.loop.best_loss, loss.item())
+        self.losses.append((self.session.iteration + 1, loss.item()))
+        self.session.step(loss=loss)
+
+    def run(self, until=36, after=lambda trainer: None):
+        loader = holdfast.DataLoader(Points(), batch_size=8, shuffle=True, seed=1)
+        for x, y in self.session.batches(loader, epochs=3):
+            self.iterate(x, y)
+            self.settle()
+            after(self)
+            if self.session.iteration >= until:
+                break
+        return self
+
+    def settle(self):
+        """Waits for the checkpoint under way, so that a test knows which iterations have one."""
+        assert self.session._checkpoints.snapshots.wait_free(30)
+
+    def crash(self):
+        """As if the process had been killed between two iterations: nothing more is saved or said."""
+        self.session._close("SIGKILL")
+        return self
+
+    @property
+    def link(self):
+        return self.session._reporter.link
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    trainer = Trainer(tmp_path_factory.mktemp("store") / "s").run()
+    trainer.session.close()
+    return dict(trainer.losses)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def linked(monkeypatch):
+    monkeypatch.setattr(module, "Link", FakeLink)
+    monkeypatch.setattr(FakeLink, "first", None)
+    return {"server": "http://127.0.0.1:1"}
+
+
+def committed(store):
+    return [int(c[:12]) for c in open_store(store).checkpoints("job")]
+
+
+def damage(store, iteration, lineage=1):
+    payload = store / "job" / f"{iteration:012d}-{lineage}" / "rank-0.safetensors"
+    data = bytearray(payload.read_bytes())
+    data[-1] ^= 1
+    payload.write_bytes(data)
+
+
+def test_checkpointing_changes_no_loss(store, uninterrupted):
+    trainer = Trainer(store, every=10**9).run()
+    trainer.session.close()
+    assert dict(trainer.losses) == uninterrupted
+
+
+@pytest.mark.parametrize("stops", [(3,), (4, 5, 6), (11, 12, 13), (24, 35)])
+def test_a_job_that_is_stopped_goes_on_as_if_it_had_not_been(store, uninterrupted, stops):
+    seen = {}
+    for seed, stop in enumerate((*stops, 36)):
+        trainer = Trainer(store, seed=seed).run(until=stop).crash()
+        for iteration, loss in trainer.losses:
+            assert loss == uninterrupted[iteration], f"iteration {iteration} after stops at {stops}"
+            seen[iteration] = loss
+        if stop == 36:
+            assert trainer.loop.best_loss == min(uninterrupted.values())
+    assert seen == uninterrupted
+
+
+def test_a_resumed_job_loses_only_what_no_checkpoint_holds(store):
+    Trainer(store).run(until=11).crash()
+    trainer = Trainer(store, seed=9)
+    assert trainer.session.resume() == 9
+    assert trainer.session.attempt == 2
+    assert trainer.session.lineage == 1
+    trainer.crash()
+
+
+def test_a_job_that_ended_finds_all_its_work_done(store):
+    Trainer(store).run(until=10).session.close()
+    trainer = Trainer(store)
+    assert trainer.session.resume() == 10
+    trainer.crash()
+
+
+def test_a_loop_that_failed_leaves_no_half_finished_iteration_behind(store):
+    def fail(trainer):
+        if trainer.session.iteration == 5:
+            raise ZeroDivisionError
+
+    trainer = Trainer(store)
+    with pytest.raises(ZeroDivisionError), trainer.session:
+        trainer.run(after=fail)
+    assert committed(store) == [3]
+
+
+def test_a_damaged_checkpoint_is_passed_over_by_name_and_reason(store, uninterrupted, linked, caplog):
+    Trainer(store).run(until=10).crash()
+    damage(store, 9)
+    trainer = Trainer(store, **linked)
+    assert trainer.session.resume() == 6
+    assert "checkpoint 000000000009-1 is damaged and passed over: rank-0.safetensors: tensor" in caplog.text
+    (event,) = [e for e in trainer.link.of(protocol.Checkpoint) if e.state == "damaged"]
+    assert event.id == "000000000009-1"
+    trainer.run(until=12).crash()
+    assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(7, 13)}
+    assert committed(store) == [3, 6, 9, 12]  # the sound 9 took the damaged one's place
+
+
+@pytest.mark.parametrize("breakage", ["truncate", "no manifest entry", "garbage manifest"])
+def test_other_damage_is_passed_over_as_well(store, breakage):
+    Trainer(store).run(until=7).crash()
+    directory = store / "job" / "000000000006-1"
+    if breakage == "truncate":
+        payload = directory / "rank-0.safetensors"
+        payload.write_bytes(payload.read_bytes()[:-10])
+    elif breakage == "no manifest entry":
+        manifest = json.loads((directory / "manifest.json").read_text())
+        (directory / "manifest.json").write_text(json.dumps(manifest | {"job": "other"}))
+    else:
+        (directory / "manifest.json").write_text("{")
+    trainer = Trainer(store)
+    assert trainer.session.resume() == 3
+    trainer.crash()
+
+
+def test_when_nothing_verifies_training_starts_afresh_on_a_lineage_of_its_own(store, linked):
+    Trainer(store).run(until=4).crash()
+    damage(store, 3)
+    trainer = Trainer(store, **linked)
+    assert (trainer.session.resume(), trainer.session.lineage) == (0, 2)
+    trainer.crash()
+
+
+def test_a_store_that_cannot_be_written_to_stops_nothing(tmp_path, uninterrupted, linked, caplog):
+    (tmp_path / "file").write_text("")
+    trainer = Trainer(tmp_path / "file" / "store", **linked).run(until=8)
+    trainer.session.close()
+    assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 9)}
+    assert "is not writable" in caplog.text
+    failed = [e for e in trainer.link.of(protocol.Checkpoint) if e.state == "failed"]
+    assert [e.iteration for e in failed][:2] == [3, 6]
+    assert "is not writable" in failed[0].reason
+
+
+def test_a_full_disk_is_an_event_and_the_last_good_checkpoint_stays(
+    store, uninterrupted, linked, monkeypatch, caplog
+):
+    real = LocalWriter.write
+
+    def full(self, file, parts):
+        if "000000000003-1" in self._temporary.name:
+            return real(self, file, parts)
+        raise OSError(errno.ENOSPC, "No space left on device", str(self._temporary))
+
+    monkeypatch.setattr(LocalWriter, "write", full)
+    trainer = Trainer(store, **linked).run(until=8).crash()
+    assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 9)}
+    assert committed(store) == [3]
+    assert caplog.text.count("No space left on device") == 1
+    states = {e.iteration: e.state for e in trainer.link.of(protocol.Checkpoint)}
+    assert states == {3: "durable", 6: "failed"}
+    assert not list((store / "job").glob(".tmp-*"))
+
+
+def test_weights_changed_behind_our_back_are_taken_again(store, linked, monkeypatch):
+    from holdfast import snapshot
+
+    trainer = Trainer(store, **linked)
+    real, meddled = snapshot._copy, threading.Event()
+
+    def meddle(target, source):
+        real(target, source)
+        if threading.current_thread().name == "holdfast-snapshot" and not meddled.is_set():
+            meddled.set()
+            with torch.no_grad():
+                trainer.model[0].weight.add_(0)
+
+    monkeypatch.setattr(snapshot, "_copy", meddle)
+    trainer.run(until=6).crash()
+    states = [
+        (e.iteration, e.state) for e in trainer.link.of(protocol.Checkpoint) if e.state in ("torn", "durable")
+    ]
+    assert states[:2] == [(3, "torn"), (4, "durable")]
+    assert 3 not in committed(store)
+
+
+def test_a_nan_loss_and_a_metric_that_is_no_number_break_nothing(store, linked, caplog):
+    trainer = Trainer(store, **linked)
+    for loss in (math.nan, torch.tensor(math.inf), torch.ones(2), "text"):
+        trainer.session.step(loss=loss)
+    trainer.session.close()
+    seen = [sample["metrics"]["loss"] for sample in trainer.link.samples]
+    assert math.isnan(seen[0])
+    assert math.isinf(seen[1])
+    assert math.isnan(seen[2])
+    assert math.isnan(seen[3])
+    assert caplog.text.count("metric loss is not a number") == 1
+
+
+def test_a_loop_that_counts_its_own_steps_goes_back_with_its_variables(store):
+    first = Trainer(store)
+    x, y = torch.ones(8, 8), torch.ones(8)
+    assert first.session.resume() == 0
+    for _ in range(4):
+        first.iterate(x, y)
+        first.settle()
+    best, losses = first.loop.best_loss, dict(first.losses)
+    first.crash()
+    second = Trainer(store, seed=3)
+    assert second.session.resume() == 3
+    second.iterate(x, y)
+    assert dict(second.losses)[4] == losses[4]
+    assert second.loop.best_loss == best
+    second.crash()
+
+
+def test_the_script_restores_in_place_and_trains_the_same_iterations_again(store, uninterrupted):
+    def back_once(trainer):
+        if trainer.session.iteration == 14 and trainer.session.lineage == 1:
+            trainer.session.restore(6)
+
+    trainer = Trainer(store).run(until=20, after=back_once).crash()
+    assert [i for i, _ in trainer.losses] == [*range(1, 16), *range(7, 21)]
+    assert all(loss == uninterrupted[i] for i, loss in trainer.losses)
+    assert trainer.session.lineage == 2
+    assert 15 in committed(store)  # the safety checkpoint of what was left
+
+
+def test_a_restore_where_there_is_no_checkpoint_names_the_nearest_and_does_nothing(store):
+    trainer = Trainer(store).run(until=8)
+    with pytest.raises(
+        holdfast.NoSuchCheckpoint, match="no checkpoint at iteration 7; the nearest earlier one is at iteration 6"
+    ) as e:
+        trainer.session.restore(7)
+    assert e.value.nearest == "000000000006-1"
+    with pytest.raises(holdfast.NoSuchCheckpoint, match="no earlier one either"):
+        trainer.session.restore(1)
+    trainer.crash()
+
+
+def order(trainer, iteration, *, version=2, fence=1, lineage=1, name="order-1"):
+    checkpoint = protocol.checkpoint_id(iteration, lineage)
+    trainer.link.desired = Desired(
+        version=version, restore=RestoreOrder(id=name, checkpoint=checkpoint, fence=fence)
+    )
+    trainer.link.on_desired(trainer.link.desired)
+
+
+def test_an_operators_restore_runs_through_its_states_and_can_be_undone(store, uninterrupted, linked):
+    def operator(trainer):
+        if trainer.session.iteration == 11 and trainer.session.lineage == 1:
+            order(trainer, 6)
+
+    trainer = Trainer(store, **linked).run(until=13, after=operator)
+    moves = [(e.state, e.iteration, e.lineage) for e in trainer.link.of(protocol.OrderMoved)]
+    assert moves == [("delivered", 11, 1), ("restoring", 12, 1), ("restored", 6, 2)]
+    done = trainer.link.of(protocol.OrderMoved)[-1]
+    assert done.seconds > 0
+    assert [i for i, _ in trainer.losses] == [*range(1, 13), *range(7, 14)]
+    # undo: back to the safety checkpoint, and on from there
+    order(trainer, int(done.safety_checkpoint[:12]), version=3, name="order-2")
+    trainer.losses.clear()
+    trainer.run(until=15)
+    assert trainer.losses[1:] == [(i, uninterrupted[i]) for i in range(13, 16)]
+    assert trainer.session.lineage == 3
+    trainer.crash()
+
+
+def test_a_restore_is_carried_out_once_even_if_the_trainer_dies_right_after_noting_it(store, linked, monkeypatch):
+    def operator(trainer):
+        if trainer.session.iteration == 8:
+            order(trainer, 3)
+
+    trainer = Trainer(store, **linked)
+    monkeypatch.setattr(trainer.session, "_apply", lambda loaded: (_ for _ in ()).throw(SystemExit))
+    with pytest.raises(SystemExit):
+        trainer.run(after=operator)
+    trainer.crash()
+    FakeLink.first = trainer.link.desired
+    again = Trainer(store, **linked)
+    assert (again.session.resume(), again.session.lineage) == (3, 2)
+    again.link.desired = trainer.link.desired
+    again.run(until=7)
+    assert again.session.iteration == 7
+    assert [e.state for e in again.link.of(protocol.OrderMoved)] == ["restored"]
+    again.crash()
+
+
+def test_a_job_that_was_down_takes_its_order_at_its_next_start(store, linked, uninterrupted):
+    Trainer(store).run(until=10).crash()
+    FakeLink.first = Desired(
+        version=5, latest_attempt=1, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
+    )
+    trainer = Trainer(store, **linked)
+    assert (trainer.session.resume(), trainer.session.lineage) == (3, 2)
+    trainer.link.desired = FakeLink.first
+    trainer.run(until=5).crash()
+    assert trainer.losses == [(4, uninterrupted[4]), (5, uninterrupted[5])]
+    assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restored"]
+
+
+def test_an_order_to_a_damaged_checkpoint_fails_and_training_goes_on_untouched(store, linked, uninterrupted):
+    def operator(trainer):
+        if trainer.session.iteration == 8:
+            damage(store, 3)
+            order(trainer, 3)
+
+    trainer = Trainer(store, **linked).run(until=12, after=operator).crash()
+    assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 13)}
+    moves = trainer.link.of(protocol.OrderMoved)
+    assert [m.state for m in moves] == ["delivered", "restoring", "failed"]
+    assert "rank-0.safetensors" in moves[-1].reason
+    assert trainer.session.lineage == 1
+
+
+def test_a_restore_without_room_for_the_safety_checkpoint_is_refused(store, linked, uninterrupted, monkeypatch):
+    def operator(trainer):
+        if trainer.session.iteration == 7:
+            monkeypatch.setattr(LocalWriter, "write", refuse)
+            order(trainer, 3)
+
+    def refuse(self, file, parts):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer = Trainer(store, **linked).run(until=8, after=operator).crash()
+    assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 9)}
+    failed = trainer.link.of(protocol.OrderMoved)[-1]
+    assert failed.state == "failed"
+    assert "no safety checkpoint of the state to be left: No space left" in failed.reason
+
+
+def test_a_restore_that_breaks_half_way_goes_back_to_where_it_was(store, linked, uninterrupted, monkeypatch):
+    trainer = Trainer(store, **linked)
+    real, calls = trainer.scheduler.load_state_dict, []
+
+    def fail_once(state):
+        calls.append(state)
+        if len(calls) == 1:
+            raise KeyError("gamma")
+        real(state)
+
+    monkeypatch.setattr(trainer.scheduler, "load_state_dict", fail_once)
+
+    def operator(trainer):
+        if trainer.session.iteration == 7 and not calls:
+            order(trainer, 3)
+
+    trainer.run(until=12, after=operator).crash()
+    assert trainer.losses == [(i, uninterrupted[i]) for i in range(1, 13)]
+    assert "training went back to 000000000008-1" in trainer.link.of(protocol.OrderMoved)[-1].reason
+
+
+def test_an_order_meant_for_a_later_attempt_is_left_alone(store, linked):
+    def operator(trainer):
+        if trainer.session.iteration == 7:
+            order(trainer, 3, fence=2)
+
+    trainer = Trainer(store, **linked).run(until=9, after=operator).crash()
+    assert [m.state for m in trainer.link.of(protocol.OrderMoved)] == ["delivered"]
+    assert trainer.session.iteration == 9
+
+
+def test_live_settings_are_applied_at_a_boundary_and_acknowledged_with_it(store, linked):
+    def operator(trainer):
+        if trainer.session.iteration == 4:
+            trainer.link.desired = Desired(version=7, every=2, budget=0.2)
+        if trainer.session.iteration == 9:
+            trainer.link.desired = Desired(version=8, paused=True)
+        if trainer.session.iteration == 13:
+            trainer.link.desired = Desired(version=9, paused=True, checkpoint_request=1)
+
+    trainer = Trainer(store, **linked).run(until=16, after=operator).crash()
+    assert [(e.version, e.iteration) for e in trainer.link.of(protocol.Applied)] == [(7, 5), (8, 10), (9, 14)]
+    durable = [e.iteration for e in trainer.link.of(protocol.Checkpoint) if e.state == "durable"]
+    assert durable == [3, 5, 7, 9, 14]
+    assert trainer.link.of(protocol.Paced)[-1].budget == 0.035
+
+
+def test_clicks_from_before_a_start_are_not_for_it(store, linked):
+    FakeLink.first = Desired(version=3, checkpoint_request=2)
+    trainer = Trainer(store, **linked)
+    trainer.link.desired = FakeLink.first
+    trainer.run(until=2).crash()
+    assert trainer.link.of(protocol.Checkpoint) == []
+
+
+def test_the_script_forces_paces_and_pauses(store):
+    def script(trainer):
+        if trainer.session.iteration == 1:
+            trainer.session.checkpoint()
+            trainer.session.every(4)
+
+    trainer = Trainer(store).run(until=5, after=script)
+    with trainer.session.paused():
+        trainer.run(until=9)
+    trainer.run(until=12).crash()
+    assert committed(store) == [2, 10]
+
+
+def test_retention_bounds_what_a_store_holds(store):
+    trainer = Trainer(store, every=1, keep=4).run(until=30).crash()
+    assert len(committed(store)) <= 5
+    assert committed(store)[-1] == trainer.session.iteration
+
+
+def test_retention_leaves_the_way_back_from_a_restore(store):
+    def back_once(trainer):
+        if trainer.session.iteration == 9 and trainer.session.lineage == 1:
+            trainer.session.restore(8)
+
+    trainer = Trainer(store, every=1, keep=2).run(until=30, after=back_once).crash()
+    assert trainer.session.lineage == 2
+    assert {8, 10} <= set(committed(store))  # where lineage 2 began, and what was left for it
+
+
+def test_a_fenced_attempt_trains_on_and_commits_nothing(store, linked, caplog):
+    old = Trainer(store, **linked).run(until=4)
+    new = Trainer(store)
+    assert new.session.resume() == 3
+    old.run(until=8).crash()
+    assert committed(store) == [3]
+    assert "attempt 2 of job has started" in caplog.text
+    new.crash()
+
+
+def test_settings_come_from_argument_then_environment_then_default(store, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_BUDGET", "2%")
+    monkeypatch.setenv("HOLDFAST_EVERY", "7")
+    monkeypatch.setenv("HOLDFAST_STORE", str(store))
+    trainer = Trainer(None, every=None, budget=0.1)
+    assert trainer.session._controller.settings.budget == 0.1
+    assert trainer.session._controller.settings.every == 7
+    assert trainer.session._checkpoints.store.url == str(store)
+    trainer.crash()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": -1}, "outside 0.01% to 100%"), ({"budget": 0}, "outside"), ({"budget": "300"}, "outside"),
+        ({"budget": "abc"}, "budget 'abc' is not a number"), ({"every": 0}, "outside 1 to"),
+        ({"policy": "weekly"}, "choose one of checkfreq"), ({"keep": 0}, "keep=0"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused_with_the_reason(store, options, message):
+    with pytest.raises(ValueError, match=message):
+        Trainer(store, **options)
+
+
+def test_a_job_name_must_be_one(store):
+    with pytest.raises(ValueError, match="job name '../up'"):
+        holdfast.Session("../up", store=store)
+
+
+def test_several_ranks_are_refused_with_what_is_missing(store, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match="runs 4 ranks; this version checkpoints jobs of one process"):
+        holdfast.Session("job", store=store)
+
+
+def test_the_supervisors_file_is_told_of_every_iteration(store, tmp_path, monkeypatch):
+    from holdfast.progress import LAYOUT
+
+    path = tmp_path / "progress"
+    path.write_bytes(bytes(16))
+    monkeypatch.setenv("HOLDFAST_PROGRESS", str(path))
+    Trainer(store).run(until=5).crash()
+    assert LAYOUT.unpack(path.read_bytes()) == (5, 5)
