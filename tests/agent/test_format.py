@@ -30,10 +30,10 @@ def test_the_data_section_is_aligned_to_a_cache_line():
 
 
 def manifest(**changes):
-    values = dict(
-        job="j", iteration=7, lineage=1, attempt=1, kind="scheduled", created_at=0.0, parent=None, world_size=1,
-        files=[], tensors=[], state={},
-    )  # fmt: skip
+    values = {
+        "job": "j", "iteration": 7, "lineage": 1, "attempt": 1, "kind": "scheduled", "created_at": 0.0,
+        "parent": None, "world_size": 1, "files": [], "tensors": [], "state": {},
+    }  # fmt: skip
     return fmt.Manifest(**values | changes)
 
 

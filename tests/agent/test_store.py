@@ -1,4 +1,5 @@
 import errno
+import itertools
 import os
 import shutil
 import subprocess
@@ -62,9 +63,8 @@ def test_an_older_attempt_commits_and_deletes_nothing(store):
     assert store.acquire_attempt(JOB, "second").number == 2
     with pytest.raises(Fenced, match="attempt 2 of job has started"):
         store.delete(JOB, FIRST, attempt=1)
-    with pytest.raises((Fenced, OSError)):  # its temporary directory went with the start of attempt 2
+    with pytest.raises(FileNotFoundError):  # its temporary directory went with the start of attempt 2
         old.write("rank-0.safetensors", [b"tensors"])
-        old.commit(b"{}")
     assert store.checkpoints(JOB) == [FIRST]
 
 
@@ -124,7 +124,7 @@ def test_a_store_where_no_directory_can_be(tmp_path):
 
 
 def test_other_kinds_of_address_are_refused_with_the_way_out():
-    with pytest.raises(ValueError, match="s3://bucket.*give a path"):
+    with pytest.raises(ValueError, match=r"s3://bucket.*give a path"):
         open_store("s3://bucket/prefix")
 
 
@@ -195,7 +195,7 @@ def test_retention_keeps_the_newest_and_spaces_the_rest_ever_further_apart():
     assert kept[-4:] == ids(4960, 4970, 4980, 4990)
     assert len(kept) == keep
     iterations = [int(c[:12]) for c in kept]
-    gaps = [b - a for a, b in zip(iterations, iterations[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(iterations)]
     assert gaps[0] > 100
     assert gaps[0] == max(gaps)
 

@@ -82,6 +82,11 @@ class Spool:
         """Batches of earlier attempts, oldest first. Rank 0 sends those of all ranks: there may be fewer now."""
         if rank != 0:
             return []
+        # Half-written by attempts that were killed. One that still lives finds its write failed and repeats it.
+        for torn in self._directory.glob(f"*{SUFFIX}.tmp"):
+            if f".{uid}." not in torn.name:
+                with contextlib.suppress(OSError):
+                    torn.unlink()
         return sorted(key for key, _ in self._files() if key.uid != uid)
 
     def _files(self) -> Iterator[tuple[Key, int]]:

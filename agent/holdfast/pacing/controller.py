@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
 from .estimate import Measurement, Observation
-from .hysteresis import CLEAR_ERRORS, Hysteresis
+from .gap import Gap
+from .hysteresis import Hysteresis
 from .ledger import WINDOW_ITERATIONS, Ledger
 from .planning import plan
 from .policy import History, plural
 from .profile import Plan, Profile
+from .saved import from_json, to_json
 from .settings import MAX_BUDGET, Settings
 
 SETTLING_CHECKPOINTS = 3
 """The first checkpoints pay for memory and files they are first to touch: until so many were measured, the plan
 follows each new figure freely."""
-GAP_IDLE_ITERATIONS = 10
-GAP_AFTER_ITERATIONS = 500
-"""With no idle iteration for so long, a checkpoint is put off until a few idle ones have renewed the baseline."""
 DECIDING_SPANS = 2
 
 
@@ -37,6 +36,7 @@ class Controller:
         self._profile_iterations = profile_iterations
         self._profiled = 0
         self._ledger = Ledger()
+        self._gap = Gap(self._ledger)
         self._hysteresis = Hysteresis()
         self._updates: deque[float] = deque(maxlen=31)
         self._checkpoints: tuple[Profile, ...] = ()
@@ -51,8 +51,6 @@ class Controller:
         self._last_started: int | None = None
         self._judged_at: int | None = None
         self._first_retry = 0
-        self._gap_until_idle: int | None = None
-        self._gap_started = 0
         self._in_flight = False
         self._measurement: Measurement | None = None
         self._replan()
@@ -98,7 +96,7 @@ class Controller:
         if settings == self._settings:
             return
         self._settings = settings
-        self._gap_until_idle = None
+        self._gap.abandon()
         self._new_interval()
         self._replan()
         self._announce = True
@@ -122,7 +120,7 @@ class Controller:
         """Whether a checkpoint should start at the end of `iteration`."""
         if self._plan is None:
             return self._profile_complete and not self._in_flight and iteration >= self._first_retry
-        if self._plan.interval is None or self._gap_until_idle is not None or self._last_started is None:
+        if self._plan.interval is None or self._gap.open or self._last_started is None:
             return False
         return iteration - self._last_started >= self._plan.interval
 
@@ -162,7 +160,8 @@ class Controller:
         """Training was taken back in place to the checkpoint of `iteration`, and goes on from there."""
         self._iteration = self._last_started = iteration
         self._first_retry = 0
-        self._judged_at = self._gap_until_idle = None
+        self._judged_at = None
+        self._gap.abandon()
         self._ledger.restart()
         # The first iteration after a restore finds cold caches and a restarted loader.
         self._warmup_left = max(self._warmup_left, 1)
@@ -174,12 +173,12 @@ class Controller:
             "version": 1,
             "settings": asdict(self._settings),
             "interval": self._plan.interval if self._plan else None,
-            "profile": None if profile is None else _finite(asdict(profile)),
+            "profile": None if profile is None else to_json(profile),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at the saved interval until this machine was measured. A state that says nothing is ignored."""
-        saved = _profile_of(state.get("profile"))
+        saved = from_json(state.get("profile"))
         if saved is None:
             return
         self._saved, self._cost_seconds = saved, saved.cost_seconds
@@ -203,7 +202,7 @@ class Controller:
         self._ledger.add(seen)
         if seen.update_seconds is not None and _is_duration(seen.update_seconds):
             self._updates.append(seen.update_seconds)
-        self._end_gap()
+        self._gap.passed()
         if self._measured_total != self._settled_total and self._profile_complete:
             self._settle()
         if self._plan is not None:
@@ -214,7 +213,7 @@ class Controller:
         settling = self._settled_total < SETTLING_CHECKPOINTS
         self._settled_total = self._measured_total
         if settling:
-            self._cost_seconds = self._ledger.recent().cautious_cost_seconds
+            self._cost_seconds = self._ledger.recent(self._ledger.slowdown()).cautious_cost_seconds
             self._replan()
 
     def _judge_when_complete(self) -> None:
@@ -224,7 +223,8 @@ class Controller:
         if since < (interval or WINDOW_ITERATIONS) or not self._ledger.complete:
             return
         self._judged_at = self._iteration
-        recent = self._measurement = self._ledger.recent()
+        slowdown = self._ledger.slowdown()
+        recent = self._measurement = self._ledger.recent(slowdown)
         if self._ledger.spans == 0:
             return
         self._cost_seconds = recent.cost_seconds
@@ -233,16 +233,16 @@ class Controller:
             return
         if recent.iterations < WINDOW_ITERATIONS:
             return
-        if not self._needs_gap():
-            self._decide(interval, recent)
+        if not self._gap.open_if_needed(interval, self._settings.budget):
+            self._decide(interval, recent, self._ledger.settled(slowdown))
 
-    def _decide(self, interval: int, recent: Measurement) -> None:
+    def _decide(self, interval: int, recent: Measurement, settled: Measurement) -> None:
         unlimited = self._planned(recent.cautious_cost_seconds, budget=MAX_BUDGET)
         decided = self._hysteresis.decide(
             interval,
             self._settings.budget,
             recent,
-            self._ledger.settled(),
+            settled,
             self._wanted,
             pipeline=(unlimited and unlimited.interval) or 1,
         )
@@ -256,34 +256,6 @@ class Controller:
         self._judged_at = None
         self._set_interval(decided, "")
         self._announce = True
-
-    def _needs_gap(self) -> bool:
-        """Whether the window should be judged only after a few idle iterations; if so, let them come."""
-        if self._ledger.paired:
-            return False
-        suspected = self._ledger.suspected()
-        budget = self._settings.budget
-        if suspected.stall_overhead > budget:
-            return False
-        over = suspected.overhead - CLEAR_ERRORS * suspected.error > budget
-        if not over and self._ledger.since_idle < GAP_AFTER_ITERATIONS:
-            return False
-        self._ledger.renew_baseline()
-        self._gap_until_idle = self._ledger.idle_iterations + GAP_IDLE_ITERATIONS
-        self._gap_started = self._iteration
-        return True
-
-    def _end_gap(self) -> None:
-        if self._gap_until_idle is None:
-            return
-        interval = self._plan.interval if self._plan and self._plan.interval else 1
-        # A persist that never ends must not keep checkpoints from starting for ever.
-        patience = max(WINDOW_ITERATIONS, 3 * interval)
-        if self._ledger.idle_iterations >= self._gap_until_idle:
-            self._ledger.compare_with_gap()
-            self._gap_until_idle = None
-        elif self._iteration - self._gap_started > patience:
-            self._gap_until_idle = None
 
     def _wanted(self, cost_seconds: float) -> int:
         made = self._planned(cost_seconds)
@@ -324,20 +296,3 @@ class Controller:
 
 def _is_duration(seconds: float) -> bool:
     return math.isfinite(seconds) and seconds >= 0
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
-
-
-def _profile_of(saved: object) -> Profile | None:
-    """A profile from its JSON; None when it is not one."""
-    if not isinstance(saved, dict):
-        return None
-    known = {each.name for each in fields(Profile)}
-    numbers: dict[str, Any] = {
-        key: value for key, value in saved.items() if key in known and isinstance(value, int | float)
-    }
-    if not _is_duration(numbers.get("iteration_seconds", math.nan)) or numbers["iteration_seconds"] == 0:
-        return None
-    return Profile(**numbers)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from statistics import median, median_low
 
 CLIP = 5.0
@@ -72,6 +73,10 @@ class Span:
         """None where there is nothing to compare."""
         return compare(self.busy.values, self.idle.values) if len(self.idle.values) >= PAIRED_IDLE else None
 
+    def cost_seconds(self, excess: float) -> float:
+        """Of its checkpoints together, where `excess` is the part of busy time that these account for."""
+        return self.stall_seconds + self.busy_seconds * excess
+
     def add(self, seconds: float, stall_seconds: float, compute_seconds: float, *, in_flight: bool) -> None:
         self.iterations += 1
         self.seconds += seconds
@@ -118,7 +123,7 @@ class Measurement:
     cautious_cost_seconds: float
     """The same with interference less its standard error: what the figures prove."""
     mean_cost_seconds: float
-    """As cautious, over all checkpoints: it counts the rare expensive one that the typical span does not show."""
+    """As cautious, over all spans but the most expensive: it counts what is rare but keeps coming."""
 
 
 def measure(spans: Sequence[Span], slowdown: Slowdown, *, typical: int = 3) -> Measurement:
@@ -134,15 +139,16 @@ def measure(spans: Sequence[Span], slowdown: Slowdown, *, typical: int = 3) -> M
         stall_overhead=stalls / base,
         cost_seconds=_typical_cost(spans[-typical:], excess),
         cautious_cost_seconds=_typical_cost(spans[-typical:], proven),
-        mean_cost_seconds=(stalls + proven * busy) / max(sum(span.checkpoints for span in spans), 1),
+        mean_cost_seconds=_mean_cost(spans, proven),
     )
 
 
 def compare(busy: Sequence[float], idle: Sequence[float]) -> Comparison | None:
     """None where there is nothing to compare."""
-    if not busy or not idle or clipped_mean(idle) <= 0:
+    baseline = clipped_mean(idle)
+    if not busy or baseline <= 0:
         return None
-    return Comparison(clipped_mean(busy) / clipped_mean(idle) - 1, 1 / len(busy) + 1 / len(idle))
+    return Comparison(clipped_mean(busy) / baseline - 1, 1 / len(busy) + 1 / len(idle))
 
 
 def conclude(comparisons: Sequence[Comparison], scatter: float) -> Slowdown:
@@ -160,20 +166,22 @@ def conclude(comparisons: Sequence[Comparison], scatter: float) -> Slowdown:
 
 def clipped_mean(values: Sequence[float]) -> float:
     """The mean, with values beyond CLIP medians cut down to that; 0 for none."""
-    if not values:
-        return 0.0
-    ceiling = CLIP * median(values)
-    return math.fsum(min(value, ceiling) for value in values) / len(values)
+    return math.fsum(_clipped(values)) / len(values) if values else 0.0
 
 
 def scatter(values: Sequence[float]) -> float:
     """Standard deviation as a share of the mean, outliers clipped; 0 where that cannot be said."""
-    mean = clipped_mean(values)
-    if len(values) < 2 or mean <= 0:
+    clipped = _clipped(values) if len(values) > 1 else ()
+    mean = math.fsum(clipped) / len(clipped) if clipped else 0.0
+    if mean <= 0:
         return 0.0
+    deviations = [value - mean for value in clipped]
+    return math.sqrt(math.fsum(map(mul, deviations, deviations)) / (len(clipped) - 1)) / mean
+
+
+def _clipped(values: Sequence[float]) -> Sequence[float]:
     ceiling = CLIP * median(values)
-    squares = math.fsum((min(value, ceiling) - mean) ** 2 for value in values)
-    return math.sqrt(squares / (len(values) - 1)) / mean
+    return values if max(values) <= ceiling else [min(value, ceiling) for value in values]
 
 
 def _excess(slowdown_share: float) -> float:
@@ -182,7 +190,11 @@ def _excess(slowdown_share: float) -> float:
 
 
 def _typical_cost(spans: Sequence[Span], excess: float) -> float:
-    costs = [
-        (span.stall_seconds + span.busy_seconds * excess) / span.checkpoints for span in spans if span.checkpoints
-    ]
+    costs = [span.cost_seconds(excess) / span.checkpoints for span in spans if span.checkpoints]
     return median_low(costs) if costs else 0.0
+
+
+def _mean_cost(spans: Sequence[Span], excess: float) -> float:
+    costs = sorted((span.cost_seconds(excess), span.checkpoints) for span in spans if span.checkpoints)
+    counted = costs[:-1] or costs
+    return math.fsum(cost for cost, _ in counted) / max(sum(checkpoints for _, checkpoints in counted), 1)

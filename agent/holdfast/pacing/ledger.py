@@ -98,11 +98,13 @@ class Ledger:
         """Ti, data waits included; of busy iterations where an order for every iteration leaves no other."""
         return clipped_mean(self._idle_whole or self._busy_whole) or None
 
-    def recent(self) -> Measurement:
-        return measure(self._window(), self.slowdown())
+    def recent(self, slowdown: Slowdown) -> Measurement:
+        """Of the newest window."""
+        return measure(self._window(), slowdown)
 
-    def settled(self) -> Measurement:
-        return measure([*self._closed, self._open], self.slowdown())
+    def settled(self, slowdown: Slowdown) -> Measurement:
+        """Of all that is remembered since the interval last changed."""
+        return measure([*self._closed, self._open], slowdown)
 
     def suspected(self) -> Measurement:
         """The newest window if its busy iterations are held against the last idle ones, however old these are."""
@@ -164,4 +166,4 @@ class Ledger:
 
 def _part(seconds: float, of_seconds: float) -> float:
     """A wait as measured, within 0 and the time it is a part of; not a number: none."""
-    return min(seconds, of_seconds) if seconds > 0 else 0.0
+    return min(seconds, of_seconds) if math.isfinite(seconds) and seconds > 0 else 0.0

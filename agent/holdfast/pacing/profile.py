@@ -11,7 +11,7 @@ SnapshotMode = Literal["cpu", "gpu"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The quantities of CheckFreq (Mohan, Phanishayee, Chidambaram, FAST'21, section 4.2), in seconds and bytes."""
+    """The quantities of CheckFreq (Mohan, Phanishayee, Chidambaram, FAST'21, 4.2), in seconds and bytes."""
 
     iteration_seconds: float
     """Ti: one iteration with no checkpoint in flight."""

@@ -1,0 +1,27 @@
+"""A profile as JSON, in a checkpoint, and back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, fields
+from typing import Any
+
+from .profile import Profile
+
+_FIELDS = {each.name for each in fields(Profile)}
+
+
+def to_json(profile: Profile) -> dict[str, float]:
+    """What is known of it: JSON has no infinity, and the fields left out have their defaults back when read."""
+    return {key: value for key, value in asdict(profile).items() if value is not None and math.isfinite(value)}
+
+
+def from_json(saved: object) -> Profile | None:
+    """None when it is no profile."""
+    if not isinstance(saved, dict):
+        return None
+    numbers: dict[str, Any] = {
+        key: value for key, value in saved.items() if key in _FIELDS and isinstance(value, int | float)
+    }
+    seconds = numbers.get("iteration_seconds", math.nan)
+    return Profile(**numbers) if math.isfinite(seconds) and seconds > 0 else None
