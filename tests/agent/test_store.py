@@ -204,3 +204,8 @@ def test_retention_never_takes_what_is_protected():
     checkpoints = ids(1, 2, 3, 4, 5, 6)
     left = set(checkpoints) - set(expendable(checkpoints, 2, protected=ids(1, 3)))
     assert left == set(ids(1, 3, 6))
+
+
+def test_after_a_restore_what_is_trained_now_is_newer_than_what_was_left():
+    left, now = ["000000000080-1", "000000000090-1"], ["000000000050-2", "000000000060-2"]
+    assert set(expendable([*left, *now], keep=2)) == set(left)

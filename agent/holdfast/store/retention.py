@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 
 from holdfast.protocol import parse_checkpoint_id
@@ -12,22 +13,34 @@ def expendable(checkpoints: Collection[str], keep: int, protected: Collection[st
 
     The newest half of `keep` always stays. Of the others, the one goes first whose removal leaves the
     smallest gap for its age, which spaces what remains exponentially: yesterday's iterations are kept
-    hours apart, the last minute's are kept all.
+    hours apart, the last minute's are kept all. Newest means trained last: after a restore, iteration 60 of
+    the lineage it began is newer than iteration 90 of the one that was left.
     """
-    order = sorted(checkpoints, key=parse_checkpoint_id)
+    order = sorted(checkpoints, key=_trained)
+    recent = set(order[-max(1, (keep + 1) // 2) :])
     doomed: list[str] = []
-    newest = max((parse_checkpoint_id(c)[0] for c in order), default=0)
-    recent = order[len(order) - max(1, (keep + 1) // 2) :]
     while len(order) > keep:
         removable = [i for i, c in enumerate(order) if c not in protected and c not in recent]
         if not removable:
             break
-        doomed.append(order.pop(min(removable, key=lambda i: _loss(order, i, newest))))
+        places = _places(order)
+        doomed.append(order.pop(min(removable, key=lambda i: _loss(places, i))))
     return doomed
 
 
-def _loss(order: list[str], i: int, newest: int) -> float:
-    iteration = parse_checkpoint_id(order[i])[0]
-    before = parse_checkpoint_id(order[i - 1])[0] if i else 0
-    after = parse_checkpoint_id(order[i + 1])[0] if i + 1 < len(order) else newest
-    return (after - before) / (newest - iteration + 1)
+def _trained(checkpoint: str) -> tuple[int, int]:
+    iteration, lineage = parse_checkpoint_id(checkpoint)
+    return lineage, iteration
+
+
+def _places(order: list[str]) -> list[int]:
+    """Iterations trained up to each checkpoint, abandoned ones included, as far as checkpoints tell."""
+    iterations = [parse_checkpoint_id(checkpoint)[0] for checkpoint in order]
+    steps = (max(1, abs(after - before)) for before, after in itertools.pairwise(iterations))
+    return list(itertools.accumulate(steps, initial=iterations[0]))
+
+
+def _loss(places: list[int], i: int) -> float:
+    """The gap that removing one leaves, as a share of its age."""
+    before = places[i - 1] if i else 0
+    return (places[min(i + 1, len(places) - 1)] - before) / (places[-1] - places[i] + 1)
