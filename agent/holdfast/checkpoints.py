@@ -24,7 +24,7 @@ PROTECTED_SAFETY = 3
 
 
 class Checkpointer:
-    """Takes checkpoints of one attempt. Only `take`, `wait_free` and `drain` are for the training thread."""
+    """Takes checkpoints of one attempt. Its methods are for the training thread."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class Checkpointer:
         self.head: str | None = None
         """The newest durable checkpoint on this lineage."""
         self.versions, self._reporter, self._standing = versions, reporter, reporter.standing
+        self._last: Snapshot | None = None
         self._settled: collections.deque[Settled] = collections.deque()
         self._safety: collections.deque[str] = collections.deque(maxlen=PROTECTED_SAFETY)
         self._last_reason: str | None = None
@@ -112,6 +113,7 @@ class Checkpointer:
             self.fail(f"could not copy the state: {error}", kind)
             return None
         snapshot.stall_seconds += time.perf_counter() - started
+        self._last = snapshot
         self._reporter.event(self._event(snapshot, "snapshot"))
         parent = self.head or self.lineage.parent
         self._persister.submit(
@@ -119,6 +121,12 @@ class Checkpointer:
             Origin(job=self.job, attempt=self.attempt, parent=parent, world_size=1, versions=self.versions),
         )
         return snapshot
+
+    def wait_settled(self, timeout_seconds: float) -> bool:
+        """Wait until nothing is under way and `head` is known; False when that takes too long."""
+        if self._last is not None and not self._last.settled.wait(timeout_seconds):
+            return False
+        return self.snapshots.wait_free(timeout_seconds)
 
     def drain(self) -> list[Settled]:
         """What settled since the last call."""

@@ -320,7 +320,7 @@ class Session:
 
     def _take_final(self) -> None:
         """So that a job started again after its end finds all its work done."""
-        if self._checkpoints.snapshots.wait_free(WRITE_SECONDS):
+        if self._checkpoints.wait_settled(WRITE_SECONDS):
             self._settle()
             if self._checkpoints.head != checkpoint_id(self.iteration, self.lineage):
                 self._take("final", at_once=True)
@@ -433,8 +433,7 @@ class Session:
 
     def _take_safety(self) -> str:
         """The state about to be left, durable, so that the restore can be undone."""
-        snapshots = self._checkpoints.snapshots
-        if not snapshots.wait_free(WRITE_SECONDS):
+        if not self._checkpoints.wait_settled(WRITE_SECONDS):
             raise HoldfastError("the checkpoint before is still being written")
         identity = checkpoint_id(self.iteration, self.lineage)
         if self._checkpoints.head == identity:

@@ -30,7 +30,8 @@ def round_trip(registry, into):
     [
         None, True, 0, -3, 2**70, 0.1, math.inf, -math.inf, "text", b"\x00bytes", 1 + 2j, (1, (2, "x")),
         [1, [2]], {1: "a", (2, 3): None}, {"$tensor": 3}, {"x": {"$y": 1}}, {1, 2}, frozenset([3]),
-        collections.deque([1, 2]), collections.Counter({3: 2}), torch.Size([2, 3]), torch.bfloat16, torch.device("cpu"),
+        collections.deque([1, 2]), collections.Counter({3: 2}), torch.Size([2, 3]), torch.bfloat16,
+        torch.device("cpu"),
         numpy.float32(2.5),
     ],
 )  # fmt: skip

@@ -1,0 +1,118 @@
+"""The `holdfast` command: each line of its help is a thing that a person came to do."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import entry_points, version
+from typing import Annotated
+
+import typer
+
+from holdfast.commands import control, questions, restoring, stores
+from holdfast.commands.console import EXIT_CODES, EXIT_USAGE, fail
+
+COMMANDS = "holdfast.commands"
+"""The entry-point group through which other packages, the server first, add theirs."""
+
+NO_SERVER = "the server is not installed here: pip install 'holdfast[server]'"
+
+app = typer.Typer(
+    name="holdfast",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help=(
+        "Checkpoints that cost next to nothing, a price tag on each, and any iteration back at one click.\n\n"
+        "Start with `holdfast serve` in one terminal and `holdfast run -- python train.py` in another; "
+        "then ask `holdfast jobs` or open http://127.0.0.1:7117.\n\n" + EXIT_CODES
+    ),
+)
+
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+_COMMAND_LAST = {"allow_interspersed_args": False}
+_MINUS_IS_A_VALUE = {"ignore_unknown_options": True}
+"""So that a budget of -1 is refused for what it is, not as an option that does not exist."""
+
+_TRAINING, _OPERATING, _STORES = "Training", "Operating a job", "Without a server"
+
+
+def main() -> None:
+    app(prog_name="holdfast")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"holdfast {version('holdfast')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_TRAINING)
+def serve(context: typer.Context) -> None:
+    """Start the server and its dashboard (`holdfast serve --help` lists its options)."""
+    for entry in entry_points(group=COMMANDS, name="serve"):
+        try:
+            command = entry.load()
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0].startswith("holdfast"):
+                raise
+            fail(f"{NO_SERVER} ({error.name} is missing)")
+        served = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+        served.command()(command)
+        served(context.args, prog_name="holdfast serve")
+    fail(NO_SERVER)
+
+
+@app.command(context_settings=_COMMAND_LAST, rich_help_panel=_TRAINING)
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The trainer, after `--`.")],
+    store: Annotated[str | None, typer.Option(help="Sets HOLDFAST_STORE: where checkpoints go.")] = None,
+    server: Annotated[str | None, typer.Option(help="Sets HOLDFAST_SERVER: who to report to.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Sets HOLDFAST_BUDGET: the overhead allowed, 2%.")] = None,
+    starts: Annotated[int, typer.Option(min=1, help="Give up after so many starts in a row get nowhere.")] = 5,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds to end after SIGINT or SIGTERM.")] = 30.0,
+) -> None:
+    """Start a trainer, and start it again when it crashes; it goes on from its newest checkpoint.
+
+    It is restarted on any signal and any exit status but 0, first at once, then ever more slowly, and no more
+    when 5 starts in a row ended without a new iteration. Ctrl-C goes to the trainer, which ends as it would
+    without Holdfast; a second one ends it and all its processes on the spot. The exit code is the trainer's.
+
+    Examples: holdfast run -- python train.py  ·  holdfast run --budget 2% -- python train.py
+    """
+    from holdfast.pacing.settings import parse_budget
+    from holdfast.supervisor import Limits, Supervisor
+
+    given = {"HOLDFAST_STORE": store, "HOLDFAST_SERVER": server, "HOLDFAST_BUDGET": budget}
+    environment = {name: value for name, value in given.items() if value is not None}
+    try:
+        if "HOLDFAST_BUDGET" in (wanted := os.environ | environment):
+            parse_budget(wanted["HOLDFAST_BUDGET"])
+        limits = Limits(fruitless_starts=starts, grace_seconds=grace)
+        status = Supervisor(command, limits=limits, environment=environment).run()
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+    except OSError as error:
+        fail(f"cannot start {command[0]!r}: {error.strerror}", 127)
+    raise typer.Exit(status)
+
+
+for _question in (questions.jobs, questions.show):
+    app.command(rich_help_panel=_OPERATING)(_question)
+for _edit in (control.budget, control.every):
+    app.command(rich_help_panel=_OPERATING, context_settings=_MINUS_IS_A_VALUE)(_edit)
+for _switch in (control.pause, control.resume, control.checkpoint):
+    app.command(rich_help_panel=_OPERATING)(_switch)
+app.command(rich_help_panel=_OPERATING)(restoring.restore)
+app.add_typer(stores.app, name="store", rich_help_panel=_STORES)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The commands of `holdfast`, one module for each thing that they are about."""

@@ -1,0 +1,82 @@
+"""What all commands share: where the server is, how answers are printed, and what the exit codes mean.
+
+0: done. 1: understood, but it could not be done. 2: the command line was wrong. 3: no server to ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, NoReturn, TypeVar
+
+import msgspec
+import typer
+
+from holdfast.client import DEFAULT_SERVER, Client, ServerError, UnreachableError
+
+EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
+EXIT_CODES = "Exit codes: 0 done, 1 refused or failed (the reason is printed), 2 wrong use, 3 no server to ask."
+
+T = TypeVar("T")
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast jobs`.")]
+Server = Annotated[
+    str, typer.Option("--server", envvar="HOLDFAST_SERVER", help="Where the server is.", show_default=True)
+]
+Token = Annotated[
+    str | None,
+    typer.Option("--token", envvar="HOLDFAST_TOKEN", help="The server's shared secret, if it has one."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return once the server has taken the order.")]
+
+__all__ = ["DEFAULT_SERVER", "EXIT_CODES", "JobName", "Json", "NoWait", "Server", "Token"]
+
+
+def fail(message: str, code: int = EXIT_REFUSED) -> NoReturn:
+    print(f"holdfast: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def asking(server: str, token: str | None) -> Iterator[Client]:
+    """A client whose refusals end the command with one sentence."""
+    try:
+        yield Client(server, token)
+    except ServerError as error:
+        fail(str(error))
+    except UnreachableError as error:
+        fail(str(error), EXIT_UNREACHABLE)
+
+
+def parsed(parse: Callable[[str], T], text: str) -> T:
+    """`parse(text)`, or the end of the command with the reason, before anything was sent."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def print_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction * 100:.3g}%"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g} s" if value < 120 else f"{value / 60:.0f} min"
+
+
+def megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB"

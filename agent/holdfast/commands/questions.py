@@ -1,0 +1,97 @@
+"""`holdfast jobs` and `holdfast show`: what the server knows."""
+
+from __future__ import annotations
+
+from holdfast.client import Job
+from holdfast.commands.console import (
+    DEFAULT_SERVER,
+    JobName,
+    Json,
+    Server,
+    Token,
+    asking,
+    percent,
+    print_json,
+    print_table,
+    seconds,
+)
+
+
+def jobs(server: Server = DEFAULT_SERVER, token: Token = None, json: Json = False) -> None:
+    """List the jobs that the server knows.
+
+    Example: holdfast jobs --json | jq -r '.[] | select(.status == "silent") | .job'
+    """
+    with asking(server, token) as client:
+        known = client.jobs()
+    if json:
+        print_json(known)
+    elif known:
+        header = ("JOB", "STATUS", "ITERATION", "LOSS", "OVERHEAD", "BUDGET", "EVERY", "LAST CHECKPOINT")
+        print_table(header, [_row(job) for job in known])
+    else:
+        print(f"no jobs yet: start one with holdfast.Session(..., server={server!r})")
+
+
+def show(job: JobName, server: Server = DEFAULT_SERVER, token: Token = None, json: Json = False) -> None:
+    """Show one job: where it stands, what checkpoints cost, and what a crash would lose now.
+
+    Example: holdfast show char-gpt
+    """
+    with asking(server, token) as client:
+        found = client.job(job)
+    if json:
+        print_json(found)
+    else:
+        for name, value in _facts(found):
+            print(f"{name:<16} {value}")
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    return (
+        job.job,
+        job.status,
+        str(job.iteration),
+        _loss(job),
+        percent(job.measured_overhead),
+        percent(job.budget),
+        str(job.interval or "-"),
+        str(job.last_durable.iteration) if job.last_durable else "-",
+    )
+
+
+def _facts(job: Job) -> list[tuple[str, str]]:
+    status = f"{job.status} ({job.status_reason})" if job.status_reason else job.status
+    speed = f", {job.iterations_per_second:.3g} per second" if job.iterations_per_second else ""
+    window = f" over {job.measured_window_iterations} iterations" if job.measured_window_iterations else ""
+    durable = job.last_durable
+    facts = [
+        ("job", job.job),
+        ("status", status),
+        ("iteration", f"{job.iteration} on lineage {job.lineage}{speed}"),
+        ("attempt", f"{job.attempt}, {job.restarts} restarts"),
+        ("loss", _loss(job)),
+        ("overhead", f"{percent(job.measured_overhead)} measured{window}, budget {percent(job.budget)}"),
+        ("interval", _interval(job)),
+        ("exposure", f"{job.exposure_iterations or '-'} iterations, {seconds(job.exposure_seconds)}"),
+        ("last checkpoint", f"{durable.iteration} ({durable.id})" if durable else "none yet"),
+        ("checkpoints", str(job.checkpoints_total)),
+        ("last contact", f"{seconds(job.last_contact_seconds)} ago"),
+    ]
+    if job.desired.version != (job.applied_version or 0):
+        facts.append(("not yet applied", f"version {job.desired.version} of what is desired"))
+    if job.open_order:
+        facts.append(("restore", f"to {job.open_order.iteration}: {job.open_order.state}"))
+    return facts
+
+
+def _interval(job: Job) -> str:
+    if job.desired.paused:
+        return "paused: no checkpoints"
+    if job.interval is None:
+        return "not decided yet"
+    return f"every {job.interval} iterations ({job.policy or 'policy unknown'})"
+
+
+def _loss(job: Job) -> str:
+    return "-" if job.loss is None else f"{float(job.loss):.4g}"

@@ -1,0 +1,87 @@
+"""`holdfast restore`: the one-click restore, from a terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from holdfast.client import Client, Order, ServerError
+from holdfast.commands.console import (
+    DEFAULT_SERVER,
+    JobName,
+    Json,
+    NoWait,
+    Server,
+    Token,
+    asking,
+    fail,
+    print_json,
+    seconds,
+)
+from holdfast.protocol import OPEN_ORDER_STATES
+
+
+def restore(
+    job: JobName,
+    iteration: Annotated[int, typer.Argument(min=0, help="The iteration to go back to.")],
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    no_wait: NoWait = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for it; the order stays after that.")] = 300.0,
+    json: Json = False,
+) -> None:
+    """Take a job back to the checkpoint at ITERATION and train on from there.
+
+    A running job does so in place, at the end of its iteration, and saves the state that it leaves first, so
+    that you can come back. One that is not running does so at its next start. When there is no checkpoint at
+    ITERATION, nothing happens: the nearest earlier one is offered.
+
+    Example: holdfast restore char-gpt 1200
+    """
+    with asking(server, token) as client:
+        order = _order(client, job, iteration)
+        if not no_wait:
+            order = _follow(client, order, timeout, quiet=json)
+    if json:
+        print_json(order)
+    if no_wait:
+        if not json:
+            print(f"restore of {job} to iteration {order.iteration}: {order.state} (order {order.id})")
+    elif order.state in OPEN_ORDER_STATES:
+        fail(f"still {order.state} after {timeout:g} s; the order {order.id} stays open")
+    elif order.state != "restored":
+        fail(f"the restore of {job} to iteration {order.iteration} ended as {order.state}: {order.reason}")
+
+
+def _order(client: Client, job: str, iteration: int) -> Order:
+    try:
+        return client.restore(job, iteration)
+    except ServerError as error:
+        nearest = error.body.get("nearest")
+        if error.status != 404 or not nearest:
+            raise
+        print(f"holdfast: {job} has no checkpoint at iteration {iteration}.", file=sys.stderr)
+        nearest = nearest["iteration"]
+        fail(f"the nearest earlier one is at {nearest}: holdfast restore {job} {nearest}")
+
+
+def _follow(client: Client, order: Order, timeout_seconds: float, *, quiet: bool) -> Order:
+    try:
+        for moved in client.follow(order, timeout_seconds=timeout_seconds):
+            order = moved
+            if not quiet:
+                print(_progress(order), flush=True)
+    except KeyboardInterrupt:
+        fail(f"no longer waiting; the order {order.id} stays {order.state}")
+    return order
+
+
+def _progress(order: Order) -> str:
+    line = f"{order.state:<10} {order.job} to iteration {order.iteration}"
+    if order.state == "restored":
+        line += f" in {seconds(order.seconds)}, on lineage {order.new_lineage}"
+        if order.safety_checkpoint:
+            line += f"; the state left behind is kept as {order.safety_checkpoint}"
+    return line

@@ -1,0 +1,291 @@
+"""`holdfast run -- python train.py`: starts a trainer, again when it crashes, and leaves nothing behind.
+
+One thread, and nothing imported that the trainer's own memory or start-up time could feel. The supervisor
+knows of the training only what the session writes into the 16 bytes of HOLDFAST_PROGRESS: two little-endian
+int64, the last finished iteration and the number of steps that this start has made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import select
+import shlex
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+_PROGRESS = struct.Struct("<qq")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When to try again, and when to stop."""
+
+    fruitless_starts: int = 5
+    """Starts in a row without a new iteration after which the supervisor gives up."""
+    first_backoff_seconds: float = 0.2
+    """Wait after a crash; doubled after each fruitless start, back to this one after progress."""
+    longest_backoff_seconds: float = 30.0
+    grace_seconds: float = 30.0
+    """How long a trainer may take to end after SIGINT or SIGTERM before its process group is killed."""
+    repeat_seconds: float = 2.0
+    """A second signal this long after the first kills at once. Sooner, it is the same Ctrl-C on two ways:
+    a terminal signals the whole foreground group, and a parent may pass it on as well."""
+    poll_seconds: float = 0.25
+    """How often the trainer's progress is looked at while it runs."""
+
+    def __post_init__(self) -> None:
+        if self.fruitless_starts < 1:
+            raise ValueError(f"fruitless starts {self.fruitless_starts}: at least 1 is needed to run at all")
+        if self.grace_seconds < 0:
+            raise ValueError(f"grace {self.grace_seconds} s: a wait cannot be negative")
+
+    def backoff_seconds(self, fruitless: int) -> float:
+        """Between half and all of an exponential wait: jobs that died together do not come back together."""
+        longest = min(self.longest_backoff_seconds, self.first_backoff_seconds * 2.0 ** min(fruitless, 60))
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+@dataclass(slots=True)
+class Progress:
+    """Whether starts get anywhere.
+
+    A start was fruitful when it finished an iteration that none had finished before, or when it could go on
+    from a later point than the start before it. The second keeps a job that was restored to an early
+    iteration, and is then preempted again and again, from looking like one that crashes on the spot.
+    """
+
+    highest: int = 0
+    resumed_at: int = -1
+    reached: int = 0
+    _resuming_at: int | None = None
+
+    def begin(self) -> None:
+        self._resuming_at, self.reached = None, 0
+
+    def see(self, iteration: int, steps: int) -> None:
+        if steps == 0:
+            return
+        if self._resuming_at is None:
+            self._resuming_at = iteration - steps
+        if iteration < self.reached:  # restored in place: what comes now is new on its lineage
+            self.highest = iteration
+        self.reached = iteration
+
+    def end(self) -> bool:
+        """True when the start that ended now was fruitful."""
+        if self._resuming_at is None:
+            return False
+        fruitful = self.reached > self.highest or self._resuming_at > self.resumed_at >= 0
+        self.highest = max(self.highest, self.reached)
+        self.resumed_at = self._resuming_at
+        return fruitful
+
+
+@dataclass(slots=True)
+class _Signals:
+    """The signals that came in, and a socket that wakes the loop when one does."""
+
+    wake: socket.socket
+    stops: list[tuple[int, float]] = field(default_factory=list)
+
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        if signum != signal.SIGCHLD:
+            self.stops.append((signum, time.monotonic()))
+
+
+def _say(line: str) -> None:
+    print(f"holdfast run: {line}", file=sys.stderr, flush=True)
+
+
+class Supervisor:
+    """Runs `command` until it ends by itself, is told to end, or gets nowhere.
+
+    Args:
+        command: the trainer and its arguments.
+        limits: when to try again and when to stop.
+        environment: added to this process's own; HOLDFAST_STORE and its like.
+        say: takes one line per event.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        limits: Limits | None = None,
+        environment: Mapping[str, str] | None = None,
+        say: Callable[[str], None] = _say,
+    ) -> None:
+        if not command:
+            raise ValueError("no command to run: holdfast run -- python train.py")
+        self.command = list(command)
+        self.limits = limits or Limits()
+        self.environment = dict(environment or {})
+        self.say = say
+        self.starts = 0
+        self._progress = Progress()
+
+    def run(self) -> int:
+        """The exit status for the shell: 0, the trainer's own, or 128 + the signal that ended it."""
+        with _caught_signals() as signals, tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
+            progress_path = Path(folder, "progress")
+            fruitless, previous_exit = 0, None
+            while True:
+                status = self._run_once(signals, progress_path, previous_exit)
+                if status == 0:
+                    self.say(f"the trainer ended with exit status 0 at iteration {self._progress.reached}")
+                    return 0
+                previous_exit = describe_exit(status)
+                if signals.stops:
+                    self.say(f"stopped: the trainer ended ({previous_exit})")
+                    return shell_status(status)
+                fruitless = 0 if self._progress.end() else fruitless + 1
+                if fruitless >= self.limits.fruitless_starts:
+                    self.say(self._gave_up(fruitless, previous_exit))
+                    return shell_status(status)
+                if not self._wait(signals, fruitless, previous_exit):
+                    return 128 + signals.stops[0][0]
+
+    def _gave_up(self, fruitless: int, previous_exit: str) -> str:
+        return (
+            f"giving up: {fruitless} starts in a row ended without a new iteration, the last one with "
+            f"{previous_exit}, at iteration {self._progress.reached}. Mend the cause above and run it again: "
+            "it goes on from the newest checkpoint"
+        )
+
+    def _wait(self, signals: _Signals, fruitless: int, previous_exit: str) -> bool:
+        """Back off before the next start; False when told to stop meanwhile."""
+        seconds = self.limits.backoff_seconds(fruitless)
+        tries = f", try {fruitless + 1} of {self.limits.fruitless_starts}" if fruitless else ""
+        self.say(
+            f"the trainer ended ({previous_exit}) at iteration {self._progress.reached}; "
+            f"starting it again in {seconds:.1f} s{tries}"
+        )
+        deadline = time.monotonic() + seconds
+        while not signals.stops and (left := deadline - time.monotonic()) > 0:
+            _sleep_until_signal(signals, left)
+        if signals.stops:
+            self.say("stopped while waiting to start the trainer again")
+        return not signals.stops
+
+    def _run_once(self, signals: _Signals, progress_path: Path, previous_exit: str | None) -> int:
+        """One start, from fork to the last process of its group; the status as subprocess gives it."""
+        progress_path.write_bytes(_PROGRESS.pack(0, 0))
+        self._progress.begin()
+        self.starts += 1
+        trainer = self._start(progress_path, previous_exit)
+        self.say(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
+        try:
+            self._watch(trainer, signals, progress_path)
+        finally:
+            # The trainer is dead but not yet reaped, so that its group's number cannot have gone to others.
+            _kill_group(trainer.pid)
+            status = trainer.wait()
+        self._progress.see(*_read_progress(progress_path))
+        return status
+
+    def _start(self, progress_path: Path, previous_exit: str | None) -> subprocess.Popen[bytes]:
+        environment = os.environ | self.environment
+        environment |= {"HOLDFAST_SUPERVISED": "1", "HOLDFAST_PROGRESS": str(progress_path)}
+        environment.pop("HOLDFAST_PREVIOUS_EXIT", None)
+        if previous_exit is not None:
+            environment["HOLDFAST_PREVIOUS_EXIT"] = previous_exit
+        return subprocess.Popen(  # noqa: S603
+            self.command,
+            env=environment,
+            stdin=subprocess.DEVNULL,  # a group in the background that reads the terminal would be stopped
+            process_group=0,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+
+    def _watch(self, trainer: subprocess.Popen[bytes], signals: _Signals, progress_path: Path) -> None:
+        """Return when the trainer's own process has ended; pass signals on until then."""
+        passed_on = 0
+        while not _has_ended(trainer.pid):
+            for signum, _ in signals.stops[passed_on:]:
+                self._pass_on(trainer.pid, signum, first=passed_on == 0)
+                passed_on += 1
+            if signals.stops and self._out_of_patience(signals.stops):
+                self.say("the trainer did not end in time: killing its process group")
+                _kill_group(trainer.pid)
+            _sleep_until_signal(signals, self.limits.poll_seconds)
+            self._progress.see(*_read_progress(progress_path))
+
+    def _pass_on(self, pid: int, signum: int, *, first: bool) -> None:
+        if first:
+            name = signal.Signals(signum).name
+            self.say(f"{name}: passed on to the trainer, which has {self.limits.grace_seconds:g} s to end")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    def _out_of_patience(self, stops: Sequence[tuple[int, float]]) -> bool:
+        first, last = stops[0][1], stops[-1][1]
+        return last - first > self.limits.repeat_seconds or time.monotonic() - first > self.limits.grace_seconds
+
+
+def describe_exit(status: int) -> str:
+    """`killed by SIGKILL` or `exit status 1`, from subprocess's return code."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}"
+
+
+def shell_status(status: int) -> int:
+    """What a shell would report for this return code of subprocess."""
+    return 128 - status if status < 0 else status
+
+
+@contextlib.contextmanager
+def _caught_signals() -> Iterator[_Signals]:
+    wake, waker = socket.socketpair()
+    with wake, waker:
+        wake.setblocking(False)
+        waker.setblocking(False)
+        signals = _Signals(wake)
+        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+        before = {signum: signal.signal(signum, signals.handle) for signum in caught}
+        before_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        try:
+            yield signals
+        finally:
+            signal.set_wakeup_fd(before_fd)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+def _sleep_until_signal(signals: _Signals, seconds: float) -> None:
+    if select.select([signals.wake], [], [], seconds)[0]:
+        with contextlib.suppress(BlockingIOError):
+            signals.wake.recv(4096)
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill_group(group: int) -> None:
+    # EPERM: macOS says so of a group in which only the dead leader is left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _read_progress(path: Path) -> tuple[int, int]:
+    iteration, steps = _PROGRESS.unpack(path.read_bytes()[: _PROGRESS.size])
+    return iteration, steps
+
+
+def _die_with_parent() -> None:
+    """Runs in the child: a supervisor that is itself killed must not leave a trainer that nobody watches."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,1 @@
+"""The service: API, database, control. It knows no torch."""

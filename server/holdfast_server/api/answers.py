@@ -1,0 +1,95 @@
+"""How the API answers: JSON of our own structs, and refusals as `{"error": code, "message": sentence}`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast_server import errors
+from holdfast_server.db import DatabaseBusy, DatabaseClosed
+from holdfast_server.encoding import to_json
+from holdfast_server.ingest import InvalidBatch
+
+T = TypeVar("T")
+
+RETRY_AFTER_SECONDS = 1
+
+_REFUSALS: dict[type[Exception], tuple[int, str, tuple[str, ...]]] = {
+    errors.UnknownJob: (404, "unknown_job", ("job",)),
+    errors.UnknownOrder: (404, "unknown_order", ("job", "order")),
+    errors.InvalidSetting: (422, "invalid_setting", ("field", "reason")),
+    errors.Conflict: (409, "conflict", ("version", "who", "at", "what")),
+    errors.NoSuchCheckpoint: (404, "no_such_checkpoint", ("iteration", "nearest")),
+    errors.NotRestorable: (409, "not_restorable", ("reason",)),
+    errors.OpenOrder: (409, "open_order", ("order",)),
+    errors.NotCancellable: (409, "not_cancellable", ("order",)),
+    InvalidBatch: (422, "invalid_batch", ()),
+}
+"""Status, code, and what the answer tells beside the sentence."""
+
+
+class Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        return to_json(content)
+
+
+def refusal(status: int, error: str, message: str, **details: Any) -> Json:
+    return Json({"error": error, "message": message, **details}, status_code=status)
+
+
+def install(app: FastAPI) -> None:
+    for kind in _REFUSALS:
+        app.add_exception_handler(kind, _refused)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    for kind in (OperationalError, DatabaseBusy, DatabaseClosed):
+        app.add_exception_handler(kind, _database)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    status, code, details = _REFUSALS[type(error)]
+    return refusal(status, code, str(error), **{name: getattr(error, name) for name in details})
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code, message = {
+        404: ("not_found", f"nothing at {request.url.path}: /docs lists what there is"),
+        405: ("method_not_allowed", f"{request.method} is not for {request.url.path}: /docs lists what is"),
+        413: ("too_large", "this request is larger than the server takes: send it in smaller parts"),
+    }.get(error.status_code, ("refused", str(error.detail)))
+    answer = refusal(error.status_code, code, message)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"][1:])
+    return refusal(422, "invalid_request", f"{field}: {first['msg']}", field=field)
+
+
+async def _database(_: Request, error: Exception) -> Response:
+    full = "is full" in str(error)
+    message = "the disk of the server is full" if full else "the database is busy or stopping: try again"
+    answer = refusal(507 if full else 503, "disk_full" if full else "unavailable", message)
+    answer.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return answer
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """The JSON of a request; InvalidSetting, naming the field, for what is not one."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.DecodeError as error:
+        raise errors.InvalidSetting("body", f"the request's JSON: {error}") from None

@@ -1,0 +1,40 @@
+"""A job's summary, again whenever it changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from holdfast_server import timeline
+from holdfast_server.dependencies import Changes, Clock, Db
+from holdfast_server.encoding import to_json
+
+TICK_SECONDS = 5.0
+"""A job of which nothing is heard grows older all the same."""
+PAUSE_SECONDS = 0.25
+"""Shortest time from tick to tick; changes in between are one."""
+
+router = APIRouter(prefix="/jobs/{job}", tags=["jobs"])
+
+
+async def _known(job: str, db: Db, clock: Clock) -> str:
+    # Before the stream begins, so that an unknown job is a 404 and not a stream that breaks off.
+    await timeline.job_summary(db, job, now=clock())
+    return job
+
+
+@router.get("/stream", response_class=EventSourceResponse)
+async def stream(
+    job: Annotated[str, Depends(_known)], db: Db, changes: Changes, clock: Clock
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events named `tick`, each with the job's summary as JSON."""
+    with changes.subscribe(job) as subscription:
+        while not changes.closed:
+            summary = await timeline.job_summary(db, job, now=clock())
+            yield ServerSentEvent(raw_data=to_json(summary).decode(), event="tick")
+            await asyncio.sleep(PAUSE_SECONDS)
+            await subscription.wait(TICK_SECONDS)

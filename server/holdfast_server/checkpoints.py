@@ -1,0 +1,150 @@
+"""What is known of the checkpoints in a job's store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast import protocol
+from holdfast_server import models
+from holdfast_server.ancestry import Ancestry, Branch
+from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint
+from holdfast_server.views import CheckpointRow
+
+_COLUMNS = protocol.Checkpoint.__struct_fields__
+DURABLE = "durable"
+UNDER_WAY = ("snapshot", "persisting")
+
+
+def as_row(checkpoint: models.Checkpoint, ancestry: Ancestry) -> CheckpointRow:
+    return CheckpointRow(
+        **{name: getattr(checkpoint, name) for name in _COLUMNS},
+        abandoned=(checkpoint.iteration, checkpoint.lineage) not in ancestry,
+        restorable=checkpoint.state == DURABLE,
+    )
+
+
+async def ancestry_of(session: AsyncSession, job: models.Job, lineage: int | None = None) -> Ancestry:
+    """The way to where the job is now, or to one of its lineages."""
+    found = await branches(session, [job.name])
+    return Ancestry(found.get(job.name, []), job.lineage if lineage is None else lineage)
+
+
+async def branches(session: AsyncSession, jobs: list[str]) -> dict[str, list[Branch]]:
+    rows = models.Lineage
+    query = select(rows.job, rows.lineage, rows.iteration, rows.parent).where(rows.job.in_(jobs))
+    found: dict[str, list[Branch]] = {}
+    for job, lineage, iteration, parent in await session.execute(query):
+        found.setdefault(job, []).append(Branch(lineage, iteration, parent))
+    return found
+
+
+async def find(session: AsyncSession, job: models.Job, checkpoint: str) -> models.Checkpoint:
+    """Raises NoSuchCheckpoint with the nearest earlier one, and InvalidSetting for what is no id at all."""
+    row = await session.get(models.Checkpoint, (job.name, checkpoint))
+    if row is not None:
+        return row
+    try:
+        iteration, _ = protocol.parse_checkpoint_id(checkpoint)
+    except ValueError as error:
+        raise InvalidSetting("checkpoint", str(error)) from None
+    ancestry = await ancestry_of(session, job)
+    nearest = await at_or_before(session, job.name, ancestry, iteration)
+    raise NoSuchCheckpoint(iteration, as_row(nearest, ancestry) if nearest else None)
+
+
+async def last_durable(
+    session: AsyncSession, job: str, ancestry: Ancestry, *, upto: int | None = None
+) -> models.Checkpoint | None:
+    """The newest one on the way, or the newest up to an iteration."""
+    rows = models.Checkpoint
+    query = select(rows).where(rows.job == job, rows.state == DURABLE, _on_the_way(ancestry))
+    if upto is not None:
+        query = query.where(rows.iteration <= upto)
+    return (await session.scalars(query.order_by(rows.iteration.desc(), rows.lineage.desc()).limit(1))).first()
+
+
+async def at_or_before(
+    session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
+) -> models.Checkpoint | None:
+    """What a restore to `iteration` can mean: the lineage that the job is on first, then any other."""
+    here = await last_durable(session, job, ancestry, upto=iteration)
+    if here is not None and here.iteration == iteration:
+        return here
+    rows = models.Checkpoint
+    exact = select(rows).where(rows.job == job, rows.state == DURABLE, rows.iteration == iteration)
+    elsewhere = (await session.scalars(exact.order_by(rows.lineage.desc()).limit(1))).first()
+    if elsewhere is not None or here is not None:
+        return elsewhere or here
+    earlier = select(rows).where(rows.job == job, rows.state == DURABLE, rows.iteration <= iteration)
+    return (await session.scalars(earlier.order_by(rows.iteration.desc()).limit(1))).first()
+
+
+def _on_the_way(ancestry: Ancestry) -> ColumnElement[bool]:
+    rows = models.Checkpoint
+    return or_(*(and_(rows.lineage == number, rows.iteration <= end) for number, end in ancestry.upto.items()))
+
+
+async def count(session: AsyncSession, jobs: Iterable[str]) -> dict[str, int]:
+    """Durable ones, by job."""
+    rows = models.Checkpoint
+    query = (
+        select(rows.job, func.count()).where(rows.job.in_(list(jobs)), rows.state == DURABLE).group_by(rows.job)
+    )
+    return {job: rows for job, rows in await session.execute(query)}  # noqa: C416 - rows are not plain tuples
+
+
+async def record(
+    session: AsyncSession, job: str, event: protocol.Checkpoint, *, attempt: int, sequence: int
+) -> None:
+    """The newest word on a checkpoint wins; newest by attempt and sequence, not by arrival."""
+    row = await session.get(models.Checkpoint, (job, event.id))
+    if row is None:
+        row = models.Checkpoint(job=job, id=event.id)
+        session.add(row)
+    elif (row.attempt, row.sequence) > (attempt, sequence):
+        return
+    for name in _COLUMNS:
+        setattr(row, name, getattr(event, name))
+    row.attempt, row.sequence = attempt, sequence
+
+
+async def take_inventory(
+    session: AsyncSession, job: str, event: protocol.Inventory, *, attempt: int, sequence: int
+) -> None:
+    """What the store holds is durable; what was durable and is not there is missing."""
+    listed = set(event.checkpoints)
+    rows = models.Checkpoint
+    known = {row.id: row for row in await session.scalars(select(rows).where(rows.job == job))}
+    for row in known.values():
+        state, reason = _state_in(row, present=row.id in listed, attempt=attempt)
+        if state != row.state and (row.attempt, row.sequence) <= (attempt, sequence):
+            row.state, row.reason, row.attempt, row.sequence = state, reason, attempt, sequence
+    for checkpoint in listed - known.keys():
+        iteration, lineage = protocol.parse_checkpoint_id(checkpoint)
+        session.add(
+            models.Checkpoint(
+                job=job,
+                id=checkpoint,
+                iteration=iteration,
+                lineage=lineage,
+                at=event.at,
+                kind="scheduled",
+                state=DURABLE,
+                attempt=attempt,
+                sequence=sequence,
+            )
+        )
+
+
+def _state_in(row: models.Checkpoint, *, present: bool, attempt: int) -> tuple[str, str | None]:
+    if present:
+        # A damaged one is still in the store; what made it damaged has not gone away.
+        return (row.state, row.reason) if row.state == "damaged" else (DURABLE, None)
+    if row.state in (DURABLE, "damaged"):
+        return "missing", "it is no longer in the store"
+    if row.state in UNDER_WAY and row.attempt < attempt:
+        return "failed", "the attempt ended before it was durable"
+    return row.state, row.reason

@@ -1,0 +1,80 @@
+"""What the server refuses, each with the way out; the API gives every one a status, the pages a sentence."""
+
+from __future__ import annotations
+
+from holdfast_server.views import CheckpointRow, Order
+
+
+class Refused(Exception):
+    """Base of all; str() is one sentence for the person who asked."""
+
+
+class UnknownJob(Refused):
+    """No agent has ever reported under this name."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        super().__init__(f"no job {job!r} has reported here; GET /api/v1/jobs lists the ones that have")
+
+
+class UnknownOrder(Refused):
+    """This job has no restore order of that id."""
+
+    def __init__(self, job: str, order: str) -> None:
+        self.job, self.order = job, order
+        super().__init__(f"job {job!r} has no restore order {order!r}")
+
+
+class InvalidSetting(Refused):
+    """A value that cannot be a setting."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        self.field, self.reason = field, reason
+        super().__init__(reason)
+
+
+class Conflict(Refused):
+    """Somebody changed what is desired since the version that an edit was made from."""
+
+    def __init__(self, *, version: int, who: str, at: float, what: str) -> None:
+        self.version, self.who, self.at, self.what = version, who, at, what
+        super().__init__(f"{who} made it version {version} meanwhile ({what}): look at it and try again")
+
+
+class NoSuchCheckpoint(Refused):
+    """Nothing durable at that iteration; `nearest` is the next earlier one that can be restored."""
+
+    def __init__(self, iteration: int, nearest: CheckpointRow | None) -> None:
+        self.iteration, self.nearest = iteration, nearest
+        offer = (
+            f"the nearest earlier one is {nearest.id}, at iteration {nearest.iteration}"
+            if nearest
+            else "and there is none before it"
+        )
+        super().__init__(f"no restorable checkpoint at iteration {iteration}; {offer}")
+
+
+class NotRestorable(Refused):
+    """The checkpoint is known, and not in a state to go back to."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class OpenOrder(Refused):
+    """Another restore of this job is under way."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        super().__init__(
+            f"a restore to iteration {order.iteration} is {order.state} already: cancel it or wait for it"
+        )
+
+
+class NotCancellable(Refused):
+    """The order has gone too far, or has ended."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        super().__init__(f"this restore is {order.state}: only a requested or delivered one can be cancelled")

@@ -1,0 +1,165 @@
+"""What each event changes in the tables."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from types import NoneType
+from typing import Protocol, get_args
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast import protocol
+from holdfast_server import checkpoints, desired, models, orders
+from holdfast_server.samples import MAX_ITERATION
+
+MAX_TEXT = 4000
+
+logger = logging.getLogger(__name__)
+
+
+class EventDecoder(Protocol):
+    def decode(self, raw: msgspec.Raw, /) -> protocol.Event: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The batch that events came in."""
+
+    session: AsyncSession
+    job: models.Job
+    attempt: models.Attempt
+    sequence: int
+    ahead: bool
+    """It is the newest that this job has sent; one from a spool that is replayed is not."""
+    now: float
+
+
+def decode(raw: msgspec.Raw, decoder: EventDecoder) -> protocol.Event | None:
+    """The event, or None for one that this server cannot use: a newer agent may know more kinds of them."""
+    try:
+        event = decoder.decode(raw)
+        _settle(event)
+    except (msgspec.DecodeError, ValueError) as error:
+        logger.info("an event was left out: %s", error)
+        return None
+    return event
+
+
+def _settle(event: protocol.Event) -> None:
+    """ValueError for what no column holds; texts are cut to a length that a page can show."""
+    for field in msgspec.structs.fields(event):
+        value = getattr(event, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            if NoneType not in get_args(field.type):
+                raise ValueError(f"{field.name} is {value}")
+            setattr(event, field.name, None)
+        elif isinstance(value, int) and not 0 <= value <= MAX_ITERATION:
+            raise ValueError(f"{field.name} is {value}")
+        elif isinstance(value, str):
+            setattr(event, field.name, value[:MAX_TEXT])
+    if isinstance(event, protocol.Checkpoint) and protocol.parse_checkpoint_id(event.id) != (
+        event.iteration,
+        event.lineage,
+    ):
+        raise ValueError(f"checkpoint {event.id} is not at iteration {event.iteration}-{event.lineage}")
+    names = event.checkpoints if isinstance(event, protocol.Inventory) else [getattr(event, "parent", None)]
+    for name in filter(None, names):
+        protocol.parse_checkpoint_id(name)
+
+
+async def record(source: Source, event: protocol.Event) -> None:
+    session, job, attempt = source.session, source.job, source.attempt
+    match event:
+        case protocol.AttemptStarted():
+            _started(attempt, event)
+        case protocol.AttemptFinished():
+            attempt.finished_at, attempt.finished = event.at, event.reason
+            attempt.last_iteration = event.iteration
+        case protocol.LineageStarted():
+            await _lineage(source, event)
+        case protocol.Checkpoint():
+            await checkpoints.record(session, job.name, event, attempt=attempt.attempt, sequence=source.sequence)
+        case protocol.Inventory() if source.ahead:
+            await checkpoints.take_inventory(
+                session, job.name, event, attempt=attempt.attempt, sequence=source.sequence
+            )
+        case protocol.Stall():
+            _stall(source, event)
+        case protocol.Paced():
+            _paced(source, event)
+        case protocol.Applied():
+            await desired.stamp(session, job, event.version, event.iteration, event.at)
+        case protocol.OrderMoved():
+            await orders.report(session, job, event, attempt=attempt.attempt, now=source.now)
+        case protocol.Notice():
+            notice(source, event)
+
+
+def notice(source: Source, event: protocol.Notice) -> None:
+    source.session.add(
+        models.Notice(
+            job=source.job.name,
+            at=event.at,
+            iteration=event.iteration,
+            lineage=event.lineage,
+            level=event.level,
+            code=event.code,
+            message=event.message,
+        )
+    )
+
+
+def _started(attempt: models.Attempt, event: protocol.AttemptStarted) -> None:
+    attempt.started_at = event.at
+    attempt.iteration, attempt.lineage = event.iteration, event.lineage
+    attempt.resumed_from, attempt.previous_exit = event.resumed_from, event.previous_exit
+    attempt.host, attempt.pid, attempt.world_size = event.host, event.pid, event.world_size
+    attempt.supervised, attempt.versions = event.supervised, msgspec.msgpack.encode(event.versions)
+
+
+async def _lineage(source: Source, event: protocol.LineageStarted) -> None:
+    row = await ensure_lineage(source.session, source.job, event.lineage, at=event.at)
+    row.at, row.iteration, row.parent, row.order_id = event.at, event.iteration, event.parent, event.order
+    row.last_iteration = max(row.last_iteration, event.iteration)
+
+
+async def ensure_lineage(session: AsyncSession, job: models.Job, lineage: int, *, at: float) -> models.Lineage:
+    """The row of a lineage. Its samples may be here before its beginning is: batches need not come in order."""
+    row = await session.get(models.Lineage, (job.name, lineage))
+    if row is None:
+        row = models.Lineage(job=job.name, lineage=lineage, at=at, iteration=0, last_iteration=0)
+        session.add(row)
+    job.latest_lineage = max(job.latest_lineage, lineage)
+    return row
+
+
+def _stall(source: Source, event: protocol.Stall) -> None:
+    source.session.add(
+        models.Stall(
+            job=source.job.name,
+            at=event.at,
+            iteration=event.iteration,
+            lineage=event.lineage,
+            kind=event.kind,
+            seconds=event.seconds,
+        )
+    )
+
+
+def _paced(source: Source, event: protocol.Paced) -> None:
+    if source.ahead:
+        source.job.paced = msgspec.msgpack.encode(event)
+    source.session.add(
+        models.Pacing(
+            job=source.job.name,
+            at=event.at,
+            iteration=event.iteration,
+            lineage=event.lineage,
+            interval=event.interval,
+            budget=event.budget,
+            measured_overhead=event.measured_overhead,
+        )
+    )

@@ -1,0 +1,171 @@
+"""Restore orders: the states they go through, and who may move them. Every move is made here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast import protocol
+from holdfast.protocol import OPEN_ORDER_STATES, OrderState
+from holdfast_server import desired, models
+from holdfast_server.errors import NotCancellable, OpenOrder, UnknownOrder
+from holdfast_server.views import Change, Order, Transition
+
+FROM: dict[OrderState, tuple[OrderState, ...]] = {
+    "delivered": ("requested",),
+    "restoring": ("requested", "delivered"),
+    "restored": OPEN_ORDER_STATES,
+    "failed": OPEN_ORDER_STATES,
+    "cancelled": ("requested", "delivered"),
+    "expired": OPEN_ORDER_STATES,
+    "superseded": OPEN_ORDER_STATES,
+}
+"""The states from which each may be reached. Steps may be skipped: an agent that restores at its start
+reports what it knows then. Nothing leads out of a state in which an order has ended."""
+
+
+async def placed_before(session: AsyncSession, job: str, key: str) -> Order | None:
+    """The order that this click, or the first half of a double click, has made already."""
+    orders = models.RestoreOrder
+    row = (await session.scalars(select(orders).where(orders.job == job, orders.key == key))).first()
+    return await _as_order(session, row) if row else None
+
+
+async def place(
+    session: AsyncSession, job: models.Job, checkpoint: models.Checkpoint, *, key: str, who: str, now: float
+) -> tuple[Order, bool]:
+    """The order, and whether it is new: asked twice for the same checkpoint, the job goes there once.
+
+    Raises:
+        OpenOrder: the job is on its way to another checkpoint.
+    """
+    open_order = await desired.open_order(session, job.name)
+    if open_order is not None:
+        order = await _as_order(session, open_order)
+        if open_order.checkpoint == checkpoint.id:
+            return order, False
+        raise OpenOrder(order)
+    row = models.RestoreOrder(
+        id=uuid.uuid4().hex,
+        job=job.name,
+        key=key,
+        checkpoint=checkpoint.id,
+        iteration=checkpoint.iteration,
+        state="requested",
+        created_at=now,
+        who=who,
+        fence=job.attempt,
+        from_iteration=job.iteration,
+        from_lineage=job.lineage,
+    )
+    session.add(row)
+    await session.flush()
+    session.add(models.OrderTransition(order_id=row.id, state="requested", at=now, who=who))
+    desired.bump(
+        session, job, [Change(field="restore", before="", after=f"to {checkpoint.iteration}")], who=who, now=now
+    )
+    await session.flush()
+    return await _as_order(session, row), True
+
+
+async def cancel(session: AsyncSession, job: models.Job, order: str, *, who: str, now: float) -> Order:
+    """Raises UnknownOrder, and NotCancellable once the agent restores. Cancelled twice is cancelled."""
+    row = await _get(session, job.name, order)
+    if await _move(session, row, "cancelled", at=now, who=who):
+        _close(session, job, row, who=who, now=now)
+    elif row.state != "cancelled":
+        raise NotCancellable(await _as_order(session, row))
+    return await _as_order(session, row)
+
+
+async def report(
+    session: AsyncSession, job: models.Job, event: protocol.OrderMoved, *, attempt: int, now: float
+) -> None:
+    """What an agent says of an order. One that is fenced off, late or of an unknown order changes nothing."""
+    row = await session.get(models.RestoreOrder, event.order)
+    if row is None or row.job != job.name or attempt < row.fence:
+        return
+    details: dict[str, Any] = {}
+    if event.state == "restoring":
+        details |= {"from_iteration": event.iteration, "from_lineage": event.lineage}
+    if event.state == "restored":
+        details |= {"new_lineage": event.lineage}
+    for name in ("reason", "seconds", "safety_checkpoint"):
+        if getattr(event, name) is not None:
+            details[name] = getattr(event, name)
+    moved = await _move(
+        session, row, event.state, at=event.at, who=f"{desired.AGENT}, attempt {attempt}", **details
+    )
+    if moved and row.state not in OPEN_ORDER_STATES:
+        _close(session, job, row, who=desired.AGENT, now=now)
+
+
+def _close(session: AsyncSession, job: models.Job, row: models.RestoreOrder, *, who: str, now: float) -> None:
+    """What is desired of the job no longer holds the order."""
+    ended = Change(field="restore", before=f"to {row.iteration}", after=row.state)
+    desired.bump(session, job, [ended], who=who, now=now)
+
+
+async def _move(
+    session: AsyncSession, row: models.RestoreOrder, state: OrderState, *, at: float, who: str, **details: Any
+) -> bool:
+    """Claim the transition: whoever finds the order in another state by then has lost the race."""
+    orders = models.RestoreOrder
+    claimed = await session.scalar(
+        update(orders)
+        .where(orders.id == row.id, orders.state.in_(FROM.get(state, ())))
+        .values(state=state, **details)
+        .returning(orders.id)
+        .execution_options(synchronize_session=False)
+    )
+    await session.refresh(row)
+    if claimed is None:
+        return False
+    session.add(models.OrderTransition(order_id=row.id, state=state, at=at, who=who, reason=details.get("reason")))
+    await session.flush()
+    return True
+
+
+async def _get(session: AsyncSession, job: str, order: str) -> models.RestoreOrder:
+    row = await session.get(models.RestoreOrder, order)
+    if row is None or row.job != job:
+        raise UnknownOrder(job, order)
+    return row
+
+
+async def find(session: AsyncSession, job: str, order: str) -> Order:
+    return await _as_order(session, await _get(session, job, order))
+
+
+async def order_rows(session: AsyncSession, job: str, *, limit: int) -> list[Order]:
+    """Newest first."""
+    orders = models.RestoreOrder
+    query = select(orders).where(orders.job == job).order_by(orders.created_at.desc(), orders.id).limit(limit)
+    return await _as_orders(session, (await session.scalars(query)).all())
+
+
+async def open_orders(session: AsyncSession, jobs: Iterable[str]) -> dict[str, Order]:
+    orders = models.RestoreOrder
+    query = select(orders).where(orders.job.in_(list(jobs)), orders.state.in_(OPEN_ORDER_STATES))
+    return {order.job: order for order in await _as_orders(session, (await session.scalars(query)).all())}
+
+
+async def _as_order(session: AsyncSession, row: models.RestoreOrder) -> Order:
+    return (await _as_orders(session, [row]))[0]
+
+
+async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrder]) -> list[Order]:
+    rows = list(rows)
+    moves = models.OrderTransition
+    query = select(moves).where(moves.order_id.in_([row.id for row in rows])).order_by(moves.id)
+    by_order: dict[str, list[Transition]] = {row.id: [] for row in rows}
+    for move in await session.scalars(query):
+        by_order[move.order_id].append(
+            Transition(state=move.state, at=move.at, who=move.who, reason=move.reason)  # type: ignore[arg-type]
+        )
+    names = [name for name in Order.__struct_fields__ if name != "transitions"]
+    return [Order(**{name: getattr(row, name) for name in names}, transitions=by_order[row.id]) for row in rows]

@@ -1,0 +1,110 @@
+"""What a setting or a restore would do, said before it is done."""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.pacing import DEFAULT_BUDGET, Profile, Settings, parse_budget, parse_every, plan
+from holdfast.protocol import Paced
+from holdfast_server import models
+from holdfast_server.ancestry import Ancestry
+from holdfast_server.checkpoints import ancestry_of, as_row, find
+from holdfast_server.db import Database
+from holdfast_server.errors import InvalidSetting
+from holdfast_server.ingest import recent_of
+from holdfast_server.status import status_of
+from holdfast_server.summaries import find_job
+from holdfast_server.views import RestorePreview, SettingsPreview
+
+RESTORES_LOOKED_AT = 5
+
+_paced = msgspec.msgpack.Decoder(Paced)
+
+
+async def preview_settings(
+    db: Database, job: str, *, budget: float | None, every: int | None, now: float
+) -> SettingsPreview:
+    """The plan that these settings would lead to; None leaves what is in force. Raises InvalidSetting."""
+    async with db.read() as session:
+        row = await find_job(session, job)
+    paced = _paced.decode(row.paced) if row.paced else None
+    settings = _settings(row, paced, budget, every)
+    if paced is None or "iteration_seconds" not in paced.profile:
+        return SettingsPreview(
+            plan=None, why_none="the job is still measuring its iterations", measured_overhead=None
+        )
+    known = {name: value for name, value in paced.profile.items() if name in Profile.__dataclass_fields__}
+    return SettingsPreview(
+        plan=plan(Profile(**known), settings),  # type: ignore[arg-type]
+        why_none="",
+        measured_overhead=paced.measured_overhead,
+    )
+
+
+def _settings(job: models.Job, paced: Paced | None, budget: float | None, every: int | None) -> Settings:
+    try:
+        chosen = None if budget is None else parse_budget(budget)
+        interval = None if every is None else parse_every(every)
+    except ValueError as error:
+        raise InvalidSetting("budget" if budget is not None else "every", str(error)) from None
+    in_force = job.budget or (paced.budget if paced else DEFAULT_BUDGET)
+    return Settings(budget=chosen or in_force, policy=job.policy or "checkfreq", every=interval)
+
+
+async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float) -> RestorePreview:
+    """What a restore to this checkpoint would give up, and take. Raises NoSuchCheckpoint."""
+    async with db.read() as session:
+        row = await find_job(session, job)
+        target = await find(session, row, checkpoint)
+        attempt = await session.get(models.Attempt, (job, row.uid))
+        here = await ancestry_of(session, row)
+        there = await ancestry_of(session, row, target.lineage)
+        fork = here.fork(there, min(target.iteration, row.iteration))
+        estimate, rests_on = await _estimate(session, target)
+        alive = status_of(row, attempt, recent_of(row), now=now).alive
+        return RestorePreview(
+            checkpoint=as_row(target, here),
+            from_iteration=row.iteration,
+            to_iteration=target.iteration,
+            iterations_abandoned=row.iteration - fork,
+            seconds_abandoned=await _seconds(session, row, here, fork),
+            estimated_seconds=estimate,
+            estimated_from=rests_on,
+            alive=alive,
+            what="in place, at the next iteration boundary" if alive else "at the next start of the job",
+            safety_checkpoint=alive,
+        )
+
+
+async def _seconds(session: AsyncSession, job: models.Job, here: Ancestry, fork: int) -> float | None:
+    """What the iterations after `fork` took, on the way to where the job is."""
+    rows = models.Chunk
+    query = select(rows.lineage, rows.first_iteration, rows.last_iteration, rows.seconds).where(
+        rows.job == job.name, rows.rank == 0, rows.last_iteration > fork, rows.lineage.in_(here.upto)
+    )
+    seconds, found = 0.0, False
+    for lineage, first, last, spent in await session.execute(query):
+        inside = min(last, here.upto[lineage]) - max(first, fork + 1) + 1
+        if inside > 0:
+            seconds, found = seconds + spent * inside / (last - first + 1), True
+    return seconds if found else None
+
+
+async def _estimate(session: AsyncSession, target: models.Checkpoint) -> tuple[float | None, str]:
+    """Seconds to come back, from what restores of this job took; before the first, from what writing it took."""
+    orders = models.RestoreOrder
+    query = (
+        select(orders.seconds)
+        .where(orders.job == target.job, orders.state == "restored", orders.seconds.is_not(None))
+        .order_by(orders.created_at.desc())
+        .limit(RESTORES_LOOKED_AT)
+    )
+    earlier = [seconds for seconds in await session.scalars(query) if seconds is not None]
+    if earlier:
+        times = "the last restore" if len(earlier) == 1 else f"the last {len(earlier)} restores"
+        return sum(earlier) / len(earlier), f"{times} of this job"
+    if target.persist_seconds is None:
+        return None, ""
+    return target.persist_seconds + (target.snapshot_seconds or 0.0), "the time that writing it took"

@@ -1,0 +1,134 @@
+"""How jobs are doing: the fleet's rows and the head of a job's page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol import Paced
+from holdfast_server import checkpoints, desired, models, orders
+from holdfast_server.ancestry import Ancestry
+from holdfast_server.db import Database
+from holdfast_server.errors import UnknownJob
+from holdfast_server.ingest import recent_of
+from holdfast_server.samples import Recent
+from holdfast_server.status import iterations_per_second, seconds_of_last, sparkline, status_of
+from holdfast_server.views import CheckpointRow, JobSummary, Order
+
+_paced = msgspec.msgpack.Decoder(Paced)
+
+
+async def fleet(db: Database, *, now: float, search: str = "") -> list[JobSummary]:
+    """All jobs whose name contains `search`, the one heard last first."""
+    query = select(models.Job).order_by(models.Job.last_contact_at.desc(), models.Job.name)
+    if search:
+        query = query.where(models.Job.name.icontains(search, autoescape=True))
+    async with db.read() as session:
+        return await _summaries(session, (await session.scalars(query)).all(), now=now)
+
+
+async def job_summary(db: Database, job: str, *, now: float) -> JobSummary:
+    """Raises UnknownJob."""
+    async with db.read() as session:
+        return (await _summaries(session, [await find_job(session, job)], now=now))[0]
+
+
+async def find_job(session: AsyncSession, job: str) -> models.Job:
+    row = await session.get(models.Job, job)
+    if row is None:
+        raise UnknownJob(job)
+    return row
+
+
+async def _summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: float) -> list[JobSummary]:
+    names = [job.name for job in jobs]
+    attempts = await _current_attempts(session, names)
+    starts = await _starts(session, names)
+    branches = await checkpoints.branches(session, names)
+    durable = await checkpoints.count(session, names)
+    open_orders = await orders.open_orders(session, names)
+    summaries = []
+    for job in jobs:
+        lineages = branches.get(job.name, [])
+        ancestry = Ancestry(lineages, job.lineage)
+        last = await checkpoints.last_durable(session, job.name, ancestry)
+        facts = _Facts(
+            job=job,
+            attempt=attempts.get((job.name, job.uid)),
+            recent=recent_of(job),
+            last_durable=checkpoints.as_row(last, ancestry) if last else None,
+            open_order=open_orders.get(job.name),
+            attempts=starts.get(job.name, 0),
+            lineages=len(lineages),
+            durable=durable.get(job.name, 0),
+        )
+        summaries.append(_summary(facts, now=now))
+    return summaries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    job: models.Job
+    attempt: models.Attempt | None
+    recent: Recent
+    last_durable: CheckpointRow | None
+    open_order: Order | None
+    attempts: int
+    lineages: int
+    durable: int
+
+
+def _summary(facts: _Facts, *, now: float) -> JobSummary:
+    job, recent = facts.job, facts.recent
+    status = status_of(job, facts.attempt, recent, now=now)
+    paced = _paced.decode(job.paced) if job.paced else None
+    exposed = max(0, job.iteration - (facts.last_durable.iteration if facts.last_durable else 0))
+    return JobSummary(
+        job=job.name,
+        status=status.status,
+        status_reason=status.reason,
+        alive=status.alive,
+        iteration=job.iteration,
+        lineage=job.lineage,
+        attempt=job.attempt,
+        restarts=max(0, facts.attempts - 1),
+        iterations_per_second=iterations_per_second(recent),
+        last_contact_seconds=max(0.0, now - job.last_contact_at),
+        started_at=facts.attempt.started_at if facts.attempt else None,
+        loss=recent.metrics.get("loss"),
+        metrics=list(recent.metrics),
+        paced=paced,
+        measured_overhead=paced.measured_overhead if paced else None,
+        measured_window_iterations=paced.measured_window_iterations if paced else 0,
+        budget=paced.budget if paced else None,
+        interval=paced.interval if paced else None,
+        policy=paced.policy if paced else None,
+        exposure_iterations=exposed,
+        exposure_seconds=seconds_of_last(recent, exposed),
+        last_durable=facts.last_durable,
+        desired=desired.of(job, facts.open_order),
+        applied_version=job.applied_version,
+        applied_iteration=job.applied_iteration,
+        applied_at=job.applied_at,
+        open_order=facts.open_order,
+        checkpoints_total=facts.durable,
+        sparkline=sparkline(recent),
+        lineages=facts.lineages,
+    )
+
+
+async def _current_attempts(session: AsyncSession, jobs: list[str]) -> dict[tuple[str, str], models.Attempt]:
+    attempts = models.Attempt
+    current = (models.Job.name == attempts.job) & (models.Job.uid == attempts.uid)
+    query = select(attempts).join(models.Job, current).where(attempts.job.in_(jobs))
+    return {(row.job, row.uid): row for row in await session.scalars(query)}
+
+
+async def _starts(session: AsyncSession, jobs: list[str]) -> dict[str, int]:
+    attempts = models.Attempt
+    query = select(attempts.job, func.count()).where(attempts.job.in_(jobs)).group_by(attempts.job)
+    return {job: rows for job, rows in await session.execute(query)}  # noqa: C416 - rows are not plain tuples

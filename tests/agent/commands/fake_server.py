@@ -1,0 +1,164 @@
+"""A server as operators' clients see it: a real HTTP server with a few jobs in memory."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from typer.testing import Result
+
+Holdfast = Callable[..., Result]
+"""The command line, as a function of its arguments."""
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Applies edits at once and finishes a restore one step a question."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.requests: list[tuple[str, str, Any]] = []
+        self.token: str | None = None
+        self.applies = True
+        self.alive = True
+        self.desired: dict[str, Any] = {"version": 3}
+        self.conflict = False
+        self.checkpoints = [_checkpoint(100), _checkpoint(200)]
+        self.order: dict[str, Any] | None = None
+        self.last_order_state = "restored"
+        self.plain_text: bytes | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def job(self) -> dict[str, Any]:
+        version = self.desired["version"]
+        return {
+            "job": "gpt",
+            "status": "running" if self.alive else "silent",
+            "status_reason": "",
+            "alive": self.alive,
+            "iteration": 250,
+            "lineage": 1,
+            "attempt": 2,
+            "restarts": 1,
+            "iterations_per_second": 4.0,
+            "last_contact_seconds": 0.4,
+            "loss": "nan",
+            "measured_overhead": 0.021,
+            "measured_window_iterations": 120,
+            "budget": 0.035,
+            "interval": 50,
+            "policy": "checkfreq",
+            "exposure_iterations": 50,
+            "exposure_seconds": 12.5,
+            "last_durable": self.checkpoints[-1],
+            "desired": self.desired,
+            "applied_version": version if self.applies else version - 1,
+            "applied_iteration": 251,
+            "checkpoints_total": 2,
+        }
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        match method, path.partition("?")[0].removeprefix("/api/v1/jobs").split("/")[1:]:
+            case "GET", []:
+                return 200, [self.job()]
+            case _, [job, *_] if job != "gpt":
+                return 404, {"error": "unknown_job", "message": f"there is no job {job!r}"}
+            case "GET", [_]:
+                return 200, self.job()
+            case "GET", [_, "desired"]:
+                return 200, self.desired
+            case "PATCH", [_, "desired"]:
+                if self.conflict:
+                    return 409, {"error": "conflict", "message": "ann set the budget to 1% a moment ago"}
+                self.desired = self.desired | body | {"version": self.desired["version"] + 1}
+                self.desired["checkpoint_request"] = int(self.desired.get("checkpoint_request") or 0)
+                return 200, self.desired
+            case "POST", [_, "restores"]:
+                return self._order(body)
+            case "GET", [_, "restores", _]:
+                return 200, self._moved()
+        return 404, {"error": "not_found", "message": path}
+
+    def _order(self, body: Any) -> tuple[int, Any]:
+        earlier = [row for row in self.checkpoints if row["iteration"] <= body["iteration"]]
+        if not earlier or earlier[-1]["iteration"] != body["iteration"]:
+            nearest = earlier[-1] if earlier else None
+            return 404, {"error": "no_such_checkpoint", "message": "no checkpoint there", "nearest": nearest}
+        self.order = {
+            "id": "order-1",
+            "job": "gpt",
+            "checkpoint": earlier[-1]["id"],
+            "iteration": body["iteration"],
+            "state": "requested",
+            "new_lineage": None,
+        }
+        return 201, self.order
+
+    def _moved(self) -> dict[str, Any]:
+        assert self.order is not None
+        states = ["requested", "delivered", "restoring", self.last_order_state]
+        following = states[min(states.index(self.order["state"]) + 1, 3)]
+        self.order = self.order | {"state": following, "new_lineage": 2, "seconds": 0.5}
+        self.order["safety_checkpoint"] = "000000000250-1"
+        self.order["reason"] = "a tensor is damaged" if following == "failed" else None
+        return self.order
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+    protocol_version = "HTTP/1.1"
+
+    def _serve(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        self.server.requests.append((self.command, self.path, body))
+        if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            status, answer = 401, {"error": "unauthorized", "message": "no"}
+        elif self.command == "PATCH" and not self.headers.get("If-Match"):
+            status, answer = 428, {"error": "precondition_required", "message": "If-Match is missing"}
+        else:
+            status, answer = self.server.answer(self.command, self.path, body)
+        data = self.server.plain_text or json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_PATCH = _serve  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def fake_server() -> Iterator[FakeServer]:
+    server = FakeServer()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _checkpoint(iteration: int) -> dict[str, Any]:
+    return {
+        "id": f"{iteration:012d}-1",
+        "iteration": iteration,
+        "lineage": 1,
+        "kind": "scheduled",
+        "state": "durable",
+        "at": 1790000000.0,
+        "payload_bytes": 1000,
+        "restorable": True,
+    }

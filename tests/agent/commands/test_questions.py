@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_server import FakeServer, Holdfast
+
+
+def test_jobs_are_listed_with_what_they_cost(holdfast: Holdfast) -> None:
+    result = holdfast("jobs")
+    assert result.exit_code == 0
+    header, row = result.stdout.splitlines()
+    assert header.split() == [
+        "JOB",
+        "STATUS",
+        "ITERATION",
+        "LOSS",
+        "OVERHEAD",
+        "BUDGET",
+        "EVERY",
+        "LAST",
+        "CHECKPOINT",
+    ]
+    assert row.split() == ["gpt", "running", "250", "nan", "2.1%", "3.5%", "50", "200"]
+
+
+def test_jobs_for_scripts(holdfast: Holdfast) -> None:
+    (job,) = json.loads(holdfast("jobs", "--json").stdout)
+    assert (job["job"], job["loss"], job["last_durable"]["iteration"]) == ("gpt", "nan", 200)
+
+
+def test_show_tells_one_job_in_full(holdfast: Holdfast) -> None:
+    told = holdfast("show", "gpt").stdout
+    assert "250 on lineage 1, 4 per second" in told
+    assert "2.1% measured over 120 iterations, budget 3.5%" in told
+    assert "every 50 iterations (checkfreq)" in told
+    assert "50 iterations, 12.5 s" in told
+    assert "not yet applied" not in told
+
+
+def test_show_tells_of_a_version_that_is_not_applied(holdfast: Holdfast, server: FakeServer) -> None:
+    server.applies = False
+    assert "not yet applied" in holdfast("show", "gpt").stdout
+
+
+def test_a_name_with_odd_characters_stays_one_segment(holdfast: Holdfast, server: FakeServer) -> None:
+    assert holdfast("show", "../jobs?x=1").exit_code == 1
+    assert server.requests == [("GET", "/api/v1/jobs/..%2Fjobs%3Fx%3D1", None)]
+
+
+def test_no_server_is_said_in_one_sentence(holdfast: Holdfast) -> None:
+    result = holdfast("jobs", "--server", "http://127.0.0.1:9")
+    assert result.exit_code == 3
+    assert "no Holdfast server answers at http://127.0.0.1:9" in result.stderr
+    assert "holdfast serve" in result.stderr
+
+
+def test_somebody_else_on_the_port_is_recognised(holdfast: Holdfast, server: FakeServer) -> None:
+    server.plain_text = b"<html>It works!</html>"
+    result = holdfast("jobs")
+    assert result.exit_code == 3
+    assert "is no Holdfast server" in result.stderr
+
+
+def test_json_of_another_shape_is_recognised(holdfast: Holdfast, server: FakeServer) -> None:
+    server.plain_text = b'[{"name": "gpt"}]'
+    result = holdfast("jobs")
+    assert result.exit_code == 3
+    assert "another version" in result.stderr
+
+
+def test_a_token_is_asked_for_and_sent(
+    holdfast: Holdfast, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.token = "secret"
+    refused = holdfast("jobs")
+    assert refused.exit_code == 3
+    assert "HOLDFAST_TOKEN" in refused.stderr
+    assert holdfast("jobs", "--token", "secret").exit_code == 0
+    monkeypatch.setenv("HOLDFAST_TOKEN", "secret")
+    assert holdfast("jobs").exit_code == 0

@@ -1,0 +1,315 @@
+"""The supervisor with real processes: small trainers that crash, hang, fork and finish as told."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from holdfast.supervisor import Limits, Progress, describe_exit, shell_status
+
+pytestmark = pytest.mark.processes
+
+TRAINER = """
+import os, pathlib, signal, struct, subprocess, sys, time
+
+folder = pathlib.Path(sys.argv[1])
+start = len(list(folder.glob("start-*"))) + 1
+text = f"{os.getpid()} {os.environ.get('HOLDFAST_PREVIOUS_EXIT')}"
+(folder / f"start-{start}").write_text(text)
+
+
+def progress(iteration, steps):
+    with open(os.environ["HOLDFAST_PROGRESS"], "r+b") as file:
+        file.write(struct.pack("<qq", iteration, steps))
+
+
+def note(name):
+    (folder / name).touch()
+
+
+def wait_for(name):
+    while not (folder / name).exists():
+        time.sleep(0.01)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+"""
+
+QUICK = {"first_backoff_seconds": 0.01, "longest_backoff_seconds": 0.05, "poll_seconds": 0.02}
+
+
+@dataclass
+class Ended:
+    status: int
+    lines: list[str]
+
+
+@dataclass
+class Stage:
+    """A folder with a trainer in it, and the supervisor of that trainer as a process of its own."""
+
+    folder: Path
+    running: subprocess.Popen[str] | None = None
+
+    def start(self, body: str, **limits: float) -> subprocess.Popen[str]:
+        trainer = self.folder / "trainer.py"
+        trainer.write_text(TRAINER + textwrap.dedent(body))
+        program = (
+            "import sys\n"
+            "from holdfast.supervisor import Limits, Supervisor\n"
+            f"limits = Limits(**{QUICK | limits!r})\n"
+            f"command = [sys.executable, {str(trainer)!r}, {str(self.folder)!r}]\n"
+            "sys.exit(Supervisor(command, limits=limits).run())\n"
+        )
+        self.running = subprocess.Popen(
+            [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        return self.running
+
+    def run(self, body: str, **limits: float) -> Ended:
+        self.start(body, **limits)
+        return self.end()
+
+    def end(self) -> Ended:
+        assert self.running is not None
+        _, errors = self.running.communicate(timeout=60)
+        return Ended(self.running.returncode, errors.splitlines())
+
+    def started(self, number: int) -> tuple[int, str]:
+        pid, previous_exit = (self.folder / f"start-{number}").read_text().split(" ", 1)
+        return int(pid), previous_exit
+
+    @property
+    def starts(self) -> int:
+        return len(list(self.folder.glob("start-*")))
+
+    def wait_for(self, name: str) -> None:
+        until((self.folder / name).exists)
+
+
+def until(happened: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "what the test waits for did not happen"
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    if stage.running and stage.running.poll() is None:
+        stage.running.kill()
+        stage.running.communicate()
+
+
+def test_a_trainer_that_finishes_is_started_once(stage: Stage) -> None:
+    ended = stage.run("progress(7, 7)")
+    assert (ended.status, stage.starts) == (0, 1)
+    assert ended.lines[-1].endswith("exit status 0 at iteration 7")
+
+
+def test_a_killed_trainer_is_started_again_and_told_how_it_ended(stage: Stage) -> None:
+    ended = stage.run("progress(start, 1)\nif start < 3: die()")
+    assert (ended.status, stage.starts) == (0, 3)
+    assert stage.started(1)[1] == "None"
+    assert stage.started(2)[1] == "killed by SIGKILL"
+
+
+def test_an_exit_status_is_told_as_well(stage: Stage) -> None:
+    assert stage.run("if start == 1: sys.exit(41)").status == 0
+    assert stage.started(2)[1] == "exit status 41"
+
+
+def test_starts_that_get_nowhere_end_with_the_trainers_own_status(stage: Stage) -> None:
+    ended = stage.run("sys.exit(9)", fruitless_starts=3)
+    assert (ended.status, stage.starts) == (9, 3)
+    assert "giving up: 3 starts in a row ended without a new iteration" in ended.lines[-1]
+
+
+def test_a_signal_that_always_comes_back_is_reported_as_a_shell_would(stage: Stage) -> None:
+    assert stage.run("die()", fruitless_starts=2).status == 128 + signal.SIGKILL
+
+
+def test_a_crash_at_the_same_iteration_every_time_is_a_crash_loop(stage: Stage) -> None:
+    ended = stage.run("progress(400, 10)\ndie()", fruitless_starts=3)
+    assert stage.starts == 1 + 3  # the first start did finish new iterations
+    assert "at iteration 400" in ended.lines[-1]
+
+
+def test_progress_starts_the_count_again(stage: Stage) -> None:
+    ended = stage.run("progress(start // 2, 1)\nif start < 9: die()", fruitless_starts=2)
+    assert (ended.status, stage.starts) == (0, 9)
+
+
+def test_sigterm_reaches_the_trainer_which_ends_in_its_own_way(stage: Stage) -> None:
+    supervisor = stage.start(
+        """
+        def leave(*_):
+            note("asked")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        note("ready")
+        while True: time.sleep(0.05)
+        """
+    )
+    stage.wait_for("ready")
+    supervisor.terminate()
+    assert stage.end().status == 0
+    assert stage.starts == 1
+    assert (stage.folder / "asked").exists()
+
+
+def test_a_trainer_that_dies_of_the_signal_passed_on_is_not_started_again(stage: Stage) -> None:
+    supervisor = stage.start("note('ready')\nwhile True: time.sleep(0.05)")
+    stage.wait_for("ready")
+    supervisor.send_signal(signal.SIGTERM)
+    assert stage.end().status == 128 + signal.SIGTERM
+    assert stage.starts == 1
+
+
+DEAF = "signal.signal(signal.SIGINT, lambda *_: note('asked'))\nnote('ready')\nwhile True: time.sleep(0.05)"
+
+
+def test_a_deaf_trainer_is_killed_when_its_grace_is_over(stage: Stage) -> None:
+    supervisor = stage.start(DEAF, grace_seconds=0.2)
+    stage.wait_for("ready")
+    supervisor.send_signal(signal.SIGINT)
+    assert stage.end().status == 128 + signal.SIGKILL
+    assert is_gone(stage.started(1)[0])
+
+
+def test_a_second_signal_kills_at_once(stage: Stage) -> None:
+    supervisor = stage.start(DEAF, grace_seconds=1000, repeat_seconds=0)
+    stage.wait_for("ready")
+    supervisor.send_signal(signal.SIGINT)
+    stage.wait_for("asked")
+    supervisor.send_signal(signal.SIGINT)
+    assert stage.end().status == 128 + signal.SIGKILL
+
+
+def test_the_same_signal_on_two_ways_is_one(stage: Stage) -> None:
+    supervisor = stage.start(
+        """
+        def leave(*_):
+            note("asked")
+            wait_for("told twice")
+            sys.exit(0)
+        signal.signal(signal.SIGINT, leave)
+        note("ready")
+        while True: time.sleep(0.05)
+        """,
+        repeat_seconds=1000,
+    )
+    stage.wait_for("ready")
+    supervisor.send_signal(signal.SIGINT)
+    stage.wait_for("asked")
+    supervisor.send_signal(signal.SIGINT)
+    (stage.folder / "told twice").touch()
+    assert stage.end().status == 0
+
+
+def test_a_stop_while_waiting_to_start_again_is_heeded(stage: Stage) -> None:
+    supervisor = stage.start("sys.exit(1)", first_backoff_seconds=1000, longest_backoff_seconds=1000)
+    assert supervisor.stderr is not None
+    assert any("starting it again" in line for line in supervisor.stderr)
+    supervisor.terminate()
+    assert stage.end().status == 128 + signal.SIGTERM
+
+
+CHILDREN = """
+child = subprocess.Popen([sys.executable, "-c", "import signal, time\\nsignal.signal(15, signal.SIG_IGN)\\n"
+    "while True: time.sleep(1)"])
+(folder / f"child-{start}").write_text(str(child.pid))
+"""
+
+
+def test_what_a_dead_trainer_leaves_behind_dies_too(stage: Stage) -> None:
+    ended = stage.run(CHILDREN + "progress(start, 1)\nif start < 3: die()")
+    assert ended.status == 0
+    for start in (1, 2, 3):
+        assert is_gone(int((stage.folder / f"child-{start}").read_text()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent has died")
+def test_a_supervisor_that_is_killed_takes_its_trainer_along(stage: Stage) -> None:
+    supervisor = stage.start("note('ready')\nwhile True: time.sleep(0.05)")
+    stage.wait_for("ready")
+    supervisor.kill()
+    supervisor.communicate()
+    until(lambda: is_gone(stage.started(1)[0]))
+
+
+def test_a_trainer_runs_in_a_group_of_its_own_and_knows_that_it_is_supervised(stage: Stage) -> None:
+    told = "os.getpgid(0) == os.getpid(), os.environ['HOLDFAST_SUPERVISED']"
+    assert stage.run(f"(folder / 'told').write_text(repr(({told})))").status == 0
+    assert (stage.folder / "told").read_text() == "(True, '1')"
+
+
+def test_it_starts_no_trainer_with_torch_in_its_own_memory() -> None:
+    program = "import sys, holdfast.supervisor; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def progress_of(*starts: list[tuple[int, int]]) -> list[bool]:
+    progress = Progress()
+    fruitful = []
+    for seen in starts:
+        progress.begin()
+        for iteration, steps in seen:
+            progress.see(iteration, steps)
+        fruitful.append(progress.end())
+    return fruitful
+
+
+def test_a_start_that_never_stepped_was_fruitless() -> None:
+    assert progress_of([(0, 0)]) == [False]
+
+
+def test_a_start_that_repeats_old_iterations_was_fruitless() -> None:
+    assert progress_of([(100, 100)], [(95, 5)], [(95, 5)]) == [True, True, False]
+
+
+def test_a_start_that_resumed_from_a_later_checkpoint_was_fruitful() -> None:
+    preempted = [(300, 70)], [(390, 95)], [(450, 75)]
+    assert progress_of([(1000, 1000)], [(250, 50)], *preempted) == [True] * 5
+
+
+def test_iterations_after_a_restore_in_place_are_new() -> None:
+    assert progress_of([(1000, 1000), (200, 1001), (210, 1011)], [(215, 5)]) == [True, True]
+
+
+def test_the_wait_doubles_up_to_its_longest() -> None:
+    limits = Limits(first_backoff_seconds=1, longest_backoff_seconds=10)
+    for fruitless, longest in ((0, 1), (1, 2), (3, 8), (4, 10), (2000, 10)):
+        assert longest / 2 <= limits.backoff_seconds(fruitless) <= longest
+
+
+def test_limits_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="fruitless starts 0"):
+        Limits(fruitless_starts=0)
+    with pytest.raises(ValueError, match="grace -1"):
+        Limits(grace_seconds=-1)
+
+
+def test_exits_are_told_in_words_and_as_a_shell_does() -> None:
+    assert describe_exit(-signal.SIGSEGV) == "killed by SIGSEGV"
+    assert describe_exit(1) == "exit status 1"
+    assert (shell_status(-9), shell_status(3), shell_status(0)) == (137, 3, 0)

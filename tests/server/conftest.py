@@ -1,0 +1,207 @@
+"""A server in this process, one in a process of its own, and an agent that says what tests want it to say."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from starlette.testclient import TestClient
+
+from holdfast.protocol import (
+    Ack,
+    AttemptStarted,
+    Batch,
+    Checkpoint,
+    CheckpointState,
+    Event,
+    Samples,
+    checkpoint_id,
+)
+from holdfast_server.app import create_app
+from holdfast_server.settings import ServerSettings
+
+BASE_URL = "http://127.0.0.1:7117"
+JOB = "/api/v1/jobs/char-gpt"
+
+
+@dataclass
+class FakeClock:
+    now: float = 1_790_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Agent:
+    """Rank 0 of an attempt, without a trainer behind it."""
+
+    client: Any
+    job: str = "char-gpt"
+    uid: str = "first"
+    attempt: int = 1
+    rank: int = 0
+    lineage: int = 1
+    iteration: int = 0
+    sequence: int = 0
+    at: float = 1_790_000_000.0
+    sent: list[bytes] = field(default_factory=list)
+
+    def start(self, **fields: Any) -> Ack:
+        return self.say(
+            AttemptStarted(at=self.at, iteration=self.iteration, lineage=self.lineage, host="node-1", **fields)
+        )
+
+    def train(self, iterations: int, *events: Event, loss: float = 2.5, seconds: float = 0.1) -> Ack:
+        numbers = list(range(self.iteration + 1, self.iteration + iterations + 1))
+        self.iteration += iterations
+        samples = Samples(
+            iteration=numbers,
+            lineage=[self.lineage] * iterations,
+            at=[self.at + number * seconds for number in numbers],
+            seconds=[seconds] * iterations,
+            stall_seconds=[0.001] * iterations,
+            data_seconds=[0.002] * iterations,
+            metrics={"loss": [loss] * iterations},
+        )
+        return self.say(*events, samples=samples)
+
+    def checkpoint(self, iteration: int | None = None, state: CheckpointState = "durable", **fields: Any) -> str:
+        at = self.iteration if iteration is None else iteration
+        name = checkpoint_id(at, self.lineage)
+        details = {"kind": "scheduled", "payload_bytes": 1000, "persist_seconds": 0.5, **fields}
+        self.say(Checkpoint(at=self.at, id=name, iteration=at, lineage=self.lineage, state=state, **details))
+        return name
+
+    def say(self, *events: Event, samples: Samples | None = None) -> Ack:
+        batch = Batch(
+            job=self.job,
+            uid=self.uid,
+            attempt=self.attempt,
+            rank=self.rank,
+            sequence=self.sequence,
+            sent_at=self.at,
+            iteration=self.iteration,
+            lineage=self.lineage,
+            samples=samples,
+            events=list(events),
+        )
+        self.sequence += 1
+        return self.send(msgspec.msgpack.encode(batch))
+
+    def send(self, body: bytes) -> Ack:
+        self.sent.append(body)
+        reply = post_batch(self.client, body)
+        assert reply.status_code == 200, reply.text
+        return msgspec.msgpack.decode(reply.content, type=Ack)
+
+    def restarted(self, uid: str = "second") -> Agent:
+        """The next attempt of the same job, at the same place."""
+        return Agent(
+            self.client,
+            uid=uid,
+            attempt=self.attempt + 1,
+            lineage=self.lineage,
+            iteration=self.iteration,
+            at=self.at + 60,
+        )
+
+
+def post_batch(client: Any, body: bytes, **headers: str) -> Any:
+    return client.post(
+        "/api/v1/ingest",
+        content=body,
+        headers={"Content-Type": "application/msgpack", **{k.replace("_", "-"): v for k, v in headers.items()}},
+    )
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ServerSettings:
+    return ServerSettings(database=str(tmp_path / "holdfast.db"))
+
+
+@pytest.fixture
+def client(settings: ServerSettings, clock: FakeClock) -> Iterator[TestClient]:
+    with TestClient(create_app(settings, clock=clock), base_url=BASE_URL) as client:
+        yield client
+
+
+@pytest.fixture
+def agent(client: TestClient) -> Agent:
+    return Agent(client)
+
+
+@dataclass
+class Server:
+    """`python -m holdfast_server` on a port of its own."""
+
+    process: subprocess.Popen[str]
+    url: str
+    output: str
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=30)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=20)
+
+
+class NotStarted(AssertionError):
+    """The server ended before it said where it is."""
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(*arguments: str, **environment: str) -> Server:
+        options = ("--db", str(tmp_path / "holdfast.db"), "--port", "0", *arguments)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast_server", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment},
+        )
+        lines: list[str] = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if (found := re.search(r"Holdfast is at http://[^ ]*:(\d+)", line)) is not None:
+                server = Server(process, f"http://127.0.0.1:{found[1]}", "".join(lines))
+                servers.append(server)
+                return server
+        process.stdout.close()
+        raise NotStarted(f"exit status {process.wait()}: {''.join(lines)}")
+
+    yield start
+    for server in servers:
+        server.kill()
+        assert server.process.stdout is not None
+        server.process.stdout.close()
+
+
+@pytest.fixture
+def fresh_agent() -> type[Agent]:
+    """For tests that talk to another client than the one in this process."""
+    return Agent

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import msgspec
+import pytest
+
+from holdfast.protocol import Applied, Desired, Paced
+
+JOB = "/api/v1/jobs/char-gpt"
+
+
+@pytest.fixture
+def job(agent):
+    agent.start()
+    agent.train(5)
+    return agent
+
+
+def edit(client, version, **changes):
+    return client.patch(f"{JOB}/desired", json=changes, headers={"If-Match": f'"{version}"'})
+
+
+def test_nothing_is_desired_of_a_job_that_nobody_knows(client):
+    reply = client.get("/api/v1/jobs/not-yet/desired")
+    assert (reply.status_code, reply.json()["version"], reply.headers["etag"]) == (200, 0, '"0"')
+    assert client.get("/api/v1/jobs/not-yet/desired?after=0").status_code == 204
+
+
+def test_an_edit_makes_a_version(job, client):
+    reply = edit(client, 0, budget="2%", every=50)
+    assert reply.status_code == 200
+    assert reply.headers["etag"] == '"1"'
+    assert (reply.json()["version"], reply.json()["budget"], reply.json()["every"]) == (1, 0.02, 50)
+
+
+def test_null_goes_back_to_the_scripts_own_setting(job, client):
+    edit(client, 0, budget=0.02, policy="fixed")
+    reply = edit(client, 1, budget=None)
+    assert (reply.json()["budget"], reply.json()["policy"]) == (None, "fixed")
+
+
+def test_pause_and_checkpoint_now(job, client):
+    assert edit(client, 0, paused=True).json()["paused"] is True
+    assert edit(client, 1, checkpoint_request=True).json()["checkpoint_request"] == 1
+    assert edit(client, 2, checkpoint_request=True).json()["checkpoint_request"] == 2
+
+
+def test_an_edit_without_a_version_is_not_taken(job, client):
+    reply = client.patch(f"{JOB}/desired", json={"budget": 0.02})
+    assert (reply.status_code, reply.json()["error"]) == (428, "version_required")
+    assert client.get(f"{JOB}/desired").json()["version"] == 0
+
+
+def test_an_edit_of_an_old_version_is_told_who_changed_what(job, client):
+    edit(client, 0, budget=0.02)
+    reply = edit(client, 0, every=10)
+    assert reply.status_code == 409
+    told = reply.json()
+    assert (told["version"], told["who"], told["what"]) == (1, "operator", "budget the script's own → 2%")
+    assert client.get(f"{JOB}/desired").json()["every"] is None
+
+
+def test_an_edit_of_a_version_that_is_not_made_yet_is_refused(job, client):
+    assert edit(client, 7, budget=0.02).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"budget": -1}, "outside"),
+        ({"budget": 0}, "outside"),
+        ({"budget": 300}, "outside"),
+        ({"budget": 3.5}, "did you mean"),
+        ({"budget": "abc"}, "not a number"),
+        ({"every": 0}, "outside"),
+        ({"every": "often"}, "not a whole number"),
+        ({"policy": "astrology"}, "checkfreq"),
+        ({"paused": "maybe"}, "paused"),
+        ({"bugdet": 0.02}, "bugdet"),
+        ({}, "nothing to change"),
+        ({"checkpoint_request": False}, "nothing to change"),
+    ],
+)
+def test_what_cannot_be_a_setting_is_refused_with_the_reason(job, client, changes, word):
+    reply = edit(client, 0, **changes)
+    assert (reply.status_code, reply.json()["error"]) == (422, "invalid_setting")
+    assert word in reply.json()["message"]
+    assert client.get(f"{JOB}/desired").json()["version"] == 0
+
+
+def test_an_invalid_part_leaves_the_valid_part_undone(job, client):
+    assert edit(client, 0, budget=0.02, every=0).status_code == 422
+    assert client.get(f"{JOB}/desired").json()["budget"] is None
+
+
+def test_a_body_that_is_no_json_is_refused(job, client):
+    reply = client.patch(f"{JOB}/desired", content=b"{", headers={"If-Match": '"0"'})
+    assert reply.status_code == 422
+    reply = client.patch(f"{JOB}/desired", json={"budget": 0.1}, headers={"If-Match": "latest"})
+    assert reply.status_code == 422
+
+
+def test_an_edit_of_an_unknown_job_is_not_found(client):
+    reply = client.patch("/api/v1/jobs/nobody/desired", json={"budget": 0.1}, headers={"If-Match": '"0"'})
+    assert (reply.status_code, reply.json()["error"]) == (404, "unknown_job")
+
+
+def test_applied_stamps_the_version_with_its_iteration(job, client):
+    edit(client, 0, budget=0.02)
+    edit(client, 1, every=7)
+    job.say(Applied(at=job.at, version=2, iteration=6, lineage=1))
+    job.say(Applied(at=job.at, version=1, iteration=9, lineage=1))
+    summary = client.get(JOB).json()
+    assert (summary["applied_version"], summary["applied_iteration"]) == (2, 6)
+    edits = client.get(f"{JOB}/edits").json()["edits"]
+    assert [(one["version"], one["summary"], one["applied_iteration"]) for one in edits] == [
+        (2, "interval automatic → every 7", 6),
+        (1, "budget the script's own → 2%", 6),
+    ]
+
+
+def test_an_edit_that_is_not_applied_says_so(job, client):
+    edit(client, 0, budget=0.02)
+    (only,) = client.get(f"{JOB}/edits").json()["edits"]
+    assert (only["applied_iteration"], only["applied_at"]) == (None, None)
+
+
+def test_a_paused_job_is_paused_once_its_agent_says_so(job, client):
+    edit(client, 0, paused=True)
+    assert client.get(JOB).json()["status"] == "running"
+    job.say(Applied(at=job.at, version=1, iteration=6, lineage=1))
+    assert client.get(JOB).json()["status"] == "paused"
+
+
+def paced(**fields):
+    values = {"at": 1.0, "iteration": 5, "lineage": 1, "policy": "checkfreq", "interval": 40, "budget": 0.035,
+              "predicted_overhead": 0.02, "measured_overhead": 0.018, "measured_window_iterations": 200,
+              "profile": {"iteration_seconds": 0.1, "snapshot_seconds": 0.05, "persist_seconds": 0.5,
+                          "cost_seconds": 0.05, "checkpoint_bytes": 1e8,
+                          "device_copy_seconds": float("inf")}}  # fmt: skip
+    return Paced(**(values | fields))
+
+
+def test_what_is_in_force_comes_from_the_agent(job, client):
+    edit(client, 0, budget=0.01)
+    job.say(paced())
+    summary = client.get(JOB).json()
+    assert (summary["budget"], summary["interval"], summary["measured_overhead"]) == (0.035, 40, 0.018)
+    assert summary["desired"]["budget"] == 0.01
+    assert summary["paced"]["profile"]["device_copy_seconds"] == "inf"
+
+
+def test_a_setting_can_be_looked_at_before_it_is_made(job, client):
+    reply = client.get(f"{JOB}/preview?budget=0.02").json()
+    assert (reply["plan"], reply["why_none"]) == (None, "the job is still measuring its iterations")
+    job.say(paced())
+    tight = client.get(f"{JOB}/preview?budget=0.001").json()["plan"]
+    loose = client.get(f"{JOB}/preview?budget=0.2").json()["plan"]
+    fixed = client.get(f"{JOB}/preview?every=17").json()["plan"]
+    assert tight["interval"] > loose["interval"]
+    assert fixed["interval"] == 17
+    assert tight["exposure_iterations"] > loose["exposure_iterations"]
+    assert client.get(f"{JOB}/desired").json()["version"] == 0
+
+
+@pytest.mark.parametrize("query", ["budget=300", "budget=-1", "budget=0", "every=0", "budget=abc", "every=x"])
+def test_a_preview_of_what_cannot_be_a_setting_is_refused(job, client, query):
+    assert client.get(f"{JOB}/preview?{query}").status_code == 422
+
+
+def test_an_answer_names_the_numbers_an_agent_must_not_reuse(job, client):
+    job.restarted().start()
+    desired = client.get(f"{JOB}/desired").json()
+    assert (desired["latest_attempt"], desired["latest_lineage"]) == (2, 1)
+
+
+def test_a_waiting_agent_hears_of_an_edit_at_once(serve, fresh_agent):
+    server = serve()
+    with server.client() as client, server.client() as waiting:
+        fresh_agent(client).start()
+        answers = []
+        poll = threading.Thread(
+            target=lambda: answers.append((waiting.get(f"{JOB}/desired?after=0&wait=25"), time.monotonic()))
+        )
+        poll.start()
+        while "holdfast_listeners 1.0" not in client.get("/metrics").text:
+            pass
+        assert poll.is_alive()
+        edited_at = time.monotonic()
+        edit(client, 0, budget=0.02)
+        poll.join(timeout=20)
+        reply, answered_at = answers[0]
+        assert (reply.status_code, reply.json()["budget"]) == (200, 0.02)
+        # Not the end of the wait, which is 25 s away; promised is a second.
+        assert answered_at - edited_at < 10
+
+
+def test_a_wait_without_an_edit_ends_empty(job, client):
+    assert client.get(f"{JOB}/desired?after=0&wait=0.01").status_code == 204
+
+
+def test_desired_reads_back_as_the_agents_own_type(job, client):
+    edit(client, 0, budget=0.02, paused=True)
+    reply = client.get(f"{JOB}/desired")
+    assert msgspec.json.decode(reply.content, type=Desired) == Desired(
+        version=1, budget=0.02, paused=True, latest_attempt=1, latest_lineage=1
+    )

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import gzip
+import math
+import sqlite3
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.protocol import Ack, AttemptStarted, Batch, Notice, Samples, Stall
+
+JOB = "/api/v1/jobs/char-gpt"
+
+
+def rows(client: Any, table: str) -> int:
+    path = client.app.state.database.path
+    connection = sqlite3.connect(path)
+    try:
+        (found,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    finally:
+        connection.close()
+    return found
+
+
+def post(client: Any, body: bytes, **headers: str) -> Any:
+    kind = {"Content-Type": "application/msgpack"}
+    return client.post("/api/v1/ingest", content=body, headers=kind | headers)
+
+
+def batch(**fields: Any) -> dict[str, Any]:
+    whole = {"job": "char-gpt", "uid": "u", "attempt": 1, "rank": 0, "sequence": 0, "sent_at": 1.0,
+             "iteration": 0, "lineage": 1}  # fmt: skip
+    return whole | fields
+
+
+def test_a_batch_is_stored_and_acknowledged(agent, client):
+    agent.start()
+    ack = agent.train(5)
+    assert ack == Ack(acked=1, version=0)
+    summary = client.get(JOB).json()
+    assert (summary["iteration"], summary["status"], summary["loss"]) == (5, "running", 2.5)
+
+
+def test_a_batch_sent_again_is_acknowledged_and_kept_once(agent, client):
+    agent.start()
+    stall = Stall(at=1.0, iteration=2, lineage=1, kind="snapshot_wait", seconds=0.3)
+    first = agent.train(5, stall)
+    again = agent.send(agent.sent[-1])
+    assert again == first
+    assert (rows(client, "chunks"), rows(client, "stalls"), rows(client, "batches")) == (1, 1, 2)
+
+
+def test_a_sign_of_life_leaves_no_row_behind(agent, client):
+    agent.start()
+    before = rows(client, "batches")
+    agent.say()
+    assert rows(client, "batches") == before
+
+
+def test_a_sign_of_life_before_the_start_is_said_does_not_take_a_job_back(agent, client, fresh_agent):
+    agent.start()
+    agent.train(10)
+    agent.lineage = 2
+    agent.train(1)
+    second = fresh_agent(client, uid="second", attempt=2)
+    second.say()
+    summary = client.get(JOB).json()
+    assert (summary["attempt"], summary["iteration"], summary["lineage"]) == (2, 11, 2)
+
+
+def test_an_event_of_an_unknown_kind_costs_only_itself(agent, client):
+    body = batch(
+        events=[
+            {"type": "telepathy", "at": 1.0},
+            msgspec.to_builtins(Notice(at=1.0, iteration=0, lineage=1, level="info", code="x", message="kept")),
+        ]
+    )
+    assert post(client, msgspec.msgpack.encode(body)).status_code == 200
+    codes = [notice["code"] for notice in client.get(f"{JOB}/notices").json()["notices"]]
+    assert codes == ["unknown_events", "x"]
+
+
+def test_unknown_fields_of_a_newer_agent_are_ignored(client):
+    body = batch(mood="good", events=[{"type": "stall", "at": 1.0, "iteration": 1, "lineage": 1,
+                                       "kind": "restore", "seconds": 2.0, "colour": "red"}])  # fmt: skip
+    assert post(client, msgspec.msgpack.encode(body)).status_code == 200
+    assert rows(client, "stalls") == 1
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_is_shown_as_what_it_is(agent, client, loss):
+    agent.start()
+    agent.train(3, loss=loss)
+    assert client.get(JOB).json()["loss"] == str(loss)
+    (series,) = client.get(f"{JOB}/timeline").json()["series"]
+    assert series["metrics"]["loss"]["mean"] == [str(loss)] * 3
+    assert client.get("/metrics").status_code == 200
+
+
+def test_json_is_taken_too_and_answered_as_json(client):
+    samples = {"iteration": [1], "lineage": [1], "at": [1.0], "seconds": [0.1], "stall_seconds": [0.0],
+               "data_seconds": [0.0], "metrics": {"loss": ["nan"]}}  # fmt: skip
+    reply = client.post("/api/v1/ingest", json=batch(samples=samples, iteration=1))
+    assert reply.json() == {"acked": 0, "version": 0}
+    assert client.get(JOB).json()["loss"] == "nan"
+
+
+def test_a_compressed_batch_is_taken(client):
+    body = gzip.compress(msgspec.msgpack.encode(batch()))
+    assert post(client, body, **{"Content-Encoding": "gzip"}).status_code == 200
+
+
+def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(client):
+    body = gzip.compress(bytes(50 * 2**20))
+    assert len(body) < 2**20
+    reply = post(client, body, **{"Content-Encoding": "gzip"})
+    assert (reply.status_code, reply.json()["error"]) == (413, "too_large")
+
+
+def test_a_body_over_the_limit_is_refused(client):
+    assert post(client, bytes(9 * 2**20)).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"job": "../etc"}, "job name"),
+        ({"sequence": -1}, "sequence"),
+        ({"iteration": 2**60}, "iteration"),
+        ({"uid": ""}, "uid"),
+        ({"protocol": 99}, "update the server"),
+        ({"rank": "first"}, "rank"),
+        ({"samples": {"iteration": [1, 2], "lineage": [1]}}, "columns differ"),
+        ({"samples": msgspec.to_builtins(Samples(iteration=[1], lineage=[1], at=[math.nan], seconds=[1.0],
+                                                 stall_seconds=[0.0], data_seconds=[0.0]))}, "at"),
+    ],
+)  # fmt: skip
+def test_what_is_not_a_batch_is_refused_in_words(client, fields, word):
+    reply = post(client, msgspec.msgpack.encode(batch(**fields)))
+    assert (reply.status_code, reply.json()["error"]) == (422, "invalid_batch")
+    assert word in reply.json()["message"]
+    assert client.get("/api/v1/jobs").json() == {"jobs": []}
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01", b"{}", bytes(1000)])
+def test_garbage_is_refused(client, body):
+    assert post(client, body).status_code == 422
+
+
+def test_another_type_of_body_is_refused(client):
+    reply = client.post("/api/v1/ingest", content=b"x", headers={"Content-Type": "text/plain"})
+    assert reply.status_code == 415
+    assert post(client, b"x", **{"Content-Encoding": "br"}).status_code == 415
+
+
+def test_numbers_that_no_column_holds_cost_only_their_event(client):
+    stall = {"type": "stall", "at": 1.0, "iteration": 2**63, "lineage": 1, "kind": "restore", "seconds": 1.0}
+    nan = stall | {"iteration": 1, "seconds": math.nan}
+    assert post(client, msgspec.msgpack.encode(batch(events=[stall, nan]))).status_code == 200
+    assert rows(client, "stalls") == 0
+
+
+def test_a_replayed_spool_does_not_take_a_job_back(agent, client):
+    agent.start()
+    agent.train(10)
+    second = agent.restarted()
+    second.start(previous_exit="killed by SIGKILL")
+    second.train(10)
+    late = Batch(job="char-gpt", uid="first", attempt=1, rank=0, sequence=99, sent_at=1.0, iteration=11, lineage=1,
+                 samples=Samples(iteration=[11], lineage=[1], at=[1.0], seconds=[9.0], stall_seconds=[0.0],
+                                 data_seconds=[0.0], metrics={"loss": [9.0]}))  # fmt: skip
+    agent.send(msgspec.msgpack.encode(late))
+    summary = client.get(JOB).json()
+    assert (summary["iteration"], summary["attempt"], summary["loss"], summary["restarts"]) == (20, 2, 2.5, 1)
+
+
+def test_other_ranks_are_stored_and_do_not_say_where_the_job_is(agent, client, fresh_agent):
+    agent.start()
+    agent.train(5)
+    other = fresh_agent(client, rank=1, uid=agent.uid)
+    other.train(2)
+    assert client.get(JOB).json()["iteration"] == 5
+    assert rows(client, "chunks") == 2
+
+
+def test_the_acknowledgement_tells_of_a_new_version(agent, client):
+    agent.start()
+    client.patch(f"{JOB}/desired", json={"budget": 0.02}, headers={"If-Match": '"0"'})
+    assert agent.say().version == 1
+
+
+def test_how_an_attempt_ended_before_is_kept(agent, client):
+    agent.start()
+    second = agent.restarted()
+    second.start(previous_exit="killed by SIGKILL", resumed_from=None)
+    attempts = client.get(f"{JOB}/timeline").json()["attempts"]
+    assert [one["previous_exit"] for one in attempts] == [None, "killed by SIGKILL"]
+
+
+def test_an_attempt_whose_start_comes_late_is_known_from_its_first_batch(agent, client):
+    agent.train(3)
+    agent.say(AttemptStarted(at=5.0, iteration=0, lineage=1, host="late"))
+    (attempt,) = client.get(f"{JOB}/timeline").json()["attempts"]
+    assert (attempt["host"], attempt["last_iteration"]) == ("late", 3)

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from holdfast.protocol import AttemptFinished, LineageStarted, OrderMoved
+
+JOB = "/api/v1/jobs/char-gpt"
+
+
+@pytest.fixture
+def job(agent):
+    """At iteration 30, with durable checkpoints at 10 and 20."""
+    agent.start()
+    for _ in range(2):
+        agent.train(10)
+        agent.checkpoint()
+    agent.train(10)
+    return agent
+
+
+def order(client, **wish):
+    return client.post(f"{JOB}/restores", json=wish)
+
+
+def moved(job, placed, state, **fields):
+    job.say(OrderMoved(at=job.at, order=placed["id"], state=state, iteration=job.iteration, lineage=job.lineage,
+                       **fields))  # fmt: skip
+
+
+def read(client, placed):
+    return client.get(f"{JOB}/restores/{placed['id']}").json()
+
+
+def test_an_order_reaches_the_agent_with_its_fence(job, client):
+    reply = order(client, iteration=10)
+    assert reply.status_code == 201
+    placed = reply.json()
+    assert (placed["state"], placed["checkpoint"]) == ("requested", "000000000010-1")
+    assert (placed["from_iteration"], placed["fence"], placed["who"]) == (30, 1, "operator")
+    desired = client.get(f"{JOB}/desired").json()
+    assert desired["version"] == 1
+    assert desired["restore"] == {"id": placed["id"], "checkpoint": "000000000010-1", "fence": 1}
+
+
+def test_an_order_may_name_a_checkpoint(job, client):
+    assert order(client, checkpoint="000000000020-1").json()["iteration"] == 20
+
+
+def test_an_order_goes_through_its_states_to_restored(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "delivered")
+    moved(job, placed, "restoring", safety_checkpoint="000000000030-1")
+    job.iteration, job.lineage = 10, 2
+    job.say(LineageStarted(at=job.at, lineage=2, iteration=10, parent="000000000010-1", order=placed["id"]))
+    moved(job, placed, "restored", seconds=1.5)
+    done = read(client, placed)
+    assert [one["state"] for one in done["transitions"]] == ["requested", "delivered", "restoring", "restored"]
+    assert [one["who"] for one in done["transitions"]] == ["operator", *["agent, attempt 1"] * 3]
+    assert (done["new_lineage"], done["seconds"], done["safety_checkpoint"]) == (2, 1.5, "000000000030-1")
+    assert client.get(f"{JOB}/desired").json()["restore"] is None
+    summary = client.get(JOB).json()
+    assert (summary["iteration"], summary["lineage"], summary["lineages"]) == (10, 2, 2)
+
+
+def test_a_double_click_is_one_order(job, client):
+    first = order(client, iteration=10, key="click")
+    second = order(client, iteration=10, key="click")
+    other_tab = order(client, iteration=10, key="other")
+    assert [first.status_code, second.status_code, other_tab.status_code] == [201, 200, 200]
+    assert first.json() == second.json() == other_tab.json()
+    assert len(client.get(f"{JOB}/restores").json()["restores"]) == 1
+    assert client.get(f"{JOB}/desired").json()["version"] == 1
+
+
+def test_clicks_at_the_same_moment_are_one_order(job, client, settings):
+    replies = []
+    clicks = [threading.Thread(target=lambda: replies.append(order(client, iteration=10))) for _ in range(8)]
+    for click in clicks:
+        click.start()
+    for click in clicks:
+        click.join()
+    assert sorted(reply.status_code for reply in replies) == [200] * 7 + [201]
+    assert len({reply.json()["id"] for reply in replies}) == 1
+
+
+def test_a_key_stays_the_same_order_after_it_has_ended(job, client):
+    placed = order(client, iteration=10, key="click").json()
+    client.post(f"{JOB}/restores/{placed['id']}/cancel")
+    again = order(client, iteration=20, key="click")
+    assert (again.status_code, again.json()["id"], again.json()["state"]) == (200, placed["id"], "cancelled")
+
+
+def test_a_second_place_to_go_to_waits_for_the_first(job, client):
+    placed = order(client, iteration=10).json()
+    reply = order(client, iteration=20)
+    assert (reply.status_code, reply.json()["error"]) == (409, "open_order")
+    assert reply.json()["order"]["id"] == placed["id"]
+
+
+def test_where_there_is_no_checkpoint_the_nearest_earlier_one_is_offered_and_not_taken(job, client):
+    reply = order(client, iteration=17)
+    assert (reply.status_code, reply.json()["error"]) == (404, "no_such_checkpoint")
+    assert reply.json()["nearest"]["iteration"] == 10
+    assert "10" in reply.json()["message"]
+    assert client.get(f"{JOB}/restores").json() == {"restores": []}
+
+
+def test_before_the_first_checkpoint_there_is_nothing_to_offer(job, client):
+    reply = order(client, iteration=3)
+    assert (reply.status_code, reply.json()["nearest"]) == (404, None)
+
+
+@pytest.mark.parametrize("state", ["damaged", "torn", "failed", "persisting", "snapshot", "missing"])
+def test_only_a_durable_checkpoint_can_be_restored(job, client, state):
+    name = job.checkpoint(25, state, reason="the disk said so")
+    reply = order(client, checkpoint=name)
+    assert (reply.status_code, reply.json()["error"]) == (409, "not_restorable")
+    assert state in reply.json()["message"]
+    assert order(client, iteration=25).json()["nearest"]["iteration"] == 20
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{}, {"iteration": -1}, {"iteration": 2**60}, {"iteration": "ten"}, {"checkpoint": "../x"}, {"itteration": 1},
+     {"iteration": 10, "key": ""}, {"iteration": 10, "key": "k" * 300}],
+)  # fmt: skip
+def test_what_is_no_restore_is_refused(job, client, wish):
+    reply = order(client, **wish)
+    assert (reply.status_code, reply.json()["error"]) == (422, "invalid_setting")
+    assert client.get(f"{JOB}/restores").json() == {"restores": []}
+
+
+def test_an_unknown_job_has_no_restores(client):
+    assert order(client, iteration=1).status_code == 404
+    assert client.get(f"{JOB}/restores").status_code == 404
+
+
+def test_an_unknown_order_is_not_found(job, client):
+    assert client.get(f"{JOB}/restores/nothing").status_code == 404
+    assert client.post(f"{JOB}/restores/nothing/cancel").status_code == 404
+
+
+def test_the_order_of_another_job_is_not_found(job, client, fresh_agent):
+    placed = order(client, iteration=10).json()
+    fresh_agent(client, job="other", uid="o").start()
+    assert client.get(f"/api/v1/jobs/other/restores/{placed['id']}").status_code == 404
+    assert client.post(f"/api/v1/jobs/other/restores/{placed['id']}/cancel").status_code == 404
+
+
+def test_an_order_can_be_cancelled_until_the_agent_restores(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "delivered")
+    reply = client.post(f"{JOB}/restores/{placed['id']}/cancel")
+    assert (reply.status_code, reply.json()["state"]) == (200, "cancelled")
+    assert client.post(f"{JOB}/restores/{placed['id']}/cancel").json()["state"] == "cancelled"
+    assert client.get(f"{JOB}/desired").json()["restore"] is None
+    assert client.get(f"{JOB}/desired").json()["version"] == 2
+    assert order(client, iteration=20).status_code == 201
+
+
+def test_a_restore_under_way_cannot_be_cancelled(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    reply = client.post(f"{JOB}/restores/{placed['id']}/cancel")
+    assert (reply.status_code, reply.json()["error"]) == (409, "not_cancellable")
+    assert read(client, placed)["state"] == "restoring"
+
+
+@pytest.mark.parametrize("ended", ["restored", "failed", "cancelled", "expired", "superseded"])
+def test_an_order_that_has_ended_moves_no_more(job, client, ended):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, ended, reason="so it is")
+    for state in ("delivered", "restoring", "restored", "failed", "requested"):
+        moved(job, placed, state, reason="late")
+    after = read(client, placed)
+    assert (after["state"], after["reason"], len(after["transitions"])) == (ended, "so it is", 2)
+
+
+def test_an_attempt_from_before_the_fence_moves_nothing(job, client):
+    second = job.restarted()
+    second.start()
+    placed = order(client, iteration=10).json()
+    assert placed["fence"] == 2
+    moved(job, placed, "restored")
+    assert read(client, placed)["state"] == "requested"
+
+
+def test_an_agent_cannot_move_the_order_of_another_job(job, client, fresh_agent):
+    placed = order(client, iteration=10).json()
+    stranger = fresh_agent(client, job="other", uid="o", attempt=5)
+    stranger.start()
+    moved(stranger, placed, "restored")
+    assert read(client, placed)["state"] == "requested"
+
+
+def test_an_order_waits_for_the_next_start_of_a_job_that_has_ended(job, client):
+    job.say(AttemptFinished(at=job.at, iteration=30, lineage=1, reason="finished"))
+    placed = order(client, iteration=10).json()
+    second = job.restarted()
+    second.start()
+    assert client.get(f"{JOB}/desired").json()["restore"]["id"] == placed["id"]
+    moved(second, placed, "restored", seconds=2.0)
+    assert read(client, placed)["state"] == "restored"
+
+
+def test_an_order_outlives_the_attempt_that_was_restoring(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    second = job.restarted()
+    second.start(previous_exit="killed by SIGKILL")
+    assert read(client, placed)["state"] == "restoring"
+    moved(second, placed, "restored")
+    assert read(client, placed)["state"] == "restored"
+
+
+def test_an_order_that_the_agent_ends_is_nobodys_edit(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "failed", reason="its digest is wrong")
+    assert client.get(f"{JOB}/desired").json()["version"] == 2
+    reply = client.patch(f"{JOB}/desired", json={"budget": 0.02}, headers={"If-Match": '"1"'})
+    assert reply.status_code == 200
+
+
+def test_a_restore_is_described_before_it_is_ordered(job, client):
+    preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
+    assert (preview["from_iteration"], preview["to_iteration"], preview["iterations_abandoned"]) == (30, 10, 20)
+    assert preview["seconds_abandoned"] == pytest.approx(2.0)
+    assert (preview["estimated_seconds"], preview["estimated_from"]) == (0.5, "the time that writing it took")
+    assert (preview["alive"], preview["safety_checkpoint"]) == (True, True)
+    assert preview["what"] == "in place, at the next iteration boundary"
+
+
+def test_a_restore_that_was_measured_tells_how_long_the_next_takes(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restored", seconds=3.0)
+    preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000020-1").json()
+    assert (preview["estimated_seconds"], preview["estimated_from"]) == (3.0, "the last restore of this job")
+
+
+def test_a_job_that_is_not_running_goes_back_at_its_next_start(job, client, clock):
+    clock.now += 3600
+    preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
+    assert (preview["alive"], preview["what"]) == (False, "at the next start of the job")
+
+
+def test_going_back_to_an_abandoned_lineage_gives_up_what_came_after_the_fork(job, client):
+    job.iteration, job.lineage = 10, 2
+    job.say(LineageStarted(at=job.at, lineage=2, iteration=10, parent="000000000010-1"))
+    job.train(5)
+    preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000020-1").json()
+    assert preview["checkpoint"]["abandoned"] is True
+    assert (preview["iterations_abandoned"], preview["to_iteration"]) == (5, 20)
+    assert preview["seconds_abandoned"] == pytest.approx(0.5)
+
+
+def test_a_preview_of_an_unknown_checkpoint_offers_the_nearest(job, client):
+    reply = client.get(f"{JOB}/restores/preview?checkpoint=000000000017-1")
+    assert (reply.status_code, reply.json()["nearest"]["iteration"]) == (404, 10)
+    assert client.get(f"{JOB}/restores/preview?checkpoint=x").status_code == 422

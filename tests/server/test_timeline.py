@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from holdfast.protocol import (
+    AttemptFinished,
+    Checkpoint,
+    Inventory,
+    LineageStarted,
+    Samples,
+    Stall,
+    checkpoint_id,
+)
+
+JOB = "/api/v1/jobs/char-gpt"
+
+
+@pytest.fixture
+def job(agent):
+    agent.start()
+    return agent
+
+
+def back_to(agent, iteration, lineage):
+    parent = f"{iteration:012d}-{agent.lineage}"
+    agent.iteration, agent.lineage = iteration, lineage
+    agent.say(LineageStarted(at=agent.at, lineage=lineage, iteration=iteration, parent=parent))
+
+
+def test_a_job_without_iterations_has_an_empty_timeline(job, client):
+    timeline = client.get(f"{JOB}/timeline").json()
+    assert (timeline["extent"], timeline["window"], timeline["series"]) == (None, None, [])
+
+
+def test_an_unknown_job_has_no_timeline(client):
+    assert client.get(f"{JOB}/timeline").status_code == 404
+
+
+def test_every_iteration_of_a_short_run_is_there(job, client):
+    job.train(3)
+    job.train(2, loss=1.5)
+    timeline = client.get(f"{JOB}/timeline").json()
+    (series,) = timeline["series"]
+    assert (timeline["extent"], timeline["window"], timeline["bucketed"]) == ([1, 5], [1, 5], False)
+    assert series["iteration"] == [1, 2, 3, 4, 5]
+    assert series["metrics"]["loss"]["mean"] == [2.5, 2.5, 2.5, 1.5, 1.5]
+    assert series["seconds"]["mean"] == series["seconds"]["max"] == [0.1] * 5
+
+
+def test_a_window_holds_what_lies_in_it(job, client):
+    for _ in range(4):
+        job.train(5)
+        job.checkpoint()
+    timeline = client.get(f"{JOB}/timeline?from=7&to=12").json()
+    assert timeline["series"][0]["iteration"] == [7, 8, 9, 10, 11, 12]
+    assert timeline["extent"] == [1, 20]
+    assert [one["iteration"] for one in timeline["checkpoints"]] == [10]
+
+
+@pytest.mark.parametrize("points", [2, 3, 10, 97, 500])
+def test_a_long_run_is_read_in_no_more_points_than_asked(job, client, points):
+    for _ in range(5):
+        job.train(100)
+        job.train(100, loss=0.5, seconds=0.3)
+    timeline = client.get(f"{JOB}/timeline?points={points}").json()
+    (series,) = timeline["series"]
+    assert timeline["bucketed"] is True
+    assert points / 4 <= len(series["iteration"]) <= points
+    assert series["iteration"][-1] == 1000
+    loss = series["metrics"]["loss"]
+    assert (min(loss["min"]), max(loss["max"])) == (0.5, 2.5)
+    assert all(low <= mean <= high for low, mean, high in zip(loss["min"], loss["mean"], loss["max"], strict=True))
+    assert sum(series["stall_seconds"]) == pytest.approx(1.0)
+
+
+def test_the_newest_attempt_counts_where_iterations_were_repeated(job, client):
+    job.train(10)
+    second = job.restarted()
+    second.iteration = 6
+    second.start(resumed_from="000000000006-1", previous_exit="killed by SIGKILL")
+    second.train(6, loss=1.0)
+    (series,) = client.get(f"{JOB}/timeline").json()["series"]
+    assert series["iteration"] == list(range(1, 13))
+    assert series["metrics"]["loss"]["mean"] == [2.5] * 6 + [1.0] * 6
+
+
+def test_a_metric_that_begins_later_is_missing_before(job, client):
+    job.train(2)
+    job.iteration = 3
+    job.say(samples=Samples(iteration=[3], lineage=[1], at=[job.at], seconds=[0.1], stall_seconds=[0.0],
+                            data_seconds=[0.0], metrics={"accuracy": [0.5]}))  # fmt: skip
+    (series,) = client.get(f"{JOB}/timeline").json()["series"]
+    assert series["metrics"]["accuracy"]["mean"] == ["nan", "nan", 0.5]
+    assert series["metrics"]["loss"]["mean"] == [2.5, 2.5, "nan"]
+
+
+def test_a_batch_that_spans_a_restore_is_split_between_its_lineages(job, client):
+    job.lineage, job.iteration = 2, 2
+    job.say(samples=Samples(iteration=[1, 2, 2], lineage=[1, 1, 2], at=[job.at] * 3, seconds=[0.1] * 3,
+                            stall_seconds=[0.0] * 3, data_seconds=[0.0] * 3,
+                            metrics={"loss": [3.0, 2.0, 2.0]}))  # fmt: skip
+    series = client.get(f"{JOB}/timeline").json()["series"]
+    assert [(one["lineage"], one["iteration"]) for one in series] == [(1, [1, 2]), (2, [2])]
+
+
+def test_an_abandoned_lineage_stays_visible_and_is_marked(job, client):
+    job.train(10)
+    job.checkpoint(5)
+    job.checkpoint(10)
+    back_to(job, 5, 2)
+    job.train(3)
+    timeline = client.get(f"{JOB}/timeline").json()
+    lineages = timeline["lineages"]
+    assert [(one["lineage"], one["iteration"], one["last_iteration"]) for one in lineages] == [
+        (1, 0, 10),
+        (2, 5, 8),
+    ]
+    assert [one["abandoned"] for one in timeline["series"]] == [True, False]
+    # The first lineage is left, and still the way to where the job is, up to where it was left at.
+    assert {one["iteration"]: one["abandoned"] for one in timeline["checkpoints"]} == {5: False, 10: True}
+
+
+def test_only_the_lineage_that_the_job_is_on_is_not_abandoned(job, client):
+    job.train(10)
+    job.checkpoint(5)
+    back_to(job, 5, 2)
+    job.train(1)
+    job.lineage = 1
+    back_to(job, 5, 3)
+    job.train(1)
+    timeline = client.get(f"{JOB}/timeline").json()
+    assert {one["lineage"]: one["abandoned"] for one in timeline["lineages"]} == {1: True, 2: True, 3: False}
+    assert {one["lineage"]: one["abandoned"] for one in timeline["series"]} == {1: True, 2: True, 3: False}
+
+
+def test_stalls_orders_edits_and_attempts_are_on_the_timeline(job, client):
+    job.train(10, Stall(at=job.at, iteration=4, lineage=1, kind="persist_backpressure", seconds=1.25))
+    client.patch(f"{JOB}/desired", json={"budget": 0.02}, headers={"If-Match": '"0"'})
+    job.checkpoint(10)
+    client.post(f"{JOB}/restores", json={"iteration": 10})
+    job.say(AttemptFinished(at=job.at, iteration=10, lineage=1, reason="finished"))
+    timeline = client.get(f"{JOB}/timeline").json()
+    assert timeline["stalls"] == [
+        {"iteration": 4, "lineage": 1, "kind": "persist_backpressure", "seconds": 1.25, "at": job.at}
+    ]
+    assert [one["summary"] for one in timeline["edits"]] == ["restore to 10", "budget the script's own → 2%"]
+    assert [one["state"] for one in timeline["orders"]] == ["requested"]
+    assert [(one["attempt"], one["finished"]) for one in timeline["attempts"]] == [(1, "finished")]
+
+
+def test_of_very_many_checkpoints_an_even_selection_with_the_newest_is_drawn(job, client):
+    job.train(1300)
+    job.say(*[Checkpoint(at=job.at, id=checkpoint_id(number, 1), iteration=number, lineage=1, kind="scheduled",
+                         state="durable") for number in range(1, 1301)])  # fmt: skip
+    timeline = client.get(f"{JOB}/timeline").json()
+    drawn = [one["iteration"] for one in timeline["checkpoints"]]
+    assert (timeline["checkpoints_total"], drawn[-1]) == (1300, 1300)
+    assert 400 < len(drawn) <= 500
+    assert len({second - first for first, second in itertools.pairwise(drawn)}) == 1
+
+
+def test_restore_points_come_newest_first_and_page_by_page(job, client):
+    for _ in range(5):
+        job.train(1)
+        job.checkpoint()
+    first = client.get(f"{JOB}/checkpoints?limit=3").json()["checkpoints"]
+    rest = client.get(f"{JOB}/checkpoints?limit=3&before={first[-1]['id']}").json()["checkpoints"]
+    assert [one["iteration"] for one in first + rest] == [5, 4, 3, 2, 1]
+
+
+def test_the_newest_word_on_a_checkpoint_wins_whatever_comes_last(job, client):
+    job.train(5)
+    name = job.checkpoint(state="snapshot")
+    early = job.sent[-1]
+    job.checkpoint(state="durable", snapshot_seconds=0.2)
+    job.uid = "replay"
+    body = early.replace(b"\xa5first", b"\xa6replay")
+    assert body != early
+    job.send(body)
+    (only,) = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
+    assert (only["id"], only["state"], only["restorable"]) == (name, "durable", True)
+
+
+def test_what_the_store_no_longer_holds_is_missing(job, client):
+    job.train(10)
+    kept, gone = job.checkpoint(5), job.checkpoint(8)
+    job.checkpoint(10, state="persisting")
+    job.say(Inventory(at=job.at, checkpoints=[kept, "000000000002-1"]))
+    states = {one["iteration"]: one["state"] for one in client.get(f"{JOB}/checkpoints").json()["checkpoints"]}
+    assert states == {5: "durable", 8: "missing", 10: "persisting", 2: "durable"}
+    job.say(Inventory(at=job.at, checkpoints=[kept, gone]))
+    states = {one["iteration"]: one["state"] for one in client.get(f"{JOB}/checkpoints").json()["checkpoints"]}
+    assert (states[8], states[2]) == ("durable", "missing")
+
+
+def test_what_was_on_its_way_when_the_attempt_died_never_arrives(job, client):
+    job.train(10)
+    job.checkpoint(10, state="persisting")
+    second = job.restarted()
+    second.start()
+    second.say(Inventory(at=second.at, checkpoints=[]))
+    (only,) = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
+    assert (only["state"], only["reason"]) == ("failed", "the attempt ended before it was durable")
+
+
+@pytest.mark.parametrize("query", ["points=1", "points=100000", "points=x", "from=-1", "to=x"])
+def test_a_window_that_is_none_is_refused(job, client, query):
+    reply = client.get(f"{JOB}/timeline?{query}")
+    assert (reply.status_code, reply.json()["error"]) == (422, "invalid_request")
