@@ -1,0 +1,27 @@
+# docker build --target server .    the service and its dashboard
+# docker build --target trainer .   an example job under `holdfast run`
+FROM python:3.11-slim AS source
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY agent agent
+COPY server server
+COPY web web
+COPY migrations migrations
+
+FROM source AS server
+RUN pip install --no-cache-dir -c constraints.txt '.[server]' \
+    && useradd --create-home holdfast && install -d -o holdfast /data
+USER holdfast
+VOLUME /data
+EXPOSE 7117
+# Bound to more than loopback it insists on HOLDFAST_TOKEN.
+CMD ["holdfast", "serve", "--host", "0.0.0.0", "--port", "7117", "--db", "/data/holdfast.db"]
+
+FROM source AS trainer
+RUN pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu \
+    && pip install --no-cache-dir -c constraints.txt '.[torch]' \
+    && useradd --create-home holdfast && install -d -o holdfast /checkpoints
+COPY examples examples
+USER holdfast
+VOLUME /checkpoints
+CMD ["holdfast", "run", "--store", "/checkpoints", "--", "python", "examples/char_gpt.py"]

@@ -1,0 +1,104 @@
+"""Real servers, supervisors and trainers for a test, and the ledgers that trainers write."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.client import Client, Job, ServerError, UnreachableError
+
+TRAINER = Path(__file__).with_name("trainer.py")
+SAMPLES = 211
+HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of a ledger."""
+
+    pid: int
+    lineage: int
+    iteration: int
+    loss: str
+    samples: tuple[int, ...]
+
+    @property
+    def outcome(self) -> tuple[str, tuple[int, ...]]:
+        return self.loss, self.samples
+
+
+def read_ledger(path: Path) -> list[Step]:
+    """The whole lines of a ledger; a kill may have cut the last one of an attempt short."""
+    if not path.exists():
+        return []
+    steps = []
+    for line in path.read_text().splitlines(keepends=True):
+        words = line.split()
+        if line.endswith("\n") and len(words) == 5:
+            samples = tuple(map(int, words[4].split(",")))
+            steps.append(Step(int(words[0]), int(words[1]), int(words[2]), words[3], samples))
+    return steps
+
+
+def until(happened: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.01)
+
+
+def environment(store: Path, server: str = "") -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    return kept | {"HOLDFAST_STORE": str(store), "HOLDFAST_SERVER": server}
+
+
+@contextmanager
+def spawned(command: Sequence[str], log: Path, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose output goes to `log`; terminated, and its log shown on failure, at the end."""
+    with open(log, "ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
+    try:
+        yield process
+    except BaseException:
+        print(f"--- {log.name}\n{log.read_text()[-4000:]}")
+        raise
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def served(folder: Path, port: int) -> Iterator[Client]:
+    """A client of a server that is up."""
+    command = [*HOLDFAST, "serve", "--port", str(port), "--db", str(folder / "holdfast.db")]
+    client = Client(f"http://127.0.0.1:{port}")
+    with spawned(command, folder / "server.log", environment(folder)) as process:
+
+        def is_up() -> bool:
+            assert process.poll() is None, "the server ended"
+            try:
+                client.jobs()
+            except UnreachableError:
+                return False
+            return True
+
+        until(is_up, "the server to answer")
+        yield client
+
+
+def known(client: Client, job: str) -> Job | None:
+    try:
+        return client.job(job)
+    except ServerError:
+        return None

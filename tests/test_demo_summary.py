@@ -1,0 +1,120 @@
+"""The demo's summary says what the timeline says, also when that is bad news."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+
+from demo_summary import Story, read_losses, summary
+
+from holdfast.client import Order
+
+
+class Server:
+    """Answers like a client whose job was killed after iteration 5, and restored from 7 to 4."""
+
+    def __init__(self) -> None:
+        self.again = [0.5, 0.4, 0.3]
+
+    def job(self, job: str) -> Any:
+        return SimpleNamespace(interval=4)
+
+    def timeline(self, job: str, *, points: int) -> dict[str, Any]:
+        first = [1.0, 0.9, 0.8, 0.7, 0.5, 0.4, 0.3]
+        return {
+            "bucketed": False,
+            "series": [series(1, 1, first), series(2, 5, self.again)],
+            "lineages": [{}, {}],
+            "checkpoints": [{"state": "missing"}, {"state": "durable", "payload_bytes": 109_000_000}],
+            "checkpoints_total": 2,
+            "attempts": [{"attempt": 1, "iteration": 0}, {"attempt": 2, "iteration": 4}],
+            "paced": [
+                {"budget": 0.035, "measured_overhead": 0.021},
+                {"budget": 0.02, "measured_overhead": None},
+                {"budget": 0.02, "measured_overhead": 0.05},
+                {"budget": 0.02, "measured_overhead": None},
+            ],
+        }
+
+
+def series(lineage: int, start: int, losses: list[float]) -> dict[str, Any]:
+    iterations = list(range(start, start + len(losses)))
+    return {
+        "lineage": lineage,
+        "iteration": iterations,
+        "at": [100.0 + iteration for iteration in iterations],
+        "stall_seconds": [0.0, 0.025] + [0.0] * (len(losses) - 2),
+        "metrics": {"loss": {"mean": losses}},
+    }
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def story(server: Server) -> Story:
+    order = Order(
+        id="o",
+        job="j",
+        checkpoint="000000000004-1",
+        iteration=4,
+        state="restored",
+        from_iteration=7,
+        from_lineage=1,
+        new_lineage=2,
+        seconds=0.25,
+    )
+    before_restore = {key: loss for key, loss in read_losses(server, "j").items() if key[0] == 1}  # type: ignore[arg-type]
+    return Story(
+        first_interval=10,
+        killed_at=5,
+        killed_at_time=103.0,
+        losses_before_kill=before_restore,
+        order=order,
+    )
+
+
+def told(server: Server, story: Story) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in summary(server, "j", story).splitlines()[1:]:  # type: ignore[arg-type]
+        name, _, value = line.strip().partition("  ")
+        found.setdefault(name, []).append(value.strip())
+    return found
+
+
+def test_each_figure_comes_from_the_timeline(server: Server, story: Story) -> None:
+    assert told(server, story) == {
+        "iterations": ["10 on 2 lineages"],
+        "checkpoints": ["2 taken, 1 kept, of 109 MB each"],
+        "interval": ["every 10 iterations, then every 4"],
+        "overhead": ["2.10 % under a budget of 3.50 %", "5.00 % under a budget of 2.00 %"],
+        "longest stall": ["25 ms"],
+        "lost to the kill": ["1 iterations: killed after 5, resumed at 4"],
+        "kill to new ground": ["3.0 s"],
+        "losses repeated": ["all 1 after the kill equal the first ones, bit for bit"],
+        "restore": ["0.25 s, from iteration 7 to 4"],
+        "losses replayed": ["all 3 after the restore equal the first ones, bit for bit"],
+    }
+
+
+def test_a_loss_that_differs_in_its_last_bit_is_told(server: Server, story: Story) -> None:
+    server.again[1] = 0.4000000000000001
+    assert told(server, story)["losses replayed"] == ["1 of 3 DIFFER after the restore, first at iteration 6"]
+
+
+def test_a_loss_that_differs_after_the_kill_is_told(server: Server, story: Story) -> None:
+    story.losses_before_kill[1, 5] = 0.6
+    assert told(server, story)["losses repeated"] == ["1 of 1 DIFFER after the kill, first at iteration 5"]
+
+
+def test_nothing_to_compare_is_not_success(server: Server, story: Story) -> None:
+    story.losses_before_kill = {}
+    assert told(server, story)["losses repeated"] == ["none were repeated after the kill"]

@@ -1,0 +1,291 @@
+"""The whole house at work: a server, a GPT in training under `holdfast run`, and a dashboard to watch them.
+
+Without `--seconds` it runs until Ctrl-C. With it, it also plays the operator and the accident: it lowers the
+budget, kills the trainer with SIGKILL, restores an earlier iteration, all through the HTTP API that the
+dashboard uses, and then prints what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from demo_summary import Story, read_losses, summary
+
+from holdfast.client import CheckpointRow, Client, Job, ServerError, UnreachableError
+from holdfast.protocol import DEFAULT_PORT
+
+JOB = "char-gpt"
+ROOT = Path(__file__).resolve().parent.parent
+LOWER_BUDGET = 0.02
+REPLAY_ITERATIONS = 10
+"""How far back the restore goes at least, where it can, and how much of what follows is compared."""
+STARTED = re.compile(r"start (\d+): process (\d+),")
+ENDED = re.compile(r"the trainer ended \((killed by SIGKILL)\) at iteration (\d+)")
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; the message says why and where the logs are."""
+
+
+class Demo:
+    """The processes of the demo and a client of their server."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.log = state / "trainer.log"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.url = ""
+        self.client = Client()
+
+    def start(self) -> None:
+        port = _free_port(DEFAULT_PORT)
+        if port != DEFAULT_PORT:
+            print(f"Port {DEFAULT_PORT} is taken; this demo uses {port}.")
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = Client(self.url)
+        self._spawn("server.log", "serve", "--port", str(port), "--db", str(self.state / "holdfast.db"))
+        self.until(self._ready, "the server to answer", 60)
+        options = ["--server", self.url, "--store", str(self.state / "checkpoints")]
+        trainer = [sys.executable, str(ROOT / "examples" / "char_gpt.py"), "--epochs", "1000"]
+        self._spawn("trainer.log", "run", *options, "--", *trainer)
+
+    def stop(self) -> None:
+        """Ctrl-C for the trainer, then for the server, each with time to end in its own way."""
+        for process in reversed(self.processes):
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                try:
+                    process.wait(45)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    def job(self) -> Job | None:
+        """None as long as the server has not heard of the job."""
+        try:
+            return self.client.job(JOB)
+        except ServerError:
+            return None
+
+    def trainer_pid(self) -> int:
+        return int(STARTED.findall(self.log.read_text())[-1][1])
+
+    def killed_at(self) -> int | None:
+        found = ENDED.findall(self.log.read_text())
+        return int(found[-1][1]) if found else None
+
+    def restorable(self) -> list[CheckpointRow]:
+        if self.job() is None:
+            return []
+        rows = [row for row in self.client.checkpoints(JOB) if row.restorable and not row.abandoned]
+        return sorted(rows, key=lambda row: row.iteration)
+
+    def until(self, happened: Callable[[], bool], what: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"waited {seconds:.0f} s for {what}; see the logs in {self.state}")
+            self.check()
+            time.sleep(0.2)
+
+    def check(self) -> None:
+        for process in self.processes:
+            if process.poll() is not None:
+                name = "server" if process is self.processes[0] else "trainer"
+                tail = (self.state / f"{name}.log").read_text().splitlines()[-8:]
+                raise DemoFailed("\n  ".join([f"the {name} ended by itself; its last words:", *tail]))
+
+    def _ready(self) -> bool:
+        try:
+            self.client.jobs()
+        except UnreachableError:
+            return False
+        return True
+
+    def _spawn(self, log: str, *arguments: str) -> None:
+        with open(self.state / log, "ab") as output:
+            # A group of their own: Ctrl-C comes to this process alone, which then ends them in order.
+            process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", "holdfast.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        self.processes.append(process)
+
+
+class Ticker:
+    """One line that keeps changing on a terminal, or a line every five seconds in a log."""
+
+    def __init__(self, demo: Demo) -> None:
+        self.demo, self.live, self.printed_at = demo, sys.stdout.isatty(), 0.0
+
+    def tick(self) -> None:
+        line = _progress(self.demo.job())
+        if self.live:
+            print(f"\r\033[K{line}", end="", flush=True)
+        elif time.monotonic() - self.printed_at > 5:
+            self.printed_at = time.monotonic()
+            print(line, flush=True)
+
+    def say(self, line: str) -> None:
+        print(f"\r\033[K{line}" if self.live else line, flush=True)
+
+    def watch(self, happened: Callable[[], bool], what: str, seconds: float) -> None:
+        """Tick until something happened; DemoFailed when it does not in time."""
+
+        def ticked() -> bool:
+            self.tick()
+            return happened()
+
+        self.demo.until(ticked, what, seconds)
+
+    def rest(self, until: float) -> None:
+        self.watch(lambda: time.monotonic() >= until, "the time to pass", 1e9)
+
+
+def play(demo: Demo, ticker: Ticker, seconds: float) -> Story:
+    """Change the budget at a quarter of the time, kill at half of it, restore at 70 %."""
+    began = time.monotonic()
+    story = Story()
+    ticker.watch(lambda: len(demo.restorable()) >= 1, "the first checkpoint", 300)
+    ticker.rest(began + 0.25 * seconds)
+    lower_budget(demo, ticker, story)
+    ticker.watch(lambda: len(demo.restorable()) >= 2, "a second checkpoint", 300)
+    ticker.rest(began + 0.5 * seconds)
+    kill_trainer(demo, ticker, story)
+    ticker.rest(began + 0.7 * seconds)
+    restore_earlier(demo, ticker, story)
+    ticker.rest(began + seconds)
+    return story
+
+
+def lower_budget(demo: Demo, ticker: Ticker, story: Story) -> None:
+    story.first_interval = demo.client.job(JOB).interval
+    desired = demo.client.edit(JOB, budget=LOWER_BUDGET)
+    ticker.watch(lambda: _applied(demo.job(), desired.version), "the budget to be applied", 60)
+    after = demo.client.job(JOB)
+    ticker.say(
+        f"Budget lowered to {LOWER_BUDGET:.0%}: version {desired.version}, "
+        f"applied at iteration {after.applied_iteration}."
+    )
+
+
+def kill_trainer(demo: Demo, ticker: Ticker, story: Story) -> None:
+    # Any moment would do, but one at which something can be lost shows more.
+    patience = time.monotonic() + 20
+    ticker.watch(lambda: _exposed(demo.job()) or time.monotonic() > patience, "a moment to strike", 60)
+    story.losses_before_kill = read_losses(demo.client, JOB)
+    story.killed_at_time, pid = time.time(), demo.trainer_pid()
+    os.kill(pid, signal.SIGKILL)
+    ticker.say(f"Trainer killed with SIGKILL (process {pid}).")
+    ticker.watch(lambda: demo.killed_at() is not None, "the supervisor to notice", 30)
+    story.killed_at = demo.killed_at()
+    last = story.killed_at or 0
+    ticker.watch(lambda: _iteration(demo.job()) > last, "an iteration that is new after the kill", 300)
+    ticker.say(f"Back by itself, and past iteration {last}.")
+
+
+def restore_earlier(demo: Demo, ticker: Ticker, story: Story) -> None:
+    """Back to a checkpoint far enough behind that there is something to replay and compare."""
+    ticker.watch(lambda: len(demo.restorable()) >= 2, "a checkpoint to go back to", 300)
+    points, now = demo.restorable(), _iteration(demo.job())
+    chosen = next((row for row in reversed(points) if row.iteration <= now - REPLAY_ITERATIONS), points[0])
+    order = demo.client.restore(JOB, chosen.iteration)
+    ticker.say(f"Restore of iteration {chosen.iteration} ordered (order {order.id}).")
+    for moved in demo.client.follow(order, timeout_seconds=120):
+        order = moved
+    if order.state != "restored":
+        raise DemoFailed(f"the restore ended as {order.state}: {order.reason or 'no reason given'}")
+    story.order = order
+    again, patience = chosen.iteration + REPLAY_ITERATIONS, time.monotonic() + 60
+    ticker.say(f"Restored: the job goes on from iteration {order.iteration} on lineage {order.new_lineage}.")
+    ticker.watch(lambda: _iteration(demo.job()) >= again or time.monotonic() > patience, "the replay", 120)
+
+
+def _progress(job: Job | None) -> str:
+    if job is None:
+        return "the trainer is starting (importing torch, reading the sources) ..."
+    last = job.last_durable.iteration if job.last_durable else "none yet"
+    loss = "-" if job.loss is None else f"{float(job.loss):.3f}"
+    overhead = "measuring" if job.measured_overhead is None else f"{job.measured_overhead:.2%}"
+    budget = "-" if job.budget is None else f"{job.budget:.1%}"
+    return (
+        f"iteration {job.iteration}  loss {loss}  {job.iterations_per_second or 0:.1f}/s  "
+        f"overhead {overhead} of {budget}  checkpoint {last}  [{job.status}]"
+    )
+
+
+def _applied(job: Job | None, version: int) -> bool:
+    return job is not None and (job.applied_version or 0) >= version
+
+
+def _exposed(job: Job | None) -> bool:
+    return job is not None and (job.exposure_iterations or 0) >= max(2, (job.interval or 0) // 2)
+
+
+def _iteration(job: Job | None) -> int:
+    return job.iteration if job else 0
+
+
+def _free_port(wanted: int) -> int:
+    for port in (wanted, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise DemoFailed("no free port on 127.0.0.1")
+
+
+@contextlib.contextmanager
+def _running(state: Path) -> Iterator[Demo]:
+    shutil.rmtree(state, ignore_errors=True)
+    state.mkdir()
+    demo = Demo(state)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        demo.start()
+        yield demo
+    finally:
+        print("\nEnding: the trainer first, then the server ...", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            demo.stop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, help="end by itself after this long, having broken things")
+    parser.add_argument("--state", type=Path, default=ROOT / ".demo", help="begun afresh each time")
+    options = parser.parse_args()
+    print(f"Starting. State and logs are in {options.state}, begun afresh.", flush=True)
+    try:
+        with _running(options.state) as demo:
+            print(f"\n  Dashboard:  {demo.url}/jobs/{JOB}\n\nCtrl-C ends it.\n", flush=True)
+            ticker = Ticker(demo)
+            if options.seconds is None:
+                ticker.rest(float("inf"))
+            else:
+                told = summary(demo.client, JOB, play(demo, ticker, options.seconds))
+                print("\n" + told, flush=True)
+    except KeyboardInterrupt:
+        pass
+    except (DemoFailed, ServerError, UnreachableError) as error:
+        print(f"The demo failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""What a demo run showed, from what the server measured; nothing here is known in advance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.client import Client, Order
+
+Losses = dict[tuple[int, int], float]
+"""By (lineage, iteration)."""
+
+
+@dataclass
+class Story:
+    """What the demo itself saw happen."""
+
+    first_interval: int | None = None
+    killed_at: int | None = None
+    killed_at_time: float = 0.0
+    losses_before_kill: Losses = field(default_factory=dict)
+    order: Order | None = None
+
+
+def read_losses(client: Client, job: str) -> Losses:
+    return _losses(_timeline(client, job))
+
+
+def summary(client: Client, job: str, story: Story) -> str:
+    """Two columns of what was measured, for people."""
+    now, timeline = client.job(job), _timeline(client, job)
+    durable = [row for row in timeline["checkpoints"] if row["state"] == "durable"]
+    stalls = [value for series in timeline["series"] for value in series["stall_seconds"] if value is not None]
+    rows = [
+        (
+            "iterations",
+            f"{sum(len(series['iteration']) for series in timeline['series'])} on {_lineages(timeline)}",
+        ),
+        ("checkpoints", f"{timeline['checkpoints_total']} taken, {len(durable)} kept, of {_size(durable)} each"),
+        ("interval", f"every {story.first_interval} iterations, then every {now.interval}"),
+        *_overheads(timeline),
+        ("longest stall", f"{max(stalls, default=0.0) * 1000:.0f} ms" if stalls else "none"),
+        *_after_kill(timeline, story),
+        *_after_restore(timeline, story),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(["What was measured:", *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+
+def _overheads(timeline: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """For each budget, the overhead as it was last measured under it."""
+    measured: dict[float, float | None] = {}
+    for row in timeline["paced"]:
+        measured[row["budget"]] = row["measured_overhead"] or measured.get(row["budget"])
+    for budget, overhead in measured.items():
+        yield "overhead", f"{_percent(overhead)} under a budget of {_percent(budget)}"
+
+
+def _after_kill(timeline: dict[str, Any], story: Story) -> Iterator[tuple[str, str]]:
+    second = next(row for row in timeline["attempts"] if row["attempt"] == 2)
+    assert story.killed_at is not None
+    lost = story.killed_at - second["iteration"]
+    yield (
+        "lost to the kill",
+        f"{lost} iterations: killed after {story.killed_at}, resumed at {second['iteration']}",
+    )
+    yield "kill to new ground", f"{_first_new_at(timeline, story) - story.killed_at_time:.1f} s"
+    repeated = range(second["iteration"] + 1, story.killed_at + 1)
+    before = {key: loss for key, loss in story.losses_before_kill.items() if key[1] in repeated}
+    yield "losses repeated", _compared(before, _losses(timeline), "the kill")
+
+
+def _after_restore(timeline: dict[str, Any], story: Story) -> Iterator[tuple[str, str]]:
+    order = story.order
+    assert order is not None
+    assert order.seconds is not None
+    yield "restore", f"{order.seconds:.2f} s, from iteration {order.from_iteration} to {order.iteration}"
+    losses = _losses(timeline)
+    first = {
+        (order.new_lineage or 0, iteration): loss
+        for (lineage, iteration), loss in losses.items()
+        if lineage == order.from_lineage and iteration > order.iteration
+    }
+    yield "losses replayed", _compared(first, losses, "the restore")
+
+
+def _compared(before: Losses, after: Losses, event: str) -> str:
+    both = before.keys() & after.keys()
+    if not both:
+        return f"none were repeated after {event}"
+    different = sorted(key[1] for key in both if before[key] != after[key])
+    if different:
+        return f"{len(different)} of {len(both)} DIFFER after {event}, first at iteration {different[0]}"
+    return f"all {len(both)} after {event} equal the first ones, bit for bit"
+
+
+def _first_new_at(timeline: dict[str, Any], story: Story) -> float:
+    """When the first iteration beyond the last one before the kill was finished."""
+    return min(
+        float(at)
+        for series in timeline["series"]
+        for iteration, at in zip(series["iteration"], series["at"], strict=True)
+        if iteration == (story.killed_at or 0) + 1 and at > story.killed_at_time
+    )
+
+
+def _losses(timeline: dict[str, Any]) -> Losses:
+    return {
+        (series["lineage"], iteration): loss
+        for series in timeline["series"]
+        if "loss" in series["metrics"]
+        for iteration, loss in zip(series["iteration"], series["metrics"]["loss"]["mean"], strict=True)
+        if loss is not None
+    }
+
+
+def _timeline(client: Client, job: str) -> dict[str, Any]:
+    found: dict[str, Any] = client.timeline(job, points=5000)
+    assert not found["bucketed"], "the demo compares single iterations, and these are means of several"
+    return found
+
+
+def _lineages(timeline: dict[str, Any]) -> str:
+    count = len(timeline["lineages"])
+    return "1 lineage" if count == 1 else f"{count} lineages"
+
+
+def _size(durable: list[dict[str, Any]]) -> str:
+    return f"{durable[-1]['payload_bytes'] / 1e6:.0f} MB" if durable else "-"
+
+
+def _percent(fraction: float | None) -> str:
+    return "not measured" if fraction is None else f"{fraction * 100:.2f} %"
