@@ -1,0 +1,256 @@
+"""An agent that trains nothing: it reports, over HTTP, what a real one would, and acts on what is desired."""
+
+from __future__ import annotations
+
+import math
+import random
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from holdfast import protocol
+from holdfast.protocol import Batch, Desired, Samples, checkpoint_id
+
+Ask = Callable[..., bytes]
+"""Sends a path, and a body if there is one; answers with the body of the answer."""
+
+ITERATION_SECONDS = 0.24
+CHECKPOINT_BYTES = 102_400_000
+
+
+@dataclass
+class FakeAgent:
+    ask: Ask
+    job: str = "char-gpt"
+    started_at: float = 1_790_000_000.0
+    seed: int = 7
+    attempt: int = 1
+    iteration: int = 0
+    lineage: int = 1
+    interval: int = 40
+    budget: float = 0.035
+    paused: bool = False
+    applied: int = 0
+    requested: int = 0
+    sequence: int = 0
+    at: float = 0.0
+    events: list[protocol.Event] = field(default_factory=list)
+    samples: Samples = field(default_factory=Samples)
+
+    def __post_init__(self) -> None:
+        self.at = self.started_at
+        self.random = random.Random(self.seed)
+        self.last_checkpoint = 0
+        self.open: list[tuple[int, protocol.Checkpoint]] = []
+        self.highest_lineage = self.lineage
+
+    # ---- what an agent says ------------------------------------------------------------------
+
+    def start(self, previous_exit: str | None = None, resumed_from: str | None = None) -> None:
+        self.events.append(
+            protocol.AttemptStarted(
+                at=self.at, iteration=self.iteration, lineage=self.lineage, resumed_from=resumed_from,
+                host="node-3", pid=4711, supervised=True, previous_exit=previous_exit,
+            )
+        )  # fmt: skip
+        if self.attempt == 1:
+            self.events.append(protocol.LineageStarted(at=self.at, lineage=1, iteration=0))
+
+    def loss(self) -> float:
+        falling = 1.15 + 3.1 * math.exp(-self.iteration / 700) + 0.35 * math.exp(-self.iteration / 3500)
+        return falling + self.random.gauss(0, 0.045)
+
+    def train(self, iterations: int, *, nan_at: range = range(0)) -> None:
+        for _ in range(iterations):
+            self.iteration += 1
+            busy = bool(self.open)
+            seconds = ITERATION_SECONDS * (1 + abs(self.random.gauss(0, 0.03)) + (0.035 if busy else 0))
+            stall = self._move_checkpoints()
+            data = 0.002 if self.random.random() > 0.004 else self.random.uniform(0.1, 0.5)
+            if data > 0.05:
+                self._stall("data_fetch", data)
+            self.at += seconds + stall + data
+            loss = math.nan if self.iteration in nan_at else self.loss()
+            self._sample(seconds + stall + data, stall, data, loss)
+            if not self.paused and self.iteration - self.last_checkpoint >= self.interval:
+                self._checkpoint("scheduled")
+            if self.iteration % 60 == 0:
+                self.pace()
+
+    def _sample(self, seconds: float, stall: float, data: float, loss: float) -> None:
+        self.samples.iteration.append(self.iteration)
+        self.samples.lineage.append(self.lineage)
+        self.samples.at.append(self.at)
+        self.samples.seconds.append(seconds)
+        self.samples.stall_seconds.append(stall)
+        self.samples.data_seconds.append(data)
+        self.samples.metrics.setdefault("loss", []).append(loss)
+        self.samples.metrics.setdefault("grad_norm", []).append(abs(self.random.gauss(1.2, 0.3)))
+
+    def _stall(self, kind: protocol.StallKind, seconds: float) -> None:
+        self.events.append(
+            protocol.Stall(at=self.at, iteration=self.iteration, lineage=self.lineage, kind=kind, seconds=seconds)
+        )
+
+    def _checkpoint(self, kind: protocol.CheckpointKind) -> protocol.Checkpoint:
+        self.last_checkpoint = self.iteration
+        made = protocol.Checkpoint(
+            at=self.at, id=checkpoint_id(self.iteration, self.lineage), iteration=self.iteration,
+            lineage=self.lineage, kind=kind, state="snapshot", payload_bytes=CHECKPOINT_BYTES,
+            snapshot_started_at=self.at,
+        )  # fmt: skip
+        self.open.append((self.iteration, made))
+        self.events.append(made)
+        return made
+
+    def _move_checkpoints(self) -> float:
+        stall = 0.0
+        for begun, made in list(self.open):
+            age = self.iteration - begun
+            if age == 1:
+                stall = self.random.uniform(0.006, 0.05) if self.random.random() > 0.06 else 0.22
+                copied = msgspec.structs.replace(
+                    made, at=self.at, state="persisting", snapshot_seconds=0.14, stall_seconds=stall,
+                    persist_started_at=self.at,
+                )  # fmt: skip
+                self.open[self.open.index((begun, made))] = (begun, copied)
+                self.events.append(copied)
+                if stall > 0.04:
+                    self._stall("snapshot_wait", stall)
+            elif age >= 5 + begun % 4:
+                self.open.remove((begun, made))
+                failed = begun % 29 == 7
+                self.events.append(
+                    msgspec.structs.replace(
+                        made, at=self.at, state="failed" if failed else "durable", persist_seconds=age * 0.2,
+                        durable_iteration=None if failed else self.iteration,
+                        reason="no space left on device" if failed else None,
+                    )
+                )  # fmt: skip
+        return stall
+
+    def pace(self) -> None:
+        cost = 0.32
+        overhead = cost / (self.interval * ITERATION_SECONDS)
+        self.events.append(
+            protocol.Paced(
+                at=self.at, iteration=self.iteration, lineage=self.lineage, policy="checkfreq",
+                interval=None if self.paused else self.interval, budget=self.budget,
+                predicted_overhead=overhead,
+                measured_overhead=max(0.001, overhead + self.random.gauss(0, 0.0016)),
+                measured_window_iterations=min(240, self.iteration),
+                reason=f"a checkpoint costs {cost * 1e3:.0f} ms: every {self.interval} keeps the budget",
+                profile={
+                    "iteration_seconds": ITERATION_SECONDS, "update_seconds": 0.02, "snapshot_seconds": 0.14,
+                    "persist_seconds": 1.2, "checkpoint_bytes": CHECKPOINT_BYTES, "cost_seconds": cost,
+                },
+            )
+        )  # fmt: skip
+
+    def crash(self, lost: int, how: str = "killed by SIGKILL") -> None:
+        """Die, and come back from the newest durable checkpoint."""
+        self.send()
+        self.open.clear()
+        self.iteration -= lost
+        self.last_checkpoint = self.iteration
+        self.attempt += 1
+        self.sequence = 0
+        self.at += 9.0
+        self.start(previous_exit=how, resumed_from=checkpoint_id(self.iteration, self.lineage))
+        self.pace()
+
+    # ---- what an agent is told ------------------------------------------------------------------
+
+    def obey(self, desired: Desired) -> None:
+        """Apply what is new, restore included, at this boundary."""
+        if desired.version <= self.applied:
+            return
+        self.applied = desired.version
+        if desired.budget is not None:
+            self.budget = desired.budget
+            self.interval = max(1, round(0.32 / (self.budget * ITERATION_SECONDS)))
+        if desired.every is not None:
+            self.interval = desired.every
+        self.paused = desired.paused
+        self.events.append(
+            protocol.Applied(at=self.at, version=desired.version, iteration=self.iteration, lineage=self.lineage)
+        )
+        if desired.checkpoint_request > self.requested:
+            self.requested = desired.checkpoint_request
+            self._checkpoint("requested")
+        self.pace()
+        if desired.restore is not None:
+            self.report_order(desired.restore.id, "delivered")
+            self.restore(desired.restore)
+
+    def report_order(self, order: str, state: protocol.OrderState, **details: object) -> None:
+        self.events.append(
+            protocol.OrderMoved(
+                at=self.at, order=order, state=state, iteration=self.iteration, lineage=self.lineage,
+                **details,  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+
+    def restore(self, order: protocol.RestoreOrder) -> None:
+        iteration, _ = protocol.parse_checkpoint_id(order.checkpoint)
+        self.report_order(order.id, "restoring")
+        safety = self._checkpoint("safety")
+        self.open.clear()
+        self.events.append(
+            msgspec.structs.replace(
+                safety, state="durable", snapshot_seconds=0.14, stall_seconds=0.14, persist_seconds=0.9,
+                durable_iteration=self.iteration,
+            )
+        )  # fmt: skip
+        self.at += 1.3
+        self.highest_lineage += 1
+        self.iteration, self.lineage, self.last_checkpoint = iteration, self.highest_lineage, iteration
+        self.events.append(
+            protocol.LineageStarted(
+                at=self.at, lineage=self.lineage, iteration=iteration, parent=order.checkpoint, order=order.id
+            )
+        )
+        self.report_order(order.id, "restored", seconds=1.3, safety_checkpoint=safety.id)
+        self.pace()
+
+    # ---- over HTTP ----------------------------------------------------------------------------
+
+    def send(self) -> protocol.Ack:
+        self.sequence += 1
+        batch = Batch(
+            job=self.job, uid=f"{self.job}-{self.attempt}", attempt=self.attempt, rank=0, sequence=self.sequence,
+            sent_at=self.at, iteration=self.iteration, lineage=self.lineage,
+            samples=self.samples if self.samples.iteration else None, events=self.events,
+        )  # fmt: skip
+        self.events, self.samples = [], Samples()
+        body = self.ask("/api/v1/ingest", msgspec.msgpack.encode(batch))
+        return msgspec.msgpack.decode(body, type=protocol.Ack)
+
+    def desired(self) -> Desired:
+        return msgspec.json.decode(self.ask(f"/api/v1/jobs/{self.job}/desired"), type=Desired)
+
+
+def over_http(server: str) -> Ask:
+    """Talk to a server by its address."""
+
+    def ask(path: str, body: bytes | None = None) -> bytes:
+        headers = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"} if body else {}
+        with urllib.request.urlopen(urllib.request.Request(server + path, body, headers), timeout=30) as answer:
+            return bytes(answer.read())
+
+    return ask
+
+
+def over_client(client: Any) -> Ask:
+    """Talk to an application in this process, through its test client."""
+
+    def ask(path: str, body: bytes | None = None) -> bytes:
+        headers = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"} if body else {}
+        answer = client.request("POST" if body else "GET", path, content=body, headers=headers)
+        assert answer.status_code < 300, answer.text
+        return bytes(answer.content)
+
+    return ask

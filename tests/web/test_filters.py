@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from holdfast_web import filters
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"),
+        (0.0, "0 s"),
+        (1.23e-6, "1.2 µs"),
+        (0.0384, "38 ms"),
+        (0.486, "486 ms"),
+        (0.99996, "1.0 s"),
+        (4.12, "4.1 s"),
+        (59.97, "1 min"),
+        (200.0, "3 min 20 s"),
+        (3599.8, "1 h"),
+        (7500.0, "2 h 5 min"),
+        (86399.9, "1 d"),
+        (270000.0, "3 d 3 h"),
+        (math.nan, "NaN"),
+        (math.inf, "∞"),
+    ],
+)
+def test_a_duration_reads_in_its_own_unit(seconds: float | None, text: str) -> None:
+    assert filters.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [
+        (None, "–"),
+        (0.0, "0 %"),
+        (0.00001, "0.00 %"),
+        (0.000123, "0.0123 %"),
+        (0.0281, "2.81 %"),
+        (0.035, "3.5 %"),
+        (1.5, "150 %"),
+        (math.nan, "NaN"),
+    ],
+)
+def test_a_share_reads_in_percent(fraction: float | None, text: str) -> None:
+    assert filters.percent(fraction) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(None, "–"), (0, "0 B"), (999, "999 B"), (102_400_000, "102 MB"), (1_500, "1.50 kB"), (10**12, "1.00 TB")],
+)
+def test_a_size_reads_in_decimal_units(size: int | None, text: str) -> None:
+    assert filters.size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "never"), (0.4, "just now"), (34.2, "34 s ago"), (59.6, "1 min ago"), (75.0, "1 min 15 s ago")],
+)
+def test_an_age_has_no_fractions(seconds: float | None, text: str) -> None:
+    assert filters.age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (math.nan, "NaN"),
+        (math.inf, "∞"),
+        (-math.inf, "−∞"),
+        (2.34567891, "2.3457"),
+        (1e-9, "1.000e-09"),
+    ],
+)
+def test_a_loss_that_is_not_a_number_is_shown_as_what_it_is(value: float | None, text: str) -> None:
+    assert filters.metric(value) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(None, "–"), (0.0, "–"), (4.123, "4.12 it/s"), (0.08, "12.5 s/it"), (math.nan, "–")]
+)
+def test_a_slow_rate_is_told_in_seconds_for_each_iteration(rate: float | None, text: str) -> None:
+    assert filters.rate(rate) == text
+
+
+def test_a_sparkline_leaves_out_what_is_not_finite() -> None:
+    line = filters.polyline([1.0, math.nan, 2.0, 1.5], 120, 24)
+    assert len(line.split()) == 3
+    assert filters.polyline([1.0], 120, 24) == ""
+
+
+def test_a_quiet_sparkline_stays_in_the_middle() -> None:
+    heights = [float(point.split(",")[1]) for point in filters.polyline([1.0, 1.001, 1.0], 120, 24).split()]
+    assert all(11 < height < 13 for height in heights)

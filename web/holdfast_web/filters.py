@@ -1,0 +1,143 @@
+"""How figures read to a person. Pure functions; every one has a unit in what it returns."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+NONE = "–"
+_DURATIONS = ((86400.0, "d", 3600.0, "h"), (3600.0, "h", 60.0, "min"), (60.0, "min", 1.0, "s"))
+_SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def _significant(value: float, digits: int = 3) -> str:
+    """`value` with about `digits` significant digits, never in exponents, no trailing noise."""
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def _odd(value: float) -> str:
+    return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+
+
+def count(value: int | None) -> str:
+    return NONE if value is None else f"{value:,}"
+
+
+def plural(value: int, noun: str, many: str | None = None) -> str:
+    return f"{value:,} {noun if value == 1 else many or noun + 's'}"
+
+
+def iterations(value: int | None) -> str:
+    return NONE if value is None else plural(value, "iteration")
+
+
+def duration(seconds: float | None) -> str:
+    """`1.2 µs`, `38 ms`, `4.1 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    if seconds is None:
+        return NONE
+    if not math.isfinite(seconds):
+        return _odd(seconds)
+    size = abs(seconds)
+    if size == 0:
+        return "0 s"
+    if size < 0.9995e-3:
+        return f"{_significant(seconds * 1e6, 2)} µs"
+    if size < 0.9995:
+        return f"{_significant(seconds * 1e3, 3 if size >= 0.1 else 2)} ms"
+    if size < 59.95:
+        return f"{seconds:.1f} s"
+    for unit, name, part, part_name in _DURATIONS:
+        # 59.7 s after a full minute is the next minute, not "60 s"
+        parts = round(size / part)
+        if size >= unit * 0.999 and parts * part >= unit:
+            whole, rest = divmod(parts, round(unit / part))
+            return f"{whole:,} {name}" + (f" {rest} {part_name}" if rest else "")
+    return f"{seconds:.0f} s"
+
+
+def age(seconds: float | None) -> str:
+    if seconds is None:
+        return "never"
+    if seconds < 1.5:
+        return "just now"
+    return f"{seconds:.0f} s ago" if seconds < 59.5 else f"{duration(float(round(seconds)))} ago"
+
+
+def percent(fraction: float | None) -> str:
+    """`2.81 %`; no sign of false precision below a hundredth of a percent."""
+    if fraction is None:
+        return NONE
+    if not math.isfinite(fraction):
+        return _odd(fraction)
+    value = fraction * 100
+    if value == 0 or abs(value) >= 100:
+        return f"{value:.0f} %"
+    return f"{value:.3g} %" if abs(value) >= 0.01 else f"{value:.2f} %"
+
+
+def size(value: int | None) -> str:
+    """Decimal units, as disks and object stores count."""
+    if value is None:
+        return NONE
+    scaled, unit = float(value), 0
+    while scaled >= 999.5 and unit < len(_SIZES) - 1:
+        scaled, unit = scaled / 1000, unit + 1
+    return f"{value} B" if unit == 0 else f"{_significant(scaled)} {_SIZES[unit]}"
+
+
+def rate(per_second: float | None) -> str:
+    """`4.1 it/s`, or seconds for each when they are slow: `12 s/it`."""
+    if per_second is None or per_second <= 0 or not math.isfinite(per_second):
+        return NONE
+    return f"{_significant(per_second)} it/s" if per_second >= 1 else f"{duration(1 / per_second)}/it"
+
+
+def metric(value: float | None) -> str:
+    """A loss as it is: NaN and infinities are values and are named."""
+    if value is None:
+        return NONE
+    if not math.isfinite(value):
+        return _odd(value)
+    if value != 0 and (abs(value) < 1e-4 or abs(value) >= 1e7):
+        return f"{value:.3e}"
+    return f"{value:.5g}"
+
+
+def clock(at: float | None) -> str:
+    return NONE if at is None else datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+
+
+def stamp(at: float | None) -> str:
+    return NONE if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def polyline(values: list[float], width: int, height: int) -> str:
+    """The points of an SVG line through `values`, scaled to the box; gaps where a value is not finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    low, high = min(finite), max(finite)
+    # a quiet line stays in the middle instead of blowing its noise up to the whole height
+    span = max(high - low, abs(high) * 0.2, 1e-12)
+    middle = (high + low) / 2
+    step = width / (len(values) - 1)
+    return " ".join(
+        f"{index * step:.1f},{height / 2 - (value - middle) / span * (height - 2):.1f}"
+        for index, value in enumerate(values)
+        if math.isfinite(value)
+    )
+
+
+FILTERS = {
+    function.__name__: function
+    for function in (
+        age, clock, count, duration, iso, iterations, metric, percent, plural, polyline, rate, size, stamp,
+    )
+}  # fmt: skip

@@ -1,0 +1,47 @@
+"""Templates with typed contexts: a page or a fragment is a dataclass that names its template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from typing import Any, ClassVar
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from holdfast_web.assets import static_url
+from holdfast_web.filters import FILTERS
+
+_environment = Environment(
+    loader=FileSystemLoader(str(files("holdfast_web") / "templates")),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters.update(FILTERS)
+_environment.globals["static"] = static_url
+
+
+def values(view: View) -> dict[str, Any]:
+    """The fields by name, as they are."""
+    return {field.name: getattr(view, field.name) for field in fields(view)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What a template may use: the fields of its view, the filters, `static`. Anything else is an error."""
+
+    template: ClassVar[str]
+
+    def html(self) -> str:
+        return _environment.get_template(self.template).render(values(self))
+
+    __html__ = html
+    """A view inside another template is HTML already: Jinja asks for this before it escapes."""
+
+    def response(self, status: int = 200, headers: dict[str, str] | None = None) -> HTMLResponse:
+        # a page holds what was true when it was rendered, and the same URL may answer with a fragment
+        return HTMLResponse(
+            self.html(), status, {"Cache-Control": "no-store", "Vary": "HX-Request", **(headers or {})}
+        )

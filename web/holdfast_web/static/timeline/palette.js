@@ -1,0 +1,39 @@
+// Colours come from the style sheet, so that canvas and page change theme together.
+
+const NAMES = ["text", "muted", "line", "grid", "surface", "accent", "accent-soft", "snapshot", "block", "bad", "warn", "info", "lost", "budget"];
+
+export const palette = {};
+
+export function readPalette() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of NAMES) palette[name.replaceAll("-", "_")] = style.getPropertyValue(`--${name}`).trim();
+  palette.font = `11px ${style.getPropertyValue("--font").trim()}`;
+  palette.bold = `600 11px ${style.getPropertyValue("--font").trim()}`;
+}
+
+/** `#rrggbb` made translucent; the style sheet writes these colours in that form. */
+export function alpha(colour, opacity) {
+  return colour + Math.round(opacity * 255).toString(16).padStart(2, "0");
+}
+
+let hatch = null;
+let hatchOf = "";
+
+/** Diagonal stripes: what is marked by colour is marked by a texture too. */
+export function stripes(context, colour) {
+  if (hatch && hatchOf === colour) return hatch;
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const pen = tile.getContext("2d");
+  pen.strokeStyle = colour;
+  pen.lineWidth = 1.2;
+  pen.beginPath();
+  for (const shift of [-6, 0, 6]) {
+    pen.moveTo(shift, 6);
+    pen.lineTo(shift + 6, 0);
+  }
+  pen.stroke();
+  hatchOf = colour;
+  hatch = context.createPattern(tile, "repeat");
+  return hatch;
+}
