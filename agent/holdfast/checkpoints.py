@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from holdfast import protocol, restore
-from holdfast.errors import DamagedCheckpoint, HoldfastError
+from holdfast import protocol
+from holdfast.errors import HoldfastError
 from holdfast.persist import Origin, Persister, Settled
-from holdfast.protocol import CheckpointKind, CheckpointState, checkpoint_id
+from holdfast.protocol import CheckpointKind, CheckpointState, checkpoint_id, parse_checkpoint_id
 from holdfast.reports import Reporter
 from holdfast.snapshot import Snapshot, Snapshotter
 from holdfast.state import Captured
@@ -19,8 +19,8 @@ from holdfast.store.retention import expendable
 
 logger = logging.getLogger("holdfast")
 
-PROTECTED_SAFETY = 3
-"""The newest safety checkpoints outlive retention, so that the last restores can be undone."""
+UNDOABLE = 3
+"""So many of the last restores can be undone: what they left outlives retention."""
 
 
 class Checkpointer:
@@ -40,12 +40,17 @@ class Checkpointer:
         self.attempt = 0
         """0 while the store could not be written to."""
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
+        self.latest_lineage = 0
+        """The highest number a server has seen."""
         self.head: str | None = None
         """The newest durable checkpoint on this lineage."""
         self.versions, self._reporter, self._standing = versions, reporter, reporter.standing
         self._last: Snapshot | None = None
         self._settled: collections.deque[Settled] = collections.deque()
-        self._safety: collections.deque[str] = collections.deque(maxlen=PROTECTED_SAFETY)
+        self.damaged: set[str] = set()
+        """Found so by this attempt; a sound one may take their names."""
+        self.wanted: dict[str, str] = {}
+        """What must not be retired, by who wants it: the target of an open order, of a restore by the script."""
         self._last_reason: str | None = None
         self.snapshots = Snapshotter()
         self._persister = Persister(
@@ -64,25 +69,25 @@ class Checkpointer:
         except OSError as error:
             self.fail(f"store {self.store.url} is not writable: {error.strerror or error}")
 
-    def begin_lineage(self, iteration: int, parent: str | None, order: str | None, at_least: int) -> None:
-        """Note a new lineage durably. OSError or Fenced when the store refuses."""
-        known = [lineage.number for lineage in self.store.lineages(self.job)]
-        number = max([*known, at_least - 1]) + 1
-        self.lineage = Lineage(
-            number=number,
+    def begin_lineage(
+        self, iteration: int, parent: str | None, order: str | None = None, *, left: str | None = None
+    ) -> None:
+        """Note a new lineage durably; only then is training on it. OSError or Fenced when the store refuses."""
+        lineage = Lineage(
+            number=self._next_lineage(),
             iteration=iteration,
             parent=parent,
             order=order,
             attempt=self.attempt,
             created_at=time.time(),
+            left=left,
         )
-        self._standing.lineage = number
-        self.head = parent
         if self.attempt:
-            self.store.begin_lineage(self.job, self.lineage)
+            self.store.begin_lineage(self.job, lineage)
+        self.continue_lineage(lineage, parent)
 
-    def continue_lineage(self, lineage: Lineage, head: str) -> None:
-        """Go on along a lineage of an earlier attempt, from its checkpoint `head`."""
+    def continue_lineage(self, lineage: Lineage, head: str | None) -> None:
+        """Go on along a lineage, from the checkpoint `head`."""
         self.lineage, self.head = lineage, head
         self._standing.lineage = lineage.number
 
@@ -94,10 +99,8 @@ class Checkpointer:
         self, capture: Callable[[], Captured], kind: CheckpointKind, *, at_once: bool = False
     ) -> Snapshot | None:
         """Begin a checkpoint of this instant; None when it could not even begin, which is then an event."""
-        if not self.attempt:
-            self.acquire_attempt(1)  # a store that was full or away may be back
-            if not self.attempt:
-                return None
+        if not self.attempt and not self._acquire_late():
+            return None
         started = time.perf_counter()
         try:
             snapshot = self.snapshots.begin(
@@ -113,14 +116,24 @@ class Checkpointer:
             self.fail(f"could not copy the state: {error}", kind)
             return None
         snapshot.stall_seconds += time.perf_counter() - started
+        try:
+            self._reporter.event(self._event(snapshot, "snapshot"))
+            self._persister.submit(snapshot, self._origin(snapshot))
+        except BaseException:  # Ctrl-C as a rule
+            self.snapshots.release()
+            raise
         self._last = snapshot
-        self._reporter.event(self._event(snapshot, "snapshot"))
-        parent = self.head or self.lineage.parent
-        self._persister.submit(
-            snapshot,
-            Origin(job=self.job, attempt=self.attempt, parent=parent, world_size=1, versions=self.versions),
-        )
         return snapshot
+
+    def _origin(self, snapshot: Snapshot) -> Origin:
+        return Origin(
+            job=self.job,
+            attempt=self.attempt,
+            parent=self.head or self.lineage.parent,
+            world_size=1,
+            versions=self.versions,
+            replaces=snapshot.id in self.damaged,
+        )
 
     def wait_settled(self, timeout_seconds: float) -> bool:
         """Wait until nothing is under way and `head` is known; False when that takes too long."""
@@ -161,15 +174,12 @@ class Checkpointer:
 
     def _on_settled(self, settled: Settled) -> None:
         snapshot = settled.snapshot
-        identity = checkpoint_id(snapshot.iteration, snapshot.lineage)
         state: CheckpointState = "failed"
         if settled.state == "durable":
             state = "durable"
             self._last_reason = None
             if snapshot.lineage == self._standing.lineage:
-                self.head = identity
-            if snapshot.kind == "safety":
-                self._safety.append(identity)
+                self.head = snapshot.id
         elif settled.state == "torn":
             state = "torn"
         if settled.reason:
@@ -191,11 +201,8 @@ class Checkpointer:
     def _retire(self) -> None:
         """Delete what retention no longer wants; only ever after a newer checkpoint is durable."""
         try:
-            lineages = self.store.lineages(self.job)
-            protected = {lineage.parent for lineage in lineages[-PROTECTED_SAFETY:] if lineage.parent}
-            protected |= {*self._safety, *([self.head] if self.head else [])}
             committed = self.store.checkpoints(self.job)
-            gone = expendable(committed, self.keep, protected)
+            gone = expendable(committed, self.keep, self._protected())
             for checkpoint in gone:
                 self.store.delete(self.job, checkpoint, self.attempt)
         except (OSError, HoldfastError) as error:
@@ -205,11 +212,42 @@ class Checkpointer:
             left = [c for c in committed if c not in gone]
             self._reporter.event(protocol.Inventory(at=time.time(), checkpoints=left))
 
+    def _protected(self) -> set[str]:
+        """Where the lineages that training descends from began, the ways back, what is to be restored."""
+        lineages = {lineage.number: lineage for lineage in self.store.lineages(self.job)}
+        kept = {self.head, *self.wanted.values()}
+        kept |= {lineage.left for lineage in sorted(lineages.values(), key=_number)[-UNDOABLE:]}
+        number = self.lineage.number
+        while number in lineages and (parent := lineages[number].parent) is not None:
+            kept.add(parent)
+            before = parse_checkpoint_id(parent)[1]
+            number = before if before < number else 0
+        return {checkpoint for checkpoint in kept if checkpoint is not None}
+
+    def _next_lineage(self) -> int:
+        known = [lineage.number for lineage in self.store.lineages(self.job)]
+        known += [parse_checkpoint_id(checkpoint)[1] for checkpoint in self.store.checkpoints(self.job)]
+        return max([*known, self.latest_lineage]) + 1
+
+    def _acquire_late(self) -> bool:
+        """A store that was full or away may be back; what it holds is another history, so begin beside it."""
+        self.acquire_attempt(1)
+        if not self.attempt:
+            return False
+        try:
+            self.begin_lineage(self.lineage.iteration, None)
+        except (OSError, HoldfastError) as error:
+            self.attempt = 0
+            self.fail(f"could not note a lineage: {error}")
+            return False
+        self._reporter.lineage_began(self.lineage)
+        return True
+
     def _event(self, snapshot: Snapshot, state: CheckpointState, **more: object) -> protocol.Checkpoint:
         copied = snapshot.copied.is_set()
         return protocol.Checkpoint(
             at=time.time(),
-            id=checkpoint_id(snapshot.iteration, snapshot.lineage),
+            id=snapshot.id,
             iteration=snapshot.iteration,
             lineage=snapshot.lineage,
             kind=snapshot.kind,  # type: ignore[arg-type]
@@ -227,11 +265,5 @@ class Checkpointer:
             logger.warning("%s: %s; training goes on", self.job, reason)
 
 
-def newest_sound(store: Store, job: str, damaged: Callable[[str, HoldfastError], None]) -> restore.Loaded | None:
-    """The newest checkpoint that verifies, loaded; each one passed over is told to `damaged`."""
-    for checkpoint in restore.candidates(store, job):
-        try:
-            return restore.load(store, job, checkpoint)
-        except DamagedCheckpoint as error:
-            damaged(checkpoint, error)
-    return None
+def _number(lineage: Lineage) -> int:
+    return lineage.number

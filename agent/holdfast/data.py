@@ -12,11 +12,11 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, Subset
 
 T = TypeVar("T")
 Key = tuple[int, int]
@@ -40,11 +40,16 @@ class DataLoader:
         batch_size: samples a batch.
         shuffle: a new permutation every epoch, drawn from (seed, epoch).
         seed: of permutations and of the random numbers that reading a sample draws.
-        sampler, batch_sampler: as in torch. Their order must be the same at every start for a resume to be
-            exact; `set_epoch(epoch)` is called where they have it.
-        **options: num_workers, collate_fn, pin_memory, drop_last … as in torch.
+        sampler, batch_sampler: as in torch. They are iterated under random numbers that follow from
+            (seed, epoch), and `set_epoch(epoch)` is called where they have it.
+        **options: num_workers, collate_fn, pin_memory, persistent_workers … as in torch.
 
-    Iterating gives one epoch after another: each `iter()` goes on where the one before ended.
+    Iterating gives one epoch after another: each `iter()` goes on where the one before ended. Other
+    attributes are those of the torch loader inside. A dataset with `__getitems__` of its own is read by
+    whole batches, whose random numbers follow from their first sample.
+
+    Raises:
+        ValueError: arguments that exclude each other, as in torch; or `generator`, which `seed` replaces.
     """
 
     def __init__(
@@ -61,50 +66,65 @@ class DataLoader:
     ) -> None:
         if options.pop("generator", None) is not None:
             raise ValueError("DataLoader(generator=...): the order follows from seed; give seed=... instead")
-        self.seed, self.position = seed, Position()
-        self.iterable = isinstance(dataset, IterableDataset)
-        self.exact = not self.iterable
+        if sampler is not None and shuffle:
+            raise ValueError("DataLoader(sampler=..., shuffle=True): the sampler decides the order; drop shuffle")
+        if batch_sampler is not None and (sampler is not None or shuffle or drop_last or batch_size != 1):
+            raise ValueError(
+                "DataLoader(batch_sampler=...) decides on batch_size, shuffle, sampler, drop_last; drop them"
+            )
+        self.dataset, self.seed, self.position = dataset, seed, Position()
+        self.batch_size, self.drop_last = (None if batch_sampler is not None else batch_size), drop_last
+        self._placed = 0
         # a private generator, or every new iterator would draw a number from the training process's own
         options["generator"] = torch.Generator().manual_seed(_hash(seed, "loader"))
-        if self.iterable:
-            self._order: _Order | None = None
-            self._loader = torch.utils.data.DataLoader(
-                dataset, batch_size=batch_size, drop_last=drop_last, **options
-            )
-            return
-        if batch_sampler is None:
-            indices = sampler if sampler is not None else _Permutation(dataset, seed, shuffle)
-            self._order = _Order(indices, batch_size, drop_last)
+        self._order: _Order | None = None
+        if isinstance(dataset, IterableDataset):
+            loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size, drop_last=drop_last, **options)
+        elif batch_sampler is not None:
+            self._order = _BatchOrder(batch_sampler, seed)
         else:
-            self._order = _BatchOrder(batch_sampler)
-        seeded = _Seeded(dataset, seed)
-        if batch_sampler is not None or batch_size is not None:
-            self._loader = torch.utils.data.DataLoader(seeded, batch_sampler=self._order, **options)
-        else:
-            self._loader = torch.utils.data.DataLoader(seeded, batch_size=None, sampler=self._order, **options)
+            source = sampler if sampler is not None else _Permutation(dataset, seed, shuffle)
+            self._order = _Order(source, seed, batch_size, drop_last)
+        if self._order is not None:
+            whole = batch_sampler is None and batch_size is None
+            how = {"batch_size": None, "sampler": self._order} if whole else {"batch_sampler": self._order}
+            loader = torch.utils.data.DataLoader(_Seeded(dataset, seed), **how, **options)
+        self._loader = loader
+
+    @property
+    def gap(self) -> str | None:
+        """What this loader cannot promise of a resume, in words."""
+        if self._order is None:
+            return "an iterable dataset is read again from its start after a resume; its augmentation may differ"
+        return self._order.gap
 
     def __len__(self) -> int:
         """Batches in a whole epoch."""
         return len(self._order) if self._order is not None else len(self._loader)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the epoch from `position`, which moves on with each batch given out."""
-        start = self.position
-        if self._order is None:
-            yield from self._iterate_from_start(start)
-        else:
-            self._order.start = start
-            sizes = self._order.sizes = []
-            samples = start.samples
-            for number, batch in enumerate(self._loader):
-                samples += sizes[number]
-                self.position = Position(epoch=start.epoch, samples=samples, batches=start.batches + number + 1)
+        """The rest of the epoch from `position`, which moves on with each batch given out.
+
+        Set to another position meanwhile, by a restore, it goes on from there.
+        """
+        placed = -1
+        while placed != self._placed:
+            placed, start = self._placed, self.position
+            source = self._batches_by_number(start) if self._order is None else self._batches_by_sample(start)
+            for position, batch in source:
+                self.position = position
                 yield batch
-        self.position = Position(epoch=start.epoch + 1)
+                if placed != self._placed:
+                    break
+        self.position = Position(epoch=self.position.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        p = self.position
-        return {"seed": self.seed, "epoch": p.epoch, "samples": p.samples, "batches": p.batches}
+        return {"seed": self.seed, **asdict(self.position)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a position; ValueError when it was counted in another order."""
@@ -114,13 +134,21 @@ class DataLoader:
                 f"seed={state_dict['seed']}"
             )
         self.position = Position(**{key: state_dict[key] for key in ("epoch", "samples", "batches")})
+        self._placed += 1
 
-    def _iterate_from_start(self, start: Position) -> Iterator[Any]:
+    def _batches_by_sample(self, start: Position) -> Iterator[tuple[Position, Any]]:
+        assert self._order is not None
+        self._order.start = start
+        sizes = self._order.sizes = []
+        samples = start.samples
         for number, batch in enumerate(self._loader):
-            if number < start.batches:
-                continue
-            self.position = Position(epoch=start.epoch, samples=0, batches=number + 1)
-            yield batch
+            samples += sizes[number]
+            yield Position(epoch=start.epoch, samples=samples, batches=start.batches + number + 1), batch
+
+    def _batches_by_number(self, start: Position) -> Iterator[tuple[Position, Any]]:
+        for number, batch in enumerate(self._loader, start=1):
+            if number > start.batches:
+                yield Position(epoch=start.epoch, batches=number), batch
 
 
 class _Permutation(Sampler[int]):
@@ -151,10 +179,18 @@ class _Order(Sampler[Any]):
     the loop was given although workers are ahead of it.
     """
 
-    def __init__(self, source: Iterable[Any], batch_size: int | None, drop_last: bool) -> None:
-        self._source, self._batch_size, self._drop_last = source, batch_size, drop_last
+    def __init__(self, source: Iterable[Any], seed: int, batch_size: int | None, drop_last: bool) -> None:
+        self._source, self._seed = source, seed
+        self._batch_size, self._drop_last = batch_size, drop_last
         self.start = Position()
         self.sizes: list[int] = []
+        own = getattr(source, "generator", None) is not None
+        self.gap = (
+            f"{type(source).__name__} draws its order from a generator of its own, which is not checkpointed: "
+            "after a resume samples may come twice or not at all"
+            if own or not isinstance(source, Sized)
+            else None
+        )
 
     def __len__(self) -> int:
         length = len(self._source)  # type: ignore[arg-type]
@@ -168,45 +204,51 @@ class _Order(Sampler[Any]):
 
     def _remaining(self, start: Position) -> Iterator[Any]:
         """Skips by samples, so that a position holds under another batch size as well."""
-        _set_epoch(self._source, start.epoch)
-        left = itertools.islice(self._source, start.samples, None)
+        left = itertools.islice(self._whole(start.epoch), start.samples, None)
         if self._batch_size is None:
             return left
         return iter(BatchSampler(left, self._batch_size, self._drop_last))
 
+    def _whole(self, epoch: int) -> Iterable[Any]:
+        """The whole epoch. A sampler that draws at random draws the same at every start."""
+        samplers: tuple[Any, ...] = (self._source, getattr(self._source, "sampler", None))
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        if isinstance(self._source, _Permutation) or not isinstance(self._source, Sized):
+            return self._source
+        with _random_state_kept():
+            _seed_all(_hash(self._seed, "order", epoch))
+            return list(self._source)
+
     @staticmethod
     def _keyed(epoch: int, items: Iterator[Any], sizes: list[int]) -> Iterator[Any]:
         for item in items:
-            if isinstance(item, int):
+            if hasattr(item, "__index__"):
                 sizes.append(1)
-                yield (epoch, item)
+                yield (epoch, int(item))
             else:
                 sizes.append(len(item))
-                yield [(epoch, index) for index in item]
+                yield [(epoch, int(index)) for index in item]
 
 
 class _BatchOrder(_Order):
     """The same over batches of somebody else's making, which can only be skipped whole."""
 
-    def __init__(self, source: Iterable[Sequence[int]]) -> None:
-        super().__init__(source, None, False)
+    def __init__(self, source: Iterable[Sequence[int]], seed: int) -> None:
+        super().__init__(source, seed, None, False)
 
     def _remaining(self, start: Position) -> Iterator[Any]:
-        for sampler in (self._source, getattr(self._source, "sampler", None)):
-            _set_epoch(sampler, start.epoch)
-        return itertools.islice(self._source, start.batches, None)
-
-
-def _set_epoch(sampler: Any, epoch: int) -> None:
-    if hasattr(sampler, "set_epoch"):
-        sampler.set_epoch(epoch)
+        return itertools.islice(self._whole(start.epoch), start.batches, None)
 
 
 class _Seeded(Dataset[Any]):
     """A dataset whose samples are read under random numbers of their own."""
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+    def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
+        # torch's Subset has the method, too, but no wish of its own to be read so
+        self._by_batches = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
 
     def __getitem__(self, key: Key) -> Any:
         with _random_state_kept():
@@ -214,8 +256,7 @@ class _Seeded(Dataset[Any]):
 
     def __getitems__(self, keys: list[Key]) -> list[Any]:
         with _random_state_kept():
-            if hasattr(self._dataset, "__getitems__"):
-                # read in one call by its own wish; what it draws follows from the first sample of the batch
+            if self._by_batches:
                 _seed_all(_hash(self._seed, *keys[0]))
                 return list(self._dataset.__getitems__([index for _, index in keys]))
             return [self._read(key) for key in keys]
@@ -257,6 +298,9 @@ def _hash(*parts: int | str) -> int:
 class Cursor(Protocol):
     """The data side of `session.batches`: epochs of batches from a position that can be saved and set."""
 
+    gap: str | None
+    """The promise that this loader cannot keep, in words, if there is one."""
+
     @property
     def epoch(self) -> int: ...
 
@@ -268,12 +312,14 @@ class Cursor(Protocol):
         """The position after the last batch given out."""
         ...
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
+        """Go to a position; None: to the very start."""
+        ...
 
 
 class _HoldfastCursor:
     def __init__(self, loader: DataLoader) -> None:
-        self._loader = loader
+        self._loader, self.gap = loader, loader.gap
 
     @property
     def epoch(self) -> int:
@@ -285,8 +331,8 @@ class _HoldfastCursor:
     def state_dict(self) -> dict[str, Any]:
         return self._loader.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._loader.load_state_dict(state_dict)
+    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
+        self._loader.load_state_dict(state_dict or {"seed": self._loader.seed, **asdict(Position())})
 
 
 class _StatefulCursor:
@@ -294,6 +340,10 @@ class _StatefulCursor:
 
     def __init__(self, loader: Any) -> None:
         self._loader, self.epoch, self._given = loader, 0, 0
+        self.gap: str | None = (
+            f"{type(loader).__name__} keeps its own position; after a resume random augmentation in its "
+            "workers may differ"
+        )
 
     def batches(self) -> Iterator[Any]:
         for batch in self._loader:
@@ -306,7 +356,8 @@ class _StatefulCursor:
         state = self._loader.state_dict() if self._given else None
         return {"epoch": self.epoch, "given": self._given, "loader": state}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
+        state_dict = state_dict or {"epoch": 0, "given": 0, "loader": None}
         self.epoch, self._given = state_dict["epoch"], state_dict["given"]
         if state_dict["loader"] is not None:
             self._loader.load_state_dict(state_dict["loader"])
@@ -317,6 +368,11 @@ class _CountingCursor:
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._loader, self.epoch, self._given = loader, 0, 0
+        self.gap: str | None = (
+            f"{type(loader).__name__} cannot go on from a position: after a resume its epoch is read again from "
+            "the start up to where training stood, in an order that may differ. holdfast.DataLoader takes the "
+            "same arguments and resumes exactly"
+        )
 
     def batches(self) -> Iterator[Any]:
         skip, self._given = self._given, 0
@@ -329,25 +385,15 @@ class _CountingCursor:
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "given": self._given}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
+        state_dict = state_dict or {"epoch": 0, "given": 0}
         self.epoch, self._given = state_dict["epoch"], state_dict["given"]
 
 
-def cursor_over(loader: Iterable[Any]) -> tuple[Cursor, str | None]:
-    """A cursor for any loader, and the promise that it cannot keep, in words, if there is one."""
+def cursor_over(loader: Iterable[Any]) -> Cursor:
+    """A cursor for any loader."""
     if isinstance(loader, DataLoader):
-        if loader.exact:
-            return _HoldfastCursor(loader), None
-        return _HoldfastCursor(loader), (
-            "an iterable dataset is read again from its start after a resume; its random augmentation may differ"
-        )
+        return _HoldfastCursor(loader)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-        return _StatefulCursor(loader), (
-            f"{type(loader).__name__} keeps its own position; after a resume random augmentation in its "
-            "workers may differ"
-        )
-    return _CountingCursor(loader), (
-        f"{type(loader).__name__} cannot go on from a position: after a resume its epoch is read again from "
-        "the start up to where training stood, in an order that may differ. holdfast.DataLoader takes the "
-        "same arguments and resumes exactly"
-    )
+        return _StatefulCursor(loader)
+    return _CountingCursor(loader)

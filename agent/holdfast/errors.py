@@ -1,4 +1,4 @@
-"""What can go wrong, by name. All are kept out of the training loop: they appear at start-up and in tools."""
+"""What can go wrong, by name. Only RestoreFailed ever ends a loop; the others appear at start-up and in tools."""
 
 from __future__ import annotations
 

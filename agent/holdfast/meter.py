@@ -18,10 +18,11 @@ class Meter:
         self.clock = IterationClock()
         self._controller, self._reporter = controller, reporter
         self._metrics = MetricReader()
-        self._was_active = False
+        self.in_flight = False
+        """A checkpoint is under way at the start of this iteration."""
 
-    def end_iteration(self, metrics: Mapping[str, Any], *, active: bool) -> None:
-        """Book the iteration that ends here; `active`: a checkpoint is under way into the next one."""
+    def end_iteration(self, metrics: Mapping[str, Any]) -> None:
+        """Book the iteration that ends here. What a checkpoint begun now costs falls into the next one."""
         standing = self._reporter.standing
         measured = self.clock.end(standing.iteration, standing.lineage)
         if measured is None:
@@ -35,11 +36,10 @@ class Meter:
                 seconds=measured.seconds,
                 checkpoint_stall_seconds=measured.checkpoint_stall_seconds,
                 data_seconds=measured.data_seconds,
-                in_flight=self._was_active,
+                in_flight=self.in_flight,
                 update_seconds=measured.update_seconds,
             )
         )
-        self._was_active = active
         self._reporter.pace(self._controller, changed=plan is not None)
 
     def checkpoint_settled(self, settled: Settled) -> None:

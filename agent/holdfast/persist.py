@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from holdfast import format as fmt
 from holdfast.errors import Fenced
-from holdfast.protocol import checkpoint_id
 from holdfast.snapshot import Snapshot
 from holdfast.store import Store
 
@@ -32,6 +31,8 @@ class Origin:
     parent: str | None
     world_size: int
     versions: dict[str, str]
+    replaces: bool = False
+    """A checkpoint of the same name was found to be damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,18 +120,17 @@ class Persister:
         return settle("durable")
 
     def _write(self, snapshot: Snapshot, origin: Origin) -> None:
-        identity = checkpoint_id(snapshot.iteration, snapshot.lineage)
         header = fmt.payload_header(
             snapshot.slots, {"job": origin.job, "iteration": str(snapshot.iteration), "rank": "0"}
         )
         payload = snapshot.payload()
-        writer = self._store.begin(origin.job, identity, origin.attempt, len(header) + len(payload))
+        writer = self._store.begin(origin.job, snapshot.id, origin.attempt, len(header) + len(payload))
         try:
             started = time.perf_counter()
             writer.write("rank-0.safetensors", [header, payload])
             write_seconds = time.perf_counter() - started
             manifest = _manifest(snapshot, origin, header, payload, write_seconds)
-            writer.commit(fmt.encode_manifest(manifest))
+            writer.commit(fmt.encode_manifest(manifest), replace=origin.replaces)
         except BaseException:
             writer.abort()
             raise

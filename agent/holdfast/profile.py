@@ -45,8 +45,8 @@ class Iteration:
 class IterationClock:
     """Cuts wall time into iterations and books the waits on the iteration in which they fall.
 
-    An iteration runs from the return of one `step` to the return of the next, so that whatever `step`
-    itself does for a checkpoint counts as well.
+    An iteration runs from the boundary in one `step` to that in the next, so that whatever `step` itself
+    does for a checkpoint counts, in the iteration that the checkpoint overlaps.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

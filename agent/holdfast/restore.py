@@ -31,38 +31,48 @@ class Loaded:
         return {name: (str(t.dtype), tuple(t.shape)) for name, t in self.tensors.items()}
 
 
-def candidates(store: Store, job: str) -> Iterator[str]:
-    """The checkpoints that a restarted job may go on from, best first.
-
-    The newest of the current lineage, then back along it, then from the checkpoint it began at back along
-    the lineage before: an abandoned branch is never picked up by itself.
-    """
+def chain(store: Store, job: str) -> list[str]:
+    """The committed checkpoints that the current lineage descends from, its own first, newest first."""
     committed = store.checkpoints(job)
     lineages = {lineage.number: lineage for lineage in store.lineages(job)}
     number = max(lineages, default=max((parse_checkpoint_id(c)[1] for c in committed), default=0))
-    limit = 10**12
+    limit, found = 10**12, []
     while number:
         for checkpoint in reversed(committed):
             iteration, lineage = parse_checkpoint_id(checkpoint)
             if lineage == number and iteration <= limit:
-                yield checkpoint
+                found.append(checkpoint)
         parent = lineages[number].parent if number in lineages else None
-        if parent is None:
-            return
-        limit, number = parse_checkpoint_id(parent)
+        limit, before = parse_checkpoint_id(parent) if parent else (0, 0)
+        number = before if before < number else 0  # a record that names a later lineage is none to follow
+    return found
+
+
+def candidates(store: Store, job: str) -> Iterator[tuple[str, bool]]:
+    """(checkpoint, whether it continues the current lineage) that a restarted job may go on from, best first.
+
+    Back along the current lineage and those it descends from; only when none of these is sound, what else
+    there is, newest trained first: better an abandoned branch than to start from nothing.
+    """
+    descent = chain(store, job)
+    yield from ((checkpoint, True) for checkpoint in descent)
+    strays = (c for c in store.checkpoints(job) if c not in descent)
+    for checkpoint in sorted(strays, key=lambda c: parse_checkpoint_id(c)[::-1], reverse=True):
+        yield checkpoint, False
 
 
 def find(store: Store, job: str, iteration: int) -> str:
-    """The checkpoint at `iteration`, of the newest lineage that has one.
+    """The checkpoint at `iteration`: the one that training descends from, else of the newest lineage.
 
     Raises:
         NoSuchCheckpoint: there is none; it names the nearest earlier one, which is never used unasked.
     """
-    committed = store.checkpoints(job)
-    at = [c for c in committed if parse_checkpoint_id(c)[0] == iteration]
-    if at:
-        return at[-1]
-    nearest = next((c for c in reversed(committed) if parse_checkpoint_id(c)[0] < iteration), None)
+    known = [*chain(store, job), *reversed(store.checkpoints(job))]
+    at = next((c for c in known if parse_checkpoint_id(c)[0] == iteration), None)
+    if at is not None:
+        return at
+    earlier = [c for c in known if parse_checkpoint_id(c)[0] < iteration]
+    nearest = max(earlier, key=lambda c: parse_checkpoint_id(c)[0], default=None)  # the first of equals
     advice = (
         f"the nearest earlier one is at iteration {parse_checkpoint_id(nearest)[0]:,}"
         if nearest

@@ -20,7 +20,6 @@ import torch
 
 from holdfast import protocol, ranks, restore
 from holdfast.checkpoints import Checkpointer
-from holdfast.data import Cursor, cursor_over
 from holdfast.errors import DamagedCheckpoint, HoldfastError, RestoreFailed
 from holdfast.link import Link
 from holdfast.meter import Meter
@@ -28,19 +27,18 @@ from holdfast.options import Options
 from holdfast.orders import Orders
 from holdfast.pacing import Controller, parse_every
 from holdfast.progress import Progress
-from holdfast.protocol import CheckpointKind, checkpoint_id, parse_checkpoint_id
+from holdfast.protocol import CheckpointKind, checkpoint_id
 from holdfast.reports import Reporter, Standing
 from holdfast.restore import Loaded
+from holdfast.rewind import WRITE_SECONDS, Rewinder
 from holdfast.snapshot import Snapshot
-from holdfast.state import Captured, Registry, decode
-from holdfast.store import open_store
+from holdfast.store import Lineage, open_store
+from holdfast.training import Training
 
 logger = logging.getLogger("holdfast")
 
 FIRST_CONTACT_SECONDS = 2.0
 """How long a starting job waits for a server to say whether a restore is wanted."""
-WRITE_SECONDS = 600.0
-"""How long a restore or the end of a job waits for a checkpoint to become durable."""
 _END = object()
 
 
@@ -85,9 +83,9 @@ class Session:
         options = Options.weigh(
             store=store, server=server, token=token, budget=budget, policy=policy, every=every, keep=keep
         )
-        self._registry = Registry(objects)
-        self._registry.capture({})  # what cannot be stored shows now, not an hour into training
         self._standing = Standing()
+        self._controller = Controller(options.settings)
+        self._training = Training(objects, self._standing, self._controller)
         self._reporter = Reporter(job, self._standing)
         self._checkpoints = Checkpointer(
             open_store(options.store),
@@ -102,11 +100,8 @@ class Session:
             reporter=self._reporter,
         )
         self._orders = Orders(self._checkpoints.store, job, self._reporter, options.settings)
-        self._controller = Controller(options.settings)
+        self._rewinder = Rewinder(self._training, self._checkpoints, self._reporter)
         self._meter, self._progress = Meter(self._controller, self._reporter), Progress()
-        self._cursor: Cursor | None = None
-        self._loader_state: dict[str, Any] | None = None
-        self._rewinds = 0
         self._resumed = self._closed = False
         self._wanted: CheckpointKind | None = None
         self._wanted_restore: str | None = None
@@ -114,12 +109,13 @@ class Session:
         self._open(options.server, options.token)
         self._hooks = [
             hook
-            for optimizer in self._registry.optimizers.values()
+            for optimizer in self._training.registry.optimizers.values()
             for hook in (
                 optimizer.register_step_pre_hook(self._before_update),
                 optimizer.register_step_post_hook(self._after_update),
             )
         ]
+        self._process = os.getpid()
         atexit.register(self._at_exit)
 
     # What a loop uses
@@ -132,7 +128,7 @@ class Session:
     @property
     def epoch(self) -> int:
         """The epoch that `batches` is in, from 0."""
-        return self._cursor.epoch if self._cursor else 0
+        return self._training.epoch
 
     @property
     def lineage(self) -> int:
@@ -155,25 +151,26 @@ class Session:
             UnknownFormat: a newer Holdfast wrote it.
         """
         if not self._resumed:
-            self._start(*self._choose_start())
+            self._resumed = True
+            self._begin(*self._choose_start())
         return self.iteration
 
     def batches(self, loader: Iterable[Any], epochs: int = 1) -> Iterator[Any]:
         """The batches of `epochs` epochs in all, from where training stands; rewinds in place when told to."""
-        self._cursor, gap = cursor_over(loader)
-        if gap:
-            self._reporter.notice("warning", "loader", gap)
         self.resume()
-        self._place_cursor()
-        while self._cursor.epoch < epochs:
-            rewinds = self._rewinds
-            source = self._cursor.batches()
-            while self._rewinds == rewinds:
+        cursor = self._training.enter(loader)
+        if cursor.gap:
+            self._reporter.notice("warning", "loader", cursor.gap)
+        while cursor.epoch < epochs:
+            rewinds = self._training.rewinds
+            source = cursor.batches()
+            while self._training.rewinds == rewinds:
                 started = time.perf_counter()
                 batch = next(source, _END)
                 if batch is _END:
                     break
                 self._meter.clock.stall("data_fetch", time.perf_counter() - started)
+                self._training.moved()
                 yield batch
 
     def step(self, **metrics: Any) -> None:
@@ -185,9 +182,9 @@ class Session:
         Raises:
             RestoreFailed: a restore broke half-way and the state could not be put back.
         """
-        if not self._resumed:  # a loop that neither resumes nor draws its batches here wants a fresh start
-            self._start(None, None)
         self._standing.iteration += 1
+        if self._closed:
+            return
         try:
             self._boundary(metrics)
         except RestoreFailed:
@@ -224,6 +221,7 @@ class Session:
             NoSuchCheckpoint: there is none there; it names the nearest earlier one.
         """
         self._wanted_restore = restore.find(self._checkpoints.store, self.job, iteration)
+        self._checkpoints.wanted["the script"] = self._wanted_restore
 
     def close(self) -> None:
         """Take a last checkpoint, wait until it is durable, tell the server, let go. Called at exit as well."""
@@ -247,6 +245,7 @@ class Session:
             first = probe.first_desired(FIRST_CONTACT_SECONDS)
         # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
         at_least = first.latest_attempt + 1 if first else 1
+        checkpoints.latest_lineage = first.latest_lineage if first else 0
         checkpoints.acquire_attempt(at_least)
         self._orders.start(first, checkpoints.attempt)
         if server:
@@ -258,98 +257,126 @@ class Session:
                 attempt=checkpoints.attempt or at_least,
                 rank=0,
                 spool=Path(checkpoints.store.url) / self.job / "spool" if checkpoints.attempt else None,
-                on_desired=self._orders.arrived,
+                on_desired=self._arrived,
             )
             self._reporter.link.start()
 
-    def _choose_start(self) -> tuple[Loaded | None, str | None]:
-        """The checkpoint to begin from, and the order that asked for it, if one did."""
+    def _arrived(self, desired: protocol.Desired) -> None:
+        """Called by the link's thread, before the boundary that acts on it."""
+        if desired.restore is not None:
+            self._checkpoints.wanted["an order"] = desired.restore.checkpoint
+        self._orders.arrived(desired)
+
+    def _choose_start(self) -> tuple[Loaded | None, Lineage | None, str | None]:
+        """What was loaded and put in place, the lineage that it continues, the order that asked for it."""
         store, order = self._checkpoints.store, self._orders.restore(self._orders.first)
         if order is not None:
             try:
-                return restore.load(store, self.job, order.checkpoint), order.id
-            except HoldfastError as error:
+                return self._load(order.checkpoint), None, order.id
+            except Exception as error:  # whatever is wrong with an order, the job starts
                 self._reporter.order(order.id, "failed", reason=str(error))
-        for checkpoint in restore.candidates(store, self.job):
+        for checkpoint, continues in restore.candidates(store, self.job):
             try:
-                return restore.load(store, self.job, checkpoint), None
+                loaded = self._load(checkpoint)
             except DamagedCheckpoint as error:
+                self._checkpoints.damaged.add(checkpoint)
                 self._reporter.damaged(checkpoint, error)
-        return None, None
+                continue
+            lineages = store.lineages(self.job)
+            if not continues:
+                self._reporter.notice("error", "stray", f"nothing else is sound: going on from {checkpoint}")
+            return loaded, lineages[-1] if continues and lineages else None, None
+        return None, None, None
 
-    def _start(self, loaded: Loaded | None, order: str | None) -> None:
-        self._resumed = True
-        if loaded is not None:
-            self._registry.check(loaded.manifest.state, loaded.shapes)
-            self._apply(loaded)
-        lineages = self._checkpoints.store.lineages(self.job)
-        if loaded is not None and order is None and lineages:
-            self._checkpoints.continue_lineage(lineages[-1], loaded.id)
-        else:
-            self._begin_lineage(loaded.id if loaded else None, order)
-        self._reporter.lineage_began(self._checkpoints.lineage)
-        self._reporter.attempt_began(
-            loaded.id if loaded else None,
-            self._checkpoints.versions,
-            self._checkpoints.store.checkpoints(self.job),
-        )
+    def _load(self, checkpoint: str) -> Loaded:
+        loaded = restore.load(self._checkpoints.store, self.job, checkpoint)
+        self._training.check(loaded)
+        self._training.apply(loaded)
+        return loaded
+
+    def _begin(self, loaded: Loaded | None, lineage: Lineage | None, order: str | None) -> None:
+        """Training starts here; what it starts from is noted durably and told."""
+        checkpoints, start = self._checkpoints, loaded.id if loaded else None
+        try:
+            if lineage is not None:
+                checkpoints.continue_lineage(lineage, start)
+            else:
+                checkpoints.begin_lineage(self.iteration, start, order)
+            committed = checkpoints.store.checkpoints(self.job)
+        except (OSError, HoldfastError) as error:
+            checkpoints.fail(f"store {checkpoints.store.url}: {error}")
+            committed = []
+        self._reporter.lineage_began(checkpoints.lineage)
+        self._reporter.attempt_began(start, checkpoints.versions, committed)
         self._reporter.order(order, "restored")
         self._meter.clock.begin()
-
-    def _begin_lineage(self, parent: str | None, order: str | None) -> None:
-        try:
-            self._checkpoints.begin_lineage(self.iteration, parent, order, self._orders.first.latest_lineage + 1)
-        except (OSError, HoldfastError) as error:
-            self._checkpoints.fail(f"could not note lineage {self.lineage}: {error}")
 
     def _close(self, reason: str) -> None:
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
-        if reason == "finished" and self.iteration:
-            self._take_final()
-        self._checkpoints.close(WRITE_SECONDS)
-        self._settle()
-        self._meter.send_samples(wait=True)
-        self._reporter.attempt_ended(reason)
-        self._reporter.link.close()
-        self._progress.close()
-        for hook in self._hooks:
-            hook.remove()
+        parts = (
+            lambda: self._take_final() if reason == "finished" else None,
+            lambda: self._checkpoints.close(WRITE_SECONDS),
+            self._settle,
+            lambda: self._meter.send_samples(wait=True),
+            lambda: self._reporter.attempt_ended(reason),
+            self._reporter.link.close,
+            self._progress.close,
+            *(hook.remove for hook in self._hooks),
+        )
+        for part in parts:
+            try:
+                part()
+            except Exception:  # the loop may be ending with an error of its own, which must not be hidden
+                logger.exception("%s: while closing", self.job)
 
     def _take_final(self) -> None:
         """So that a job started again after its end finds all its work done."""
-        if self._checkpoints.wait_settled(WRITE_SECONDS):
-            self._settle()
-            if self._checkpoints.head != checkpoint_id(self.iteration, self.lineage):
-                self._take("final", at_once=True)
+        if not self.iteration or not self._checkpoints.wait_settled(WRITE_SECONDS):
+            return
+        self._settle()
+        if self._checkpoints.head == checkpoint_id(self.iteration, self.lineage):
+            return
+        if not self._training.at_boundary:
+            logger.info("%s: the loop ended within an iteration; no last checkpoint was taken", self.job)
+            return
+        self._take("final", at_once=True)
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child has neither the threads nor the right
         error = getattr(sys, "last_value", None)
         self._close(_ending(type(error) if error is not None else None))
 
     # The boundary between two iterations
 
     def _boundary(self, metrics: dict[str, Any]) -> None:
+        self._training.boundary()
+        if not self._resumed:  # a loop that neither resumes nor draws its batches here wants a fresh start
+            self._resumed = True
+            self._begin(None, None, None)
         self._settle()
+        self._meter.end_iteration(metrics)
         desired = self._reporter.link.desired
-        if self._orders.news(desired):
+        if desired is not None and self._orders.news(desired):
             self._controller.change(self._orders.settings())
             if self._orders.checkpoint_requested:
                 self._wanted = "requested"
-            self._reporter.applied(desired.version if desired else 0)
+            self._reporter.applied(desired.version)
             self._reporter.pace(self._controller, changed=True)
-        target = self._restore_target()
-        if target is None:
+        self._progress.update(self.iteration)
+        if (target := self._restore_target()) is None:
             self._checkpoint_if_due()
+        else:
+            self._rewinder.rewind(*target)
+            self._checkpoints.wanted.clear()
+            self._meter.clock.restart()
         if not self._prepared and self._checkpoints.snapshots.free:
             self._prepared = True
-            self._checkpoints.prepare(self._capture)
-        self._meter.end_iteration(metrics, active=self._checkpoints.active)
-        self._progress.update(self.iteration)
-        if target is not None:
-            self._rewind(*target)
+            self._checkpoints.prepare(self._training.capture)
+        self._meter.in_flight = self._checkpoints.active
 
     def _settings_changed(self) -> None:
         self._controller.change(self._orders.settings())
@@ -372,32 +399,21 @@ class Session:
 
     def _take(self, kind: CheckpointKind, *, at_once: bool) -> Snapshot | None:
         started = time.perf_counter()
-        snapshot = self._checkpoints.take(self._capture, kind, at_once=at_once)
+        snapshot = self._checkpoints.take(self._training.capture, kind, at_once=at_once)
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
         self._controller.started(self.iteration)
         return snapshot
-
-    def _capture(self) -> Captured:
-        return self._registry.capture(
-            {
-                "iteration": self.iteration,
-                "lineage": self.lineage,
-                "loader": self._cursor.state_dict() if self._cursor else self._loader_state,
-                "controller": self._controller.state_dict(),
-            }
-        )
 
     def _before_update(self, *_: object) -> None:
         """An optimizer is about to change what is being copied: let the copy finish first."""
         waited = self._checkpoints.snapshots.wait_copied()
         if waited:
             self._meter.clock.stall("snapshot_wait", waited)
+        self._training.moved()
         self._meter.clock.update_begins()
 
     def _after_update(self, *_: object) -> None:
         self._meter.clock.update_ends()
-
-    # Restore in place
 
     def _restore_target(self) -> tuple[str, str | None] | None:
         """(checkpoint, order) to go back to at this boundary."""
@@ -406,77 +422,6 @@ class Session:
             return checkpoint, None
         order = self._orders.restore()
         return (order.checkpoint, order.id) if order is not None else None
-
-    def _rewind(self, checkpoint: str, order: str | None) -> None:
-        """Until the new lineage is noted nothing has changed, and a failure leaves training as it is."""
-        started = time.perf_counter()
-        self._reporter.order(order, "restoring")
-        try:
-            loaded = restore.load(self._checkpoints.store, self.job, checkpoint)
-            self._registry.check(loaded.manifest.state, loaded.shapes)
-            safety = self._take_safety()
-            self._checkpoints.begin_lineage(
-                parse_checkpoint_id(checkpoint)[0], checkpoint, order, self._orders.first.latest_lineage + 1
-            )
-        except (HoldfastError, OSError) as error:
-            self._reporter.order(order, "failed", reason=str(error))
-            self._reporter.notice("error", "restore", f"restore of {checkpoint} refused: {error}")
-            self._meter.clock.restart()
-            return
-        restored = self._apply_or_return(loaded, safety, order)
-        seconds = time.perf_counter() - started
-        self._meter.clock.restart()
-        self._reporter.lineage_began(self._checkpoints.lineage)
-        self._reporter.stall("restore", seconds, self.iteration, self.lineage)
-        if restored:
-            self._reporter.order(order, "restored", seconds=seconds, safety=safety)
-
-    def _take_safety(self) -> str:
-        """The state about to be left, durable, so that the restore can be undone."""
-        if not self._checkpoints.wait_settled(WRITE_SECONDS):
-            raise HoldfastError("the checkpoint before is still being written")
-        identity = checkpoint_id(self.iteration, self.lineage)
-        if self._checkpoints.head == identity:
-            return identity
-        snapshot = self._take("safety", at_once=True)
-        if snapshot is None or not snapshot.settled.wait(WRITE_SECONDS) or snapshot.outcome != "durable":
-            reason = snapshot.reason if snapshot is not None else "it could not be taken"
-            raise HoldfastError(f"no safety checkpoint of the state to be left: {reason}")
-        return identity
-
-    def _apply_or_return(self, loaded: Loaded, safety: str, order: str | None) -> bool:
-        """False when it broke half-way: such a state must not be trained on, so the one before is put back."""
-        try:
-            self._apply(loaded)
-        except Exception as error:  # a user's load_state_dict may raise anything
-            try:
-                self._checkpoints.begin_lineage(parse_checkpoint_id(safety)[0], safety, None, 1)
-                self._apply(restore.load(self._checkpoints.store, self.job, safety))
-            except Exception as worse:
-                raise RestoreFailed(
-                    f"restoring {loaded.id} failed ({error}), and so did going back to {safety} ({worse}); "
-                    f"start the script again: it goes on from {safety}"
-                ) from error
-            self._reporter.order(order, "failed", reason=f"{error}; training went back to {safety}")
-            return False
-        return True
-
-    def _apply(self, loaded: Loaded) -> None:
-        self._registry.apply(loaded.manifest.state, loaded.tensors)
-        state = decode(loaded.manifest.state["session"], loaded.tensors, copy=True)
-        self._standing.iteration = loaded.manifest.iteration
-        self._loader_state = state["loader"]
-        if self._controller.plan is None:  # a restart; in place, what is measured by now is better
-            self._controller.load_state_dict(state["controller"])
-        self._controller.rewound(self.iteration)
-        self._rewinds += 1
-        self._place_cursor()
-        self._progress.update(self.iteration)
-
-    def _place_cursor(self) -> None:
-        if self._cursor is not None and self._loader_state is not None:
-            self._cursor.load_state_dict(self._loader_state)
-            self._loader_state = None
 
 
 def _ending(kind: type[BaseException] | None) -> str:

@@ -9,7 +9,6 @@ The copy goes into an arena that is allocated once and laid out as the data sect
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import queue
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from holdfast.format import Slot, lay_out
+from holdfast.protocol import checkpoint_id
 from holdfast.state import Captured
 
 logger = logging.getLogger("holdfast")
@@ -33,6 +33,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
 }  # fmt: skip
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+EDGE_BYTES = 64
 VIEWED_AS = {torch.complex128: torch.float64}
 """Dtypes that safetensors lacks, and what their elements are stored as."""
 
@@ -83,6 +84,10 @@ class Snapshot:
     settled: threading.Event = field(default_factory=threading.Event)
 
     @property
+    def id(self) -> str:
+        return checkpoint_id(self.iteration, self.lineage)
+
+    @property
     def size_bytes(self) -> int:
         return self.slots[-1].end if self.slots else 0
 
@@ -120,9 +125,12 @@ class Snapshotter:
         pinned = any(tensor.is_cuda for tensor in tensors.values())
 
         def reserve() -> None:
-            with contextlib.suppress(RuntimeError):
+            try:
                 self._arena.reserve(size, pinned=pinned)
-            self._free.set()
+            except RuntimeError as error:
+                logger.debug("no memory for an arena of %d bytes yet: %s", size, error)
+            finally:
+                self._free.set()
 
         self._free.clear()
         self._submit(reserve)
@@ -147,14 +155,17 @@ class Snapshotter:
             iteration, lineage, kind, captured.trees, slots, views, self._arena, started_at=time.time()
         )
         self._free.clear()
+        try:
+            later = set() if at_once else captured.deferred
+            for slot in slots:
+                if slot.name not in later:
+                    _copy(self._arena.slot(slot), tensors[slot.name])
+            rest = [_Deferred(slot, tensors[slot.name]) for slot in slots if slot.name in later]
+            self._submit(lambda: self._copy_rest(snapshot, rest, started))
+        except BaseException:
+            self._free.set()  # or no checkpoint would ever be taken again
+            raise
         self._current = snapshot
-        later = set() if at_once else captured.deferred
-        for slot in slots:
-            if slot.name not in later:
-                _copy(self._arena.slot(slot), tensors[slot.name])
-        rest = [(slot, tensors[slot.name]) for slot in slots if slot.name in later]
-        versions = [tensor._version for _, tensor in rest]
-        self._submit(lambda: self._copy_rest(snapshot, rest, versions, started))
         if at_once:
             snapshot.copied.wait()
         return snapshot
@@ -189,20 +200,41 @@ class Snapshotter:
         while (work := self._work.get()) is not None:
             work()
 
-    def _copy_rest(
-        self, snapshot: Snapshot, rest: list[tuple[Slot, torch.Tensor]], versions: list[int], started: float
-    ) -> None:
+    def _copy_rest(self, snapshot: Snapshot, rest: list[_Deferred], started: float) -> None:
         try:
-            for slot, tensor in rest:
-                _copy(snapshot.arena.slot(slot), tensor)
-            snapshot.torn = [
-                slot.name for (slot, t), version in zip(rest, versions, strict=True) if t._version != version
-            ]
+            for each in rest:
+                _copy(snapshot.arena.slot(each.slot), each.tensor)
+            snapshot.torn = [e.slot.name for e in rest if e.changed(snapshot.arena.slot(e.slot))]
         except Exception as error:  # a thread's edge: whatever went wrong, the step that waits must go on
             snapshot.failure = error
         finally:
             snapshot.seconds = time.perf_counter() - started
             snapshot.copied.set()
+
+
+class _Deferred:
+    """A tensor to be copied later, with what tells whether somebody else changed it meanwhile.
+
+    The version counter sees every in-place operation, but not those through `.data`, nor on memory shared
+    with NumPy. So the first and last bytes are remembered, too: weights that are swapped or scaled as a
+    whole show there. A change of a few elements in the middle through `.data` would go unseen.
+    """
+
+    def __init__(self, slot: Slot, tensor: torch.Tensor) -> None:
+        self.slot, self.tensor = slot, tensor
+        self._version = tensor._version
+        self._edges = _edges(tensor)
+
+    def changed(self, copied: torch.Tensor) -> bool:
+        return self.tensor._version != self._version or (self._edges is not None and _edges(copied) != self._edges)
+
+
+def _edges(tensor: torch.Tensor) -> tuple[bytes, bytes] | None:
+    if not _is_plain(tensor) or not tensor.numel():
+        return None
+    start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    edge = min(EDGE_BYTES, size)
+    return ctypes.string_at(start, edge), ctypes.string_at(start + size - edge, edge)
 
 
 def _storable(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -218,9 +250,13 @@ def _storable(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]
     return found, views
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in host memory one behind the other, as they are."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    plain = not (source.is_cuda or source.is_conj() or source.is_neg()) and source.device.type == "cpu"
-    if plain and source.is_contiguous():
+    if _is_plain(source):
         # One memmove without the interpreter lock, on this thread alone: copy_ would call up a second team of
         # compute threads, which fights with the one that runs forward.
         if target.numel():

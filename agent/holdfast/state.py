@@ -23,6 +23,8 @@ from holdfast.errors import IncompatibleCheckpoint
 logger = logging.getLogger("holdfast")
 
 Tree = Any
+RESERVED = ("rng", "session")
+"""Entries of a checkpoint that are the session's own."""
 
 
 @runtime_checkable
@@ -53,7 +55,10 @@ class Registry:
                     f"Session({keyword}=...): {type(item).__name__} has no state_dict() and load_state_dict(). "
                     f"Put plain values into holdfast.Variables, or drop the keyword."
                 )
-        self.objects: dict[str, Stateful] = dict(objects)
+            if keyword in RESERVED:
+                raise ValueError(f"Session({keyword}=...): this name is taken in checkpoints; give it another")
+        # a compiled module shares everything with the plain one inside, whose names do not depend on compiling
+        self.objects: dict[str, Stateful] = {k: getattr(o, "_orig_mod", o) for k, o in objects.items()}
         self.optimizers = {k: o for k, o in self.objects.items() if isinstance(o, torch.optim.Optimizer)}
         self._warned: set[str] = set()
 
@@ -74,6 +79,8 @@ class Registry:
                 raise IncompatibleCheckpoint(f"the checkpoint holds no {keyword!r}; it has {', '.join(trees)}")
             if isinstance(item, torch.nn.Module):
                 _check_module(keyword, item, trees[keyword], shapes)
+            elif isinstance(item, torch.optim.Optimizer):
+                _check_optimizer(keyword, item, trees[keyword])
 
     def apply(self, trees: Mapping[str, Tree], tensors: Mapping[str, torch.Tensor]) -> None:
         """Put a checkpoint's state into the objects; the random state last, since loading may draw from it."""
@@ -139,6 +146,9 @@ class _Encoder:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         per_parameter = []
         for index, values in state["state"].items():
+            if not isinstance(index, int) or not isinstance(values, Mapping):
+                per_parameter.append([self.encode(keyword, index), self.encode(f"{keyword}.{index}", values)])
+                continue
             name = self._names.get(id(parameters[index]), str(index))
             encoded = {
                 key: self.encode(f"{keyword}.state.{key}.{name}", value, deferred=True)
@@ -157,7 +167,8 @@ class _Encoder:
 
     def encode(self, path: str, value: Any, *, deferred: bool = False) -> Tree:
         if isinstance(value, torch.Tensor):
-            return {"$tensor": self._add(path, value, deferred)}
+            found = {"$tensor": self._add(path, value, deferred)}
+            return found if value.device.type == "cpu" else found | {"device": str(value.device)}
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
@@ -175,6 +186,8 @@ class _Encoder:
     def _encode_mapping(self, path: str, value: Mapping[Any, Any]) -> Tree:
         if isinstance(value, collections.Counter):
             return {"$counter": self.encode_pairs(path, value)}
+        if type(value) not in (dict, collections.OrderedDict):
+            raise TypeError(f"{path}: a {type(value).__name__} would come back as a plain dict; make it one")
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {
                 key: self.encode(f"{path}.{key}", item)
@@ -185,9 +198,13 @@ class _Encoder:
 
     def _encode_sequence(self, path: str, value: Any) -> Tree:
         items = [self.encode(f"{path}.{i}", item) for i, item in enumerate(value)]
+        if hasattr(value, "_fields"):
+            raise TypeError(f"{path}: a {type(value).__name__} would come back as a plain tuple; make it one")
         if isinstance(value, list):
             return items
-        for kind in (torch.Size, tuple, frozenset, set, collections.deque):
+        if isinstance(value, collections.deque):
+            return {"$deque": items, "maxlen": value.maxlen}
+        for kind in (torch.Size, tuple, frozenset, set):
             if isinstance(value, kind):
                 return {f"${kind.__name__.lower()}": items}
         raise AssertionError(type(value))
@@ -271,7 +288,8 @@ def _decode_tag(tag: str, tree: dict[str, Tree], tensors: Mapping[str, torch.Ten
     body = tree[tag]
     match tag:
         case "$tensor":
-            return tensors[body].clone() if copy else tensors[body]
+            tensor = tensors[body].to(_device(tree.get("device", "cpu")))
+            return tensor.clone() if copy and tensor is tensors[body] else tensor
         case "$int":
             return int(body)
         case "$number":
@@ -299,7 +317,7 @@ def _decode_tag(tag: str, tree: dict[str, Tree], tensors: Mapping[str, torch.Ten
         case "$set" | "$frozenset":
             return set(value) if tag == "$set" else frozenset(value)
         case "$deque":
-            return collections.deque(value)
+            return collections.deque(value, tree["maxlen"])
     raise IncompatibleCheckpoint(f"unknown tag {tag} in a checkpoint's state: a newer Holdfast wrote it")
 
 
@@ -339,18 +357,38 @@ def _check_module(
     tree: Tree,
     shapes: Mapping[str, tuple[str, tuple[int, ...]]],
 ) -> None:
-    own = {k: v for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)}
-    saved = tree["state"]
+    own, saved = module.state_dict(), tree["state"]
     if missing := sorted(own.keys() - saved.keys()) or sorted(saved.keys() - own.keys()):
         raise IncompatibleCheckpoint(
-            f"{keyword}: the model and the checkpoint differ in {len(missing)} entries, {missing[0]!r} among them"
+            f"{keyword}: model and checkpoint differ in {len(missing)} entries, {missing[0]!r} among them"
         )
-    for name, tensor in own.items():
-        dtype, shape = shapes[saved[name]["$tensor"]]
-        if tuple(tensor.shape) != shape:
+    buffers = {n: b for n, b in module.named_buffers(remove_duplicate=False) if n in tree["buffers"]}
+    for name, tensor in {**own, **buffers}.items():
+        entry = saved.get(name) or tree["buffers"][name]
+        if not isinstance(tensor, torch.Tensor) or not isinstance(entry, dict) or "$tensor" not in entry:
+            continue
+        here, there = (str(tensor.dtype), tuple(tensor.shape)), shapes[entry["$tensor"]]
+        if here != there:
             raise IncompatibleCheckpoint(
-                f"{keyword}.{name}: {tuple(tensor.shape)} in the model, {shape} ({dtype}) in the checkpoint"
+                f"{keyword}.{name}: {here[1]} of {here[0]} in the model, "
+                f"{there[1]} of {there[0]} in the checkpoint"
             )
+
+
+def _check_optimizer(keyword: str, optimizer: torch.optim.Optimizer, tree: Tree) -> None:
+    saved = dict(tree["$pairs"])["param_groups"]
+    here = [len(group["params"]) for group in optimizer.param_groups]
+    there = [len(group["params"]) for group in saved]
+    if here != there:
+        raise IncompatibleCheckpoint(
+            f"{keyword}: parameter groups of {here} parameters here, of {there} in the checkpoint"
+        )
+
+
+def _device(name: str) -> torch.device:
+    """Where a tensor was; the CPU on a machine that has no such device."""
+    device = torch.device(name)
+    return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
 
 
 def _load_module(module: torch.nn.Module, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -359,8 +397,7 @@ def _load_module(module: torch.nn.Module, tree: Tree, tensors: Mapping[str, torc
     module.load_state_dict(state)
     own = dict(module.named_buffers(remove_duplicate=False))
     for name, saved in decode(tree["buffers"], tensors, copy=False).items():  # those with persistent=False
-        if name in own and own[name].shape == saved.shape:
-            own[name].copy_(saved)
+        own[name].copy_(saved)
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -368,6 +405,8 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
     # load_state_dict casts moments to their parameter's dtype; what was saved in float32 goes on in float32
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, saved in state["state"].items():
+        if not isinstance(saved, Mapping):
+            continue
         own = optimizer.state[parameters[index]]
         for key, value in saved.items():
             if isinstance(value, torch.Tensor) and own[key].dtype != value.dtype:

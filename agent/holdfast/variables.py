@@ -9,18 +9,23 @@ class Variables:
     """Named values that are checkpointed and come back with the rest: `Variables(best_loss=math.inf)`.
 
     Values are scalars, strings, tensors, and nested lists, tuples and dicts of them; read and assign them
-    as attributes.
+    as attributes. A name given here that a checkpoint does not hold keeps its value when one is loaded; a
+    name assigned later goes away with the iterations that a restore undoes.
     """
 
     def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values)
+        self.__dict__.update(values, _declared=frozenset(values))
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        return {name: value for name, value in self.__dict__.items() if name != "_declared"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.__dict__.clear()
+        for name in self.state_dict().keys() - state_dict.keys() - self._declared:
+            del self.__dict__[name]
         self.__dict__.update(state_dict)
 
+    def __getattr__(self, name: str) -> Any:  # for type checkers: any name may be there
+        raise AttributeError(f"Variables has no {name!r}; it has {', '.join(self.state_dict()) or 'none'}")
+
     def __repr__(self) -> str:
-        return f"Variables({', '.join(f'{k}={v!r}' for k, v in self.__dict__.items())})"
+        return f"Variables({', '.join(f'{k}={v!r}' for k, v in self.state_dict().items())})"

@@ -3,7 +3,7 @@ import random
 import numpy
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, RandomSampler
 
 from holdfast import DataLoader
 from holdfast.data import cursor_over
@@ -134,11 +134,75 @@ class Stream(IterableDataset):
     ],
 )
 def test_every_loader_goes_on_and_says_what_it_cannot_promise(make, promise):
-    cursor, gap = cursor_over(make())
-    assert (gap is None) if promise is None else (promise in gap)
+    cursor = cursor_over(make())
+    assert (cursor.gap is None) if promise is None else (promise in cursor.gap)
     source = cursor.batches()
     next(source), next(source)
-    resumed, _ = cursor_over(make())
+    resumed = cursor_over(make())
     resumed.load_state_dict(cursor.state_dict())
     assert len(list(resumed.batches())) == len(list(source))
     assert (cursor.epoch, resumed.epoch) == (1, 1)
+
+
+def test_torchs_random_samplers_resume_exactly_although_they_know_no_epoch():
+    def make():
+        data = Noisy()
+        return DataLoader(data, sampler=RandomSampler(data), batch_size=4, seed=3)
+
+    whole = epoch(make())
+    before, after = make(), make()
+    batches = iter(before)
+    next(batches), next(batches)
+    torch.rand(7)  # whatever training draws meanwhile
+    after.load_state_dict(before.state_dict())
+    assert epoch(after) == whole[2:]
+    assert before.gap is None
+    own = RandomSampler(Noisy(), generator=torch.Generator())
+    assert "generator of its own" in DataLoader(Noisy(), sampler=own).gap
+
+
+def test_a_subset_is_seeded_by_sample_like_any_other_set():
+    subset = torch.utils.data.Subset(Noisy(), range(5, 17))
+
+    def samples(size):
+        return [s for b in epoch(DataLoader(subset, batch_size=size)) for s in zip(*b, strict=True)]
+
+    assert samples(2) == samples(4)
+
+
+def test_a_loader_set_elsewhere_in_the_middle_of_an_epoch_goes_on_from_there():
+    loader = DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3)
+    whole = [b[0].tolist() for b in DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3)]
+    seen = []
+    for batch in loader:
+        seen.append(batch[0].tolist())
+        if len(seen) == 3:
+            loader.load_state_dict({"seed": 3, "epoch": 0, "samples": 4, "batches": 1})
+    assert seen == [*whole[:3], *whole[1:]]
+    assert loader.position.epoch == 1
+
+
+def test_it_answers_like_torchs_loader():
+    data = Noisy()
+    loader = DataLoader(data, batch_size=4, num_workers=0, drop_last=True)
+    assert (loader.dataset, loader.batch_size, loader.num_workers, loader.drop_last) == (data, 4, 0, True)
+    with pytest.raises(AttributeError):
+        loader.no_such_thing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": [1, 2], "shuffle": True},
+        {"batch_sampler": [[1]], "batch_size": 4},
+        {"batch_sampler": [[1]], "drop_last": True},
+    ],
+)
+def test_arguments_that_exclude_each_other_are_refused(options):
+    with pytest.raises(ValueError, match="drop"):
+        DataLoader(Noisy(), **options)
+
+
+def test_one_sample_at_a_time_with_a_numpy_sampler():
+    loader = DataLoader(Noisy(), batch_size=None, sampler=numpy.arange(5))
+    assert [sample[0] for sample in loader] == [0, 1, 2, 3, 4]

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from tiny_job import Trainer
+from tiny_job import Points, Trainer
 
 import holdfast
 from holdfast import protocol
@@ -300,7 +300,7 @@ def test_a_restore_is_carried_out_once_even_if_the_trainer_dies_right_after_noti
             order(trainer, 3)
 
     trainer = Trainer(store, **linked)
-    monkeypatch.setattr(trainer.session, "_apply", lambda loaded: (_ for _ in ()).throw(SystemExit))
+    monkeypatch.setattr(trainer.session._training, "apply", lambda loaded: (_ for _ in ()).throw(SystemExit))
     with pytest.raises(SystemExit):
         trainer.run(after=operator)
     trainer.crash()
@@ -494,3 +494,177 @@ def test_the_supervisors_file_is_told_of_every_iteration(store, tmp_path, monkey
     monkeypatch.setenv("HOLDFAST_PROGRESS", str(path))
     Trainer(store).run(until=5).crash()
     assert LAYOUT.unpack(path.read_bytes()) == (5, 5)
+
+
+def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrupted, monkeypatch):
+    """No waiting between iterations here, and copies slow enough for the next update to run into them."""
+    from holdfast import snapshot
+
+    real, waits = snapshot._copy, []
+
+    def slow(target, source):
+        if threading.current_thread().name == "holdfast-snapshot":
+            threading.Event().wait(0.005)
+        real(target, source)
+
+    monkeypatch.setattr(snapshot, "_copy", slow)
+    monkeypatch.setattr(Trainer, "settle", lambda self: None)
+    trainer = Trainer(store, every=1)
+    wait = trainer.session._checkpoints.snapshots.wait_copied
+    monkeypatch.setattr(
+        trainer.session._checkpoints.snapshots, "wait_copied", lambda: waits.append(wait()) or waits[-1]
+    )
+    trainer.run(until=12).crash()
+    assert max(waits) > 0
+    assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 13)}
+    newest = committed(store)[-1]
+    assert newest > 3
+    again = Trainer(store, seed=5).run(until=newest + 3).crash()
+    assert dict(again.losses) == {i: uninterrupted[i] for i in range(newest + 1, newest + 4)}
+
+
+def test_what_is_about_to_be_restored_outlives_retention(store, uninterrupted):
+    def back_once(trainer):
+        if trainer.session.iteration == 9 and trainer.session.lineage == 1:
+            trainer.session.restore(3)
+
+    trainer = Trainer(store, keep=1)
+    monkey = trainer.session._checkpoints
+    trainer.run(until=4)
+    monkey.wanted["a test"] = "000000000003-1"
+    trainer.run(until=11, after=back_once).crash()
+    assert trainer.session.lineage == 2
+    assert 3 in committed(store)  # where lineage 2 began
+    again = Trainer(store, seed=4)
+    assert (again.session.resume(), again.session.lineage) == (9, 2)
+    again.crash()
+
+
+def test_a_restore_refused_for_want_of_a_record_leaves_training_on_its_lineage(store, linked, monkeypatch):
+    def operator(trainer):
+        if trainer.session.iteration == 7:
+            monkeypatch.setattr(type(trainer.session._checkpoints.store), "begin_lineage", refuse)
+            order(trainer, 3)
+
+    def refuse(self, job, lineage):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer = Trainer(store, **linked).run(until=12, after=operator).crash()
+    assert (trainer.session.lineage, trainer.link.of(protocol.OrderMoved)[-1].state) == (1, "failed")
+    monkeypatch.undo()
+    again = Trainer(store)
+    assert (again.session.resume(), again.session.lineage) == (12, 1)
+    again.crash()
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_a_loop_left_within_an_iteration_saves_none_of_it(store, uninterrupted, updated):
+    trainer = Trainer(store)
+    for x, y in trainer.session.batches(trainer.loader, epochs=3):
+        if trainer.session.iteration == 5:
+            if updated:
+                trainer.model(x).sum().backward()
+                trainer.optimizer.step()
+            break
+        trainer.iterate(x, y)
+        trainer.settle()
+    trainer.session.close()
+    assert committed(store) == [3]
+    again = Trainer(store, seed=8).run(until=7).crash()
+    assert dict(again.losses) == {i: uninterrupted[i] for i in range(4, 8)}
+
+
+def test_the_way_back_from_a_restore_survives_a_restart(store):
+    def back_once(trainer):
+        if trainer.session.iteration == 10 and trainer.session.lineage == 1:
+            trainer.session.restore(3)
+
+    Trainer(store, keep=40).run(until=12, after=back_once).crash()
+    Trainer(store, keep=2, every=1).run(until=30).crash()
+    assert {3, 11} <= set(committed(store))
+
+
+def test_an_order_to_a_checkpoint_that_does_not_fit_fails_and_the_job_starts_all_the_same(store, linked):
+    Trainer(store).run(until=7).crash()
+    manifest = store / "job" / "000000000003-1" / "manifest.json"
+    changed = json.loads(manifest.read_text())
+    del changed["state"]["scheduler"]
+    manifest.write_text(json.dumps(changed))
+    FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))
+    trainer = Trainer(store, **linked)
+    assert trainer.session.resume() == 6
+    (moved,) = trainer.link.of(protocol.OrderMoved)
+    assert (moved.state, moved.reason) == (
+        "failed",
+        "the checkpoint holds no 'scheduler'; it has " + ", ".join(changed["state"]),
+    )
+    trainer.crash()
+
+
+def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
+    def seen(trainer, stop=None):
+        found = []
+        for name, loader in (("a", trainer.loader), ("b", trainer.other)):
+            for x, y in trainer.session.batches(loader, epochs=1):
+                found.append((name, y.tolist()))
+                trainer.iterate(x, y)
+                trainer.settle()
+                if trainer.session.iteration == stop:
+                    return found
+        return found
+
+    def make():
+        trainer = Trainer(store, every=1, keep=40)
+        trainer.other = holdfast.DataLoader(Points(), batch_size=16, shuffle=True, seed=2)
+        return trainer
+
+    first = make()
+    before = seen(first, stop=15)
+    first.crash()
+    second = make()
+    after = seen(second)
+    assert [name for name, _ in before] == ["a"] * 12 + ["b"] * 3
+    assert [name for name, _ in after] == ["b"] * 3
+    assert not {tuple(y) for _, y in before[12:]} & {tuple(y) for _, y in after}
+    with pytest.raises(holdfast.IncompatibleCheckpoint, match="drew from another loader"):
+        second.session._training.check(module.restore.load(open_store(store), "job", "000000000005-1"))
+    second.crash()
+
+
+def test_a_store_that_was_away_at_the_start_keeps_its_history_when_it_comes_back(store, tmp_path, linked):
+    Trainer(store).run(until=7).crash()
+    away = tmp_path / "away"
+    store.rename(away)
+    store.write_text("not mounted")
+
+    def mount(trainer):
+        if trainer.session.iteration == 4:
+            store.unlink()
+            away.rename(store)
+
+    trainer = Trainer(store, **linked).run(until=9, after=mount).crash()
+    assert trainer.session.lineage == 2
+    assert open_store(store).checkpoints("job") == [
+        "000000000003-1", "000000000006-1", "000000000006-2", "000000000009-2"
+    ]  # fmt: skip
+    assert not list((store / "job").glob("*damaged*"))
+
+
+def test_a_session_that_is_closed_only_counts(store):
+    trainer = Trainer(store).run(until=4)
+    trainer.session.close()
+    trainer.session.step(loss=1.0)
+    assert trainer.session.iteration == 5
+    assert committed(store) == [3, 4]
+
+
+def test_a_checkpoint_of_the_line_that_training_descends_from_is_preferred(store):
+    def script(trainer):
+        if (trainer.session.iteration, trainer.session.lineage) == (12, 1):
+            trainer.session.restore(6)
+        if (trainer.session.iteration, trainer.session.lineage) == (10, 2):
+            trainer.session.restore(13)
+
+    trainer = Trainer(store, keep=40).run(until=15, after=script).crash()
+    assert trainer.session.lineage == 3
+    assert module.restore.find(open_store(store), "job", 9) == "000000000009-1"

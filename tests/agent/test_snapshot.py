@@ -144,3 +144,26 @@ def test_no_memory_for_an_arena_is_a_memory_error(snapshotter, monkeypatch):
 def test_a_dtype_that_cannot_be_stored_is_named(snapshotter):
     with pytest.raises(TypeError, match=r"odd: tensors of torch\.float8_e4m3fnuz"):
         begin(snapshotter, captured(odd=torch.zeros(2).to(torch.float8_e4m3fnuz)))
+
+
+def test_weights_swapped_past_the_version_counter_are_seen(snapshotter, held):
+    weight = torch.ones(100)
+    snapshot = begin(snapshotter, captured(w=weight))
+    assert held.reached.wait(10)
+    weight.data.mul_(3)
+    held.set()
+    snapshotter.wait_copied()
+    assert snapshot.torn == ["w"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_snapshot_that_could_not_begin_leaves_the_arena_for_the_next(snapshotter, monkeypatch, error):
+    def fail(target, source):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_copy", fail)
+        with pytest.raises(error):
+            begin(snapshotter, captured(buffer=torch.ones(2)))
+    assert snapshotter.free
+    assert begin(snapshotter, captured(w=torch.ones(2)), at_once=True).torn == []

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import itertools
 import os
 import shutil
@@ -22,10 +23,10 @@ def store(tmp_path):
     return store
 
 
-def commit(store, checkpoint=FIRST, attempt=1, data=b"tensors"):
+def commit(store, checkpoint=FIRST, attempt=1, data=b"tensors", **options):
     writer = store.begin(JOB, checkpoint, attempt, len(data))
     writer.write("rank-0.safetensors", [data[:3], memoryview(data)[3:]])
-    writer.commit(b"{}")
+    writer.commit(b"{}", **options)
 
 
 def leftovers(store):
@@ -96,7 +97,9 @@ def test_a_lineage_is_noted_once(store):
 
 def test_a_damaged_checkpoint_makes_way_for_the_sound_one(store):
     commit(store)
-    commit(store, data=b"again!!")
+    with pytest.raises(FileExistsError):
+        commit(store, data=b"unasked")
+    commit(store, data=b"again!!", replace=True)
     assert bytes(store.read_file(JOB, FIRST, "rank-0.safetensors")) == b"again!!"
     assert len([p for p in (store.root / JOB).iterdir() if ".damaged-" in p.name]) == 1
 
@@ -209,3 +212,61 @@ def test_retention_never_takes_what_is_protected():
 def test_after_a_restore_what_is_trained_now_is_newer_than_what_was_left():
     left, now = ["000000000080-1", "000000000090-1"], ["000000000050-2", "000000000060-2"]
     assert set(expendable([*left, *now], keep=2)) == set(left)
+
+
+def test_a_record_that_is_none_is_passed_over(store, caplog):
+    lineage = Lineage(number=2, iteration=0, parent=None, order=None, attempt=1, created_at=1.0)
+    store.begin_lineage(JOB, lineage)
+    (store.root / JOB / "lineages" / "000001.json").write_text("")
+    (store.root / JOB / "attempts" / "00000001 copy.json").write_text("{}")
+    (store.root / "README").write_text("")
+    assert store.lineages(JOB) == [lineage]
+    assert "000001.json is not a lineage's record" in caplog.text
+    assert store.latest_attempt(JOB) == 1
+    assert store.jobs() == [JOB]
+
+
+def test_a_worker_forked_while_the_lock_is_held_does_not_keep_it(store):
+    ready, go = os.pipe(), os.pipe()
+    with store.only_newest(JOB, 1):
+        child = os.fork()
+        if child == 0:
+            os.write(ready[1], b"x")
+            os.read(go[0], 1)
+            os._exit(0)
+        os.read(ready[0], 1)
+    try:
+        with open(store.root / JOB / ".lock", "a") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError if the child still held it
+    finally:
+        os.write(go[1], b"x")
+        os.waitpid(child, 0)
+
+
+def test_commit_syncs_files_then_their_directory_then_renames_then_syncs_the_parent(store, monkeypatch):
+    log, names = [], {}
+
+    def opened(path, *args, _real=os.open, **kwargs):
+        fd = _real(path, *args, **kwargs)
+        names[fd] = os.path.basename(path)
+        return fd
+
+    def fsync(fd, _real=os.fsync):
+        log.append(("fsync", names[fd]))
+        _real(fd)
+
+    def rename(source, target, _real=os.rename):
+        log.append(("rename", os.path.basename(target)))
+        _real(source, target)
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    writer = store.begin(JOB, FIRST, 1, 7)
+    writer.write("rank-0.safetensors", [b"tensors"])
+    writer.commit(b"{}")
+    temporary = writer._temporary.name
+    assert log == [
+        ("fsync", "rank-0.safetensors"), ("fsync", "manifest.json"), ("fsync", temporary), ("rename", FIRST),
+        ("fsync", JOB),
+    ]  # fmt: skip

@@ -31,6 +31,7 @@ class Trainer:
             "job", store=store, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler,
             loop=self.loop, **{"every": 3} | options,
         )  # fmt: skip
+        self.loader = holdfast.DataLoader(Points(), batch_size=8, shuffle=True, seed=1)
         self.losses: list[tuple[int, float]] = []
 
     def iterate(self, x, y):
@@ -44,8 +45,7 @@ class Trainer:
         self.session.step(loss=loss)
 
     def run(self, until=36, after=lambda trainer: None):
-        loader = holdfast.DataLoader(Points(), batch_size=8, shuffle=True, seed=1)
-        for x, y in self.session.batches(loader, epochs=3):
+        for x, y in self.session.batches(self.loader, epochs=3):
             self.iterate(x, y)
             self.settle()
             after(self)

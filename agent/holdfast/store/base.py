@@ -30,6 +30,8 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """The restore order that began it, so that no crash makes the order act twice."""
     attempt: int
     created_at: float
+    left: str | None = None
+    """The safety checkpoint of the state that was left for it: the way back."""
 
 
 class CheckpointWriter(Protocol):
@@ -39,11 +41,14 @@ class CheckpointWriter(Protocol):
         """Write a file from its parts and make its bytes durable. OSError when the store cannot."""
         ...
 
-    def commit(self, manifest: bytes) -> None:
+    def commit(self, manifest: bytes, *, replace: bool = False) -> None:
         """Make it durable and visible, all of it or nothing.
+
+        With `replace` a checkpoint of the same name, known to be damaged, is set aside for it.
 
         Raises:
             Fenced: a newer attempt has begun.
+            FileExistsError: there is a checkpoint of that name.
             OSError: the store cannot.
         """
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import secrets
 import shutil
@@ -23,6 +24,8 @@ from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format import MANIFEST
 from holdfast.protocol import checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.store.base import Attempt, Lineage
+
+logger = logging.getLogger("holdfast")
 
 WRITE_BYTES = 8 << 20
 HEADROOM = 1.2
@@ -39,7 +42,7 @@ class LocalStore:
     def jobs(self) -> list[str]:
         if not self.root.exists():
             return []
-        return sorted(p.name for p in self.root.iterdir() if (p / "attempts").is_dir())
+        return sorted(p.name for p in self.root.iterdir() if p.is_dir() and (p / "attempts").is_dir())
 
     def checkpoints(self, job: str) -> list[str]:
         directory = self._job(job)
@@ -96,8 +99,7 @@ class LocalStore:
 
     def latest_attempt(self, job: str) -> int:
         directory = self._job(job) / "attempts"
-        numbers = [int(p.stem) for p in directory.glob("*.json")] if directory.exists() else []
-        return max(numbers, default=0)
+        return max((int(p.stem) for p in _records(directory)), default=0)
 
     def begin_lineage(self, job: str, lineage: Lineage) -> None:
         directory = self._job(job) / "lineages"
@@ -106,10 +108,13 @@ class LocalStore:
             _create_durably(directory / f"{lineage.number:06d}.json", msgspec.json.encode(lineage))
 
     def lineages(self, job: str) -> list[Lineage]:
-        directory = self._job(job) / "lineages"
-        if not directory.exists():
-            return []
-        return [msgspec.json.decode(path.read_bytes(), type=Lineage) for path in sorted(directory.glob("*.json"))]
+        found = []
+        for path in _records(self._job(job) / "lineages"):
+            try:
+                found.append(msgspec.json.decode(path.read_bytes(), type=Lineage))
+            except msgspec.DecodeError as error:
+                logger.warning("%s is not a lineage's record and is passed over: %s", path, error)
+        return found
 
     @contextlib.contextmanager
     def only_newest(self, job: str, attempt: int) -> Iterator[None]:
@@ -131,7 +136,11 @@ class LocalStore:
         # flock, not a file with a process id in it: the kernel lets go when the holder dies, in whatever container
         with open(self._job(job) / ".lock", "a") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+            try:
+                yield
+            finally:
+                # closing is not enough: a data worker forked meanwhile holds the same lock through its copy
+                fcntl.flock(handle, fcntl.LOCK_UN)
 
     def _remove_leftovers(self, job: str, attempt: int) -> None:
         for path in self._job(job).glob(".tmp-*"):
@@ -161,18 +170,26 @@ class LocalWriter:
         finally:
             os.close(fd)
 
-    def commit(self, manifest: bytes) -> None:
+    def commit(self, manifest: bytes, *, replace: bool = False) -> None:
         self.write(MANIFEST, [manifest])
         _fsync_directory(self._temporary)
         with self._store.only_newest(self._job, self._attempt):
             if self._final.exists():
-                # Only a damaged one can be in the way: resume goes on from the newest that is sound.
+                if not replace:
+                    raise FileExistsError(errno.EEXIST, "there is a checkpoint of that name", str(self._final))
                 self._final.rename(self._final.with_name(f"{self._final.name}.damaged-{secrets.token_hex(4)}"))
             self._temporary.rename(self._final)
         _fsync_directory(self._final.parent)
 
     def abort(self) -> None:
         shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _records(directory: Path) -> list[Path]:
+    """The numbered records in a directory; whatever else was put there is none of ours."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.glob("*.json") if path.stem.isdecimal())
 
 
 def _is_checkpoint(name: str) -> bool:

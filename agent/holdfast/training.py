@@ -1,0 +1,93 @@
+"""The training that a session checkpoints: its objects, its place in the data, its iteration, its pace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast.data import Cursor, cursor_over
+from holdfast.errors import IncompatibleCheckpoint
+from holdfast.pacing import Controller
+from holdfast.reports import Standing
+from holdfast.restore import Loaded
+from holdfast.state import Captured, Registry, decode
+
+
+class Training:
+    """Captured at the boundary between two iterations, and put back to one."""
+
+    def __init__(self, objects: Mapping[str, Any], standing: Standing, controller: Controller) -> None:
+        self.registry = Registry(objects)
+        self.rewinds = 0
+        """How often the state was put back, so that whoever draws batches notices."""
+        self._standing, self._controller = standing, controller
+        self._loaders: list[tuple[Iterable[Any], Cursor]] = []
+        """In the order in which the script first drew from them."""
+        self._current = -1
+        """Which of them it draws from."""
+        self._loaded: list[dict[str, Any]] = []
+        """Positions from a checkpoint, for loaders that the script has not come to yet."""
+        self._moved = False
+        self.registry.capture({})  # what cannot be stored shows now, not an hour into training
+
+    @property
+    def epoch(self) -> int:
+        return self._loaders[self._current][1].epoch if self._loaders else 0
+
+    @property
+    def at_boundary(self) -> bool:
+        """Nothing has been drawn or updated since the last iteration ended: the state is that of an instant."""
+        return not self._moved
+
+    def moved(self) -> None:
+        self._moved = True
+
+    def boundary(self) -> None:
+        """An iteration has ended here."""
+        self._moved = False
+
+    def enter(self, loader: Iterable[Any]) -> Cursor:
+        """The script begins, or goes on, to draw from `loader`."""
+        known = [each for each, _ in self._loaders]
+        self._current = next((i for i, each in enumerate(known) if each is loader), len(known))
+        if self._current == len(known):
+            cursor = cursor_over(loader)
+            # where it stood; the start for a new one, which a look at its first batch may have moved
+            cursor.load_state_dict(self._loaded[self._current] if self._current < len(self._loaded) else None)
+            self._loaders.append((loader, cursor))
+        return self._loaders[self._current][1]
+
+    def capture(self) -> Captured:
+        """The state of this instant. TypeError names what cannot be stored."""
+        positions = [cursor.state_dict() for _, cursor in self._loaders]
+        return self.registry.capture(
+            {
+                "iteration": self._standing.iteration,
+                "lineage": self._standing.lineage,
+                "loaders": [*positions, *self._loaded[len(positions) :]],
+                "loader": self._current,
+                "controller": self._controller.state_dict(),
+            }
+        )
+
+    def check(self, loaded: Loaded) -> None:
+        """IncompatibleCheckpoint when it does not fit the objects, or belongs to another part of the script."""
+        self.registry.check(loaded.manifest.state, loaded.shapes)
+        if self._loaders and loaded.manifest.state["session"]["loader"] != self._current:
+            raise IncompatibleCheckpoint(
+                f"{loaded.id} was taken while the script drew from another loader: a running script cannot go "
+                "back to that part; start it again to restore this checkpoint"
+            )
+
+    def apply(self, loaded: Loaded) -> None:
+        """Put everything back to the checkpoint; whatever a load_state_dict raises passes through."""
+        self.registry.apply(loaded.manifest.state, loaded.tensors)
+        state = decode(loaded.manifest.state["session"], loaded.tensors, copy=True)
+        self._standing.iteration = loaded.manifest.iteration
+        self._loaded = state["loaders"]
+        if self._controller.plan is None:  # a restart; in place, what is measured by now is better
+            self._controller.load_state_dict(state["controller"])
+        self._controller.rewound(self._standing.iteration)
+        self.rewinds += 1
+        for i, (_, cursor) in enumerate(self._loaders):
+            cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
