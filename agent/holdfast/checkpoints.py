@@ -178,8 +178,7 @@ class Checkpointer:
         if settled.state == "durable":
             state = "durable"
             self._last_reason = None
-            if snapshot.lineage == self._standing.lineage:
-                self.head = snapshot.id
+            self.head = snapshot.id
         elif settled.state == "torn":
             state = "torn"
         if settled.reason:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast_server import models
+from holdfast_server import models, ways
 from holdfast_server.ancestry import Ancestry, Branch
 from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint
 from holdfast_server.views import CheckpointRow
@@ -16,6 +16,7 @@ from holdfast_server.views import CheckpointRow
 _COLUMNS = protocol.Checkpoint.__struct_fields__
 DURABLE = "durable"
 UNDER_WAY = ("snapshot", "persisting")
+ENDED = "the attempt ended before it was durable"
 
 
 def as_row(checkpoint: models.Checkpoint, ancestry: Ancestry) -> CheckpointRow:
@@ -24,6 +25,11 @@ def as_row(checkpoint: models.Checkpoint, ancestry: Ancestry) -> CheckpointRow:
         abandoned=(checkpoint.iteration, checkpoint.lineage) not in ancestry,
         restorable=checkpoint.state == DURABLE,
     )
+
+
+def taken_at() -> ColumnElement[float]:
+    """When it was taken; of one that is known from an inventory only, when it was found."""
+    return func.coalesce(models.Checkpoint.snapshot_started_at, models.Checkpoint.at)
 
 
 async def ancestry_of(session: AsyncSession, job: models.Job, lineage: int | None = None) -> Ancestry:
@@ -55,22 +61,36 @@ async def find(session: AsyncSession, job: models.Job, checkpoint: str) -> model
     raise NoSuchCheckpoint(iteration, as_row(nearest, ancestry) if nearest else None)
 
 
-async def last_durable(
-    session: AsyncSession, job: str, ancestry: Ancestry, *, upto: int | None = None
-) -> models.Checkpoint | None:
-    """The newest one on the way, or the newest up to an iteration."""
+async def last_durable(session: AsyncSession, jobs: list[str]) -> dict[str, models.Checkpoint]:
+    """The newest on the way to where each job is."""
+    rows, way = models.Checkpoint, ways.to_where_they_are(jobs)
+    newest = (
+        select(func.max(rows.iteration))
+        .where(rows.job == way.c.job, rows.state == DURABLE, rows.lineage == way.c.lineage)
+        .where(rows.iteration <= way.c.upto)
+        .scalar_subquery()
+    )
+    last = select(way.c.job, way.c.lineage, newest.label("iteration")).cte("last_durable")
+    same = (rows.job == last.c.job, rows.lineage == last.c.lineage, rows.iteration == last.c.iteration)
+    query = select(rows).join(last, and_(*same)).where(rows.state == DURABLE)
+    # One a lineage on the way; the last of these is the newest.
+    found = await session.scalars(query.order_by(rows.iteration, rows.lineage))
+    return {row.job: row for row in found}
+
+
+async def _upto(session: AsyncSession, job: str, ancestry: Ancestry, iteration: int) -> models.Checkpoint | None:
+    """The newest durable one on the way that is not after an iteration."""
     rows = models.Checkpoint
     query = select(rows).where(rows.job == job, rows.state == DURABLE, _on_the_way(ancestry))
-    if upto is not None:
-        query = query.where(rows.iteration <= upto)
-    return (await session.scalars(query.order_by(rows.iteration.desc(), rows.lineage.desc()).limit(1))).first()
+    query = query.where(rows.iteration <= iteration).order_by(rows.iteration.desc(), rows.lineage.desc())
+    return (await session.scalars(query.limit(1))).first()
 
 
 async def at_or_before(
     session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
 ) -> models.Checkpoint | None:
     """What a restore to `iteration` can mean: the lineage that the job is on first, then any other."""
-    here = await last_durable(session, job, ancestry, upto=iteration)
+    here = await _upto(session, job, ancestry, iteration)
     if here is not None and here.iteration == iteration:
         return here
     rows = models.Checkpoint
@@ -97,18 +117,41 @@ async def count(session: AsyncSession, jobs: Iterable[str]) -> dict[str, int]:
 
 
 async def record(
-    session: AsyncSession, job: str, event: protocol.Checkpoint, *, attempt: int, sequence: int
+    session: AsyncSession, job: str, event: protocol.Checkpoint, *, attempt: int, sequence: int, ended: bool
 ) -> None:
-    """The newest word on a checkpoint wins; newest by attempt and sequence, not by arrival."""
+    """The newest word on a checkpoint wins; newest by attempt and sequence, not by arrival.
+
+    `ended`: the attempt that says so is over, and what it had under way comes to nothing.
+    """
     row = await session.get(models.Checkpoint, (job, event.id))
     if row is None:
         row = models.Checkpoint(job=job, id=event.id)
         session.add(row)
     elif (row.attempt, row.sequence) > (attempt, sequence):
         return
+    elif event.state == "damaged":
+        # Whoever finds it damaged was not there when it was taken.
+        row.state, row.reason, row.attempt, row.sequence = event.state, event.reason, attempt, sequence
+        return
     for name in _COLUMNS:
         setattr(row, name, getattr(event, name))
     row.attempt, row.sequence = attempt, sequence
+    if ended and row.state in UNDER_WAY:
+        row.state, row.reason = "failed", ENDED
+
+
+async def give_up(session: AsyncSession, job: str, *, before_attempt: int) -> None:
+    """What earlier attempts had under way comes to nothing: nobody is left to finish it.
+
+    That is a conclusion and no word from the store, so that whoever spoke last stays noted as such: what the
+    attempt itself still has to say of it, and any inventory, overrules it.
+    """
+    rows = models.Checkpoint
+    await session.execute(
+        update(rows)
+        .where(rows.job == job, rows.state.in_(UNDER_WAY), rows.attempt < before_attempt)
+        .values(state="failed", reason=ENDED)
+    )
 
 
 async def take_inventory(
@@ -146,5 +189,5 @@ def _state_in(row: models.Checkpoint, *, present: bool, attempt: int) -> tuple[s
     if row.state in (DURABLE, "damaged"):
         return "missing", "it is no longer in the store"
     if row.state in UNDER_WAY and row.attempt < attempt:
-        return "failed", "the attempt ended before it was durable"
+        return "failed", ENDED
     return row.state, row.reason

@@ -33,7 +33,7 @@ async def edit(
 
     Raises:
         UnknownJob, InvalidSetting.
-        Conflict: somebody changed it since.
+        Conflict: somebody changed a setting since. A restore that came or went is no setting.
     """
 
     async def work(session: AsyncSession) -> protocol.Desired:

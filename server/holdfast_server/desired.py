@@ -21,6 +21,8 @@ T = TypeVar("T")
 AGENT = "agent"
 """Who made the versions that no person did: the ones in which an order has ended."""
 SCRIPT = "the script's own"
+RESTORE = "restore"
+"""The field of a change that is about an order; every other one is a setting."""
 
 _changes = msgspec.msgpack.Decoder(list[Change])
 
@@ -60,18 +62,19 @@ def bump(session: AsyncSession, job: models.Job, changes: list[Change], *, who: 
 
 
 async def check_version(session: AsyncSession, job: models.Job, version: int) -> None:
-    """Conflict when a person has made a later version; what an agent closed is nobody's edit."""
+    """Conflict when a later version than the editor's has changed a setting.
+
+    The settings are what an editor edits: budget, policy, interval, pause, and the request of a checkpoint.
+    Versions in which a restore was placed, moved or ended change none of them, and take nobody's form away.
+    """
     if version > job.version:
         raise Conflict(version=job.version, who="the server", at=job.created_at, what="it is not that far yet")
     versions = models.SettingsVersion
-    query = (
-        select(versions)
-        .where(versions.job == job.name, versions.version > version, versions.who != AGENT)
-        .order_by(versions.version)
-    )
-    missed = (await session.scalars(query)).all()
+    query = select(versions).where(versions.job == job.name, versions.version > version).order_by(versions.version)
+    later = [as_edit(row) for row in await session.scalars(query)]
+    missed = [edit for edit in later if any(change.field != RESTORE for change in edit.changes)]
     if missed:
-        what = "; ".join(as_edit(row).summary for row in missed)
+        what = "; ".join(edit.summary for edit in missed)
         raise Conflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
 
 

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast_server import checkpoints, desired, models, orders
+from holdfast_server import batches, checkpoints, desired, models, orders
 from holdfast_server.samples import MAX_ITERATION
 
 MAX_TEXT = 4000
@@ -42,7 +42,7 @@ def decode(raw: msgspec.Raw, decoder: EventDecoder) -> protocol.Event | None:
     try:
         event = decoder.decode(raw)
         _settle(event)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         logger.info("an event was left out: %s", error)
         return None
     return event
@@ -75,13 +75,24 @@ async def record(source: Source, event: protocol.Event) -> None:
     match event:
         case protocol.AttemptStarted():
             _started(attempt, event)
+            await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt)
+            await batches.prune(session, job.name)
         case protocol.AttemptFinished():
             attempt.finished_at, attempt.finished = event.at, event.reason
             attempt.last_iteration = event.iteration
+            # Its own too: an agent says that it ends when it has stopped writing.
+            await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt + 1)
         case protocol.LineageStarted():
             await _lineage(source, event)
         case protocol.Checkpoint():
-            await checkpoints.record(session, job.name, event, attempt=attempt.attempt, sequence=source.sequence)
+            await checkpoints.record(
+                session,
+                job.name,
+                event,
+                attempt=attempt.attempt,
+                sequence=source.sequence,
+                ended=attempt.finished is not None or attempt.attempt < job.attempt,
+            )
         case protocol.Inventory() if source.ahead:
             await checkpoints.take_inventory(
                 session, job.name, event, attempt=attempt.attempt, sequence=source.sequence
@@ -95,13 +106,13 @@ async def record(source: Source, event: protocol.Event) -> None:
         case protocol.OrderMoved():
             await orders.report(session, job, event, attempt=attempt.attempt, now=source.now)
         case protocol.Notice():
-            notice(source, event)
+            notice(session, job.name, event)
 
 
-def notice(source: Source, event: protocol.Notice) -> None:
-    source.session.add(
+def notice(session: AsyncSession, job: str, event: protocol.Notice) -> None:
+    session.add(
         models.Notice(
-            job=source.job.name,
+            job=job,
             at=event.at,
             iteration=event.iteration,
             lineage=event.lineage,

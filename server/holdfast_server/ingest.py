@@ -11,12 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
 from holdfast.protocol import Ack, Event, Samples, validate_job
-from holdfast_server import events, models, samples
+from holdfast_server import batches, events, models, samples
 from holdfast_server.db import Database
 
 MAX_EVENTS = 5000
 MAX_UID = 100
 UNKNOWN_EVENTS = "unknown_events"
+BATCH_CONFLICT = "batch_conflict"
 
 
 class InvalidBatch(ValueError):
@@ -47,6 +48,11 @@ class Received:
     batch: _Incoming
     events: list[Event]
     unknown_events: int
+    digest: bytes
+
+    @property
+    def key(self) -> batches.Key:
+        return batches.Key(self.batch.job, self.batch.uid, self.batch.rank, self.batch.sequence)
 
     @property
     def samples(self) -> Samples | None:
@@ -70,11 +76,12 @@ def decode(body: bytes, encoding: Literal["msgpack", "json"]) -> Received:
     try:
         batch = (_msgpack if encoding == "msgpack" else _json).decode(body)
         _validate(batch)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidBatch(f"this is not a batch: {error}") from None
     decoder: events.EventDecoder = _msgpack_event if encoding == "msgpack" else _json_event
     known = [event for raw in batch.events if (event := events.decode(raw, decoder)) is not None]
-    return Received(batch=batch, events=known, unknown_events=len(batch.events) - len(known))
+    unknown = len(batch.events) - len(known)
+    return Received(batch=batch, events=known, unknown_events=unknown, digest=batches.digest_of(body))
 
 
 def _validate(batch: _Incoming) -> None:
@@ -106,11 +113,12 @@ async def _store(session: AsyncSession, received: Received, *, now: float) -> Ac
     job = await _job(session, batch, now=now)
     ack_of_known = Ack(acked=batch.sequence, version=job.version)
     if not received.empty:
-        if await session.get(models.Batch, (batch.job, batch.uid, batch.rank, batch.sequence)):
+        known = await batches.known(session, received.key)
+        if known is not None:
+            if known.sequence == batch.sequence and known.digest != received.digest:
+                await _conflict(session, batch, now=now)
             return ack_of_known
-        session.add(
-            models.Batch(job=batch.job, uid=batch.uid, rank=batch.rank, sequence=batch.sequence, received_at=now)
-        )
+        batches.remember(session, received.key, received.digest, now=now)
     attempt = await _attempt(session, batch)
     ahead = _ahead(job, batch)
     if ahead:
@@ -202,13 +210,27 @@ async def _notices(source: events.Source, received: Received) -> None:
     batch = received.batch
     if batch.dropped_samples:
         text = f"{batch.dropped_samples} samples were thinned away while no server answered"
-        events.notice(source, _notice(batch, "info", "dropped_samples", text, source.now))
+        events.notice(source.session, batch.job, _notice(batch, "info", "dropped_samples", text, source.now))
     if received.unknown_events:
-        notices = models.Notice
-        query = select(notices.id).where(notices.job == batch.job, notices.code == UNKNOWN_EVENTS).limit(1)
-        if await source.session.scalar(query) is None:
-            text = "this agent reports things that this server does not know, and leaves out: update the server"
-            events.notice(source, _notice(batch, "warning", UNKNOWN_EVENTS, text, source.now))
+        text = "this agent reports things that this server does not know, and leaves out: update the server"
+        await _notice_once(source.session, _notice(batch, "warning", UNKNOWN_EVENTS, text, source.now), batch.job)
+
+
+async def _conflict(session: AsyncSession, batch: _Incoming, *, now: float) -> None:
+    """Two processes share one name, or a spool was written to: the first batch stands, and a person is told."""
+    text = (
+        f"rank {batch.rank} of attempt {batch.attempt} has sent different reports under one name, of which the "
+        f"first are kept: is a copy of it running, or was its spool changed? (uid {batch.uid})"
+    )
+    await _notice_once(session, _notice(batch, "warning", BATCH_CONFLICT, text, now), batch.job)
+
+
+async def _notice_once(session: AsyncSession, notice: protocol.Notice, job: str) -> None:
+    """Unless the same was said of this job before."""
+    rows = models.Notice
+    same = (rows.job == job, rows.code == notice.code, rows.message == notice.message)
+    if await session.scalar(select(rows.id).where(*same).limit(1)) is None:
+        events.notice(session, job, notice)
 
 
 def _notice(

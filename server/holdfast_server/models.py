@@ -238,6 +238,10 @@ class Batch(Base):
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     received_at: Mapped[float]
+    digest: Mapped[bytes]
+    """Of its content, so that another one under the same name is noticed."""
+    all_before: Mapped[bool] = mapped_column(default=False)
+    """It stands for the earlier ones of its rank too, whose rows were pruned."""
 
 
 class Chunk(Base):

@@ -66,7 +66,11 @@ async def place(
     await session.flush()
     session.add(models.OrderTransition(order_id=row.id, state="requested", at=now, who=who))
     desired.bump(
-        session, job, [Change(field="restore", before="", after=f"to {checkpoint.iteration}")], who=who, now=now
+        session,
+        job,
+        [Change(field=desired.RESTORE, before="", after=f"to {checkpoint.iteration}")],
+        who=who,
+        now=now,
     )
     await session.flush()
     return await _as_order(session, row), True
@@ -106,7 +110,7 @@ async def report(
 
 def _close(session: AsyncSession, job: models.Job, row: models.RestoreOrder, *, who: str, now: float) -> None:
     """What is desired of the job no longer holds the order."""
-    ended = Change(field="restore", before=f"to {row.iteration}", after=row.state)
+    ended = Change(field=desired.RESTORE, before=f"to {row.iteration}", after=row.state)
     desired.bump(session, job, [ended], who=who, now=now)
 
 

@@ -166,14 +166,22 @@ def _buckets(iterations: Sequence[int], points: int) -> list[slice]:
 
 
 def _band(column: Sequence[float], buckets: Sequence[slice]) -> Band:
+    # Where nearly every iteration is measured, one that is no number is news, and a mean would hide it.
+    mean = _mean_of_all if 2 * sum(map(math.isfinite, column)) > len(column) else _mean
     return Band(
-        mean=[_mean(column[bucket]) for bucket in buckets],
+        mean=[mean(column[bucket]) for bucket in buckets],
         min=[_extreme(min, column[bucket]) for bucket in buckets],
         max=[_extreme(max, column[bucket]) for bucket in buckets],
     )
 
 
+def _mean_of_all(values: Sequence[float]) -> float:
+    """nan or inf as soon as one of them is."""
+    return sum(values) / len(values)
+
+
 def _mean(values: Sequence[float]) -> float:
+    """Of what was measured: a metric that is taken now and then is nan in between."""
     measured = [value for value in values if not math.isnan(value)]
     finite = [value for value in measured if math.isfinite(value)]
     if finite:

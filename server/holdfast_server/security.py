@@ -6,15 +6,19 @@ import hashlib
 import hmac
 import ipaddress
 import time
+from collections.abc import Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
 from typing import Literal, TypedDict
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast_server.settings import ServerSettings
+
+_Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 SESSION_COOKIE = "holdfast_session"
 SESSION_SECONDS = 30 * 24 * 3600
@@ -22,6 +26,13 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
+PROTECTION = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 OPEN_PATHS = ("/healthz", "/readyz", "/login", "/static/")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -173,16 +184,23 @@ class HeadersMiddleware:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
-                headers["X-Content-Type-Options"] = "nosniff"
-                headers["Referrer-Policy"] = "same-origin"
-                headers["Cross-Origin-Opener-Policy"] = "same-origin"
-                headers["Cross-Origin-Resource-Policy"] = "same-origin"
+                headers.update(PROTECTION)
                 if not scope["path"].startswith("/static/"):
                     headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
         await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+def protected(handler: _Handler) -> _Handler:
+    """For the answer to an error that nobody caught: it is written outside all middleware."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        response = await handler(request, error)
+        response.headers.update({**PROTECTION, "Cache-Control": "no-store"})
+        return response
+
+    return answer
 
 
 def _hostname(host: str) -> str:

@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import Paced
-from holdfast_server import checkpoints, desired, models, orders
+from holdfast_server import checkpoints, desired, models, orders, ways
 from holdfast_server.ancestry import Ancestry
 from holdfast_server.db import Database
 from holdfast_server.errors import UnknownJob
 from holdfast_server.ingest import recent_of
 from holdfast_server.samples import Recent
 from holdfast_server.status import iterations_per_second, seconds_of_last, sparkline, status_of
-from holdfast_server.views import CheckpointRow, JobSummary, Order
+from holdfast_server.views import CheckpointRow, JobSummary, LongestStall, Order
+
+STALL_WINDOW_ITERATIONS = 1000
+"""Over which the longest stall is looked for."""
 
 _paced = msgspec.msgpack.Decoder(Paced)
 
@@ -51,11 +54,13 @@ async def _summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: 
     branches = await checkpoints.branches(session, names)
     durable = await checkpoints.count(session, names)
     open_orders = await orders.open_orders(session, names)
+    last_durable = await checkpoints.last_durable(session, names)
+    stalls = await _longest_stalls(session, names)
     summaries = []
     for job in jobs:
         lineages = branches.get(job.name, [])
         ancestry = Ancestry(lineages, job.lineage)
-        last = await checkpoints.last_durable(session, job.name, ancestry)
+        last = last_durable.get(job.name)
         facts = _Facts(
             job=job,
             attempt=attempts.get((job.name, job.uid)),
@@ -65,6 +70,7 @@ async def _summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: 
             attempts=starts.get(job.name, 0),
             lineages=len(lineages),
             durable=durable.get(job.name, 0),
+            longest_stall=stalls.get(job.name),
         )
         summaries.append(_summary(facts, now=now))
     return summaries
@@ -80,6 +86,7 @@ class _Facts:
     attempts: int
     lineages: int
     durable: int
+    longest_stall: LongestStall | None
 
 
 def _summary(facts: _Facts, *, now: float) -> JobSummary:
@@ -116,6 +123,7 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         applied_at=job.applied_at,
         open_order=facts.open_order,
         checkpoints_total=facts.durable,
+        longest_stall=facts.longest_stall,
         sparkline=sparkline(recent),
         lineages=facts.lineages,
     )
@@ -126,6 +134,25 @@ async def _current_attempts(session: AsyncSession, jobs: list[str]) -> dict[tupl
     current = (models.Job.name == attempts.job) & (models.Job.uid == attempts.uid)
     query = select(attempts).join(models.Job, current).where(attempts.job.in_(jobs))
     return {(row.job, row.uid): row for row in await session.scalars(query)}
+
+
+async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, LongestStall]:
+    """Of each job, over its last iterations; a restore is a wait that somebody asked for."""
+    rows, job, way = models.Stall, models.Job, ways.to_where_they_are(jobs)
+    place = func.row_number().over(partition_by=rows.job, order_by=(rows.seconds.desc(), rows.id.desc()))
+    ranked = (
+        select(rows.id, place.label("place"))
+        .join(job, job.name == rows.job)
+        .join(way, and_(way.c.job == rows.job, way.c.lineage == rows.lineage))
+        .where(rows.iteration > job.iteration - STALL_WINDOW_ITERATIONS, rows.iteration <= way.c.upto)
+        .where(rows.kind != "restore")
+        .subquery()
+    )
+    longest = select(rows).join(ranked, ranked.c.id == rows.id).where(ranked.c.place == 1)
+    return {
+        row.job: LongestStall(seconds=row.seconds, kind=row.kind, iteration=row.iteration)  # type: ignore[arg-type]
+        for row in await session.scalars(longest)
+    }
 
 
 async def _starts(session: AsyncSession, jobs: list[str]) -> dict[str, int]:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import desired, models, samples
 from holdfast_server import orders as restore_orders
-from holdfast_server.checkpoints import ancestry_of, as_row
+from holdfast_server.checkpoints import ancestry_of, as_row, taken_at
 from holdfast_server.db import Database
+from holdfast_server.errors import InvalidSetting
 from holdfast_server.summaries import find_job
 from holdfast_server.summaries import fleet as fleet
 from holdfast_server.summaries import job_summary as job_summary
@@ -42,15 +43,23 @@ View = TypeVar("View", bound=msgspec.Struct)
 async def restore_points(
     db: Database, job: str, *, limit: int = 50, before: str | None = None
 ) -> list[CheckpointRow]:
-    """Newest first, on all lineages and in every state; `before`: the id that the page before ended with."""
+    """On all lineages and in every state, the last taken first: after a restore, what goes on from there.
+
+    `before`: the id that the page before ended with. Raises UnknownJob; InvalidSetting for another `before`.
+    """
     rows = models.Checkpoint
     async with db.read() as session:
         found = await find_job(session, job)
-        query = select(rows).where(rows.job == job).order_by(rows.id.desc()).limit(min(limit, MAX_MARKS))
+        order = (taken_at(), rows.iteration, rows.lineage)
+        query = select(rows).where(rows.job == job).order_by(*(part.desc() for part in order))
         if before is not None:
-            query = query.where(rows.id < before)
+            last = (await session.execute(select(*order).where(rows.job == job, rows.id == before))).first()
+            if last is None:
+                raise InvalidSetting("before", f"no checkpoint {before!r}: give the id that a page ended with")
+            query = query.where(tuple_(*order) < tuple_(*last))
         ancestry = await ancestry_of(session, found)
-        return [as_row(row, ancestry) for row in await session.scalars(query)]
+        found_rows = await session.scalars(query.limit(min(limit, MAX_MARKS)))
+        return [as_row(row, ancestry) for row in found_rows]
 
 
 async def checkpoint(db: Database, job: str, checkpoint: str) -> CheckpointRow | None:

@@ -97,6 +97,12 @@ class NoticeRow(Struct, kw_only=True, frozen=True):
     message: str
 
 
+class LongestStall(Struct, kw_only=True, frozen=True):
+    seconds: float
+    kind: StallKind
+    iteration: int
+
+
 class JobSummary(Struct, kw_only=True, frozen=True):
     job: str
     status: JobStatus
@@ -135,6 +141,8 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     open_order: Order | None
     checkpoints_total: int
     """Durable ones."""
+    longest_stall: LongestStall | None
+    """Over the last 1,000 iterations on the way to where the job is; restores are left out."""
     sparkline: list[float]
     """Seconds of the newest iterations, oldest first, at most 40 points."""
     lineages: int

@@ -207,3 +207,29 @@ def test_desired_reads_back_as_the_agents_own_type(job, client):
     assert msgspec.json.decode(reply.content, type=Desired) == Desired(
         version=1, budget=0.02, paused=True, latest_attempt=1, latest_lineage=1
     )
+
+
+def test_a_restore_that_comes_and_goes_takes_no_form_away(job, client):
+    job.checkpoint(3)
+    placed = client.post(f"{JOB}/restores", json={"iteration": 3}).json()
+    assert client.get(f"{JOB}/desired").json()["version"] == 1
+    assert edit(client, 0, budget=0.02).status_code == 200
+    client.post(f"{JOB}/restores/{placed['id']}/cancel")
+    reply = edit(client, 2, every=10)
+    assert (reply.status_code, reply.json()["version"]) == (200, 4)
+
+
+def test_an_edit_between_restores_is_still_a_conflict_and_the_only_thing_told(job, client):
+    job.checkpoint(3)
+    placed = client.post(f"{JOB}/restores", json={"iteration": 3}).json()
+    edit(client, 1, budget=0.02)
+    client.post(f"{JOB}/restores/{placed['id']}/cancel")
+    reply = edit(client, 1, every=10)
+    told = reply.json()
+    assert (reply.status_code, told["version"], told["what"]) == (409, 3, "budget the script's own → 2%")
+
+
+@pytest.mark.parametrize("changes", [{"paused": True}, {"checkpoint_request": True}, {"policy": "fixed"}])
+def test_every_setting_counts_as_an_edit(job, client, changes):
+    edit(client, 0, **changes)
+    assert edit(client, 0, budget=0.02).status_code == 409

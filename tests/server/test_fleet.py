@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
-from holdfast.protocol import AttemptFinished
+from holdfast.protocol import AttemptFinished, LineageStarted, Stall, checkpoint_id
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -103,3 +105,84 @@ def test_prometheus_reads_the_figures_of_jobs(agent, client):
     assert 'holdfast_job_status{job="char-gpt",status="running"} 1.0' in text
     assert 'holdfast_ingest_batches_total{result="acknowledged"} 2.0' in text
     assert "holdfast_ingest_samples_total 3.0" in text
+
+
+def stall(iteration, seconds, kind="data_fetch", lineage=1):
+    return Stall(at=1.0, iteration=iteration, lineage=lineage, kind=kind, seconds=seconds)
+
+
+def test_the_longest_stall_of_the_last_thousand_iterations_is_told(agent, client):
+    agent.start()
+    assert client.get(JOB).json()["longest_stall"] is None
+    agent.train(
+        1500, stall(500, 9.0), stall(501, 0.4), stall(900, 0.7, "snapshot_wait"), stall(901, 8.0, "restore")
+    )
+    assert client.get(JOB).json()["longest_stall"] == {"seconds": 0.7, "kind": "snapshot_wait", "iteration": 900}
+    assert "snapshot wait at 900" in client.get("/jobs/char-gpt").text
+
+
+def test_a_stall_after_the_place_that_a_job_went_back_to_is_not_its_own(agent, client):
+    agent.start()
+    agent.train(30, stall(10, 0.2), stall(25, 3.0))
+    agent.checkpoint(20)
+    agent.iteration, agent.lineage = 20, 2
+    agent.say(LineageStarted(at=agent.at, lineage=2, iteration=20, parent="000000000020-1"))
+    assert client.get(JOB).json()["longest_stall"]["iteration"] == 10
+    agent.train(5, stall(24, 0.5, lineage=2))
+    assert client.get(JOB).json()["longest_stall"]["iteration"] == 24
+
+
+def test_the_last_durable_checkpoint_lies_on_the_way_to_the_job_through_all_its_lineages(agent, client):
+    agent.start()
+    agent.train(30)
+    for iteration in (10, 20, 30):
+        agent.checkpoint(iteration)
+    for lineage, back_to, parent in ((2, 20, 1), (3, 15, 2)):
+        agent.iteration, agent.lineage = back_to, lineage
+        agent.say(
+            LineageStarted(at=agent.at, lineage=lineage, iteration=back_to, parent=checkpoint_id(back_to, parent))
+        )
+    summary = client.get(JOB).json()
+    # 20 lies on the way to lineage 2, and after the place at which lineage 3 left it.
+    assert (summary["last_durable"]["iteration"], summary["last_durable"]["abandoned"]) == (10, False)
+    agent.train(2)
+    agent.checkpoint()
+    assert client.get(JOB).json()["last_durable"]["id"] == "000000000017-3"
+
+
+def test_lineages_that_lead_in_a_circle_are_read_to_an_end(agent, client):
+    agent.start()
+    for lineage, parent in ((1, "000000000005-2"), (2, "000000000005-1")):
+        agent.say(LineageStarted(at=1.0, lineage=lineage, iteration=5, parent=parent))
+    agent.checkpoint(3)
+    assert client.get(JOB).json()["last_durable"]["iteration"] == 3
+
+
+def test_thirty_jobs_take_no_more_statements_than_one(client, fresh_agent):
+    statements = []
+
+    def count(*arguments):
+        statements.append(arguments[2])
+
+    def statements_for_the_fleet():
+        statements.clear()
+        event.listen(Engine, "before_cursor_execute", count)
+        try:
+            jobs = client.get("/api/v1/jobs").json()["jobs"]
+        finally:
+            event.remove(Engine, "before_cursor_execute", count)
+        assert all(job["last_durable"]["iteration"] == 3 for job in jobs)
+        return len(jobs), len(statements)
+
+    def add(number):
+        agent = fresh_agent(client, job=f"job-{number}", uid=f"uid-{number}")
+        agent.start()
+        agent.train(5, stall(2, 0.5))
+        agent.checkpoint(3)
+        agent.checkpoint(5, "persisting")
+
+    add(0)
+    _, for_one = statements_for_the_fleet()
+    for number in range(1, 30):
+        add(number)
+    assert statements_for_the_fleet() == (30, for_one)

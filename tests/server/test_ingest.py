@@ -203,3 +203,105 @@ def test_an_attempt_whose_start_comes_late_is_known_from_its_first_batch(agent, 
     agent.say(AttemptStarted(at=5.0, iteration=0, lineage=1, host="late"))
     (attempt,) = client.get(f"{JOB}/timeline").json()["attempts"]
     assert (attempt["host"], attempt["last_iteration"]) == ("late", 3)
+
+
+def notices(client):
+    return [notice["code"] for notice in client.get(f"{JOB}/notices").json()["notices"]]
+
+
+def test_other_content_under_the_same_name_is_acknowledged_left_out_and_told_once(agent, client):
+    agent.start()
+    agent.train(5)
+    agent.train(5)
+    for sequence in (1, 2, 2):
+        agent.sequence = sequence
+        ack = agent.say(Stall(at=1.0, iteration=2, lineage=1, kind="snapshot_wait", seconds=0.3))
+        assert ack.acked == sequence
+    assert rows(client, "stalls") == 0
+    assert notices(client) == ["batch_conflict"]
+
+
+def test_the_same_batch_is_the_same_whether_it_comes_compressed_or_not(agent, client):
+    agent.start()
+    agent.train(5)
+    body = agent.sent[-1]
+    assert post(client, gzip.compress(body), **{"Content-Encoding": "gzip"}).status_code == 200
+    assert notices(client) == []
+
+
+def names(client):
+    connection = sqlite3.connect(client.app.state.database.path)
+    try:
+        query = "SELECT uid, rank, count(*) FROM batches GROUP BY uid, rank"
+        return {(uid, rank): count for uid, rank, count in connection.execute(query)}
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def five_attempts(agent, client, fresh_agent):
+    """Of a job that was killed four times; the first one had a second rank."""
+    attempts = [agent]
+    for number in range(5):
+        if number:
+            attempts.append(attempts[-1].restarted(f"attempt-{number + 1}"))
+        attempts[-1].start()
+        attempts[-1].train(2)
+        attempts[-1].train(2)
+        if not number:
+            fresh_agent(client, uid=agent.uid, rank=1).train(1)
+    return attempts
+
+
+def test_of_attempts_before_the_last_three_one_name_a_rank_is_kept(five_attempts, client):
+    assert names(client) == {
+        ("first", 0): 1, ("first", 1): 1, ("attempt-2", 0): 1,
+        ("attempt-3", 0): 3, ("attempt-4", 0): 3, ("attempt-5", 0): 3,
+    }  # fmt: skip
+
+
+def test_a_batch_whose_name_was_pruned_is_still_kept_once(five_attempts, client):
+    before = rows(client, "chunks")
+    for attempt in five_attempts:
+        for body in list(attempt.sent):
+            attempt.send(body)
+    assert rows(client, "chunks") == before
+    assert notices(client) == []
+
+
+def test_what_a_pruned_attempt_had_not_sent_yet_is_stored(five_attempts, client):
+    before = rows(client, "chunks")
+    late = five_attempts[0]
+    late.train(1)
+    late.send(late.sent[-1])
+    assert rows(client, "chunks") == before + 1
+
+
+def nested(field, encoding):
+    """A batch with a field that is a list in a list in a list, 100,000 deep."""
+    if encoding == "json":
+        deep = b"[" * 100_000 + b"]" * 100_000
+        return msgspec.json.encode(batch())[:-1] + b',"' + field.encode() + b'":' + deep + b"}"
+    whole = msgspec.msgpack.encode(batch())
+    deep = bytes([0x91]) * 100_000 + bytes([0xC0])
+    return bytes([whole[0] + 1]) + whole[1:] + msgspec.msgpack.encode(field) + deep
+
+
+@pytest.mark.parametrize("encoding", ["msgpack", "json"])
+@pytest.mark.parametrize("field", ["unheard_of", "events", "samples"])
+def test_a_body_nested_without_end_is_refused(client, field, encoding):
+    kind = {"Content-Type": f"application/{encoding}"}
+    reply = client.post("/api/v1/ingest", content=nested(field, encoding), headers=kind)
+    assert (reply.status_code, reply.json()["error"]) == (422, "invalid_batch")
+
+
+def test_a_body_of_unsaid_length_over_the_limit_is_refused(client):
+    parts = (bytes(2**20) for _ in range(9))
+    reply = client.post("/api/v1/ingest", content=parts, headers={"Content-Type": "application/msgpack"})
+    assert (reply.status_code, reply.json()["error"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize("body", [b"", b"not gzip", gzip.compress(b"cut short" * 100)[:-10]])
+def test_a_body_that_cannot_be_decompressed_is_refused(client, body):
+    reply = post(client, body, **{"Content-Encoding": "gzip"})
+    assert (reply.status_code, reply.json()["error"]) == (422, "invalid_batch")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -209,3 +210,65 @@ def test_what_was_on_its_way_when_the_attempt_died_never_arrives(job, client):
 def test_a_window_that_is_none_is_refused(job, client, query):
     reply = client.get(f"{JOB}/timeline?{query}")
     assert (reply.status_code, reply.json()["error"]) == (422, "invalid_request")
+
+
+def losses(job, values, name="loss"):
+    first, job.iteration = job.iteration + 1, job.iteration + len(values)
+    rows = len(values)
+    job.say(samples=Samples(iteration=list(range(first, first + rows)), lineage=[1] * rows, at=[job.at] * rows,
+                            seconds=[0.1] * rows, stall_seconds=[0.0] * rows, data_seconds=[0.0] * rows,
+                            metrics={name: values}))  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_one_loss_that_is_no_number_is_seen_in_an_overview(job, client, odd):
+    losses(job, [odd if number == 2500 else 2.0 for number in range(1, 5001)])
+    timeline = client.get(f"{JOB}/timeline?points=400").json()
+    (series,) = timeline["series"]
+    means = dict(zip(series["iteration"], series["metrics"]["loss"]["mean"], strict=True))
+    (seen,) = [iteration for iteration, mean in means.items() if mean != 2.0]
+    assert (means[seen], timeline["bucketed"]) == (str(odd), True)
+    assert 2500 <= seen < 2500 + 5000 / 100
+    if math.isnan(odd):
+        assert set(series["metrics"]["loss"]["max"]) == {2.0}
+
+
+def test_what_is_measured_now_and_then_keeps_its_mean_between_iterations_without_one(job, client):
+    losses(job, [1.5 if number % 50 == 0 else math.nan for number in range(1, 5001)], "val_loss")
+    (series,) = client.get(f"{JOB}/timeline?points=100").json()["series"]
+    assert set(series["metrics"]["val_loss"]["mean"]) == {1.5}
+
+
+def test_restore_points_are_told_by_the_time_they_were_taken_across_pages(job, client):
+    for at, iteration, lineage in ((10, 5, 1), (20, 10, 1), (30, 15, 1), (40, 7, 2), (50, 12, 2)):
+        job.lineage = lineage
+        job.checkpoint(iteration, snapshot_started_at=float(at))
+    pages, before = [], ""
+    while page := client.get(f"{JOB}/checkpoints?limit=2{before}").json()["checkpoints"]:
+        pages.append([(one["iteration"], one["lineage"]) for one in page])
+        before = f"&before={page[-1]['id']}"
+    assert pages == [[(12, 2), (7, 2)], [(15, 1), (10, 1)], [(5, 1)]]
+
+
+def test_points_of_the_same_moment_are_each_on_one_page(job, client):
+    job.say(Inventory(at=job.at, checkpoints=[checkpoint_id(number, 1) for number in range(1, 8)]))
+    first = client.get(f"{JOB}/checkpoints?limit=4").json()["checkpoints"]
+    rest = client.get(f"{JOB}/checkpoints?limit=4&before={first[-1]['id']}").json()["checkpoints"]
+    assert [one["iteration"] for one in first + rest] == [7, 6, 5, 4, 3, 2, 1]
+
+
+def test_a_page_after_a_checkpoint_that_nobody_took_is_refused(job, client):
+    reply = client.get(f"{JOB}/checkpoints?before=000000000099-1")
+    assert (reply.status_code, reply.json()["field"]) == (422, "before")
+
+
+def test_a_damaged_checkpoint_is_still_the_one_that_was_taken(job, client):
+    job.train(10)
+    name = job.checkpoint(4, kind="safety", snapshot_started_at=3.0)
+    job.checkpoint(8, snapshot_started_at=7.0)
+    job.say(
+        Checkpoint(at=99.0, id=name, iteration=4, lineage=1, kind="scheduled", state="damaged", reason="digest")
+    )
+    newest, damaged = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
+    assert (newest["iteration"], damaged["state"], damaged["reason"]) == (8, "damaged", "digest")
+    assert (damaged["kind"], damaged["payload_bytes"], damaged["snapshot_started_at"]) == ("safety", 1000, 3.0)

@@ -285,3 +285,39 @@ def test_an_empty_job_says_what_it_waits_for(open_page: Open, served) -> None:  
     young.train(2)
     young.send()
     expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
+
+
+MARKS = """async () => {
+  const { curveOf } = await import("/static/timeline/model.js");
+  const job = location.pathname.split("/").at(-1);
+  const timeline = await (await fetch(`/api/v1/jobs/${job}/timeline?points=600`)).json();
+  return { bucketed: timeline.bucketed, odd: curveOf(timeline, "loss").odd };
+}"""
+RED = """() => {
+  const canvas = document.querySelector('[data-lane="metric"] canvas');
+  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const bad = getComputedStyle(document.documentElement).getPropertyValue("--bad").trim();
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(bad.slice(at, at + 2), 16));
+  let found = 0;
+  for (let at = 0; at < data.length; at += 4) {
+    if (data[at] === red && data[at + 1] === green && data[at + 2] === blue && data[at + 3] === 255) found += 1;
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("nan_at", [range(0), range(2500, 2501)])
+def test_a_single_nan_in_thousands_of_iterations_is_marked(open_page: Open, served, nan_at: range) -> None:  # type: ignore[no-untyped-def]
+    agent = served.agent(f"job-{next(numbers)}", started_at=time.time() - 3600)
+    agent.start()
+    agent.train(5000, nan_at=nan_at)
+    agent.send()
+    page = job_page(open_page, agent)
+    marks = page.evaluate(MARKS)
+    assert marks["bucketed"] is True
+    assert len(marks["odd"]) == len(nan_at)
+    if nan_at:
+        page.wait_for_function(f"() => ({RED})() > 40")
+        assert 2500 <= marks["odd"][0]["from"] < 2550
+    else:
+        assert page.evaluate(RED) == 0

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from holdfast.pacing.profile import Plan
-from holdfast.protocol import checkpoint_id
 from holdfast_server import control, timeline
 from holdfast_server.db import Database
 from holdfast_server.errors import Conflict, InvalidSetting, NoSuchCheckpoint, NotRestorable, Refused
+from holdfast_server.summaries import STALL_WINDOW_ITERATIONS
 from holdfast_server.views import (
     CheckpointRow,
     Edit,
@@ -19,13 +19,11 @@ from holdfast_server.views import (
     Order,
     RestorePreview,
     SettingsPreview,
-    StallRow,
 )
 from holdfast_web import forms
 from holdfast_web.render import View, values
 
 POINTS_SHOWN, POINTS_MOST = 12, 500
-STALL_WINDOW_ITERATIONS = 1000
 ORDER_SHOWN_SECONDS = 900.0
 """How long a finished restore stays beside the timeline before it is history only."""
 
@@ -101,7 +99,6 @@ class JobFacts(View):
 
     template: ClassVar[str] = "job_live.html"
     job: JobSummary
-    longest_stall: StallRow | None
     stall_window: int
     points: list[CheckpointRow]
     points_limit: int
@@ -188,27 +185,14 @@ def shown_order(orders: list[Order], now: float) -> Order | None:
     return newest if newest.open or now - moved_at < ORDER_SHOWN_SECONDS else None
 
 
-async def newest_points(db: Database, name: str, limit: int) -> list[CheckpointRow]:
-    """By the time they were taken: after a restore, the lineage that goes on comes before the one left behind."""
-    rows = await timeline.restore_points(db, name, limit=POINTS_MOST)
-    return sorted(rows, key=lambda row: row.at, reverse=True)[:limit]
-
-
-async def _longest_stall(db: Database, job: JobSummary) -> StallRow | None:
-    start = max(1, job.iteration - STALL_WINDOW_ITERATIONS + 1)
-    recent = await timeline.timeline(db, job.job, start=start, end=None, points=1)
-    return max(recent.stalls, key=lambda stall: stall.seconds, default=None)
-
-
 async def job_facts(db: Database, name: str, *, now: float, points_limit: int = POINTS_SHOWN) -> JobFacts:
     job = await timeline.job_summary(db, name, now=now)
     orders = await timeline.orders(db, name)
     edits = [edit for edit in await timeline.edits(db, name) if any(c.field != "restore" for c in edit.changes)]
     return JobFacts(
         job=job,
-        longest_stall=await _longest_stall(db, job),
         stall_window=min(job.iteration, STALL_WINDOW_ITERATIONS),
-        points=await newest_points(db, name, points_limit),
+        points=await timeline.restore_points(db, name, limit=points_limit),
         points_limit=points_limit,
         orders=orders,
         order=shown_order(orders, now),
@@ -263,31 +247,14 @@ async def restore_dialog(
     nearest = None
     try:
         if asked:
-            wanted = forms.iteration(asked)
-            nearest = await _restorable_upto(db, name, wanted)
-            if nearest is None or nearest.iteration != wanted:
-                raise NoSuchCheckpoint(wanted, nearest)
-            checkpoint = nearest.id
+            checkpoint = (await control.checkpoint_at(db, name, forms.iteration(asked))).id
         preview = await control.preview_restore(db, name, checkpoint, now=now) if checkpoint else None
         if preview and not preview.checkpoint.restorable:
             raise NotRestorable(_unrestorable(preview.checkpoint))
     except (NoSuchCheckpoint, NotRestorable, InvalidSetting) as error:
         preview, refusal = None, _sentence(error)
-    return RestoreDialog(
-        job=job, preview=preview, asked=asked, refusal=refusal, nearest=nearest if refusal else None, now=now
-    )
-
-
-async def _restorable_upto(db: Database, name: str, iteration: int) -> CheckpointRow | None:
-    """The newest restore point up to an iteration: at it on any lineage, else earlier on the job's own way."""
-    before = checkpoint_id(iteration + 1, 0)
-    rows = await timeline.restore_points(db, name, limit=POINTS_MOST, before=before)
-    usable = [row for row in rows if row.restorable]
-    exact = [row for row in usable if row.iteration == iteration]
-    for choice in (exact, usable):
-        if choice:
-            return next((row for row in choice if not row.abandoned), choice[0])
-    return None
+        nearest = error.nearest if isinstance(error, NoSuchCheckpoint) else None
+    return RestoreDialog(job=job, preview=preview, asked=asked, refusal=refusal, nearest=nearest, now=now)
 
 
 def _unrestorable(row: CheckpointRow) -> str:

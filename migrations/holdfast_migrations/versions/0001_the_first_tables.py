@@ -69,6 +69,8 @@ def upgrade() -> None:
             "sequence", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=False, nullable=False
         ),
         sa.Column("received_at", sa.Double(), nullable=False),
+        sa.Column("digest", sa.LargeBinary(), nullable=False),
+        sa.Column("all_before", sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(["job"], ["jobs.name"], name=op.f("fk_batches_job_jobs")),
         sa.PrimaryKeyConstraint("job", "uid", "rank", "sequence", name=op.f("pk_batches")),
     )

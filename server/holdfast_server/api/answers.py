@@ -13,9 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast_server import errors
+from holdfast_server.api.people import for_whom
 from holdfast_server.db import DatabaseBusy, DatabaseClosed
 from holdfast_server.encoding import to_json
 from holdfast_server.ingest import InvalidBatch
+from holdfast_server.security import protected
 
 T = TypeVar("T")
 
@@ -48,11 +50,12 @@ def refusal(status: int, error: str, message: str, **details: Any) -> Json:
 
 def install(app: FastAPI) -> None:
     for kind in _REFUSALS:
-        app.add_exception_handler(kind, _refused)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _invalid)
+        app.add_exception_handler(kind, for_whom(_refused))
+    app.add_exception_handler(HTTPException, for_whom(_http))
+    app.add_exception_handler(RequestValidationError, for_whom(_invalid))
     for kind in (OperationalError, DatabaseBusy, DatabaseClosed):
-        app.add_exception_handler(kind, _database)
+        app.add_exception_handler(kind, for_whom(_database))
+    app.add_exception_handler(Exception, protected(for_whom(_failed)))
 
 
 async def _refused(_: Request, error: Exception) -> Response:
@@ -79,6 +82,10 @@ async def _invalid(_: Request, error: Exception) -> Response:
     return refusal(422, "invalid_request", f"{field}: {first['msg']}", field=field)
 
 
+async def _failed(_: Request, __: Exception) -> Response:
+    return refusal(500, "internal", "the server failed at this request: its log says why")
+
+
 async def _database(_: Request, error: Exception) -> Response:
     full = "is full" in str(error)
     message = "the disk of the server is full" if full else "the database is busy or stopping: try again"
@@ -91,5 +98,5 @@ def parse(body: bytes, kind: type[T]) -> T:
     """The JSON of a request; InvalidSetting, naming the field, for what is not one."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise errors.InvalidSetting("body", f"the request's JSON: {error}") from None

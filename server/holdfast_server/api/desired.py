@@ -58,7 +58,7 @@ async def _later(db: Database, changes: LocalBus, job: str, after: int, wait_sec
     responses=returns(
         Desired,
         _404="No such job",
-        _409="Somebody changed it since that version",
+        _409="Somebody changed a setting since that version; a restore that came or went does not count",
         _422="A value that cannot be a setting",
         _428="No If-Match",
     ),

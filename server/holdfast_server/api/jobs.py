@@ -45,9 +45,12 @@ async def job_timeline(
     return Json(await timeline.timeline(db, job, start=first, end=last, points=points, now=clock()))
 
 
-@router.get("/{job}/checkpoints", responses=returns(dict[str, list[CheckpointRow]], _404=NOT_FOUND))
+@router.get(
+    "/{job}/checkpoints",
+    responses=returns(dict[str, list[CheckpointRow]], _404=NOT_FOUND, _422="No checkpoint `before`"),
+)
 async def restore_points(job: str, db: Db, limit: Limit = 50, before: str | None = None) -> Response:
-    """Newest first, in every state; `before` is the id that the page before ended with."""
+    """The last taken first, in every state; `before` is the id that the page before ended with."""
     return Json({"checkpoints": await timeline.restore_points(db, job, limit=limit, before=before)})
 
 

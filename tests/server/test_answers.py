@@ -1,0 +1,109 @@
+"""How refusals look: JSON for programs, a page for people."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.testclient import TestClient
+
+from holdfast_server.app import create_app
+from holdfast_server.security import CONTENT_SECURITY_POLICY
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+BASE_URL = "http://127.0.0.1:7117"
+
+
+@pytest.fixture
+def failing(settings, clock):
+    """An application with a fault that nobody has thought of."""
+    app = create_app(settings, clock=clock)
+
+    async def fail():
+        raise ZeroDivisionError("the secret of the house")
+
+    app.add_api_route("/broken", fail)
+    app.add_api_route("/api/v1/broken", fail)
+    with TestClient(app, base_url=BASE_URL, raise_server_exceptions=False) as client:
+        yield client
+
+
+def is_page(reply, status):
+    return (
+        reply.status_code == status
+        and reply.headers["content-type"].startswith("text/html")
+        and "<h1>" in reply.text
+        and f">{status}<" in reply.text
+    )
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/jobs/nobody", "/jobs/nobody/live", "/static/nothing.js", "/apis"])
+def test_a_browser_that_finds_nothing_gets_a_page(client, path):
+    assert is_page(client.get(path, headers=BROWSER), 404)
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/api/v1/nowhere", "/api/v1/jobs/nobody"])
+def test_a_program_that_finds_nothing_gets_json(client, path):
+    reply = client.get(path)
+    assert reply.status_code == 404
+    assert set(reply.json()) >= {"error", "message"}
+
+
+@pytest.mark.parametrize("path", ["/api/v1/nowhere", "/api/v1/jobs/nobody", "/api"])
+def test_the_api_answers_in_json_whoever_asks(client, path):
+    reply = client.get(path, headers=BROWSER)
+    assert (reply.status_code, reply.headers["content-type"]) == (404, "application/json")
+
+
+def test_a_path_is_written_on_the_page_as_text(client):
+    assert "<script>" not in client.get("/<script>alert(1)</script>", headers=BROWSER).text
+
+
+def test_a_method_that_is_not_for_a_page_is_refused_on_a_page(client):
+    reply = client.delete("/jobs/char-gpt", headers=BROWSER)
+    assert is_page(reply, 405)
+    assert "GET" in reply.headers["allow"]
+
+
+def test_a_fault_of_ours_is_a_page_for_people_and_says_nothing_of_its_insides(failing):
+    reply = failing.get("/broken", headers=BROWSER)
+    assert is_page(reply, 500)
+    assert "secret" not in reply.text
+    assert reply.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    assert reply.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("headers", [{}, BROWSER])
+def test_a_fault_of_ours_is_json_for_programs(failing, headers):
+    reply = failing.get("/api/v1/broken", headers=headers)
+    assert (reply.status_code, reply.json()["error"]) == (500, "internal")
+    assert "secret" not in reply.text
+    assert reply.headers["x-content-type-options"] == "nosniff"
+
+
+LARGE = b'{"key": "' + b"x" * 2**21 + b'"}'
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PATCH", "/api/v1/jobs/char-gpt/desired"),
+        ("POST", "/api/v1/jobs/char-gpt/restores"),
+        ("POST", "/jobs/char-gpt/budget"),
+        ("POST", "/login"),
+    ],
+)
+def test_a_body_larger_than_any_edit_is_refused(agent, client, method, path):
+    agent.start()
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    headers = {"If-Match": '"0"', **({} if path.startswith("/api") else form)}
+    assert client.request(method, path, content=LARGE, headers=headers).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PATCH", "/api/v1/jobs/char-gpt/desired"), ("POST", "/api/v1/jobs/char-gpt/restores")],
+)
+def test_an_edit_nested_without_end_is_refused(agent, client, method, path):
+    agent.start()
+    deep = b'{"budget":' + b"[" * 20_000 + b"]" * 20_000 + b"}"
+    reply = client.request(method, path, content=deep, headers={"If-Match": '"0"'})
+    assert (reply.status_code, reply.json()["error"]) == (422, "invalid_setting")

@@ -1,0 +1,107 @@
+"""What becomes of checkpoints whose attempt did not live to say."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.protocol import AttemptFinished, Checkpoint, Inventory, checkpoint_id
+
+JOB = "/api/v1/jobs/char-gpt"
+ENDED = "the attempt ended before it was durable"
+
+
+@pytest.fixture
+def killed(agent):
+    """Was killed at iteration 10, with one checkpoint being copied and another being written."""
+    agent.start()
+    agent.train(10)
+    agent.checkpoint(6, "durable")
+    agent.checkpoint(8, "persisting")
+    agent.checkpoint(10, "snapshot")
+    return agent
+
+
+def states(client):
+    return {one["iteration"]: one["state"] for one in client.get(f"{JOB}/checkpoints").json()["checkpoints"]}
+
+
+def late(agent, iteration, state, sequence):
+    """A batch of the killed attempt that its spool brings later."""
+    agent.sequence = sequence
+    return agent.checkpoint(iteration, state)
+
+
+def test_what_a_killed_attempt_left_half_done_fails_when_the_next_one_starts(killed, client):
+    assert states(client) == {6: "durable", 8: "persisting", 10: "snapshot"}
+    killed.restarted().start()
+    assert states(client) == {6: "durable", 8: "failed", 10: "failed"}
+    reasons = {one["iteration"]: one["reason"] for one in client.get(f"{JOB}/checkpoints").json()["checkpoints"]}
+    assert reasons == {6: None, 8: ENDED, 10: ENDED}
+
+
+def test_what_the_next_attempt_finds_in_the_store_was_committed_after_all(killed, client):
+    second = killed.restarted()
+    second.start()
+    second.say(Inventory(at=second.at, checkpoints=[checkpoint_id(6, 1), checkpoint_id(8, 1)]))
+    assert states(client) == {6: "durable", 8: "durable", 10: "failed"}
+    assert client.post(f"{JOB}/restores", json={"iteration": 8}).status_code == 201
+
+
+def test_what_an_attempt_has_under_way_when_it_ends_comes_to_nothing(killed, client):
+    killed.say(AttemptFinished(at=killed.at, iteration=10, lineage=1, reason="interrupted"))
+    assert states(client) == {6: "durable", 8: "failed", 10: "failed"}
+
+
+def test_what_the_running_attempt_has_under_way_is_left_alone(killed, client):
+    second = killed.restarted()
+    second.start()
+    second.train(2)
+    second.checkpoint(12, "persisting")
+    killed.sequence = 50
+    killed.say(AttemptFinished(at=killed.at, iteration=10, lineage=1, reason="finished"))
+    assert states(client)[12] == "persisting"
+
+
+def test_a_late_word_of_the_killed_attempt_does_not_bring_it_back_under_way(killed, client):
+    killed.restarted().start()
+    late(killed, 10, "persisting", 50)
+    late(killed, 12, "snapshot", 51)
+    assert states(client) == {6: "durable", 8: "failed", 10: "failed", 12: "failed"}
+
+
+def test_a_late_word_that_it_was_durable_counts(killed, client):
+    killed.restarted().start()
+    late(killed, 10, "durable", 50)
+    assert states(client)[10] == "durable"
+
+
+def test_the_same_iteration_taken_again_is_a_checkpoint_of_its_own(killed, client):
+    second = killed.restarted()
+    second.start()
+    second.checkpoint(10, "persisting")
+    assert states(client)[10] == "persisting"
+    second.checkpoint(10, "durable")
+    assert states(client)[10] == "durable"
+
+
+def test_a_checkpoint_known_by_its_name_only_can_be_restored_from_the_page(agent, client):
+    agent.start()
+    agent.train(20)
+    agent.say(Inventory(at=agent.at, checkpoints=[checkpoint_id(15, 1)]))
+    (row,) = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
+    assert (row["iteration"], row["lineage"], row["restorable"]) == (15, 1, True)
+    assert (row["payload_bytes"], row["snapshot_seconds"], row["persist_seconds"]) == (0, None, None)
+    page = "/jobs/char-gpt"
+    assert "Restore iteration 15, lineage 1" in client.get(page).text
+    assert client.get(f"{page}/restore?checkpoint={row['id']}").status_code == 200
+    assert client.post(f"{page}/restores", data={"checkpoint": row["id"], "key": "click"}).status_code == 200
+    assert client.get(f"{JOB}/desired").json()["restore"]["checkpoint"] == row["id"]
+
+
+def test_one_batch_may_start_an_attempt_and_list_what_it_found(killed, client):
+    second = killed.restarted()
+    second.say(
+        Inventory(at=second.at, checkpoints=[checkpoint_id(8, 1)]),
+        Checkpoint(at=second.at, id=checkpoint_id(10, 1), iteration=10, lineage=1, kind="final", state="durable"),
+    )
+    assert states(client) == {6: "missing", 8: "durable", 10: "durable"}
