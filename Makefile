@@ -4,8 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 DEMO_SECONDS ?=
-# Where torch comes from, when the package index has only a CUDA build of it that is not wanted:
-# make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Another package index for torch alone, where the usual one has only a CUDA build that is not wanted.
 TORCH_INDEX ?=
 TORCH := $(shell grep '^torch==' constraints.txt)
 

@@ -43,7 +43,8 @@ class Meter:
         self._reporter.pace(self._controller, changed=plan is not None)
 
     def checkpoint_settled(self, settled: Settled) -> None:
-        if settled.state == "durable":
+        # copied while training waited, those taken for safety or at the end say nothing of the others' cost
+        if settled.state == "durable" and settled.snapshot.kind in ("scheduled", "requested"):
             self._controller.measured(
                 snapshot_seconds=settled.snapshot.seconds,
                 persist_seconds=settled.seconds,

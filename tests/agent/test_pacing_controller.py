@@ -526,3 +526,26 @@ def test_settings_are_those_last_given() -> None:
     controller = Controller(Settings(budget=0.02))
     controller.change(Settings(budget=0.5))
     assert controller.settings == Settings(budget=0.5)
+
+
+def test_a_checkpoint_whose_iterations_a_restore_undid_does_not_look_free():
+    controller = Controller(Settings(budget=0.02), warmup_iterations=0, profile_iterations=3)
+
+    def iterate(iteration, *, in_flight=False):
+        controller.observe(
+            Observation(iteration=iteration, seconds=0.5 if in_flight else 0.3, in_flight=in_flight)
+        )
+
+    for iteration in range(1, 5):
+        iterate(iteration)
+    controller.started(4)
+    controller.measured(0.01, 0.2, 1000)
+    iterate(5, in_flight=True)
+    assert controller.plan is not None
+    before = controller.plan.interval
+    assert before > 10
+    controller.measured(0.01, 0.2, 1000)
+    controller.rewound(4)
+    for iteration in range(5, 8):
+        iterate(iteration)
+    assert controller.plan.interval == before

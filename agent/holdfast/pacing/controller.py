@@ -210,6 +210,8 @@ class Controller:
 
     def _settle(self) -> None:
         """A checkpoint was measured: the first few set the plan outright."""
+        if not self._ledger.shows_cost:
+            return  # its iterations were undone by a restore: without them it would look free
         settling = self._settled_total < SETTLING_CHECKPOINTS
         self._settled_total = self._measured_total
         if settling:

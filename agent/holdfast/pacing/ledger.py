@@ -90,6 +90,11 @@ class Ledger:
         return self._open.iterations >= SPAN_ITERATIONS
 
     @property
+    def shows_cost(self) -> bool:
+        """The open span holds a checkpoint and iterations that it overlapped."""
+        return self._open.checkpoints > 0 and bool(self._open.busy.values)
+
+    @property
     def spans(self) -> int:
         return len(self._closed) + (self._open.checkpoints > 0)
 
