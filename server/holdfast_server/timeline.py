@@ -41,17 +41,20 @@ View = TypeVar("View", bound=msgspec.Struct)
 
 
 async def restore_points(
-    db: Database, job: str, *, limit: int = 50, before: str | None = None
+    db: Database, job: str, *, limit: int = 50, before: str | None = None, gone: bool = True
 ) -> list[CheckpointRow]:
     """On all lineages and in every state, the last taken first: after a restore, what goes on from there.
 
-    `before`: the id that the page before ended with. Raises UnknownJob; InvalidSetting for another `before`.
+    `gone`: those too that are no longer in the store, retired as a rule. `before`: the id that the page before
+    ended with. Raises UnknownJob; InvalidSetting for another `before`.
     """
     rows = models.Checkpoint
     async with db.read() as session:
         found = await find_job(session, job)
         order = (taken_at(), rows.iteration, rows.lineage)
         query = select(rows).where(rows.job == job).order_by(*(part.desc() for part in order))
+        if not gone:
+            query = query.where(rows.state != "missing")
         if before is not None:
             last = (await session.execute(select(*order).where(rows.job == job, rows.id == before))).first()
             if last is None:

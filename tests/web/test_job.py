@@ -6,6 +6,8 @@ import pytest
 from fake_agent import FakeAgent, over_client
 from starlette.testclient import TestClient
 
+from holdfast.protocol import Inventory
+
 JOB = "/jobs/char-gpt"
 
 
@@ -72,6 +74,17 @@ def test_more_restore_points_are_shown_when_asked_for(client: TestClient, agent:
     assert "?points=36#restore-points" in first
     assert client.get(f"{JOB}?points=36").text.count("data-checkpoint=") > 12
     assert client.get(f"{JOB}/points?points=36").text.count("data-checkpoint=") > 12
+
+
+def test_what_retention_took_is_not_offered_as_a_restore_point(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get(JOB).text
+    assert page.count("durable</span>") > 1
+    kept = "000000000200-1"
+    agent.events.append(Inventory(at=agent.at, checkpoints=[kept]))
+    agent.send()
+    page = client.get(JOB).text
+    assert page.count("durable</span>") == 1
+    assert f'data-checkpoint="{kept}"' in page
 
 
 def test_after_a_restore_the_lineage_that_goes_on_comes_first(client: TestClient, agent: FakeAgent) -> None:

@@ -192,7 +192,7 @@ async def job_facts(db: Database, name: str, *, now: float, points_limit: int = 
     return JobFacts(
         job=job,
         stall_window=min(job.iteration, STALL_WINDOW_ITERATIONS),
-        points=await timeline.restore_points(db, name, limit=points_limit),
+        points=await timeline.restore_points(db, name, limit=points_limit, gone=False),
         points_limit=points_limit,
         orders=orders,
         order=shown_order(orders, now),

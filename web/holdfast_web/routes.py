@@ -140,7 +140,7 @@ async def job_live(job: str, db: Db, clock: Clock, points: int = pages.POINTS_SH
 async def job_points(job: str, db: Db, clock: Clock, points: int = pages.POINTS_SHOWN) -> Response:
     now, limit = clock(), _points_limit(points)
     summary = await timeline.job_summary(db, job, now=now)
-    rows = await timeline.restore_points(db, job, limit=limit)
+    rows = await timeline.restore_points(db, job, limit=limit, gone=False)
     return pages.PointsPart(job=summary, points=rows, points_limit=limit, now=now).response()
 
 

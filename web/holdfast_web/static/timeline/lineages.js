@@ -186,14 +186,16 @@ export class LineageLane extends CanvasLane {
   }
 }
 
-/** ● durable  ◐ persisting  ✕ failed, torn, damaged  ◆ safety; faded when gone from the store. */
+/** ● durable  ◐ persisting  ✕ failed, torn, damaged  ◆ safety; · retired: a trace, so that what is left stands out. */
 export function glyph(pen, row, x, y, radius) {
   pen.save();
-  pen.globalAlpha = row.state === "missing" ? 0.35 : row.abandoned ? 0.6 : 1;
+  const gone = row.state === "missing";
+  if (gone) radius = Math.max(1, radius * 0.3);
+  pen.globalAlpha = gone ? 0.55 : row.abandoned ? 0.6 : 1;
   const failed = FAILED.includes(row.state);
   const open = row.state === "persisting" || row.state === "snapshot";
   const colour = failed ? palette.bad : row.kind === "safety" ? palette.info : palette.accent;
-  pen.fillStyle = row.state === "missing" ? palette.surface : colour;
+  pen.fillStyle = colour;
   pen.strokeStyle = colour;
   pen.lineWidth = failed ? 2 : 1.4;
   pen.beginPath();
