@@ -254,7 +254,10 @@ def _running(state: Path) -> Iterator[Demo]:
     shutil.rmtree(state, ignore_errors=True)
     state.mkdir()
     demo = Demo(state)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # both, and before anything is started: a shell's background jobs begin with SIGINT ignored, and so would
+    # the server and the trainer
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         demo.start()
         yield demo
