@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 
-from holdfast import protocol
+from holdfast import protocol, restore
 from holdfast.errors import HoldfastError
 from holdfast.persist import Origin, Persister, Settled
 from holdfast.protocol import CheckpointKind, CheckpointState, checkpoint_id, parse_checkpoint_id
-from holdfast.reports import Reporter
+from holdfast.reports import Reporter, text
 from holdfast.snapshot import Snapshot, Snapshotter
 from holdfast.state import Captured
 from holdfast.store import Lineage, Store
@@ -19,6 +20,8 @@ from holdfast.store.retention import expendable
 
 logger = logging.getLogger("holdfast")
 
+ASKED_FOR = 8
+"""So many of the newest checkpoints that somebody asked for by hand outlive retention."""
 UNDOABLE = 3
 """So many of the last restores can be undone: what they left outlives retention."""
 
@@ -45,6 +48,7 @@ class Checkpointer:
         self.head: str | None = None
         """The newest durable checkpoint on this lineage."""
         self.versions, self._reporter, self._standing = versions, reporter, reporter.standing
+        self._asked_for: collections.deque[str] = collections.deque(maxlen=ASKED_FOR)
         self._last: Snapshot | None = None
         self._settled: collections.deque[Settled] = collections.deque()
         self.damaged: set[str] = set()
@@ -68,6 +72,8 @@ class Checkpointer:
             self.attempt = self.store.acquire_attempt(self.job, self.uid, at_least).number
         except OSError as error:
             self.fail(f"store {self.store.url} is not writable: {error.strerror or error}")
+        else:
+            self._asked_for.extend(self._kinds("requested"))
 
     def begin_lineage(
         self, iteration: int, parent: str | None, order: str | None = None, *, left: str | None = None
@@ -165,7 +171,7 @@ class Checkpointer:
                 lineage=lineage,
                 kind=kind,
                 state="failed",
-                reason=reason,
+                reason=text(reason),
             )
         )
 
@@ -177,7 +183,11 @@ class Checkpointer:
         state: CheckpointState = "failed"
         if settled.state == "durable":
             state = "durable"
-            self._last_reason = None
+            if self._last_reason is not None:
+                self._last_reason = None
+                self._reporter.notice("info", "checkpoint", f"checkpoints are durable again, from {snapshot.id}")
+            if snapshot.kind == "requested":
+                self._asked_for.append(snapshot.id)
             self.head = snapshot.id
         elif settled.state == "torn":
             state = "torn"
@@ -190,7 +200,7 @@ class Checkpointer:
                 persist_started_at=settled.started_at,
                 persist_seconds=settled.seconds,
                 durable_iteration=self._standing.iteration if state == "durable" else None,
-                reason=settled.reason,
+                reason=text(settled.reason) if settled.reason else None,
             )
         )
         self._settled.append(settled)
@@ -211,10 +221,19 @@ class Checkpointer:
             left = [c for c in committed if c not in gone]
             self._reporter.event(protocol.Inventory(at=time.time(), checkpoints=left))
 
+    def _kinds(self, kind: CheckpointKind) -> list[str]:
+        """The committed checkpoints of a kind, as their manifests say; one that cannot be read is of none."""
+        found = []
+        for checkpoint in self.store.checkpoints(self.job):
+            with contextlib.suppress(HoldfastError):
+                if restore.manifest(self.store, self.job, checkpoint).kind == kind:
+                    found.append(checkpoint)
+        return found
+
     def _protected(self) -> set[str]:
         """Where the lineages that training descends from began, the ways back, what is to be restored."""
         lineages = {lineage.number: lineage for lineage in self.store.lineages(self.job)}
-        kept = {self.head, *self.wanted.values()}
+        kept = {self.head, *self.wanted.values(), *self._asked_for}
         kept |= {lineage.left for lineage in sorted(lineages.values(), key=_number)[-UNDOABLE:]}
         number = self.lineage.number
         while number in lineages and (parent := lineages[number].parent) is not None:
@@ -261,7 +280,7 @@ class Checkpointer:
     def _warn(self, reason: str) -> None:
         if reason != self._last_reason:
             self._last_reason = reason
-            logger.warning("%s: %s; training goes on", self.job, reason)
+            self._reporter.notice("warning", "checkpoint", f"{reason}; training goes on")
 
 
 def _number(lineage: Lineage) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from holdfast.pacing import Settings, policies
 from holdfast.protocol import Desired, RestoreOrder
 from holdfast.reports import Reporter
@@ -52,8 +54,9 @@ class Orders:
         )
 
     def news(self, desired: Desired | None) -> bool:
-        """Whether `desired` is a version not acted on yet; from now on it counts as acted on."""
-        if desired is None or desired.version == self._seen.version:
+        """Whether `desired` says something not acted on yet; from now on it counts as acted on."""
+        # compared whole: the version of a server whose data was deleted starts again and may come to the same
+        if desired is None or _orders_of(desired) == _orders_of(self._seen):
             return False
         self._before, self._seen = self._seen, desired
         return True
@@ -61,7 +64,7 @@ class Orders:
     @property
     def checkpoint_requested(self) -> bool:
         """Somebody clicked since the version before; ask right after `news`."""
-        return self._seen.checkpoint_request > self._before.checkpoint_request
+        return self._seen.checkpoint_request not in (0, self._before.checkpoint_request)
 
     def restore(self, desired: Desired | None = None) -> RestoreOrder | None:
         """The open restore order, if it is for this attempt and was not carried out before."""
@@ -75,3 +78,8 @@ class Orders:
             self._reporter.order(order.id, "restored", reason="carried out before the trainer was restarted")
             return None
         return order
+
+
+def _orders_of(desired: Desired) -> Desired:
+    """Without what the server has seen, which is no order."""
+    return msgspec.structs.replace(desired, latest_attempt=0, latest_lineage=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import time
@@ -116,7 +117,7 @@ class Reporter:
                 state=state,
                 iteration=self.standing.iteration,
                 lineage=self.standing.lineage,
-                reason=reason,
+                reason=text(reason) if reason else None,
                 seconds=seconds,
                 safety_checkpoint=safety,
             )
@@ -165,11 +166,12 @@ class Reporter:
                 lineage=lineage,
                 kind="scheduled",
                 state="damaged",
-                reason=str(error),
+                reason=text(str(error)),
             )
         )
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
+        message = text(message)
         logger.log(getattr(logging, level.upper()), "%s: %s", self.job, message)
         self.event(
             protocol.Notice(
@@ -183,6 +185,21 @@ class Reporter:
         )
 
 
+def show_log() -> None:
+    """What holdfast has to say goes to stderr, unless the script has set up logging of its own."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("holdfast: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # or logging set up later would tell everything twice
+
+
+def text(value: str) -> str:
+    """As it can be sent: the path in an error of the operating system need not be text."""
+    return value.encode(errors="replace").decode()
+
+
 def _worth_a_row_seconds(kind: StallKind, iteration_seconds: float) -> float:
     """From when a wait is told by itself; the samples hold every wait anyway."""
     if kind in DATA_STALLS:
@@ -192,4 +209,4 @@ def _worth_a_row_seconds(kind: StallKind, iteration_seconds: float) -> float:
 
 def _measured(profile: Profile) -> dict[str, float]:
     values = {field.name: getattr(profile, field.name) for field in fields(profile)}
-    return {name: float(value) for name, value in values.items() if value is not None}
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}

@@ -28,7 +28,7 @@ from holdfast.orders import Orders
 from holdfast.pacing import Controller, parse_every
 from holdfast.progress import Progress
 from holdfast.protocol import CheckpointKind, checkpoint_id
-from holdfast.reports import Reporter, Standing
+from holdfast.reports import Reporter, Standing, show_log
 from holdfast.restore import Loaded
 from holdfast.rewind import WRITE_SECONDS, Rewinder
 from holdfast.snapshot import Snapshot
@@ -99,6 +99,7 @@ class Session:
             },
             reporter=self._reporter,
         )
+        show_log()
         self._orders = Orders(self._checkpoints.store, job, self._reporter, options.settings)
         self._rewinder = Rewinder(self._training, self._checkpoints, self._reporter)
         self._meter, self._progress = Meter(self._controller, self._reporter), Progress()
@@ -309,7 +310,13 @@ class Session:
         self._reporter.lineage_began(checkpoints.lineage)
         self._reporter.attempt_began(start, checkpoints.versions, committed)
         self._reporter.order(order, "restored")
+        logger.info("%s: %s", self.job, self._told(start))
         self._meter.clock.begin()
+
+    def _told(self, start: str | None) -> str:
+        where = f"goes on from iteration {self.iteration:,} ({start})" if start else "starts afresh"
+        store = self._checkpoints.store.url
+        return f"attempt {self.attempt or '?'} {where}, lineage {self.lineage}; checkpoints in {store}"
 
     def _close(self, reason: str) -> None:
         if self._closed:

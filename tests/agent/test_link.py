@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import pytest
 
-from holdfast.link import Link, NoLink
+from holdfast.link import Link, NoLink, outbox
 from holdfast.protocol import Ack, Batch, Desired, Notice
 
 PATIENCE_SECONDS = 20.0
@@ -799,3 +799,15 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 def eventually_spooled(directory: Path, words: str) -> bool:
     return eventually(lambda: words in spooled_text(directory))
+
+
+def test_one_text_that_is_no_text_does_not_take_its_batch_along() -> None:
+    notices = [
+        Notice(at=0.0, iteration=1, lineage=1, level="info", code="x", message=message)
+        for message in ("sound", "/mnt/\udcff")
+    ]
+    batch = Batch(
+        job="j", uid="u", attempt=1, rank=0, sequence=1, sent_at=0.0, iteration=1, lineage=1, events=list(notices)
+    )
+    sent = msgspec.msgpack.decode(outbox._encode(batch), type=Batch)
+    assert sent.events == notices[:1]

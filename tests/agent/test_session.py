@@ -678,3 +678,54 @@ def test_a_checkpoint_of_the_line_that_training_descends_from_is_preferred(store
     trainer = Trainer(store, keep=40).run(until=15, after=script).crash()
     assert trainer.session.lineage == 3
     assert module.restore.find(open_store(store), "job", 9) == "000000000009-1"
+
+
+def test_a_full_disk_is_a_notice_once_and_so_is_its_end(store, linked, monkeypatch):
+    real = LocalWriter.write
+
+    def full(self, file, parts):
+        if any(f"{i:012d}" in self._temporary.name for i in (6, 9)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, file, parts)
+
+    monkeypatch.setattr(LocalWriter, "write", full)
+    trainer = Trainer(store, **linked).run(until=16).crash()
+    notices = [(n.level, n.message) for n in trainer.link.of(protocol.Notice)]
+    assert notices == [
+        ("warning", "No space left on device; training goes on"),
+        ("info", "checkpoints are durable again, from 000000000012-1"),
+    ]
+
+
+def test_checkpoints_that_somebody_asked_for_outlive_retention_and_a_restart(store):
+    def ask(trainer):
+        if trainer.session.iteration == 3:
+            trainer.session.checkpoint()
+
+    Trainer(store, every=1, keep=2).run(until=8, after=ask).crash()
+    Trainer(store, every=1, keep=2).run(until=20).crash()
+    assert 4 in committed(store)
+
+
+def test_the_same_version_of_another_database_is_obeyed(store, linked):
+    def operator(trainer):
+        if trainer.session.iteration == 2:
+            trainer.link.desired = Desired(version=3, budget=0.05)
+        if trainer.session.iteration == 4:
+            trainer.link.desired = Desired(version=3, budget=0.01, latest_attempt=1)
+        if trainer.session.iteration == 6:
+            trainer.link.desired = Desired(version=3, budget=0.01, latest_attempt=2)
+
+    trainer = Trainer(store, **linked).run(until=8, after=operator).crash()
+    assert [e.iteration for e in trainer.link.of(protocol.Applied)] == [3, 5]
+    assert trainer.link.of(protocol.Paced)[-1].budget == 0.01
+
+
+def test_an_error_that_is_no_text_is_told_all_the_same(store, linked, monkeypatch):
+    def refuse(self, file, parts):
+        raise OSError(errno.EIO, "Input/output error", "/mnt/\udcff")
+
+    monkeypatch.setattr(LocalWriter, "write", refuse)
+    trainer = Trainer(store, **linked).run(until=5).crash()
+    failed = [e for e in trainer.link.of(protocol.Checkpoint) if e.state == "failed"]
+    assert failed[0].reason == "Input/output error (/mnt/?)"

@@ -189,7 +189,7 @@ class Outbox:
             del self._waiting[:BATCH_SAMPLES]
             self._dropped_samples = 0
         key = Key(self._attempt, self._uid, self._rank, self._sequence)
-        self._sealed.append(Sealed(key, _encoder.encode(batch)))
+        self._sealed.append(Sealed(key, _encode(batch)))
 
     def _spooled_all(self) -> bool:
         """Whether all sealed batches are on disk now; only then may more be sealed without filling the memory."""
@@ -208,6 +208,26 @@ class Outbox:
             self._sealed.popleft()
 
 
+def _encode(batch: Batch) -> bytes:
+    try:
+        return _encoder.encode(batch)
+    except Exception as error:
+        # One text that is no text, whatever its source, must not take a whole batch with it.
+        log.warning("Something that cannot be sent is left out of a report: %s", error)
+        batch.events = [event for event in batch.events if _can_be_sent(event)]
+        if not _can_be_sent(batch.samples):
+            batch.samples = None
+        return _encoder.encode(batch)
+
+
+def _can_be_sent(part: object) -> bool:
+    try:
+        _encoder.encode(part)
+    except Exception:  # as above
+        return False
+    return True
+
+
 def _columns(samples: list[Sample]) -> Samples:
     names = dict.fromkeys(name for sample in samples for name in sample.metrics)
     return Samples(
@@ -224,5 +244,5 @@ def _columns(samples: list[Sample]) -> Samples:
 def _number(value: object) -> float:
     try:
         return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan

@@ -43,6 +43,8 @@ class Spool:
     def write(self, key: Key, payload: bytes) -> bool:
         """Make the batch durable. False: there is no room, or the disk does not take it."""
         if self._used_bytes + len(payload) > self._limit_bytes:
+            self._used_bytes = sum(size for _, size in self._files())  # others of this job may have sent some
+        if self._used_bytes + len(payload) > self._limit_bytes:
             self._warn(f"{self._limit_bytes >> 20} MiB of unsent reports are stored already")
             return False
         try:

@@ -9,6 +9,8 @@ from .estimate import Measurement
 
 CLEAR_ERRORS = 2.0
 """By how many standard errors a figure must clear its threshold."""
+OVER_WINDOWS = 3
+"""Verdicts in a row over the budget, each within its own noise: together they are more than noise."""
 LOW_WINDOWS = 3
 LONG_RUN_WINDOWS = 6
 """Verdicts over the budget in the long run before the average, a rare expensive checkpoint included, decides."""
@@ -17,7 +19,8 @@ WORTH_CHANGING = 0.1
 
 
 class Hysteresis:
-    """Up: the newest window is over the budget beyond its own noise, or the long run has been for some time.
+    """Up: the newest window is over the budget beyond its own noise, or three in a row are by however little, or
+    the long run has been for some time.
 
     Down: three windows in a row, one more interval apart each, below half the budget start a descent. It takes
     one step of at most 25 % an interval until the interval that the measured cost calls for is reached. Did the
@@ -25,12 +28,14 @@ class Hysteresis:
     """
 
     def __init__(self) -> None:
+        self._over_windows = 0
         self._low_windows = 0
         self._long_run_windows = 0
         self._descending = False
 
     def reset(self) -> None:
-        self._low_windows, self._long_run_windows, self._descending = 0, 0, False
+        self._over_windows, self._low_windows, self._long_run_windows = 0, 0, 0
+        self._descending = False
 
     def decide(
         self,
@@ -50,7 +55,10 @@ class Hysteresis:
         over = recent.overhead - CLEAR_ERRORS * recent.error > budget
         long_run = settled.overhead - CLEAR_ERRORS * settled.error > budget
         self._long_run_windows = self._long_run_windows + 1 if long_run else 0
+        self._over_windows = self._over_windows + 1 if recent.overhead > budget else 0
         raised = interval
+        if self._over_windows >= OVER_WINDOWS:
+            raised = max(raised, wanted(recent.cost_seconds))
         if over:
             # The typical cost of the window: one slow checkpoint among three is not yet a reason, two are.
             raised = max(raised, wanted(recent.cautious_cost_seconds))
