@@ -27,6 +27,10 @@ from types import FrameType
 
 _PROGRESS = struct.Struct("<qq")
 _PR_SET_PDEATHSIG = 1
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Passed on, and no new start after them."""
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+"""For the trainer alone: Slurm, for one, announces a preemption by SIGUSR1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +104,14 @@ class _Signals:
 
     wake: socket.socket
     stops: list[tuple[int, float]] = field(default_factory=list)
+    messages: list[int] = field(default_factory=list)
+    """For the trainer, whatever it makes of them."""
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        if signum != signal.SIGCHLD:
+        if signum in STOPS:
             self.stops.append((signum, time.monotonic()))
+        elif signum in PASSED_ON:
+            self.messages.append(signum)
 
 
 def _say(line: str) -> None:
@@ -182,18 +190,18 @@ class Supervisor:
 
     def _run_once(self, signals: _Signals, progress_path: Path, previous_exit: str | None) -> int:
         """One start, from fork to the last process of its group; the status as subprocess gives it."""
-        progress_path.write_bytes(_PROGRESS.pack(0, 0))
         self._progress.begin()
         self.starts += 1
-        trainer = self._start(progress_path, previous_exit)
-        self.say(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
-        try:
-            self._watch(trainer, signals, progress_path)
-        finally:
-            # The trainer is dead but not yet reaped, so that its group's number cannot have gone to others.
-            _kill_group(trainer.pid)
-            status = trainer.wait()
-        self._progress.see(*_read_progress(progress_path))
+        with _progress_file(progress_path) as progress:
+            trainer = self._start(progress_path, previous_exit)
+            self.say(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
+            try:
+                self._watch(trainer, signals, progress)
+            finally:
+                # The trainer is dead but not yet reaped, so that its group's number cannot have gone to others.
+                _kill_group(trainer.pid)
+                status = trainer.wait()
+            self._progress.see(*_read_progress(progress))
         return status
 
     def _start(self, progress_path: Path, previous_exit: str | None) -> subprocess.Popen[bytes]:
@@ -210,10 +218,13 @@ class Supervisor:
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
 
-    def _watch(self, trainer: subprocess.Popen[bytes], signals: _Signals, progress_path: Path) -> None:
+    def _watch(self, trainer: subprocess.Popen[bytes], signals: _Signals, progress: int) -> None:
         """Return when the trainer's own process has ended; pass signals on until then."""
         passed_on = 0
         while not _has_ended(trainer.pid):
+            while signals.messages:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(trainer.pid, signals.messages.pop(0))
             for signum, _ in signals.stops[passed_on:]:
                 self._pass_on(trainer.pid, signum, first=passed_on == 0)
                 passed_on += 1
@@ -221,12 +232,13 @@ class Supervisor:
                 self.say("the trainer did not end in time: killing its process group")
                 _kill_group(trainer.pid)
             _sleep_until_signal(signals, self.limits.poll_seconds)
-            self._progress.see(*_read_progress(progress_path))
+            self._progress.see(*_read_progress(progress))
 
     def _pass_on(self, pid: int, signum: int, *, first: bool) -> None:
         if first:
-            name = signal.Signals(signum).name
-            self.say(f"{name}: passed on to the trainer, which has {self.limits.grace_seconds:g} s to end")
+            self.say(
+                f"{_name(signum)}: passed on to the trainer, which has {self.limits.grace_seconds:g} s to end"
+            )
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
@@ -237,9 +249,7 @@ class Supervisor:
 
 def describe_exit(status: int) -> str:
     """`killed by SIGKILL` or `exit status 1`, from subprocess's return code."""
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return f"exit status {status}"
+    return f"killed by {_name(-status)}" if status < 0 else f"exit status {status}"
 
 
 def shell_status(status: int) -> int:
@@ -254,8 +264,9 @@ def _caught_signals() -> Iterator[_Signals]:
         wake.setblocking(False)
         waker.setblocking(False)
         signals = _Signals(wake)
-        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-        before = {signum: signal.signal(signum, signals.handle) for signum in caught}
+        # what was ignored from the start stays so: nohup ignores SIGHUP, and its caller means it
+        caught = [each for each in (*STOPS, *PASSED_ON) if signal.getsignal(each) is not signal.SIG_IGN]
+        before = {signum: signal.signal(signum, signals.handle) for signum in (*caught, signal.SIGCHLD)}
         before_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         try:
             yield signals
@@ -263,6 +274,18 @@ def _caught_signals() -> Iterator[_Signals]:
             signal.set_wakeup_fd(before_fd)
             for signum, handler in before.items():
                 signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def _progress_file(path: Path) -> Iterator[int]:
+    """Made anew for each start and read through its descriptor: a cleaner of /tmp may remove it meanwhile."""
+    path.parent.mkdir(exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(fd, _PROGRESS.pack(0, 0))
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _sleep_until_signal(signals: _Signals, seconds: float) -> None:
@@ -281,9 +304,19 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _read_progress(path: Path) -> tuple[int, int]:
-    iteration, steps = _PROGRESS.unpack(path.read_bytes()[: _PROGRESS.size])
+def _read_progress(fd: int) -> tuple[int, int]:
+    found = os.pread(fd, _PROGRESS.size, 0)
+    if len(found) < _PROGRESS.size:
+        return 0, 0  # somebody cut it short; to go on watching matters more
+    iteration, steps = _PROGRESS.unpack(found)
     return iteration, steps
+
+
+def _name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:  # a real-time signal
+        return f"signal {signum}"
 
 
 def _die_with_parent() -> None:

@@ -61,11 +61,12 @@ class Stage:
     folder: Path
     running: subprocess.Popen[str] | None = None
 
-    def start(self, body: str, **limits: float) -> subprocess.Popen[str]:
+    def start(self, body: str, *, setup: str = "", **limits: float) -> subprocess.Popen[str]:
         trainer = self.folder / "trainer.py"
         trainer.write_text(TRAINER + textwrap.dedent(body))
         program = (
-            "import sys\n"
+            "import signal, sys\n"
+            f"{setup}\n"
             "from holdfast.supervisor import Limits, Supervisor\n"
             f"limits = Limits(**{QUICK | limits!r})\n"
             f"command = [sys.executable, {str(trainer)!r}, {str(self.folder)!r}]\n"
@@ -183,6 +184,40 @@ def test_a_trainer_that_dies_of_the_signal_passed_on_is_not_started_again(stage:
     supervisor.send_signal(signal.SIGTERM)
     assert stage.end().status == 128 + signal.SIGTERM
     assert stage.starts == 1
+
+
+def test_a_hangup_that_nohup_ignores_is_not_taken_for_an_order(stage: Stage) -> None:
+    body = "note('ready')\nwait_for('go')"
+    supervisor = stage.start(body, setup="signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    stage.wait_for("ready")
+    supervisor.send_signal(signal.SIGHUP)
+    (stage.folder / "go").touch()
+    assert stage.end().status == 0
+
+
+def test_a_message_for_the_trainer_reaches_it_and_ends_nothing(stage: Stage) -> None:
+    supervisor = stage.start(
+        "signal.signal(signal.SIGUSR1, lambda *_: note('told'))\nnote('ready')\nwait_for('told')"
+    )
+    stage.wait_for("ready")
+    supervisor.send_signal(signal.SIGUSR1)
+    assert stage.end().status == 0
+    assert stage.starts == 1
+
+
+@pytest.mark.parametrize(
+    "harm", ["os.unlink(os.environ['HOLDFAST_PROGRESS'])", "os.truncate(os.environ['HOLDFAST_PROGRESS'], 3)"]
+)
+def test_a_progress_file_that_somebody_removed_harms_nobody(stage: Stage, harm: str) -> None:
+    ended = stage.run(f"{harm}\nnote('ready')\ntime.sleep(0.2)\nif start == 1: die()")
+    assert ended.status == 0
+    assert stage.starts == 2
+
+
+def test_a_real_time_signal_is_a_crash_like_any_other(stage: Stage) -> None:
+    ended = stage.run("if start == 1: os.kill(os.getpid(), 40)")
+    assert ended.status == 0
+    assert stage.started(2)[1] == "killed by signal 40"
 
 
 DEAF = "signal.signal(signal.SIGINT, lambda *_: note('asked'))\nnote('ready')\nwhile True: time.sleep(0.05)"
