@@ -18,7 +18,9 @@ EXPOSE 7117
 CMD ["holdfast", "serve", "--host", "0.0.0.0", "--port", "7117", "--db", "/data/holdfast.db"]
 
 FROM source AS trainer
-RUN pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu \
+# --build-arg TORCH_INDEX=… for a smaller build of torch than the usual index offers
+ARG TORCH_INDEX=
+RUN pip install --no-cache-dir "$(grep '^torch==' constraints.txt)" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
     && pip install --no-cache-dir -c constraints.txt '.[torch]' \
     && useradd --create-home holdfast && install -d -o holdfast /checkpoints
 COPY examples examples

@@ -8,30 +8,17 @@ from weakref import WeakSet
 
 
 class Subscription:
-    """An async iterator of the names of jobs that changed.
+    """Waits for changes of one job, or of any.
 
-    However often a job changes before the reader comes back, its name waits once: a slow reader costs
-    no memory and misses no job. Iteration ends when the bus is closed.
+    However much changes before the reader comes back, it waits as one change: a slow reader costs no
+    memory and misses nothing. Once the bus is closed there is nothing to wait for.
     """
 
     def __init__(self, bus: LocalBus, job: str | None) -> None:
         self._bus = bus
         self._job = job
-        self._pending: dict[str, None] = {}
+        self._changed = False
         self._wake = asyncio.Event()
-
-    def __aiter__(self) -> Subscription:
-        return self
-
-    async def __anext__(self) -> str:
-        await self._wake.wait()
-        if not self._pending:
-            raise StopAsyncIteration
-        job = next(iter(self._pending))
-        del self._pending[job]
-        if not self._pending and not self._bus.closed:
-            self._wake.clear()
-        return job
 
     async def wait(self, timeout_seconds: float) -> bool:
         """Whether something changed within that time; what had piled up counts as one change."""
@@ -40,8 +27,7 @@ class Subscription:
                 await self._wake.wait()
         except TimeoutError:
             return False
-        changed = bool(self._pending)
-        self._pending.clear()
+        changed, self._changed = self._changed, False
         if not self._bus.closed:
             self._wake.clear()
         return changed
@@ -59,7 +45,7 @@ class Subscription:
 
     def _publish(self, job: str) -> None:
         if self._job in (None, job):
-            self._pending[job] = None
+            self._changed = True
             self._wake.set()
 
 

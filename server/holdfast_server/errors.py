@@ -77,4 +77,4 @@ class NotCancellable(Refused):
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        super().__init__(f"this restore is {order.state}: only a requested or delivered one can be cancelled")
+        super().__init__(f"this restore is {order.state}: it can be cancelled before an attempt is at it, or after that attempt ended")

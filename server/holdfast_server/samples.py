@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import msgspec
 
@@ -17,7 +17,11 @@ MAX_ROWS = 200_000
 MAX_METRICS = 100
 MAX_NAME = 200
 MAX_ITERATION = 2**53
+TIMES_END = 253_402_300_800.0
+"""The year 10000: from here on no calendar has a name for a time."""
+MAX_SECONDS = 1e10
 RECENT_ITERATIONS = 200
+LOSS = "loss"
 NAN = math.nan
 
 _encoder = msgspec.msgpack.Encoder()
@@ -28,7 +32,18 @@ class Recent(msgspec.Struct, kw_only=True):
     """What a job's summary shows of its newest samples."""
 
     seconds: list[float] = []
+    loss: list[float] = []
     metrics: dict[str, float] = {}
+    """The last of each; of the loss, the last that was measured."""
+
+
+def is_time(at: float) -> bool:
+    """Whether these seconds since the epoch are a time that a page can show."""
+    return 0 <= at < TIMES_END
+
+
+def is_span(seconds: float) -> bool:
+    return 0 <= seconds <= MAX_SECONDS
 
 
 def validate(samples: Samples) -> None:
@@ -38,14 +53,27 @@ def validate(samples: Samples) -> None:
     uneven = {name: length for name, length in columns.items() if length != rows}
     if uneven:
         raise ValueError(f"samples: columns differ in length: iteration has {rows}, {uneven}")
-    if rows > MAX_ROWS or len(samples.metrics) > MAX_METRICS:
-        raise ValueError(f"samples: at most {MAX_ROWS} rows and {MAX_METRICS} metrics in a batch")
-    if any(len(name) > MAX_NAME for name in samples.metrics):
-        raise ValueError(f"samples: names of metrics have at most {MAX_NAME} characters")
+    if rows > MAX_ROWS:
+        raise ValueError(f"samples: at most {MAX_ROWS} rows in a batch")
     if any(not 0 <= number <= MAX_ITERATION for number in (*samples.iteration, *samples.lineage)):
         raise ValueError(f"samples: iterations and lineages lie between 0 and {MAX_ITERATION}")
-    if not all(map(math.isfinite, samples.at)):
-        raise ValueError("samples: every time `at` is a finite number")
+
+
+def settle(samples: Samples, *, at: float) -> bool:
+    """Bring what no page can show within bounds; whether metrics, or parts of their names, were left out.
+
+    A time that is none becomes `at`, and seconds that nothing can take become nan: not measured.
+    """
+    samples.at = [when if is_time(when) else at for when in samples.at]
+    for column in (samples.seconds, samples.stall_seconds, samples.data_seconds):
+        column[:] = [seconds if is_span(seconds) else NAN for seconds in column]
+    kept: dict[str, list[float]] = {}
+    for name, values in samples.metrics.items():
+        if len(kept) < MAX_METRICS:
+            kept.setdefault(name[:MAX_NAME], values)
+    left_out = kept.keys() != samples.metrics.keys()
+    samples.metrics = kept
+    return left_out
 
 
 def _columns(samples: Samples) -> Iterator[tuple[str, Sequence[float]]]:
@@ -82,9 +110,30 @@ def unpack(columns: bytes) -> Samples:
 
 def latest(recent: Recent, samples: Samples) -> Recent:
     """`recent`, moved on by a batch."""
+    rows = len(samples.iteration)
     seconds = [*recent.seconds, *samples.seconds][-RECENT_ITERATIONS:]
-    metrics = {**recent.metrics, **{name: column[-1] for name, column in samples.metrics.items() if column}}
-    return Recent(seconds=seconds, metrics=metrics)
+    loss = recent.loss
+    if loss or LOSS in samples.metrics:
+        loss = [*loss, *samples.metrics.get(LOSS, [NAN] * rows)][-RECENT_ITERATIONS:]
+    metrics = dict(recent.metrics)
+    for name, column in samples.metrics.items():
+        if column and (name in metrics or len(metrics) < MAX_METRICS):
+            metrics[name] = column[-1]
+    if loss:
+        metrics[LOSS] = _newest(loss)
+    return Recent(seconds=seconds, loss=loss, metrics=metrics)
+
+
+def _newest(values: Sequence[float]) -> float:
+    """What a column stands at: its last value where nearly all are measured, else the last that was.
+
+    After twice the time from one measured value to the next without another, it is nan all the same.
+    """
+    places = [place for place, value in enumerate(values) if not math.isnan(value)]
+    if not places or _mostly_finite(values):
+        return values[-1]
+    usual = max((after - before for before, after in pairwise(places)), default=RECENT_ITERATIONS)
+    return values[places[-1]] if len(values) - 1 - places[-1] <= 2 * usual else NAN
 
 
 def total(values: Iterable[float]) -> float:
@@ -100,7 +149,7 @@ class Window:
 
 
 def series(
-    lineage: int, chunks: Sequence[bytes], window: Window, *, abandoned: bool
+    lineage: int, chunks: Sequence[bytes], window: Window, *, abandoned: bool, lost: bool = False
 ) -> tuple[Series, bool] | None:
     """One lineage in a window, in at most `points` buckets, and whether any holds more than one iteration.
 
@@ -113,6 +162,7 @@ def series(
     answer = Series(
         lineage=lineage,
         abandoned=abandoned,
+        lost=lost,
         iteration=[merged.iteration[bucket.stop - 1] for bucket in buckets],
         at=[merged.at[bucket.stop - 1] for bucket in buckets],
         seconds=Mean(
@@ -167,12 +217,16 @@ def _buckets(iterations: Sequence[int], points: int) -> list[slice]:
 
 def _band(column: Sequence[float], buckets: Sequence[slice]) -> Band:
     # Where nearly every iteration is measured, one that is no number is news, and a mean would hide it.
-    mean = _mean_of_all if 2 * sum(map(math.isfinite, column)) > len(column) else _mean
+    mean = _mean_of_all if _mostly_finite(column) else _mean
     return Band(
         mean=[mean(column[bucket]) for bucket in buckets],
         min=[_extreme(min, column[bucket]) for bucket in buckets],
         max=[_extreme(max, column[bucket]) for bucket in buckets],
     )
+
+
+def _mostly_finite(column: Sequence[float]) -> bool:
+    return 2 * sum(map(math.isfinite, column)) > len(column)
 
 
 def _mean_of_all(values: Sequence[float]) -> float:

@@ -51,7 +51,7 @@ class Cookie(TypedDict):
 
 def check_token(settings: ServerSettings, token: str) -> bool:
     """Whether this is the shared secret; takes as long for a near miss as for a far one."""
-    return settings.token is not None and hmac.compare_digest(token.encode(), settings.token.encode())
+    return settings.token is not None and hmac.compare_digest(token.strip().encode(), settings.token.encode())
 
 
 def session_cookie(settings: ServerSettings, *, secure: bool = False, now: float | None = None) -> Cookie:
@@ -214,13 +214,18 @@ def _same_origin(headers: Headers) -> bool:
     if site is not None:
         return site in ("same-origin", "none")
     origin = headers.get("origin")
-    # The scheme is left out: behind a proxy that ends TLS, we see another one than the browser does.
-    return origin is None or urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    if origin is None:
+        return True
+    try:
+        # The scheme is left out: behind a proxy that ends TLS, we see another one than the browser does.
+        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    except ValueError:
+        return False
 
 
 def _bearer_ok(settings: ServerSettings, headers: Headers) -> bool:
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and check_token(settings, token.strip())
+    return scheme.lower() == "bearer" and check_token(settings, token)
 
 
 def _cookie(header: str) -> str | None:

@@ -23,6 +23,10 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     """Names beside localhost under which browsers reach this server."""
 
+    def __post_init__(self) -> None:
+        # A header loses the blanks around what it carries, so that a secret with some would never be right.
+        object.__setattr__(self, "token", (self.token or "").strip() or None)
+
     @property
     def url(self) -> URL:
         return database_url(self.database)

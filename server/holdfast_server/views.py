@@ -57,15 +57,13 @@ class Order(Struct, kw_only=True, frozen=True):
     seconds: float | None = None
     """From the boundary at which the loop stopped to the state being back."""
     safety_checkpoint: str | None = None
+    cancellable: bool = False
+    """Nobody is at it yet, or nobody is at it any more."""
     transitions: list[Transition] = []
 
     @property
     def open(self) -> bool:
         return self.state in ("requested", "delivered", "restoring")
-
-    @property
-    def cancellable(self) -> bool:
-        return self.state in ("requested", "delivered")
 
 
 class Change(Struct, kw_only=True, frozen=True):
@@ -164,7 +162,9 @@ class Series(Struct, kw_only=True, frozen=True):
 
     lineage: int
     abandoned: bool
-    """The job has left it for another, maybe one that goes on from the middle of it."""
+    """The job has left it for another, maybe one that goes on from the middle of it, or it is lost."""
+    lost: bool = False
+    """On the lineage that the job is on, and ahead of the job: a restart took it back, to repeat them."""
     iteration: list[int]
     at: list[float]
     seconds: Mean

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
+from holdfast_server.samples import is_time
+
 NONE = "–"
 _DURATIONS = ((86400.0, "d", 3600.0, "h"), (3600.0, "h", 60.0, "min"), (60.0, "min", 1.0, "s"))
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -40,6 +42,8 @@ def duration(seconds: float | None) -> str:
         return NONE
     if not math.isfinite(seconds):
         return _odd(seconds)
+    if abs(seconds) > 1e15:
+        return NONE
     size = abs(seconds)
     if size == 0:
         return "0 s"
@@ -80,7 +84,7 @@ def percent(fraction: float | None) -> str:
 
 def size(value: int | None) -> str:
     """Decimal units, as disks and object stores count."""
-    if value is None:
+    if value is None or not 0 <= value < 10**21:
         return NONE
     scaled, unit = float(value), 0
     while scaled >= 999.5 and unit < len(_SIZES) - 1:
@@ -107,15 +111,19 @@ def metric(value: float | None) -> str:
 
 
 def clock(at: float | None) -> str:
-    return NONE if at is None else datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+    return _formatted(at, "%H:%M:%S")
 
 
 def stamp(at: float | None) -> str:
-    return NONE if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return _formatted(at, "%Y-%m-%d %H:%M:%S UTC")
 
 
-def iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+def iso(at: float | None) -> str:
+    return _formatted(at, "%Y-%m-%dT%H:%M:%S+00:00")
+
+
+def _formatted(at: float | None, form: str) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime(form) if at is not None and is_time(at) else NONE
 
 
 def polyline(values: list[float], width: int, height: int) -> str:
