@@ -113,9 +113,9 @@ def main() -> None:
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
+        if (iteration := session.iteration + 1) % 20 == 0:  # before step, which may go back to another one
+            print(f"iteration {iteration}: loss {loss.item():.4f}", flush=True)
         session.step(loss=loss, learning_rate=scheduler.get_last_lr()[0])
-        if session.iteration % 20 == 0:
-            print(f"iteration {session.iteration}: loss {loss.item():.4f}", flush=True)
 
 
 if __name__ == "__main__":

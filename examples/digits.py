@@ -54,9 +54,9 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if (iteration := session.iteration + 1) % 100 == 0:  # before step, which may go back to another one
+            print(f"iteration {iteration}: loss {loss.item():.3f}", flush=True)
         session.step(loss=loss)
-        if session.iteration % 100 == 0:
-            print(f"iteration {session.iteration}: loss {loss.item():.3f}", flush=True)
 
     print(f"finished at iteration {session.iteration}; run it again and there is nothing left to do")
 

@@ -16,6 +16,7 @@ from holdfast.commands.console import (
     Server,
     Token,
     asking,
+    fail,
     parsed,
     percent,
     print_json,
@@ -24,6 +25,7 @@ from holdfast.pacing.settings import parse_budget, parse_every
 from holdfast.protocol import Desired
 
 ACKNOWLEDGED_WITHIN_SECONDS = 15.0
+DURABLE_WITHIN_SECONDS = 120.0
 
 
 def budget(
@@ -107,11 +109,31 @@ def checkpoint(
     """
     with asking(server, token) as client:
         said = "a checkpoint now"
-        _acknowledge(client, job, client.edit(job, checkpoint_request=True), said, no_wait=no_wait, json=json)
+        before = {row.id for row in client.checkpoints(job)}
+        applied = _acknowledge(
+            client, job, client.edit(job, checkpoint_request=True), said, no_wait=no_wait, json=json
+        )
+        if applied and not no_wait:
+            _follow_checkpoint(client, job, before, quiet=json)
 
 
-def _acknowledge(client: Client, job: str, desired: Desired, said: str, *, no_wait: bool, json: bool) -> None:
-    """Print how far the edit got: taken by the server, or applied by the job, and at which iteration."""
+def _follow_checkpoint(client: Client, job: str, before: set[str], *, quiet: bool) -> None:
+    """Applied is not yet done: wait until what was asked for is durable, or say why it is not."""
+    deadline = time.monotonic() + DURABLE_WITHIN_SECONDS
+    while time.monotonic() < deadline:
+        asked = [row for row in client.checkpoints(job) if row.kind == "requested" and row.id not in before]
+        if asked and asked[0].state == "durable":
+            if not quiet:
+                print(f"durable: {asked[0].id}, {asked[0].payload_bytes / 1e6:,.1f} MB")
+            return
+        if asked and asked[0].state in ("failed", "torn"):
+            fail(f"the checkpoint of iteration {asked[0].iteration} {asked[0].state}: {asked[0].reason}")
+        time.sleep(0.25)
+    fail(f"not durable after {DURABLE_WITHIN_SECONDS:g} s; `holdfast show {job}` tells how it stands")
+
+
+def _acknowledge(client: Client, job: str, desired: Desired, said: str, *, no_wait: bool, json: bool) -> bool:
+    """Print how far the edit got: taken by the server, or applied by the job (True), and at which iteration."""
     seen = client.job(job) if no_wait else _wait_until_applied(client, job, desired.version)
     applied = (seen.applied_version or 0) >= desired.version
     if json:
@@ -121,6 +143,7 @@ def _acknowledge(client: Client, job: str, desired: Desired, said: str, *, no_wa
         print(f"{said}: version {desired.version}, applied at iteration {seen.applied_iteration}")
     else:
         print(f"{said}: version {desired.version}, not applied yet ({job} is {seen.status})")
+    return applied
 
 
 def _wait_until_applied(client: Client, job: str, version: int) -> Job:

@@ -42,13 +42,17 @@ def restore(
     """
     with asking(server, token) as client:
         order = _order(client, job, iteration)
+        no_wait = no_wait or not client.job(job).alive  # it may be long until its next start
         if not no_wait:
             order = _follow(client, order, timeout, quiet=json)
     if json:
         print_json(order)
     if no_wait:
         if not json:
-            print(f"restore of {job} to iteration {order.iteration}: {order.state} (order {order.id})")
+            print(
+                f"restore of {job} to iteration {order.iteration}: {order.state} (order {order.id}); "
+                "a job that is not running takes it at its next start"
+            )
     elif order.state in OPEN_ORDER_STATES:
         fail(f"still {order.state} after {timeout:g} s; the order {order.id} stays open")
     elif order.state != "restored":

@@ -29,6 +29,7 @@ class FakeServer(ThreadingHTTPServer):
         self.desired: dict[str, Any] = {"version": 3}
         self.conflict = False
         self.checkpoints = [_checkpoint(100), _checkpoint(200)]
+        self.asked_for: dict[str, Any] = {"kind": "requested"}
         self.order: dict[str, Any] | None = None
         self.last_order_state = "restored"
         self.plain_text: bytes | None = None
@@ -73,12 +74,16 @@ class FakeServer(ThreadingHTTPServer):
                 return 404, {"error": "unknown_job", "message": f"there is no job {job!r}"}
             case "GET", [_]:
                 return 200, self.job()
+            case "GET", [_, "checkpoints"]:
+                return 200, {"checkpoints": self.checkpoints[::-1]}
             case "GET", [_, "desired"]:
                 return 200, self.desired
             case "PATCH", [_, "desired"]:
                 if self.conflict:
                     return 409, {"error": "conflict", "message": "ann set the budget to 1% a moment ago"}
                 self.desired = self.desired | body | {"version": self.desired["version"] + 1}
+                if body.get("checkpoint_request"):
+                    self.checkpoints.append(_checkpoint(251) | self.asked_for)
                 self.desired["checkpoint_request"] = int(self.desired.get("checkpoint_request") or 0)
                 return 200, self.desired
             case "POST", [_, "restores"]:

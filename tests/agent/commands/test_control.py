@@ -105,3 +105,16 @@ def test_an_unknown_job_is_named(holdfast: Holdfast) -> None:
     result = holdfast("pause", "nobody")
     assert result.exit_code == 1
     assert "there is no job 'nobody'" in result.stderr
+
+
+def test_a_checkpoint_asked_for_is_followed_until_it_is_durable(holdfast: Holdfast, server: FakeServer) -> None:
+    result = holdfast("checkpoint", "gpt")
+    assert result.exit_code == 0
+    assert "durable: 000000000251-1" in result.output
+
+
+def test_a_checkpoint_asked_for_that_fails_says_why(holdfast: Holdfast, server: FakeServer) -> None:
+    server.asked_for = {"kind": "requested", "state": "failed", "reason": "No space left on device"}
+    result = holdfast("checkpoint", "gpt")
+    assert result.exit_code == 1
+    assert "the checkpoint of iteration 251 failed: No space left on device" in result.output
