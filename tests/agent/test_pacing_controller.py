@@ -263,7 +263,7 @@ def test_noise_does_not_make_the_interval_wander(seed: int) -> None:
     later = [interval or 0 for interval in simulated.intervals[1500:]]
     assert sum(a != b for a, b in pairwise(later)) <= 4
     assert min(later) >= 12
-    assert max(later) <= 40
+    assert max(later) <= 50  # noise errs towards keeping the budget
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -215,7 +215,10 @@ class Controller:
         settling = self._settled_total < SETTLING_CHECKPOINTS
         self._settled_total = self._measured_total
         if settling:
-            self._cost_seconds = self._ledger.recent(self._ledger.slowdown()).cautious_cost_seconds
+            # What it seems to cost, not only what is proven: the budget is a ceiling, also while little is known.
+            # A resumed job learnt its cost from more checkpoints than these, and may learn of a lower one later.
+            known = self._saved.cost_seconds if self._saved is not None else None
+            self._cost_seconds = max(self._ledger.recent(self._ledger.slowdown()).cost_seconds, known or 0.0)
             self._replan()
 
     def _judge_when_complete(self) -> None:
@@ -250,7 +253,7 @@ class Controller:
         )
         if decided == interval:
             return
-        better = self._planned(recent.cautious_cost_seconds if decided > interval else recent.cost_seconds)
+        better = self._planned(recent.cost_seconds)
         if better is not None:
             self._cost_seconds = better.cost_seconds
         if decided > interval:
