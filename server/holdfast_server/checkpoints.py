@@ -11,11 +11,13 @@ from holdfast import protocol
 from holdfast_server import models, ways
 from holdfast_server.ancestry import Ancestry, Branch
 from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint
-from holdfast_server.views import CheckpointRow
+from holdfast_server.views import CheckpointRow, Failing
 
 _COLUMNS = protocol.Checkpoint.__struct_fields__
 DURABLE = "durable"
 UNDER_WAY = ("snapshot", "persisting")
+IN_STORE = (DURABLE, *UNDER_WAY, "damaged")
+"""What is in the store or on its way there, for good or ill; not what failed, and not what retention took."""
 ENDED = "the attempt ended before it was durable"
 
 
@@ -116,6 +118,37 @@ async def count(session: AsyncSession, jobs: Iterable[str]) -> dict[str, int]:
     return {job: rows for job, rows in await session.execute(query)}  # noqa: C416 - rows are not plain tuples
 
 
+async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, Failing]:
+    """Of jobs whose newest settled checkpoint came to nothing: how many did so since one was durable.
+
+    What was under way when an attempt died is left out: that says nothing of the ones to come.
+    """
+    rows, at = models.Checkpoint, taken_at()
+    settled = rows.state.in_((DURABLE, "damaged"))
+    good = (
+        select(rows.job, func.max(at).label("at")).where(rows.job.in_(jobs), settled).group_by(rows.job).subquery()
+    )
+    newest_first = (at.desc(), rows.iteration.desc(), rows.lineage.desc())
+    ranked = (
+        select(
+            rows.job,
+            rows.reason,
+            func.count().over(partition_by=rows.job).label("count"),
+            func.min(at).over(partition_by=rows.job).label("since"),
+            func.row_number().over(partition_by=rows.job, order_by=newest_first).label("place"),
+        )
+        .outerjoin(good, good.c.job == rows.job)
+        .where(rows.job.in_(jobs), rows.state.in_(("failed", "torn")), rows.reason.is_distinct_from(ENDED))
+        .where(or_(good.c.at.is_(None), at > good.c.at))
+        .subquery()
+    )
+    found = await session.execute(select(ranked).where(ranked.c.place == 1))
+    return {
+        row.job: Failing(count=row._mapping["count"], reason=row.reason or "no reason was given", since=row.since)
+        for row in found
+    }
+
+
 async def record(
     session: AsyncSession, job: str, event: protocol.Checkpoint, *, attempt: int, sequence: int, ended: bool
 ) -> None:
@@ -152,6 +185,12 @@ async def give_up(session: AsyncSession, job: str, *, before_attempt: int) -> No
         .where(rows.job == job, rows.state.in_(UNDER_WAY), rows.attempt < before_attempt)
         .values(state="failed", reason=ENDED)
     )
+
+
+async def forget_who_spoke(session: AsyncSession, job: str) -> None:
+    """Attempts count from 1 again: whatever the next one says of a checkpoint is the newest word on it."""
+    rows = models.Checkpoint
+    await session.execute(update(rows).where(rows.job == job).values(attempt=0, sequence=-1))
 
 
 async def take_inventory(

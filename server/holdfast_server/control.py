@@ -54,7 +54,8 @@ async def order_restore(
     """Order a job back to a checkpoint, or to the one at an iteration.
 
     Raises:
-        UnknownJob, InvalidSetting.
+        UnknownJob.
+        InvalidSetting: among others for a key that an order to another checkpoint has.
         NoSuchCheckpoint: with the nearest earlier one, which is offered and never taken.
         NotRestorable: it is known, and damaged, missing or not durable yet.
         OpenOrder: the job is on its way to another checkpoint.
@@ -74,6 +75,7 @@ async def place_restore(
         row = await find_job(session, job)
         known = await orders.placed_before(session, job, key)
         if known is not None:
+            _same_wish(known, checkpoint, iteration)
             return known, False
         chosen = await _choose(session, row, checkpoint, iteration)
         return await orders.place(session, row, chosen, key=key, who=who, now=now)
@@ -81,8 +83,16 @@ async def place_restore(
     return await db.write(work, job=job)
 
 
+def _same_wish(known: Order, checkpoint: str | None, iteration: int | None) -> None:
+    same = iteration in (None, known.iteration) if checkpoint is None else checkpoint == known.checkpoint
+    if not same:
+        other = checkpoint or f"iteration {iteration}"
+        reason = f"this key is the order to {known.checkpoint} already: give the one to {other} a key of its own"
+        raise InvalidSetting("key", reason)
+
+
 async def cancel_restore(db: Database, job: str, order: str, *, who: str, now: float) -> Order:
-    """Raises UnknownJob, UnknownOrder, and NotCancellable once the agent is restoring or the order has ended."""
+    """Raises UnknownJob, UnknownOrder, and NotCancellable while the agent restores or when the order has ended."""
 
     async def work(session: AsyncSession) -> Order:
         return await orders.cancel(session, await find_job(session, job), order, who=who, now=now)

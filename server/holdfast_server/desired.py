@@ -108,7 +108,12 @@ def change(job: models.Job, changes: DesiredChanges) -> list[Change]:
 
 
 async def stamp(session: AsyncSession, job: models.Job, version: int, iteration: int, at: float) -> None:
-    """The agent acts on `version`, and so on every earlier one that is not told apart from it any more."""
+    """The agent acts on `version`, and so on every earlier one that is not told apart from it any more.
+
+    One that was never made here, but by a server whose data was deleted since, says nothing.
+    """
+    if version > job.version:
+        return
     versions = models.SettingsVersion
     await session.execute(
         update(versions)

@@ -77,4 +77,6 @@ class NotCancellable(Refused):
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        super().__init__(f"this restore is {order.state}: it can be cancelled before an attempt is at it, or after that attempt ended")
+        super().__init__(
+            f"this restore is {order.state}: it can be cancelled until an attempt restores, or once that is over"
+        )

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
 from holdfast_server import batches, checkpoints, desired, models, orders
-from holdfast_server.samples import MAX_ITERATION
+from holdfast_server.samples import MAX_ITERATION, is_span, is_time
 
 MAX_TEXT = 4000
 
@@ -31,10 +31,16 @@ class Source:
     session: AsyncSession
     job: models.Job
     attempt: models.Attempt
+    rank: int
     sequence: int
     ahead: bool
     """It is the newest that this job has sent; one from a spool that is replayed is not."""
     now: float
+
+    @property
+    def current(self) -> bool:
+        """It speaks for the job: rank 0 of the attempt that registered last."""
+        return self.rank == 0 and self.attempt.uid == self.job.uid
 
 
 def decode(raw: msgspec.Raw, decoder: EventDecoder) -> protocol.Event | None:
@@ -52,7 +58,7 @@ def _settle(event: protocol.Event) -> None:
     """ValueError for what no column holds; texts are cut to a length that a page can show."""
     for field in msgspec.structs.fields(event):
         value = getattr(event, field.name)
-        if isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, float) and not _within(field.name, value):
             if NoneType not in get_args(field.type):
                 raise ValueError(f"{field.name} is {value}")
             setattr(event, field.name, None)
@@ -60,6 +66,8 @@ def _settle(event: protocol.Event) -> None:
             raise ValueError(f"{field.name} is {value}")
         elif isinstance(value, str):
             setattr(event, field.name, value[:MAX_TEXT])
+    if isinstance(event, protocol.Paced):
+        event.profile = {name: value for name, value in event.profile.items() if value >= 0}
     if isinstance(event, protocol.Checkpoint) and protocol.parse_checkpoint_id(event.id) != (
         event.iteration,
         event.lineage,
@@ -68,6 +76,12 @@ def _settle(event: protocol.Event) -> None:
     names = event.checkpoints if isinstance(event, protocol.Inventory) else [getattr(event, "parent", None)]
     for name in filter(None, names):
         protocol.parse_checkpoint_id(name)
+
+
+def _within(name: str, value: float) -> bool:
+    if name == "at" or name.endswith("_at"):
+        return is_time(value)
+    return is_span(value) if name.endswith("seconds") else math.isfinite(value)
 
 
 async def record(source: Source, event: protocol.Event) -> None:
@@ -91,7 +105,7 @@ async def record(source: Source, event: protocol.Event) -> None:
                 event,
                 attempt=attempt.attempt,
                 sequence=source.sequence,
-                ended=attempt.finished is not None or attempt.attempt < job.attempt,
+                ended=attempt.finished is not None or attempt.uid != job.uid,
             )
         case protocol.Inventory() if source.ahead:
             await checkpoints.take_inventory(
@@ -101,7 +115,7 @@ async def record(source: Source, event: protocol.Event) -> None:
             _stall(source, event)
         case protocol.Paced():
             _paced(source, event)
-        case protocol.Applied():
+        case protocol.Applied() if source.current:
             await desired.stamp(session, job, event.version, event.iteration, event.at)
         case protocol.OrderMoved():
             await orders.report(session, job, event, attempt=attempt.attempt, now=source.now)

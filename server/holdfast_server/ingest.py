@@ -11,12 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
 from holdfast.protocol import Ack, Event, Samples, validate_job
-from holdfast_server import batches, events, models, samples
+from holdfast_server import batches, checkpoints, events, models, samples
 from holdfast_server.db import Database
 
 MAX_EVENTS = 5000
 MAX_UID = 100
 UNKNOWN_EVENTS = "unknown_events"
+METRICS_LEFT_OUT = "metrics_left_out"
+ATTEMPTS_RESTARTED = "attempts_restarted"
 BATCH_CONFLICT = "batch_conflict"
 
 
@@ -48,6 +50,7 @@ class Received:
     batch: _Incoming
     events: list[Event]
     unknown_events: int
+    metrics_left_out: bool
     digest: bytes
 
     @property
@@ -71,8 +74,11 @@ _msgpack_event, _json_event = msgspec.msgpack.Decoder(Event), msgspec.json.Decod
 _recent = msgspec.msgpack.Decoder(samples.Recent)
 
 
-def decode(body: bytes, encoding: Literal["msgpack", "json"]) -> Received:
-    """InvalidBatch, in words that name the field, for what is not one."""
+def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> Received:
+    """InvalidBatch, in words that name the field, for what is not one.
+
+    A time that is none becomes `now`: the agent can do nothing about it but send it again.
+    """
     try:
         batch = (_msgpack if encoding == "msgpack" else _json).decode(body)
         _validate(batch)
@@ -81,7 +87,15 @@ def decode(body: bytes, encoding: Literal["msgpack", "json"]) -> Received:
     decoder: events.EventDecoder = _msgpack_event if encoding == "msgpack" else _json_event
     known = [event for raw in batch.events if (event := events.decode(raw, decoder)) is not None]
     unknown = len(batch.events) - len(known)
-    return Received(batch=batch, events=known, unknown_events=unknown, digest=batches.digest_of(body))
+    if not samples.is_time(batch.sent_at):
+        batch.sent_at = now
+    return Received(
+        batch=batch,
+        events=known,
+        unknown_events=unknown,
+        metrics_left_out=batch.samples is not None and samples.settle(batch.samples, at=batch.sent_at),
+        digest=batches.digest_of(body),
+    )
 
 
 def _validate(batch: _Incoming) -> None:
@@ -119,10 +133,12 @@ async def _store(session: AsyncSession, received: Received, *, now: float) -> Ac
                 await _conflict(session, batch, now=now)
             return ack_of_known
         batches.remember(session, received.key, received.digest, now=now)
-    attempt = await _attempt(session, batch)
-    ahead = _ahead(job, batch)
+    attempt = await _attempt(session, job, batch, now=now)
+    if attempt.uid == job.uid:
+        job.last_contact_at = now
+    ahead = attempt.uid == job.uid and batch.rank == 0 and batch.sequence > job.sequence
     if ahead:
-        job.uid, job.attempt, job.sequence = batch.uid, batch.attempt, batch.sequence
+        job.sequence = batch.sequence
     # A sign of life that is sent before an attempt has said where it starts does not know where it is.
     if ahead and not received.empty:
         job.iteration, job.lineage = batch.iteration, batch.lineage
@@ -131,7 +147,7 @@ async def _store(session: AsyncSession, received: Received, *, now: float) -> Ac
     if received.samples is not None:
         attempt.iterations += len(received.samples.iteration)
         await _samples(session, job, batch, received.samples, ahead=ahead)
-    source = events.Source(session, job, attempt, batch.sequence, ahead, now)
+    source = events.Source(session, job, attempt, batch.rank, batch.sequence, ahead, now)
     for event in received.events:
         await events.record(source, event)
     await _notices(source, received)
@@ -144,11 +160,10 @@ async def _job(session: AsyncSession, batch: _Incoming, *, now: float) -> models
         job = models.Job(name=batch.job, created_at=now, last_contact_at=now)
         session.add(job)
         await session.flush()
-    job.last_contact_at = now
     return job
 
 
-async def _attempt(session: AsyncSession, batch: _Incoming) -> models.Attempt:
+async def _attempt(session: AsyncSession, job: models.Job, batch: _Incoming, *, now: float) -> models.Attempt:
     attempt = await session.get(models.Attempt, (batch.job, batch.uid))
     if attempt is None:
         attempt = models.Attempt(
@@ -162,16 +177,23 @@ async def _attempt(session: AsyncSession, batch: _Incoming) -> models.Attempt:
             iterations=0,
         )
         session.add(attempt)
+        await _register(session, job, batch, now=now)
     return attempt
 
 
-def _ahead(job: models.Job, batch: _Incoming) -> bool:
-    """Whether this batch says where the job is; another rank, an older attempt or a replayed spool does not."""
-    if batch.rank != 0:
-        return False
-    if batch.uid == job.uid:
-        return batch.sequence > job.sequence
-    return batch.attempt >= job.attempt
+async def _register(session: AsyncSession, job: models.Job, batch: _Incoming, *, now: float) -> None:
+    """The attempt that registers last is the current one, unless it is an earlier one's spool that comes now."""
+    current = await session.get(models.Attempt, (job.name, job.uid))
+    if current is not None and batch.attempt <= current.attempt:
+        if batch.sent_at <= current.started_at:
+            return
+        text = (
+            f"attempt {batch.attempt} started after another attempt {current.attempt}, and is the current one "
+            f"now: was the job's store deleted? (uid {batch.uid})"
+        )
+        await _notice_once(session, _notice(batch, "warning", ATTEMPTS_RESTARTED, text, now), job.name)
+        await checkpoints.forget_who_spoke(session, job.name)
+    job.uid, job.attempt, job.sequence = batch.uid, max(job.attempt, batch.attempt), -1
 
 
 async def _samples(
@@ -211,6 +233,13 @@ async def _notices(source: events.Source, received: Received) -> None:
     if batch.dropped_samples:
         text = f"{batch.dropped_samples} samples were thinned away while no server answered"
         events.notice(source.session, batch.job, _notice(batch, "info", "dropped_samples", text, source.now))
+    if received.metrics_left_out:
+        text = (
+            f"the job reports more than {samples.MAX_METRICS} metrics, or names of them over {samples.MAX_NAME} "
+            "characters: the first are kept, and the names are cut"
+        )
+        notice = _notice(batch, "warning", METRICS_LEFT_OUT, text, source.now)
+        await _notice_once(source.session, notice, batch.job)
     if received.unknown_events:
         text = "this agent reports things that this server does not know, and leaves out: update the server"
         await _notice_once(source.session, _notice(batch, "warning", UNKNOWN_EVENTS, text, source.now), batch.job)

@@ -25,6 +25,11 @@ _JOB_GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("exposure_iterations", "Iterations lost if it died now", lambda job: job.exposure_iterations),
     ("exposure_seconds", "Work lost if it died now", lambda job: job.exposure_seconds),
     ("checkpoints", "Durable checkpoints", lambda job: job.checkpoints_total),
+    (
+        "checkpoints_failing",
+        "Checkpoints that failed since the last durable one",
+        lambda job: job.failing.count if job.failing else 0,
+    ),
 )
 
 

@@ -40,9 +40,10 @@ class Job(Base):
     created_at: Mapped[float]
     last_contact_at: Mapped[float]
 
-    # Where the newest attempt stands; (attempt, sequence) says which batch said so.
+    # Where the current attempt stands, the one that registered last; (uid, sequence) says which batch said so.
     uid: Mapped[str] = mapped_column(default="")
     attempt: Mapped[int] = mapped_column(default=0)
+    """The highest number seen. Where a store was deleted, the current attempt's own is lower."""
     sequence: Mapped[int] = mapped_column(default=-1)
     iteration: Mapped[int] = mapped_column(default=0)
     lineage: Mapped[int] = mapped_column(default=0)

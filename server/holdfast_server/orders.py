@@ -6,26 +6,30 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
 from holdfast.protocol import OPEN_ORDER_STATES, OrderState
 from holdfast_server import desired, models
+from holdfast_server.checkpoints import DURABLE
 from holdfast_server.errors import NotCancellable, OpenOrder, UnknownOrder
 from holdfast_server.views import Change, Order, Transition
 
 FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "delivered": ("requested",),
-    "restoring": ("requested", "delivered"),
-    "restored": OPEN_ORDER_STATES,
+    "restoring": ("requested", "delivered", "cancelled"),
+    "restored": (*OPEN_ORDER_STATES, "cancelled"),
     "failed": OPEN_ORDER_STATES,
-    "cancelled": ("requested", "delivered"),
+    "cancelled": OPEN_ORDER_STATES,
     "expired": OPEN_ORDER_STATES,
     "superseded": OPEN_ORDER_STATES,
 }
 """The states from which each may be reached. Steps may be skipped: an agent that restores at its start
-reports what it knows then. Nothing leads out of a state in which an order has ended."""
+reports what it knows then. Of the states in which an order has ended, only a cancel that came too late is
+overruled: what the agent did is so."""
+TOO_LATE = "the cancel came too late"
+OUT_OF_REACH = "the attempt that runs is numbered below those that it was meant for"
 
 
 async def placed_before(session: AsyncSession, job: str, key: str) -> Order | None:
@@ -44,6 +48,11 @@ async def place(
         OpenOrder: the job is on its way to another checkpoint.
     """
     open_order = await desired.open_order(session, job.name)
+    current = await session.get(models.Attempt, (job.name, job.uid))
+    if open_order is not None and current is not None and current.attempt < open_order.fence:
+        if await _move(session, open_order, "superseded", at=now, who=who, reason=OUT_OF_REACH):
+            _close(session, job, open_order, who=who, now=now)
+        open_order = None
     if open_order is not None:
         order = await _as_order(session, open_order)
         if open_order.checkpoint == checkpoint.id:
@@ -58,7 +67,7 @@ async def place(
         state="requested",
         created_at=now,
         who=who,
-        fence=job.attempt,
+        fence=current.attempt if current else job.attempt,
         from_iteration=job.iteration,
         from_lineage=job.lineage,
     )
@@ -77,12 +86,13 @@ async def place(
 
 
 async def cancel(session: AsyncSession, job: models.Job, order: str, *, who: str, now: float) -> Order:
-    """Raises UnknownOrder, and NotCancellable once the agent restores. Cancelled twice is cancelled."""
+    """Raises UnknownOrder, and NotCancellable while the agent restores. Cancelled twice is cancelled."""
     row = await _get(session, job.name, order)
-    if await _move(session, row, "cancelled", at=now, who=who):
+    shown = await _as_order(session, row)
+    if shown.cancellable and await _move(session, row, "cancelled", at=now, who=who):
         _close(session, job, row, who=who, now=now)
     elif row.state != "cancelled":
-        raise NotCancellable(await _as_order(session, row))
+        raise NotCancellable(shown)
     return await _as_order(session, row)
 
 
@@ -94,6 +104,10 @@ async def report(
     if row is None or row.job != job.name or attempt < row.fence:
         return
     details: dict[str, Any] = {}
+    late = row.state == "cancelled"
+    if late and event.state == "restoring" and await desired.open_order(session, job.name) is not None:
+        # Only one order is open at a time; this one is taken up again when it is carried out.
+        return
     if event.state == "restoring":
         details |= {"from_iteration": event.iteration, "from_lineage": event.lineage}
     if event.state == "restored":
@@ -101,11 +115,19 @@ async def report(
     for name in ("reason", "seconds", "safety_checkpoint"):
         if getattr(event, name) is not None:
             details[name] = getattr(event, name)
-    moved = await _move(
-        session, row, event.state, at=event.at, who=f"{desired.AGENT}, attempt {attempt}", **details
-    )
-    if moved and row.state not in OPEN_ORDER_STATES:
+    if late:
+        details["reason"] = TOO_LATE
+    if not await _move(session, row, event.state, at=event.at, who=_agent(attempt), **details):
+        return
+    if late and row.state in OPEN_ORDER_STATES:
+        again = Change(field=desired.RESTORE, before="cancelled", after=f"to {row.iteration}")
+        desired.bump(session, job, [again], who=desired.AGENT, now=now)
+    elif not late and row.state not in OPEN_ORDER_STATES:
         _close(session, job, row, who=desired.AGENT, now=now)
+
+
+def _agent(attempt: int) -> str:
+    return f"{desired.AGENT}, attempt {attempt}"
 
 
 def _close(session: AsyncSession, job: models.Job, row: models.RestoreOrder, *, who: str, now: float) -> None:
@@ -171,5 +193,38 @@ async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrder])
         by_order[move.order_id].append(
             Transition(state=move.state, at=move.at, who=move.who, reason=move.reason)  # type: ignore[arg-type]
         )
-    names = [name for name in Order.__struct_fields__ if name != "transitions"]
-    return [Order(**{name: getattr(row, name) for name in names}, transitions=by_order[row.id]) for row in rows]
+    current = await _current_attempts(session, {row.job for row in rows})
+    undoable = await _undoable(session, rows)
+    names = [name for name in Order.__struct_fields__ if name not in ("transitions", "cancellable", "undoable")]
+    return [
+        Order(
+            **{name: getattr(row, name) for name in names},
+            transitions=by_order[row.id],
+            cancellable=_cancellable(row, by_order[row.id], current.get(row.job)),
+            undoable=row.id in undoable,
+        )
+        for row in rows
+    ]
+
+
+async def _undoable(session: AsyncSession, rows: list[models.RestoreOrder]) -> set[str]:
+    """Of which the state that was left is still in the store."""
+    orders, points = models.RestoreOrder, models.Checkpoint
+    safety = and_(points.job == orders.job, points.id == orders.safety_checkpoint, points.state == DURABLE)
+    restored = [row.id for row in rows if row.state == "restored"]
+    return set(await session.scalars(select(orders.id).join(points, safety).where(orders.id.in_(restored))))
+
+
+async def _current_attempts(session: AsyncSession, jobs: set[str]) -> dict[str, models.Attempt]:
+    attempts, job = models.Attempt, models.Job
+    current = and_(job.name == attempts.job, job.uid == attempts.uid)
+    query = select(attempts).join(job, current).where(attempts.job.in_(jobs))
+    return {attempt.job: attempt for attempt in await session.scalars(query)}
+
+
+def _cancellable(row: models.RestoreOrder, moves: list[Transition], current: models.Attempt | None) -> bool:
+    """Before an attempt restores, and again once that attempt is not there any more to finish it."""
+    if row.state != "restoring":
+        return row.state in OPEN_ORDER_STATES
+    at_it = current is not None and current.finished is None and current.attempt >= row.fence
+    return not at_it or current is None or moves[-1].who != _agent(current.attempt)

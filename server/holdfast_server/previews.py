@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
+
 import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -79,16 +82,25 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
 
 
 async def _seconds(session: AsyncSession, job: models.Job, here: Ancestry, fork: int) -> float | None:
-    """What the iterations after `fork` took, on the way to where the job is."""
+    """What the iterations after `fork` took, on the way to where the job is; of repeated ones the last time."""
     rows = models.Chunk
-    query = select(rows.lineage, rows.first_iteration, rows.last_iteration, rows.seconds).where(
-        rows.job == job.name, rows.rank == 0, rows.last_iteration > fork, rows.lineage.in_(here.upto)
+    newest_first = ((rows.uid == job.uid).desc(), rows.attempt.desc(), rows.uid)
+    query = (
+        select(rows.uid, rows.lineage, rows.first_iteration, rows.last_iteration, rows.seconds)
+        .where(rows.job == job.name, rows.rank == 0, rows.last_iteration > fork, rows.lineage.in_(here.upto))
+        .order_by(*newest_first)
     )
+    ends = {lineage: min(end, job.iteration) for lineage, end in here.upto.items()}
     seconds, found = 0.0, False
-    for lineage, first, last, spent in await session.execute(query):
-        inside = min(last, here.upto[lineage]) - max(first, fork + 1) + 1
-        if inside > 0:
-            seconds, found = seconds + spent * inside / (last - first + 1), True
+    for _, chunks in groupby(await session.execute(query), key=itemgetter(0)):
+        begins = dict(ends)
+        for _, lineage, first, last, spent in chunks:
+            inside = min(last, ends[lineage]) - max(first, fork + 1) + 1
+            begins[lineage] = min(begins[lineage], first - 1)
+            if inside > 0:
+                seconds, found = seconds + spent * inside / (last - first + 1), True
+        # From where this attempt began, it has repeated what earlier ones did.
+        ends = begins
     return seconds if found else None
 
 

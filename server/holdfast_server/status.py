@@ -32,7 +32,8 @@ def status_of(job: models.Job, attempt: models.Attempt | None, recent: Recent, *
     if attempt.finished is not None:
         return _ended(attempt)
     age = now - job.last_contact_at
-    if age > max(SILENT_AFTER_SECONDS, SILENT_AFTER_ITERATIONS * max(filter(math.isfinite, recent.seconds), default=0.0)):
+    longest = max(filter(math.isfinite, recent.seconds), default=0.0)
+    if age > max(SILENT_AFTER_SECONDS, SILENT_AFTER_ITERATIONS * longest):
         return Status("silent", f"nothing heard for {_duration(age)}")
     if attempt.iterations == 0:
         return Status("starting", f"attempt {attempt.attempt} has finished no iteration yet")

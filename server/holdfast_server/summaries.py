@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import Paced
 from holdfast_server import checkpoints, desired, models, orders, ways
 from holdfast_server.ancestry import Ancestry
 from holdfast_server.db import Database
 from holdfast_server.errors import UnknownJob
 from holdfast_server.ingest import recent_of
+from holdfast_server.pace import paced_of, reason_of
 from holdfast_server.samples import Recent
 from holdfast_server.status import iterations_per_second, seconds_of_last, sparkline, status_of
-from holdfast_server.views import CheckpointRow, JobSummary, LongestStall, Order
+from holdfast_server.views import CheckpointRow, Failing, JobSummary, LongestStall, Order
 
 STALL_WINDOW_ITERATIONS = 1000
 """Over which the longest stall is looked for."""
-
-_paced = msgspec.msgpack.Decoder(Paced)
 
 
 async def fleet(db: Database, *, now: float, search: str = "") -> list[JobSummary]:
@@ -55,6 +52,7 @@ async def _summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: 
     durable = await checkpoints.count(session, names)
     open_orders = await orders.open_orders(session, names)
     last_durable = await checkpoints.last_durable(session, names)
+    failing = await checkpoints.failing(session, names)
     stalls = await _longest_stalls(session, names)
     summaries = []
     for job in jobs:
@@ -66,6 +64,7 @@ async def _summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: 
             attempt=attempts.get((job.name, job.uid)),
             recent=recent_of(job),
             last_durable=checkpoints.as_row(last, ancestry) if last else None,
+            failing=failing.get(job.name),
             open_order=open_orders.get(job.name),
             attempts=starts.get(job.name, 0),
             lineages=len(lineages),
@@ -82,6 +81,7 @@ class _Facts:
     attempt: models.Attempt | None
     recent: Recent
     last_durable: CheckpointRow | None
+    failing: Failing | None
     open_order: Order | None
     attempts: int
     lineages: int
@@ -92,7 +92,7 @@ class _Facts:
 def _summary(facts: _Facts, *, now: float) -> JobSummary:
     job, recent = facts.job, facts.recent
     status = status_of(job, facts.attempt, recent, now=now)
-    paced = _paced.decode(job.paced) if job.paced else None
+    paced = paced_of(job)
     exposed = max(0, job.iteration - (facts.last_durable.iteration if facts.last_durable else 0))
     return JobSummary(
         job=job.name,
@@ -101,7 +101,7 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         alive=status.alive,
         iteration=job.iteration,
         lineage=job.lineage,
-        attempt=job.attempt,
+        attempt=facts.attempt.attempt if facts.attempt else job.attempt,
         restarts=max(0, facts.attempts - 1),
         iterations_per_second=iterations_per_second(recent),
         last_contact_seconds=max(0.0, now - job.last_contact_at),
@@ -114,9 +114,11 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         budget=paced.budget if paced else None,
         interval=paced.interval if paced else None,
         policy=paced.policy if paced else None,
+        interval_reason=reason_of(paced),
         exposure_iterations=exposed,
         exposure_seconds=seconds_of_last(recent, exposed),
         last_durable=facts.last_durable,
+        failing=facts.failing,
         desired=desired.of(job, facts.open_order),
         applied_version=job.applied_version,
         applied_iteration=job.applied_iteration,

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import desired, models, samples
 from holdfast_server import orders as restore_orders
-from holdfast_server.checkpoints import ancestry_of, as_row, taken_at
+from holdfast_server.checkpoints import IN_STORE, ancestry_of, as_row, taken_at
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
 from holdfast_server.summaries import find_job
@@ -41,20 +41,21 @@ View = TypeVar("View", bound=msgspec.Struct)
 
 
 async def restore_points(
-    db: Database, job: str, *, limit: int = 50, before: str | None = None, gone: bool = True
+    db: Database, job: str, *, limit: int = 50, before: str | None = None, in_store: bool = False
 ) -> list[CheckpointRow]:
     """On all lineages and in every state, the last taken first: after a restore, what goes on from there.
 
-    `gone`: those too that are no longer in the store, retired as a rule. `before`: the id that the page before
-    ended with. Raises UnknownJob; InvalidSetting for another `before`.
+    `in_store`: only those that are in the store or on their way there, damaged ones too; neither those that failed
+    nor those that are gone. `before`: the id that the page before ended with. Raises UnknownJob; InvalidSetting for
+    another `before`.
     """
     rows = models.Checkpoint
     async with db.read() as session:
         found = await find_job(session, job)
         order = (taken_at(), rows.iteration, rows.lineage)
         query = select(rows).where(rows.job == job).order_by(*(part.desc() for part in order))
-        if not gone:
-            query = query.where(rows.state != "missing")
+        if in_store:
+            query = query.where(rows.state.in_(IN_STORE))
         if before is not None:
             last = (await session.execute(select(*order).where(rows.job == job, rows.id == before))).first()
             if last is None:
@@ -116,6 +117,7 @@ async def timeline(
         first, last = _bounds(extent, start, end)
         chunks = await _chunks(session, job, first, last)
         rows = await _checkpoints(session, job, first, last)
+        reached = await _reached(session, found)
         answer = Timeline(
             job=job,
             extent=extent,
@@ -134,7 +136,7 @@ async def timeline(
         )
     window = samples.Window(first, last, max(2, min(points, MAX_POINTS)))
     # Off the event loop: a long run's window is millions of numbers to look at.
-    series, bucketed = await asyncio.to_thread(_series, chunks, found.lineage, window)
+    series, bucketed = await asyncio.to_thread(_series, chunks, (found.lineage, reached), window)
     return msgspec.structs.replace(answer, series=series, bucketed=bucketed)
 
 
@@ -155,7 +157,8 @@ async def _chunks(session: AsyncSession, job: str, first: int, last: int) -> dic
     query = (
         select(rows.lineage, rows.columns)
         .where(rows.job == job, rows.rank == 0, rows.first_iteration <= last, rows.last_iteration >= first)
-        .order_by(rows.lineage, rows.attempt, rows.id)
+        .join(models.Job, models.Job.name == rows.job)
+        .order_by(rows.lineage, rows.uid == models.Job.uid, rows.attempt, rows.id)
     )
     found: dict[int, list[bytes]] = {}
     for lineage, columns in await session.execute(query):
@@ -163,11 +166,27 @@ async def _chunks(session: AsyncSession, job: str, first: int, last: int) -> dic
     return found
 
 
-def _series(chunks: dict[int, list[bytes]], current: int, window: samples.Window) -> tuple[list[Series], bool]:
-    made = [
-        samples.series(lineage, columns, window, abandoned=lineage != current)
-        for lineage, columns in chunks.items()
-    ]
+async def _reached(session: AsyncSession, job: models.Job) -> int:
+    """The last iteration of the current attempt; what its lineage has beyond was lost with an earlier one."""
+    rows = models.Chunk
+    own = (rows.job == job.name, rows.rank == 0, rows.lineage == job.lineage, rows.uid == job.uid)
+    return max(job.iteration, await session.scalar(select(func.max(rows.last_iteration)).where(*own)) or 0)
+
+
+def _series(
+    chunks: dict[int, list[bytes]], standing: tuple[int, int], window: samples.Window
+) -> tuple[list[Series], bool]:
+    """`standing`: lineage and iteration of the job."""
+    current, reached = standing
+    made = []
+    for lineage, columns in chunks.items():
+        if lineage != current or reached >= window.end:
+            made.append(samples.series(lineage, columns, window, abandoned=lineage != current))
+            continue
+        behind = samples.Window(window.start, reached, window.points)
+        ahead = samples.Window(max(window.start, reached + 1), window.end, window.points)
+        made.append(samples.series(lineage, columns, behind, abandoned=False))
+        made.append(samples.series(lineage, columns, ahead, abandoned=True, lost=True))
     kept = [one for one in made if one is not None]
     return [series for series, _ in kept], any(bucketed for _, bucketed in kept)
 

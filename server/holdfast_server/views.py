@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from holdfast.pacing.profile import Plan
 from holdfast.protocol import CheckpointKind, CheckpointState, Desired, OrderState, Paced, StallKind
 
-JobStatus = Literal["starting", "running", "paused", "finished", "failed", "silent"]
+JobStatus = Literal["starting", "running", "paused", "finished", "stopped", "failed", "silent"]
 
 
 class CheckpointRow(Struct, kw_only=True, frozen=True):
@@ -59,6 +59,8 @@ class Order(Struct, kw_only=True, frozen=True):
     safety_checkpoint: str | None = None
     cancellable: bool = False
     """Nobody is at it yet, or nobody is at it any more."""
+    undoable: bool = False
+    """The job went there, and the state that it left is still in the store."""
     transitions: list[Transition] = []
 
     @property
@@ -101,6 +103,16 @@ class LongestStall(Struct, kw_only=True, frozen=True):
     iteration: int
 
 
+class Failing(Struct, kw_only=True, frozen=True):
+    """Checkpoints that failed one after the other, up to now."""
+
+    count: int
+    reason: str
+    """Of the newest."""
+    since: float
+    """When the first of them was taken."""
+
+
 class JobSummary(Struct, kw_only=True, frozen=True):
     job: str
     status: JobStatus
@@ -128,10 +140,14 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     interval: int | None
     """In force; None: no checkpoints for now, or not known yet."""
     policy: str | None
+    interval_reason: str
+    """Why this interval, told with the newest profile; empty until the agent has decided on one."""
     exposure_iterations: int
     """Iterations since the last durable checkpoint on this lineage: lost if the job died now."""
     exposure_seconds: float | None
     last_durable: CheckpointRow | None
+    failing: Failing | None
+    """None as long as the newest checkpoint that settled is a good one."""
     desired: Desired
     applied_version: int
     applied_iteration: int | None
@@ -248,6 +264,8 @@ class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
 
 class SettingsPreview(Struct, kw_only=True, frozen=True):
     plan: Plan | None
+    in_force: Plan | None
+    """The same of the interval in force; None without one."""
     why_none: str
     """Why there is no plan; empty when there is one."""
     measured_overhead: float | None

@@ -121,6 +121,26 @@ def test_applied_stamps_the_version_with_its_iteration(job, client):
     ]
 
 
+def test_only_rank_0_of_the_current_attempt_says_what_is_applied(job, client, fresh_agent):
+    edit(client, 0, budget=0.02)
+    second = job.restarted()
+    second.start()
+    other_rank = fresh_agent(client, uid=second.uid, attempt=2, rank=1)
+    for stranger in (job, other_rank):
+        stranger.say(Applied(at=job.at, version=1, iteration=6, lineage=1))
+    assert client.get(JOB).json()["applied_version"] == 0
+    second.say(Applied(at=job.at, version=1, iteration=7, lineage=1))
+    assert client.get(JOB).json()["applied_iteration"] == 7
+
+
+def test_a_version_that_was_never_made_is_not_applied(job, client):
+    edit(client, 0, budget=0.02)
+    job.say(Applied(at=job.at, version=9, iteration=6, lineage=1))
+    assert client.get(JOB).json()["applied_version"] == 0
+    (only,) = client.get(f"{JOB}/edits").json()["edits"]
+    assert only["applied_iteration"] is None
+
+
 def test_an_edit_that_is_not_applied_says_so(job, client):
     edit(client, 0, budget=0.02)
     (only,) = client.get(f"{JOB}/edits").json()["edits"]
@@ -163,6 +183,17 @@ def test_a_setting_can_be_looked_at_before_it_is_made(job, client):
     assert fixed["interval"] == 17
     assert tight["exposure_iterations"] > loose["exposure_iterations"]
     assert client.get(f"{JOB}/desired").json()["version"] == 0
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1.0, 0.0, 1e308, 5e-324])
+@pytest.mark.parametrize("field", ["iteration_seconds", "snapshot_seconds", "persist_seconds", "cost_seconds"])
+def test_an_odd_profile_breaks_neither_the_preview_nor_the_page(job, client, field, odd):
+    event = paced()
+    event.profile[field] = odd
+    job.say(event)
+    assert client.get(f"{JOB}/preview?budget=0.02").status_code == 200
+    assert client.get("/jobs/char-gpt/preview?budget=2").status_code == 200
+    assert client.get("/jobs/char-gpt").status_code == 200
 
 
 @pytest.mark.parametrize("query", ["budget=300", "budget=-1", "budget=0", "every=0", "budget=abc", "every=x"])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.protocol import Ack, AttemptStarted, Batch, Notice, Samples, Stall
+from holdfast.protocol import Ack, AttemptStarted, Batch, Inventory, Notice, Samples, Stall
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -132,8 +132,6 @@ def test_a_body_over_the_limit_is_refused(client):
         ({"protocol": 99}, "update the server"),
         ({"rank": "first"}, "rank"),
         ({"samples": {"iteration": [1, 2], "lineage": [1]}}, "columns differ"),
-        ({"samples": msgspec.to_builtins(Samples(iteration=[1], lineage=[1], at=[math.nan], seconds=[1.0],
-                                                 stall_seconds=[0.0], data_seconds=[0.0]))}, "at"),
     ],
 )  # fmt: skip
 def test_what_is_not_a_batch_is_refused_in_words(client, fields, word):
@@ -161,6 +159,108 @@ def test_numbers_that_no_column_holds_cost_only_their_event(client):
     assert rows(client, "stalls") == 0
 
 
+def test_an_iteration_that_was_not_measured_does_not_hide_how_long_the_others_are(agent, client, clock):
+    agent.start()
+    agent.train(1, seconds=math.nan)
+    agent.train(3, seconds=60.0)
+    clock.now += 100
+    assert client.get(JOB).json()["status"] == "running"
+
+
+NO_TIMES = [math.nan, math.inf, -1.0, 1e18, 253402300800.0]
+
+
+def pages_are_fine(client):
+    page = {"Accept": "text/html"}
+    for path in ("/", "/jobs/char-gpt", "/jobs/char-gpt/live", f"{JOB}/timeline", JOB, "/metrics"):
+        assert client.get(path, headers=page).status_code == 200, path
+
+
+@pytest.mark.parametrize("at", NO_TIMES)
+def test_an_event_at_no_time_is_left_out_and_told(agent, client, at):
+    agent.start()
+    agent.train(3, Notice(at=at, iteration=1, lineage=1, level="info", code="x", message="y"),
+               Stall(at=at, iteration=1, lineage=1, kind="restore", seconds=1.0))  # fmt: skip
+    agent.checkpoint(snapshot_started_at=at, persist_seconds=at * 1e9)
+    assert (rows(client, "stalls"), notices(client)) == (0, ["unknown_events"])
+    (only,) = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
+    assert (only["state"], only["snapshot_started_at"], only["persist_seconds"]) == ("durable", None, None)
+    pages_are_fine(client)
+
+
+@pytest.mark.parametrize("at", NO_TIMES)
+def test_a_batch_sent_at_no_time_was_sent_when_it_came(agent, client, clock, at):
+    agent.at = at
+    agent.train(3)
+    (attempt,) = client.get(f"{JOB}/timeline").json()["attempts"]
+    assert attempt["started_at"] == clock.now
+    assert set(client.get(f"{JOB}/timeline").json()["series"][0]["at"]) == {clock.now}
+    pages_are_fine(client)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e300, math.inf])
+def test_seconds_that_nothing_takes_were_not_measured(agent, client, seconds):
+    agent.start()
+    agent.train(3, Stall(at=1.0, iteration=1, lineage=1, kind="restore", seconds=seconds), seconds=seconds)
+    assert rows(client, "stalls") == 0
+    assert client.get(f"{JOB}/timeline").json()["series"][0]["seconds"]["mean"] == ["nan"] * 3
+    assert client.get(JOB).json()["status"] == "running"
+    pages_are_fine(client)
+
+
+def measured(count, rows=1, name="m{}"):
+    return Samples(iteration=list(range(1, rows + 1)), lineage=[1] * rows, at=[1.0] * rows, seconds=[0.1] * rows,
+                   stall_seconds=[0.0] * rows, data_seconds=[0.0] * rows,
+                   metrics={name.format(number): [1.0] * rows for number in range(count)})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "samples", [measured(101), measured(1, name="n" * 201), measured(3, name="n" * 300 + "{}")]
+)
+def test_too_many_metrics_cost_neither_the_batch_nor_its_events(agent, client, samples):
+    for _ in range(2):
+        agent.say(Stall(at=1.0, iteration=1, lineage=1, kind="restore", seconds=1.0), samples=samples)
+    assert (rows(client, "stalls"), notices(client)) == (2, ["metrics_left_out"])
+    kept = client.get(JOB).json()["metrics"]
+    assert 1 <= len(kept) <= 100
+    assert max(map(len, kept)) <= 200
+    pages_are_fine(client)
+
+
+def test_over_many_batches_no_more_metrics_are_summed_up(agent, client):
+    agent.say(samples=measured(80))
+    agent.say(samples=measured(80, name="other-{}"))
+    assert len(client.get(JOB).json()["metrics"]) == 100
+
+
+def reported(agent, client, losses):
+    count = len(losses)
+    samples = measured(0, rows=count)
+    samples.metrics = {"loss": losses}
+    agent.say(samples=samples)
+    return client.get(JOB).json()["loss"]
+
+
+def test_a_loss_that_is_reported_now_and_then_stands_in_between(agent, client):
+    for _ in range(30):
+        last = reported(agent, client, [math.nan] * 9 + [2.0])
+    assert last == 2.0
+    assert reported(agent, client, [math.nan] * 7) == 2.0
+
+
+@pytest.mark.parametrize("batches", [1, 5, 20])
+def test_a_loss_that_is_no_number_any_more_is_shown_as_that(agent, client, batches):
+    reported(agent, client, [2.0] * 300)
+    for _ in range(batches):
+        last = reported(agent, client, [math.nan] * 15)
+    assert last == "nan"
+
+
+def test_a_loss_reported_now_and_then_that_becomes_no_number_is_shown_as_that(agent, client):
+    reported(agent, client, ([math.nan] * 9 + [2.0]) * 20)
+    assert reported(agent, client, [math.nan] * 30) == "nan"
+
+
 def test_a_replayed_spool_does_not_take_a_job_back(agent, client):
     agent.start()
     agent.train(10)
@@ -173,6 +273,44 @@ def test_a_replayed_spool_does_not_take_a_job_back(agent, client):
     agent.send(msgspec.msgpack.encode(late))
     summary = client.get(JOB).json()
     assert (summary["iteration"], summary["attempt"], summary["loss"], summary["restarts"]) == (20, 2, 2.5, 1)
+
+
+def test_only_the_current_attempt_is_a_sign_of_life(agent, client, clock):
+    agent.start()
+    second = agent.restarted()
+    second.start()
+    clock.now += 100
+    agent.train(3)
+    assert client.get(JOB).json()["last_contact_seconds"] == 100
+    second.say()
+    assert client.get(JOB).json()["last_contact_seconds"] == 0
+
+
+def test_an_attempt_after_a_deleted_store_is_the_current_one_and_told(agent, client, fresh_agent):
+    agent.start()
+    agent.train(20)
+    newest = agent.restarted()
+    newest.start()
+    newest.train(5)
+    lost = newest.checkpoint()
+    fresh = fresh_agent(client, uid="fresh", attempt=1, at=newest.at + 3600)
+    fresh.start()
+    fresh.train(2)
+    fresh.say(Inventory(at=fresh.at, checkpoints=[]))
+    newest.train(1)
+    summary = client.get(JOB).json()
+    assert (summary["attempt"], summary["iteration"], notices(client)) == (1, 2, ["attempts_restarted"])
+    (only,) = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
+    assert (only["id"], only["state"]) == (lost, "missing")
+    assert client.get(f"{JOB}/desired").json()["latest_attempt"] == 2
+
+
+def test_the_spool_of_an_attempt_that_was_never_heard_is_not_a_newer_one(agent, client):
+    second = agent.restarted()
+    second.start()
+    agent.start()
+    agent.train(5)
+    assert (client.get(JOB).json()["attempt"], notices(client)) == (2, [])
 
 
 def test_other_ranks_are_stored_and_do_not_say_where_the_job_is(agent, client, fresh_agent):

@@ -88,8 +88,19 @@ def test_clicks_at_the_same_moment_are_one_order(job, client, settings):
 def test_a_key_stays_the_same_order_after_it_has_ended(job, client):
     placed = order(client, iteration=10, key="click").json()
     client.post(f"{JOB}/restores/{placed['id']}/cancel")
-    again = order(client, iteration=20, key="click")
+    again = order(client, iteration=10, key="click")
     assert (again.status_code, again.json()["id"], again.json()["state"]) == (200, placed["id"], "cancelled")
+
+
+@pytest.mark.parametrize("wish", [{"iteration": 20}, {"checkpoint": "000000000020-1"}])
+def test_a_key_is_not_good_for_another_checkpoint(job, client, wish):
+    placed = order(client, iteration=10, key="click").json()
+    client.post(f"{JOB}/restores/{placed['id']}/cancel")
+    reply = order(client, key="click", **wish)
+    assert (reply.status_code, reply.json()["error"]) == (422, "invalid_setting")
+    assert "000000000010-1" in reply.json()["message"]
+    assert str(next(iter(wish.values()))) in reply.json()["message"]
+    assert order(client, checkpoint="000000000010-1", key="click").json()["id"] == placed["id"]
 
 
 def test_a_second_place_to_go_to_waits_for_the_first(job, client):
@@ -168,7 +179,84 @@ def test_a_restore_under_way_cannot_be_cancelled(job, client):
     assert read(client, placed)["state"] == "restoring"
 
 
-@pytest.mark.parametrize("ended", ["restored", "failed", "cancelled", "expired", "superseded"])
+def cancel(client, placed):
+    return client.post(f"{JOB}/restores/{placed['id']}/cancel")
+
+
+def test_a_restore_whose_attempt_has_ended_can_be_cancelled(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    assert read(client, placed)["cancellable"] is False
+    job.say(AttemptFinished(at=job.at, iteration=30, lineage=1, reason="RuntimeError"))
+    assert read(client, placed)["cancellable"] is True
+    assert (cancel(client, placed).status_code, read(client, placed)["state"]) == (200, "cancelled")
+    assert order(client, iteration=20).status_code == 201
+
+
+def test_a_restore_that_an_earlier_attempt_began_can_be_cancelled_until_the_next_one_is_at_it(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    second = job.restarted()
+    second.start(previous_exit="killed by SIGKILL")
+    assert client.get(f"{JOB}/desired").json()["restore"]["id"] == placed["id"]
+    assert cancel(client, placed).json()["state"] == "cancelled"
+    moved(second, placed, "restoring")
+    assert cancel(client, placed).status_code == 409
+
+
+@pytest.mark.parametrize("steps", [["restored"], ["restoring", "restored"]])
+def test_a_cancel_that_came_too_late_is_told_as_one(job, client, steps):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "delivered")
+    cancel(client, placed)
+    version = client.get(f"{JOB}/desired").json()["version"]
+    for state in steps:
+        moved(job, placed, state)
+        reopened = client.get(f"{JOB}/desired").json()
+        assert (reopened["restore"] is not None) is (state == "restoring")
+    done = read(client, placed)
+    assert [one["state"] for one in done["transitions"]] == ["requested", "delivered", "cancelled", *steps]
+    assert (done["state"], done["transitions"][3]["reason"]) == ("restored", "the cancel came too late")
+    assert client.get(f"{JOB}/desired").json()["version"] == version + 2 * (len(steps) - 1)
+
+
+def test_what_was_not_carried_out_stays_cancelled(job, client):
+    placed = order(client, iteration=10).json()
+    cancel(client, placed)
+    for state in ("delivered", "failed", "expired", "superseded"):
+        moved(job, placed, state)
+    assert (read(client, placed)["state"], len(read(client, placed)["transitions"])) == ("cancelled", 2)
+
+
+def test_a_late_restore_leaves_the_order_that_came_after_the_cancel_open(job, client):
+    placed = order(client, iteration=10).json()
+    cancel(client, placed)
+    later = order(client, iteration=20).json()
+    moved(job, placed, "restoring")
+    moved(job, placed, "restored")
+    assert (read(client, placed)["state"], read(client, later)["state"]) == ("restored", "requested")
+    assert client.get(f"{JOB}/desired").json()["restore"]["id"] == later["id"]
+
+
+@pytest.mark.parametrize("iteration", [10, 20])
+def test_an_order_above_the_attempt_that_runs_gives_way_to_a_new_one(job, client, iteration):
+    second = job.restarted()
+    second.start()
+    stuck = order(client, iteration=10).json()
+    moved(second, stuck, "restoring")
+    after = job.restarted("third")
+    after.attempt = 1
+    after.at += 3600
+    after.start()
+    assert (stuck["fence"], read(client, stuck)["cancellable"]) == (2, True)
+    reply = order(client, iteration=iteration)
+    assert (reply.status_code, reply.json()["fence"], reply.json()["iteration"]) == (201, 1, iteration)
+    assert read(client, stuck)["state"] == "superseded"
+    moved(after, reply.json(), "restored")
+    assert read(client, reply.json())["state"] == "restored"
+
+
+@pytest.mark.parametrize("ended", ["restored", "failed", "expired", "superseded"])
 def test_an_order_that_has_ended_moves_no_more(job, client, ended):
     placed = order(client, iteration=10).json()
     moved(job, placed, ended, reason="so it is")
@@ -253,6 +341,25 @@ def test_going_back_to_an_abandoned_lineage_gives_up_what_came_after_the_fork(jo
     assert preview["checkpoint"]["abandoned"] is True
     assert (preview["iterations_abandoned"], preview["to_iteration"]) == (5, 20)
     assert preview["seconds_abandoned"] == pytest.approx(0.5)
+
+
+def test_what_was_repeated_is_priced_once_as_the_last_attempt_took_it(job, client):
+    second = job.restarted()
+    second.iteration = 20
+    second.start(resumed_from="000000000020-1", previous_exit="killed by SIGKILL")
+    second.train(5, seconds=0.5)
+    second.train(5, seconds=0.5)
+    preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
+    assert preview["iterations_abandoned"] == 20
+    assert preview["seconds_abandoned"] == pytest.approx(10 * 0.1 + 10 * 0.5)
+
+
+def test_what_an_attempt_lost_is_not_given_up_a_second_time(job, client):
+    second = job.restarted()
+    second.iteration = 20
+    second.start(resumed_from="000000000020-1", previous_exit="killed by SIGKILL")
+    preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
+    assert (preview["iterations_abandoned"], preview["seconds_abandoned"]) == (10, pytest.approx(1.0))
 
 
 def test_a_preview_of_an_unknown_checkpoint_offers_the_nearest(job, client):

@@ -5,6 +5,7 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
+from holdfast_server import documentation
 from holdfast_server.app import create_app
 from holdfast_server.security import (
     CONTENT_SECURITY_POLICY,
@@ -14,6 +15,7 @@ from holdfast_server.security import (
     valid_session,
 )
 from holdfast_server.settings import ServerSettings
+from holdfast_web.routes import router as pages
 
 TOKEN = "a-shared-secret-of-some-length"
 JOBS = "/api/v1/jobs"
@@ -79,6 +81,8 @@ UNSAFE = [("POST", "/api/v1/ingest"), ("PATCH", f"{JOBS}/j/desired"), ("POST", f
         {"Origin": "https://evil.example"},
         {"Origin": "http://127.0.0.1:8888"},
         {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Origin": ""},
     ],
 )
 def test_what_another_site_makes_a_browser_send_is_refused(anyone, method, path, headers):
@@ -99,18 +103,54 @@ def test_reading_needs_no_origin(anyone):
     assert anyone.get(JOBS, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
 
 
-def test_the_token_is_asked_for_on_every_route_that_is_not_open(locked):
-    open_routes = {"/healthz", "/readyz", "/login"}
-    paths = {route.path for route in locked.app.routes if hasattr(route, "path")} | set(
-        locked.app.openapi()["paths"]
-    )
-    checked = 0
-    for path in sorted(paths - open_routes - {"/static"}):
-        address = re.sub(r"{[^}]*}", "x", path)
-        for method in ("GET", "POST", "PATCH"):
-            assert locked.request(method, address).status_code == 401, (method, path)
-            checked += 1
-    assert checked > 30
+OPEN = {"/healthz", "/readyz", "/login", "/static"}
+
+
+def routes_of(router, prefix=""):
+    """(method, path) of everything that a router answers, in the routers that it includes too."""
+    for route in router.routes:
+        if hasattr(route, "original_router"):
+            yield from routes_of(route.original_router, prefix + route.include_context.prefix)
+        else:
+            for method in getattr(route, "methods", None) or ["GET"]:
+                yield method, prefix + route.path
+
+
+@pytest.fixture(scope="module")
+def walked(locked):
+    """Every route, with the parameters of its path filled in."""
+    found = sorted(set(routes_of(locked.app)))
+    paths = {path for _, path in found}
+    assert paths >= set(locked.app.openapi()["paths"])
+    assert paths >= {route.path for router in (pages, documentation.router) for route in router.routes}
+    assert paths >= {"/openapi.json", "/docs/style.css", "/fleet/live", "/fleet/stream", "/jobs/{job}/budget"}
+    return [(method, re.sub(r"{[^}]*}", "x", path)) for method, path in found]
+
+
+def test_the_token_is_asked_for_on_every_route_that_is_not_open(locked, walked):
+    for path in sorted({path for _, path in walked} - OPEN):
+        for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+            assert locked.request(method, path).status_code == 401, (method, path)
+        page = locked.get(path, headers={"Accept": "text/html"})
+        assert (page.status_code, page.headers["location"].split("?")[0]) == (303, "/login"), path
+        part = locked.get(path, headers={"HX-Request": "true"})
+        assert (part.status_code, part.headers["hx-redirect"]) == (401, "/login"), path
+
+
+def test_the_open_routes_change_nothing_without_the_token(walked, locked):
+    unsafe = [(method, path) for method, path in walked if path in OPEN and method not in ("GET", "HEAD")]
+    assert unsafe == [("POST", "/login")]
+    assert locked.post("/login", data={"token": "wrong"}).status_code == 401
+
+
+def test_no_route_is_written_to_from_another_site(locked, walked):
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    unsafe = [(method, path) for method, path in walked if method not in ("GET", "HEAD")]
+    assert {method for method, _ in unsafe} == {"POST", "PATCH"}
+    for method, path in unsafe:
+        for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
+            reply = locked.request(method, path, headers=headers | token)
+            assert (reply.status_code, reply.json()["error"]) == (403, "cross_origin"), (method, path)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/static/app.css", "/login"])
@@ -156,6 +196,17 @@ def test_a_session_opens_until_it_expires_or_the_token_changes(locked):
 @pytest.mark.parametrize("value", ["", ".", "99999999999.", "99999999999.00", "x.y", "९९.x", "9" * 50 + ".x"])
 def test_a_session_cannot_be_made_up(locked, value):
     assert not valid_session(locked.app.state.settings, value, now=0.0)
+
+
+@pytest.mark.parametrize("typed", [TOKEN, f" {TOKEN}", f"{TOKEN}\n"])
+@pytest.mark.parametrize("set_as", [TOKEN, f"{TOKEN}\n", f"  {TOKEN} "])
+def test_blanks_around_the_secret_do_not_count(set_as, typed):
+    assert check_token(ServerSettings(database="x", token=set_as), typed)
+
+
+@pytest.mark.parametrize("set_as", ["", " ", "\n"])
+def test_blanks_are_no_secret(set_as):
+    assert ServerSettings(database="x", token=set_as).token is None
 
 
 def test_without_a_secret_no_token_is_right():

@@ -87,6 +87,34 @@ def test_the_newest_attempt_counts_where_iterations_were_repeated(job, client):
     assert series["metrics"]["loss"]["mean"] == [2.5] * 6 + [1.0] * 6
 
 
+def test_what_the_next_attempt_has_not_repeated_yet_is_lost(job, client):
+    job.train(50)
+    second = job.restarted()
+    second.iteration = 20
+    second.start(resumed_from="000000000020-1", previous_exit="killed by SIGKILL")
+    second.train(2, loss=1.0)
+    standing, lost = client.get(f"{JOB}/timeline").json()["series"]
+    assert (standing["iteration"], standing["lost"], standing["abandoned"]) == (list(range(1, 23)), False, False)
+    assert (lost["iteration"], lost["lost"], lost["abandoned"]) == (list(range(23, 51)), True, True)
+    assert standing["metrics"]["loss"]["mean"][-3:] == [2.5, 1.0, 1.0]
+    (only,) = client.get(f"{JOB}/timeline?from=30&to=40").json()["series"]
+    assert (only["iteration"], only["lost"]) == (list(range(30, 41)), True)
+    second.train(40)
+    (whole,) = client.get(f"{JOB}/timeline").json()["series"]
+    assert (whole["iteration"][-1], whole["lost"]) == (62, False)
+
+
+def test_iterations_that_come_after_a_deleted_store_count_as_the_newest(job, client, fresh_agent):
+    second = job.restarted()
+    second.start()
+    second.train(3, loss=9.0)
+    fresh = fresh_agent(client, uid="fresh", attempt=1, at=second.at + 3600)
+    fresh.start()
+    fresh.train(3, loss=1.0)
+    (series,) = client.get(f"{JOB}/timeline").json()["series"]
+    assert series["metrics"]["loss"]["mean"] == [1.0] * 3
+
+
 def test_a_metric_that_begins_later_is_missing_before(job, client):
     job.train(2)
     job.iteration = 3

@@ -37,8 +37,9 @@ async def report(request: Request, db: Db, clock: Clock, measures: Measures) -> 
     if content is None:
         return refusal(415, "unsupported_encoding", "send the body as it is, or with Content-Encoding: gzip")
     with measures.ingesting():
-        received = ingest.decode(content, encoding)
-        ack = await ingest.store(db, received, now=clock())
+        now = clock()
+        received = ingest.decode(content, encoding, now=now)
+        ack = await ingest.store(db, received, now=now)
     measures.ingested(received)
     return _answer(ack, request.headers.get("accept", ""), encoding)
 

@@ -1,0 +1,128 @@
+"""Whatever is asked in however odd a way is refused in words, and breaks nothing."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from urllib.parse import quote
+
+import pytest
+from fastapi import params
+
+from holdfast_web import filters
+from holdfast_web.routes import router as pages
+
+JOB = "/api/v1/jobs/char-gpt"
+ODD = [
+    "", " ", "9" * 5000, "-1", "-" + "9" * 30, str(2**53 + 1), str(2**63), str(2**64),
+    "1e400", "nan", "inf", "-inf",
+    "0x10", "1_0", "٣", "²", "é", "\u202f1", "\x00", "\U0001f600", "%", "'", "../..", "true", "null", "[]",
+    "000000000010-1", "٣" * 12 + "-1", "9" * 12 + "-" + "9" * 9,
+]  # fmt: skip
+ODD_JSON = ["9" * 400, "1e999", "-1", "NaN", '"nan"', '"\\ud800"', '"\\u0000"', '""', "[]", "{}", "true", "null"]
+POINT = "000000000010-1"
+PAGE = {"Accept": "text/html"}
+
+
+@pytest.fixture
+def job(agent):
+    agent.start()
+    agent.train(10)
+    agent.checkpoint()
+    return agent
+
+
+def fields_of(endpoint):
+    """Names of the form fields of a page's route."""
+    for name, parameter in inspect.signature(endpoint, eval_str=True).parameters.items():
+        marks = [
+            mark for mark in getattr(parameter.annotation, "__metadata__", ()) if isinstance(mark, params.Form)
+        ]
+        if marks:
+            yield marks[0].alias or name
+
+
+FORMS = {route.path: sorted(fields_of(route.endpoint)) for route in pages.routes if "POST" in route.methods}
+QUERIES = {
+    "/": ["search"],
+    "/fleet/live": ["search"],
+    "/login": ["next"],
+    "/jobs/char-gpt": ["points"],
+    "/jobs/char-gpt/live": ["points"],
+    "/jobs/char-gpt/points": ["points"],
+    "/jobs/char-gpt/preview": ["budget", "every"],
+    "/jobs/char-gpt/restore": ["checkpoint", "iteration"],
+}
+
+
+def api_queries(client):
+    for path, methods in client.app.openapi()["paths"].items():
+        names = [one["name"] for one in methods.get("get", {}).get("parameters", []) if one["in"] == "query"]
+        if names and not path.endswith("/stream"):
+            yield path.replace("{job}", "char-gpt"), names
+
+
+def test_every_query_is_tried(client):
+    asked = dict(api_queries(client)) | QUERIES
+    assert {name for names in asked.values() for name in names} >= {
+        "after", "wait", "from", "to", "points", "limit", "before", "checkpoint", "iteration", "budget", "every",
+    }  # fmt: skip
+    assert {name for names in FORMS.values() for name in names} == {
+        "token", "next", "version", "budget", "mode", "every", "paused", "checkpoint", "key",
+    }  # fmt: skip
+
+
+def test_no_odd_query_breaks_the_server(job, client):
+    for path, names in [*api_queries(client), *QUERIES.items()]:
+        for name, value in itertools.product(names, ODD):
+            reply = client.get(path, params={name: value}, headers=PAGE, follow_redirects=False)
+            assert reply.status_code < 500, (path, name, value)
+
+
+def test_no_odd_form_breaks_the_server(job, client):
+    usual = {"version": "0", "budget": "3", "every": "9", "paused": "true", "key": "k", "checkpoint": POINT}
+    for path, names in FORMS.items():
+        address = path.replace("{job}", "char-gpt").replace("{order}", "x")
+        for name, value in itertools.product(names, ODD):
+            reply = client.post(address, data=usual | {name: value}, headers=PAGE, follow_redirects=False)
+            assert reply.status_code < 500, (path, name, value)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "-1", "٣", "nan", "0" * 5000])
+def test_a_version_or_an_iteration_that_is_no_number_is_refused(job, client, value):
+    budget = client.post("/jobs/char-gpt/budget", data={"version": value, "budget": "3"})
+    asked = client.get("/jobs/char-gpt/restore", params={"iteration": value}, headers={"HX-Request": "true"})
+    assert (budget.status_code, asked.status_code) == (422, 422)
+
+
+def test_no_odd_json_breaks_the_server(job, client):
+    fields = ("iteration", "checkpoint", "key", "budget", "policy", "every", "paused", "checkpoint_request")
+    for field, value in itertools.product(fields, ODD_JSON):
+        body = f'{{"{field}": {value}}}'.encode()
+        edit = client.patch(f"{JOB}/desired", content=body, headers={"If-Match": '"0"'})
+        assert client.post(f"{JOB}/restores", content=body).status_code < 500, body
+        assert edit.status_code < 500, body
+
+
+def test_no_odd_path_or_header_breaks_the_server(job, client):
+    for value in filter(str.strip, ODD):
+        for path in ("/jobs/{}", "/api/v1/jobs/{}", f"{JOB}/restores/{{}}", "/api/v1/jobs/{}/desired"):
+            assert client.get(path.format(quote(value, safe="")), headers=PAGE).status_code < 500, (path, value)
+        for header in ("If-Match", "Origin", "Host", "Cookie", "Authorization", "Sec-Fetch-Site"):
+            reply = client.patch(f"{JOB}/desired", json={"budget": 0.1}, headers={header: value.encode()})
+            assert reply.status_code < 500, (header, value)
+
+
+@pytest.mark.parametrize("at", [None, math.nan, math.inf, -math.inf, -1.0, 1e18, 1e300, 253402300800.0])
+def test_what_is_no_time_is_shown_as_none(at):
+    assert {filters.clock(at), filters.stamp(at), filters.iso(at)} == {filters.NONE}
+
+
+def test_the_first_and_the_last_time_are_shown():
+    assert filters.iso(0) == "1970-01-01T00:00:00+00:00"
+    assert filters.stamp(253402300799.9999) == "9999-12-31 23:59:59 UTC"
+
+
+def test_absurd_figures_are_shown_as_none():
+    assert {filters.duration(1e300), filters.size(-1), filters.size(10**400)} == {filters.NONE}
