@@ -106,7 +106,7 @@ async def login(
     request: Request, config: Config, token: Text = "", then: Annotated[str, Form(alias="next")] = "/"
 ) -> Response:
     if not check_token(config, token):
-        refused = "This is not the server's token."
+        refused = "This is not the server's token." if token.strip() else "Type the server's token."
         return pages.LoginPage(refused=refused, then=_local(then)).response(401)
     response = RedirectResponse(_local(then), 303)
     response.set_cookie(**session_cookie(config, secure=request.url.scheme == "https"))

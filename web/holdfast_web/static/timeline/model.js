@@ -115,7 +115,8 @@ export function curveOf(timeline, metric) {
   for (const series of ordered) {
     const values = column(series, metric);
     if (!values) continue;
-    const until = kept.get(series.lineage) ?? -Infinity;
+    // lost: trained by an attempt that died, and not repeated yet
+    const until = series.lost ? -Infinity : (kept.get(series.lineage) ?? -Infinity);
     standing.push(take(series, values, (iteration) => iteration <= until));
     const rest = take(series, values, (iteration) => iteration > until);
     if (rest.iteration.length) lost.push(rest);
