@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +14,16 @@ from demo_summary import Story, read_losses, summary
 
 from holdfast.client import Order
 
+MEASURED = [(0.035, 0.021), (0.02, None), (0.02, 0.05), (0.02, None)]
+"""Budgets, and the overheads under them."""
+
 
 class Server:
     """Answers like a client whose job was killed after iteration 5, and restored from 7 to 4."""
 
     def __init__(self) -> None:
         self.again = [0.5, 0.4, 0.3]
-
-    def job(self, job: str) -> Any:
-        return SimpleNamespace(interval=4)
+        self.intervals: list[int | None] = [None, 10, 4, 6]
 
     def timeline(self, job: str, *, points: int) -> dict[str, Any]:
         first = [1.0, 0.9, 0.8, 0.7, 0.5, 0.4, 0.3]
@@ -35,10 +35,8 @@ class Server:
             "checkpoints_total": 2,
             "attempts": [{"attempt": 1, "iteration": 0}, {"attempt": 2, "iteration": 4}],
             "paced": [
-                {"budget": 0.035, "measured_overhead": 0.021},
-                {"budget": 0.02, "measured_overhead": None},
-                {"budget": 0.02, "measured_overhead": 0.05},
-                {"budget": 0.02, "measured_overhead": None},
+                {"budget": budget, "measured_overhead": overhead, "interval": interval}
+                for interval, (budget, overhead) in zip(self.intervals, MEASURED, strict=True)
             ],
         }
 
@@ -74,7 +72,6 @@ def story(server: Server) -> Story:
     )
     before_restore = {key: loss for key, loss in read_losses(server, "j").items() if key[0] == 1}  # type: ignore[arg-type]
     return Story(
-        first_interval=10,
         killed_at=5,
         killed_at_time=103.0,
         losses_before_kill=before_restore,
@@ -94,15 +91,31 @@ def test_each_figure_comes_from_the_timeline(server: Server, story: Story) -> No
     assert told(server, story) == {
         "iterations": ["10 on 2 lineages"],
         "checkpoints": ["2 taken, 1 kept, of 109 MB each"],
-        "interval": ["every 10 iterations, then every 4"],
+        "interval": ["every 10 iterations at first, every 6 at the end; changed 2 times"],
         "overhead": ["2.10 % under a budget of 3.50 %", "5.00 % under a budget of 2.00 %"],
         "longest stall": ["25 ms"],
-        "lost to the kill": ["1 iterations: killed after 5, resumed at 4"],
+        "lost to the kill": ["1 iteration: killed after 5, resumed at 4"],
         "kill to new ground": ["3.0 s"],
         "losses repeated": ["all 1 after the kill equal the first ones, bit for bit"],
         "restore": ["0.25 s, from iteration 7 to 4"],
         "losses replayed": ["all 3 after the restore equal the first ones, bit for bit"],
     }
+
+
+@pytest.mark.parametrize(
+    ("intervals", "said"),
+    [
+        ([None, 10, 10, 4], "every 10 iterations at first, every 4 at the end; changed once"),
+        ([10, None, 10, 10], "every 10 iterations throughout"),
+        ([10, 4, 10, None], "every 10 iterations at first, every 10 at the end; changed 2 times"),
+        ([None] * 4, "never decided"),
+    ],
+)
+def test_the_interval_is_told_as_the_pacing_history_has_it(
+    server: Server, story: Story, intervals: list[int | None], said: str
+) -> None:
+    server.intervals = intervals
+    assert told(server, story)["interval"] == [said]
 
 
 def test_a_loss_that_differs_in_its_last_bit_is_told(server: Server, story: Story) -> None:

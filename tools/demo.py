@@ -162,7 +162,7 @@ def play(demo: Demo, ticker: Ticker, seconds: float) -> Story:
     story = Story()
     ticker.watch(lambda: len(demo.restorable()) >= 1, "the first checkpoint", 300)
     ticker.rest(began + 0.25 * seconds)
-    lower_budget(demo, ticker, story)
+    lower_budget(demo, ticker)
     ticker.watch(lambda: len(demo.restorable()) >= 2, "a second checkpoint", 300)
     ticker.rest(began + 0.5 * seconds)
     kill_trainer(demo, ticker, story)
@@ -172,8 +172,7 @@ def play(demo: Demo, ticker: Ticker, seconds: float) -> Story:
     return story
 
 
-def lower_budget(demo: Demo, ticker: Ticker, story: Story) -> None:
-    story.first_interval = demo.client.job(JOB).interval
+def lower_budget(demo: Demo, ticker: Ticker) -> None:
     desired = demo.client.edit(JOB, budget=LOWER_BUDGET)
     ticker.watch(lambda: _applied(demo.job(), desired.version), "the budget to be applied", 60)
     after = demo.client.job(JOB)

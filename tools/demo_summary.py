@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,6 @@ Losses = dict[tuple[int, int], float]
 class Story:
     """What the demo itself saw happen."""
 
-    first_interval: int | None = None
     killed_at: int | None = None
     killed_at_time: float = 0.0
     losses_before_kill: Losses = field(default_factory=dict)
@@ -29,7 +29,7 @@ def read_losses(client: Client, job: str) -> Losses:
 
 def summary(client: Client, job: str, story: Story) -> str:
     """Two columns of what was measured, for people."""
-    now, timeline = client.job(job), _timeline(client, job)
+    timeline = _timeline(client, job)
     durable = [row for row in timeline["checkpoints"] if row["state"] == "durable"]
     stalls = [value for series in timeline["series"] for value in series["stall_seconds"] if value is not None]
     rows = [
@@ -38,7 +38,7 @@ def summary(client: Client, job: str, story: Story) -> str:
             f"{sum(len(series['iteration']) for series in timeline['series'])} on {_lineages(timeline)}",
         ),
         ("checkpoints", f"{timeline['checkpoints_total']} taken, {len(durable)} kept, of {_size(durable)} each"),
-        ("interval", f"every {story.first_interval} iterations, then every {now.interval}"),
+        ("interval", _intervals(timeline)),
         *_overheads(timeline),
         ("longest stall", f"{max(stalls, default=0.0) * 1000:.0f} ms" if stalls else "none"),
         *_after_kill(timeline, story),
@@ -46,6 +46,18 @@ def summary(client: Client, job: str, story: Story) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(["What was measured:", *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+
+def _intervals(timeline: dict[str, Any]) -> str:
+    """What the pacing history holds, steps in between included; without an interval nothing was decided yet."""
+    decided = [row["interval"] for row in timeline["paced"] if row["interval"] is not None]
+    told = [interval for interval, _ in itertools.groupby(decided)]
+    if not told:
+        return "never decided"
+    if len(told) == 1:
+        return f"every {_counted(told[0], 'iteration')} throughout"
+    changes = "once" if len(told) == 2 else f"{len(told) - 1} times"
+    return f"every {_counted(told[0], 'iteration')} at first, every {told[-1]} at the end; changed {changes}"
 
 
 def _overheads(timeline: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -63,7 +75,7 @@ def _after_kill(timeline: dict[str, Any], story: Story) -> Iterator[tuple[str, s
     lost = story.killed_at - second["iteration"]
     yield (
         "lost to the kill",
-        f"{lost} iterations: killed after {story.killed_at}, resumed at {second['iteration']}",
+        f"{_counted(lost, 'iteration')}: killed after {story.killed_at}, resumed at {second['iteration']}",
     )
     yield "kill to new ground", f"{_first_new_at(timeline, story) - story.killed_at_time:.1f} s"
     repeated = range(second["iteration"] + 1, story.killed_at + 1)
@@ -122,12 +134,15 @@ def _timeline(client: Client, job: str) -> dict[str, Any]:
 
 
 def _lineages(timeline: dict[str, Any]) -> str:
-    count = len(timeline["lineages"])
-    return "1 lineage" if count == 1 else f"{count} lineages"
+    return _counted(len(timeline["lineages"]), "lineage")
 
 
 def _size(durable: list[dict[str, Any]]) -> str:
     return f"{durable[-1]['payload_bytes'] / 1e6:.0f} MB" if durable else "-"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _percent(fraction: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.commands import control, questions, restoring, stores
+from holdfast.commands import checkpointing, control, questions, restoring, stores
 from holdfast.commands.console import EXIT_CODES, EXIT_USAGE, fail
 
 COMMANDS = "holdfast.commands"
@@ -78,16 +78,20 @@ def run(
     server: Annotated[str | None, typer.Option(help="Sets HOLDFAST_SERVER: who to report to.")] = None,
     budget: Annotated[str | None, typer.Option(help="Sets HOLDFAST_BUDGET: the overhead allowed, 2%.")] = None,
     starts: Annotated[int, typer.Option(min=1, help="Give up after so many starts in a row get nowhere.")] = 5,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds to end after SIGINT or SIGTERM.")] = 30.0,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that a trainer which handles SIGINT or SIGTERM has to end.")
+    ] = 30.0,
 ) -> None:
     """Start a trainer, and start it again when it crashes; it goes on from its newest checkpoint.
 
     It is restarted on any signal and any exit status but 0, first at once, then ever more slowly, and no more
-    when 5 starts in a row ended without a new iteration. Ctrl-C goes to the trainer, which ends as it would
-    without Holdfast; a second one ends it and all its processes on the spot. The exit code is the trainer's.
+    when 5 starts in a row (--starts) ended without a new iteration. Ctrl-C goes to the trainer, which ends as it
+    would without Holdfast; a second one, two seconds later or more, kills it and all its processes on the spot.
+    The exit code is the trainer's.
 
     Examples: holdfast run -- python train.py  ·  holdfast run --budget 2% -- python train.py
     """
+    from holdfast.client import validate_server
     from holdfast.pacing.settings import parse_budget
     from holdfast.supervisor import Limits, Supervisor
 
@@ -96,6 +100,8 @@ def run(
     try:
         if "HOLDFAST_BUDGET" in (wanted := os.environ | environment):
             parse_budget(wanted["HOLDFAST_BUDGET"])
+        if wanted.get("HOLDFAST_SERVER"):
+            validate_server(wanted["HOLDFAST_SERVER"])
         limits = Limits(fruitless_starts=starts, grace_seconds=grace)
         status = Supervisor(command, limits=limits, environment=environment).run()
     except ValueError as error:
@@ -109,7 +115,7 @@ for _question in (questions.jobs, questions.show):
     app.command(rich_help_panel=_OPERATING)(_question)
 for _edit in (control.budget, control.every):
     app.command(rich_help_panel=_OPERATING, context_settings=_MINUS_IS_A_VALUE)(_edit)
-for _switch in (control.pause, control.resume, control.checkpoint):
+for _switch in (control.pause, control.resume, checkpointing.checkpoint):
     app.command(rich_help_panel=_OPERATING)(_switch)
 app.command(rich_help_panel=_OPERATING)(restoring.restore)
 app.add_typer(stores.app, name="store", rich_help_panel=_STORES)

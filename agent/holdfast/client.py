@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 import urllib3
@@ -22,6 +22,8 @@ from holdfast.protocol import (
 )
 
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
+PAGE = 500
+"""The most rows that the server gives at once."""
 
 T = TypeVar("T")
 Number = float | str | None
@@ -93,6 +95,13 @@ class Job(msgspec.Struct, kw_only=True):
     checkpoints_total: int = 0
 
 
+class Edit(msgspec.Struct, kw_only=True):
+    """One version of what is desired of a job, and from which iteration on it held."""
+
+    version: int
+    applied_iteration: int | None = None
+
+
 class ServerError(Exception):
     """The server understood and said no; `str()` is its own sentence."""
 
@@ -107,11 +116,31 @@ class UnreachableError(Exception):
     """Nobody answered, or somebody who is no Holdfast server, or it refused our token."""
 
 
+def validate_server(server: str) -> str:
+    """Return an address without the slash at its end, or raise ValueError with what is wrong with it."""
+    try:
+        parts = urlsplit(server)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:  # a port that is none, a bracket that is not closed
+        raise ValueError(_no_address(server, str(error))) from None
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(_no_address(server, "it begins with neither http:// nor https://"))
+    if not host or any(character.isspace() for character in server):
+        raise ValueError(_no_address(server, "it names no host"))
+    if port == 0:
+        raise ValueError(_no_address(server, "Port out of range 1-65535"))
+    return server.rstrip("/")
+
+
+def _no_address(server: str, reason: str) -> str:
+    return f"server {server!r} is no address ({reason}): give one such as {DEFAULT_SERVER}"
+
+
 class Client:
     """A conversation with one server.
 
     Args:
-        server: its address, as in http://127.0.0.1:7117.
+        server: its address, as in http://127.0.0.1:7117; ValueError for what is none.
         token: the shared secret, when the server asks for one.
         timeout_seconds: for each request.
     """
@@ -119,7 +148,7 @@ class Client:
     def __init__(
         self, server: str = DEFAULT_SERVER, token: str | None = None, *, timeout_seconds: float = 10.0
     ) -> None:
-        self.server = server.rstrip("/")
+        self.server = validate_server(server)
         headers = {"Accept": "application/json", "User-Agent": "holdfast-client"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -132,9 +161,20 @@ class Client:
     def job(self, job: str) -> Job:
         return _convert(self.get(_path(job)), Job)
 
-    def checkpoints(self, job: str, *, limit: int = 50) -> list[CheckpointRow]:
-        reply = self.get(_path(job, "checkpoints"), limit=limit)
+    def checkpoints(self, job: str, *, limit: int = 50, before: str | None = None) -> list[CheckpointRow]:
+        """The last taken first, in every state; `before` is the id that the page before ended with."""
+        page = {"limit": limit} if before is None else {"limit": limit, "before": before}
+        reply = self.get(_path(job, "checkpoints"), **page)
         return _convert(reply["checkpoints"] if isinstance(reply, dict) else reply, list[CheckpointRow])
+
+    def oldest_restorable(self, job: str) -> CheckpointRow | None:
+        """The one at the lowest iteration that a restore can go back to."""
+        found: list[CheckpointRow] = []
+        page = self.checkpoints(job, limit=PAGE)
+        while page:
+            found += [row for row in page if row.restorable]
+            page = self.checkpoints(job, limit=PAGE, before=page[-1].id)
+        return min(found, key=lambda row: row.iteration, default=None)
 
     def timeline(self, job: str, *, start: int | None = None, end: int | None = None, points: int = 1200) -> Any:
         """The timeline as the page reads it; its JSON is described at the server's /docs."""
@@ -146,6 +186,12 @@ class Client:
     def desired(self, job: str) -> Desired:
         reply = self.get(_path(job, "desired"))
         return Desired() if reply is None else _convert(reply, Desired)
+
+    def applied_at(self, job: str, version: int) -> int | None:
+        """The iteration from whose end on the job acts on a version of what is desired; None: not yet."""
+        reply = self.get(_path(job, "edits"))
+        edits = _convert(reply["edits"] if isinstance(reply, dict) else reply, list[Edit])
+        return next((edit.applied_iteration for edit in edits if edit.version == version), None)
 
     def edit(self, job: str, **changes: float | int | str | bool | None) -> Desired:
         """Change budget, policy, every, paused or checkpoint_request; None takes an order back."""
@@ -205,7 +251,9 @@ class Client:
         except msgspec.DecodeError:
             answer = None
         if reply.status in (401, 403):
-            raise UnreachableError(f"{self.server} asks for its token: set HOLDFAST_TOKEN or give --token")
+            said = answer.get("message") if isinstance(answer, dict) else None
+            refused = f"{self.server} refused: {said}" if said else f"{self.server} asks for its token"
+            raise UnreachableError(f"{refused}; set HOLDFAST_TOKEN or give --token")
         if not isinstance(answer, dict | list):
             reason = f"HTTP status {reply.status} and no JSON"
             raise UnreachableError(f"what answers at {self.server} is no Holdfast server ({reason})")

@@ -66,14 +66,15 @@ class Limits:
 class Progress:
     """Whether starts get anywhere.
 
-    A start was fruitful when it finished an iteration that none had finished before, or when it could go on
-    from a later point than the start before it. The second keeps a job that was restored to an early
-    iteration, and is then preempted again and again, from looking like one that crashes on the spot.
+    A start was fruitful when it finished an iteration that none had finished before, or when it both went on
+    from a later point than the start before it and got further. The second keeps a job that was restored to
+    an early iteration, and is then preempted again and again, from looking like one that crashes on the spot.
     """
 
     highest: int = 0
-    resumed_at: int = -1
     reached: int = 0
+    _before: tuple[int, int] | None = None
+    """Where the start before went on from, and what it reached."""
     _resuming_at: int | None = None
 
     def begin(self) -> None:
@@ -92,9 +93,12 @@ class Progress:
         """True when the start that ended now was fruitful."""
         if self._resuming_at is None:
             return False
-        fruitful = self.reached > self.highest or self._resuming_at > self.resumed_at >= 0
+        fruitful = self.reached > self.highest
+        if self._before is not None:
+            resumed_at, reached = self._before
+            fruitful |= self._resuming_at > resumed_at and self.reached > reached
         self.highest = max(self.highest, self.reached)
-        self.resumed_at = self._resuming_at
+        self._before = self._resuming_at, self.reached
         return fruitful
 
 
@@ -167,10 +171,11 @@ class Supervisor:
                     return 128 + signals.stops[0][0]
 
     def _gave_up(self, fruitless: int, previous_exit: str) -> str:
+        starts = "1 start" if fruitless == 1 else f"{fruitless} starts in a row"
         return (
-            f"giving up: {fruitless} starts in a row ended without a new iteration, the last one with "
-            f"{previous_exit}, at iteration {self._progress.reached}. Mend the cause above and run it again: "
-            "it goes on from the newest checkpoint"
+            f"giving up: {starts} ended without a new iteration, the last one ({previous_exit}) at "
+            f"iteration {self._progress.reached}. Mend the cause above and run it again: it goes on from the "
+            "newest checkpoint"
         )
 
     def _wait(self, signals: _Signals, fruitless: int, previous_exit: str) -> bool:
@@ -220,7 +225,7 @@ class Supervisor:
 
     def _watch(self, trainer: subprocess.Popen[bytes], signals: _Signals, progress: int) -> None:
         """Return when the trainer's own process has ended; pass signals on until then."""
-        passed_on = 0
+        passed_on, killed = 0, False
         while not _has_ended(trainer.pid):
             while signals.messages:
                 with contextlib.suppress(ProcessLookupError):
@@ -228,9 +233,10 @@ class Supervisor:
             for signum, _ in signals.stops[passed_on:]:
                 self._pass_on(trainer.pid, signum, first=passed_on == 0)
                 passed_on += 1
-            if signals.stops and self._out_of_patience(signals.stops):
-                self.say("the trainer did not end in time: killing its process group")
+            if not killed and (reason := self._out_of_patience(signals.stops)):
+                self.say(reason)
                 _kill_group(trainer.pid)
+                killed = True
             _sleep_until_signal(signals, self.limits.poll_seconds)
             self._progress.see(*_read_progress(progress))
 
@@ -242,9 +248,16 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
-    def _out_of_patience(self, stops: Sequence[tuple[int, float]]) -> bool:
+    def _out_of_patience(self, stops: Sequence[tuple[int, float]]) -> str | None:
+        """Why the trainer's process group is to be killed, or None."""
+        if not stops:
+            return None
         first, last = stops[0][1], stops[-1][1]
-        return last - first > self.limits.repeat_seconds or time.monotonic() - first > self.limits.grace_seconds
+        if last - first > self.limits.repeat_seconds:
+            return "second signal: killed"
+        if time.monotonic() - first > self.limits.grace_seconds:
+            return f"the trainer did not end within {self.limits.grace_seconds:g} s: killed"
+        return None
 
 
 def describe_exit(status: int) -> str:

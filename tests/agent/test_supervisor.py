@@ -155,6 +155,16 @@ def test_a_crash_at_the_same_iteration_every_time_is_a_crash_loop(stage: Stage) 
     assert "at iteration 400" in ended.lines[-1]
 
 
+def test_a_crash_loop_whose_checkpoints_come_closer_to_the_crash_is_one(stage: Stage) -> None:
+    ended = stage.run("progress(100, 100 if start == 1 else 6 - start)\ndie()", fruitless_starts=3)
+    assert stage.starts == 1 + 3
+    assert "giving up: 3 starts in a row ended without a new iteration" in ended.lines[-1]
+
+
+def test_one_start_is_told_as_one(stage: Stage) -> None:
+    assert "giving up: 1 start ended without a new iteration" in stage.run("die()", fruitless_starts=1).lines[-1]
+
+
 def test_progress_starts_the_count_again(stage: Stage) -> None:
     ended = stage.run("progress(start // 2, 1)\nif start < 9: die()", fruitless_starts=2)
     assert (ended.status, stage.starts) == (0, 9)
@@ -227,7 +237,9 @@ def test_a_deaf_trainer_is_killed_when_its_grace_is_over(stage: Stage) -> None:
     supervisor = stage.start(DEAF, grace_seconds=0.2)
     stage.wait_for("ready")
     supervisor.send_signal(signal.SIGINT)
-    assert stage.end().status == 128 + signal.SIGKILL
+    ended = stage.end()
+    assert ended.status == 128 + signal.SIGKILL
+    assert [line for line in ended.lines if "did not end within 0.2 s: killed" in line]
     assert is_gone(stage.started(1)[0])
 
 
@@ -237,7 +249,12 @@ def test_a_second_signal_kills_at_once(stage: Stage) -> None:
     supervisor.send_signal(signal.SIGINT)
     stage.wait_for("asked")
     supervisor.send_signal(signal.SIGINT)
-    assert stage.end().status == 128 + signal.SIGKILL
+    ended = stage.end()
+    assert ended.status == 128 + signal.SIGKILL
+    assert ended.lines[-2:] == [
+        "holdfast run: second signal: killed",
+        "holdfast run: stopped: the trainer ended (killed by SIGKILL)",
+    ]
 
 
 def test_the_same_signal_on_two_ways_is_one(stage: Stage) -> None:
@@ -319,12 +336,16 @@ def test_a_start_that_never_stepped_was_fruitless() -> None:
 
 
 def test_a_start_that_repeats_old_iterations_was_fruitless() -> None:
-    assert progress_of([(100, 100)], [(95, 5)], [(95, 5)]) == [True, True, False]
+    assert progress_of([(100, 100)], [(95, 5)], [(95, 5)]) == [True, False, False]
 
 
-def test_a_start_that_resumed_from_a_later_checkpoint_was_fruitful() -> None:
+def test_starts_that_repeat_ever_fewer_of_the_same_iterations_were_fruitless() -> None:
+    assert progress_of([(100, 100)], [(100, 5)], [(100, 3)], [(99, 1)]) == [True, False, False, False]
+
+
+def test_a_start_that_resumed_later_and_got_further_was_fruitful() -> None:
     preempted = [(300, 70)], [(390, 95)], [(450, 75)]
-    assert progress_of([(1000, 1000)], [(250, 50)], *preempted) == [True] * 5
+    assert progress_of([(1000, 1000)], [(250, 50)], *preempted) == [True, False, True, True, True]
 
 
 def test_iterations_after_a_restore_in_place_are_new() -> None:

@@ -63,6 +63,13 @@ def test_a_budget_set_in_a_terminal_is_applied_at_an_iteration(running: Running)
     running.wait(lambda job: job.budget == 0.01, "the job to say that the budget holds")
 
 
+def test_a_checkpoint_asked_for_in_a_terminal_is_durable_when_the_command_ends(running: Running) -> None:
+    done = running.holdfast("checkpoint", JOB)
+    assert done.returncode == 0, done.stderr
+    checkpoint = done.stdout.rpartition("durable: ")[2].split(",")[0]
+    assert (running.store / JOB / checkpoint / "manifest.json").exists()
+
+
 def test_a_restore_replays_the_same_losses_on_a_new_lineage(running: Running) -> None:
     target = running.client.checkpoints(JOB)[-1].iteration
     done = running.holdfast("restore", JOB, str(target))
@@ -95,7 +102,7 @@ def test_ctrl_c_ends_supervisor_and_trainer_and_the_server_is_told(running: Runn
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     ended = running.wait(lambda job: not job.alive, "the server to know")
-    assert ended.status in ("finished", "failed")
+    assert ended.status in ("finished", "stopped", "failed")
 
 
 def _of_lineage(running: Running, lineage: int) -> dict[int, Step]:

@@ -42,9 +42,12 @@ def fail(message: str, code: int = EXIT_REFUSED) -> NoReturn:
 @contextlib.contextmanager
 def asking(server: str, token: str | None) -> Iterator[Client]:
     """A client whose refusals end the command with one sentence."""
+    client = parsed(lambda text: Client(text, token), server)
     try:
-        yield Client(server, token)
+        yield client
     except ServerError as error:
+        if error.code == "unknown_job":  # the server's own sentence has a way out for those who speak HTTP
+            fail(f"no job {error.body.get('job')!r} has reported here; `holdfast jobs` lists those that have")
         fail(str(error))
     except UnreachableError as error:
         fail(str(error), EXIT_UNREACHABLE)
@@ -78,5 +81,15 @@ def seconds(value: float | None) -> str:
     return f"{value:.3g} s" if value < 120 else f"{value / 60:.0f} min"
 
 
-def megabytes(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:.1f} MB"
+def size(size_bytes: int) -> str:
+    """Three digits and the unit that suits them."""
+    value, unit = float(size_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,4 +1,4 @@
-"""`budget`, `every`, `pause`, `resume`, `checkpoint`: what a job should be, and its acknowledgement."""
+"""`budget`, `every`, `pause`, `resume`: what a job should be, and its acknowledgement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from holdfast.commands.console import (
     Server,
     Token,
     asking,
-    fail,
     parsed,
     percent,
     print_json,
@@ -25,7 +24,7 @@ from holdfast.pacing.settings import parse_budget, parse_every
 from holdfast.protocol import Desired
 
 ACKNOWLEDGED_WITHIN_SECONDS = 15.0
-DURABLE_WITHIN_SECONDS = 120.0
+POLL_SECONDS = 0.25
 
 
 def budget(
@@ -96,61 +95,38 @@ def resume(
         _acknowledge(client, job, client.edit(job, paused=False), said, no_wait=no_wait, json=json)
 
 
-def checkpoint(
-    job: JobName,
-    server: Server = DEFAULT_SERVER,
-    token: Token = None,
-    no_wait: NoWait = False,
-    json: Json = False,
-) -> None:
-    """Take a checkpoint now, at the end of the iteration that is running.
-
-    Example: holdfast checkpoint char-gpt
-    """
-    with asking(server, token) as client:
-        said = "a checkpoint now"
-        before = {row.id for row in client.checkpoints(job)}
-        applied = _acknowledge(
-            client, job, client.edit(job, checkpoint_request=True), said, no_wait=no_wait, json=json
-        )
-        if applied and not no_wait:
-            _follow_checkpoint(client, job, before, quiet=json)
-
-
-def _follow_checkpoint(client: Client, job: str, before: set[str], *, quiet: bool) -> None:
-    """Applied is not yet done: wait until what was asked for is durable, or say why it is not."""
-    deadline = time.monotonic() + DURABLE_WITHIN_SECONDS
-    while time.monotonic() < deadline:
-        asked = [row for row in client.checkpoints(job) if row.kind == "requested" and row.id not in before]
-        if asked and asked[0].state == "durable":
-            if not quiet:
-                print(f"durable: {asked[0].id}, {asked[0].payload_bytes / 1e6:,.1f} MB")
-            return
-        if asked and asked[0].state in ("failed", "torn"):
-            fail(f"the checkpoint of iteration {asked[0].iteration} {asked[0].state}: {asked[0].reason}")
-        time.sleep(0.25)
-    fail(f"not durable after {DURABLE_WITHIN_SECONDS:g} s; `holdfast show {job}` tells how it stands")
-
-
-def _acknowledge(client: Client, job: str, desired: Desired, said: str, *, no_wait: bool, json: bool) -> bool:
-    """Print how far the edit got: taken by the server, or applied by the job (True), and at which iteration."""
-    seen = client.job(job) if no_wait else _wait_until_applied(client, job, desired.version)
-    applied = (seen.applied_version or 0) >= desired.version
+def _acknowledge(client: Client, job: str, desired: Desired, said: str, *, no_wait: bool, json: bool) -> None:
+    """Print how far the edit got: taken by the server, or applied by the job, and at which iteration."""
+    within_seconds = 0.0 if no_wait else ACKNOWLEDGED_WITHIN_SECONDS
+    seen = wait_until_applied(client, job, desired.version, within_seconds)
     if json:
-        iteration = seen.applied_iteration if applied else None
-        print_json({"desired": desired, "applied": applied, "applied_iteration": iteration})
-    elif applied:
-        print(f"{said}: version {desired.version}, applied at iteration {seen.applied_iteration}")
+        print_json(acknowledgement(seen, desired))
     else:
-        print(f"{said}: version {desired.version}, not applied yet ({job} is {seen.status})")
-    return applied
+        print(f"{said}: {told(seen, desired.version)}")
 
 
-def _wait_until_applied(client: Client, job: str, version: int) -> Job:
-    deadline = time.monotonic() + ACKNOWLEDGED_WITHIN_SECONDS
+def is_applied(seen: Job, version: int) -> bool:
+    return (seen.applied_version or 0) >= version
+
+
+def acknowledgement(seen: Job, desired: Desired) -> dict[str, object]:
+    """For scripts."""
+    applied = is_applied(seen, desired.version)
+    iteration = seen.applied_iteration if applied else None
+    return {"desired": desired, "applied": applied, "applied_iteration": iteration}
+
+
+def told(seen: Job, version: int) -> str:
+    if is_applied(seen, version):
+        return f"version {version}, applied at iteration {seen.applied_iteration}"
+    return f"version {version}, not applied yet ({seen.job} is {seen.status})"
+
+
+def wait_until_applied(client: Client, job: str, version: int, within_seconds: float) -> Job:
+    """The job once it acts on the version, is not there to do so, or the time is up."""
+    deadline = time.monotonic() + within_seconds
     while True:
         seen = client.job(job)
-        applied = (seen.applied_version or 0) >= version
-        if applied or not seen.alive or time.monotonic() > deadline:
+        if is_applied(seen, version) or not seen.alive or time.monotonic() >= deadline:
             return seen
-        time.sleep(0.25)
+        time.sleep(POLL_SECONDS)

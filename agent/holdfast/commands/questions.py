@@ -10,6 +10,7 @@ from holdfast.commands.console import (
     Server,
     Token,
     asking,
+    counted,
     percent,
     print_json,
     print_table,
@@ -63,17 +64,19 @@ def _row(job: Job) -> tuple[str, ...]:
 def _facts(job: Job) -> list[tuple[str, str]]:
     status = f"{job.status} ({job.status_reason})" if job.status_reason else job.status
     speed = f", {job.iterations_per_second:.3g} per second" if job.iterations_per_second else ""
-    window = f" over {job.measured_window_iterations} iterations" if job.measured_window_iterations else ""
+    window = (
+        f" over {counted(job.measured_window_iterations, 'iteration')}" if job.measured_window_iterations else ""
+    )
     durable = job.last_durable
     facts = [
         ("job", job.job),
         ("status", status),
         ("iteration", f"{job.iteration} on lineage {job.lineage}{speed}"),
-        ("attempt", f"{job.attempt}, {job.restarts} restarts"),
+        ("attempt", f"{job.attempt}, {counted(job.restarts, 'restart')}"),
         ("loss", _loss(job)),
         ("overhead", f"{percent(job.measured_overhead)} measured{window}, budget {percent(job.budget)}"),
         ("interval", _interval(job)),
-        ("exposure", f"{job.exposure_iterations or '-'} iterations, {seconds(job.exposure_seconds)}"),
+        ("exposure", _exposure(job)),
         ("last checkpoint", f"{durable.iteration} ({durable.id})" if durable else "none yet"),
         ("checkpoints", str(job.checkpoints_total)),
         ("last contact", f"{seconds(job.last_contact_seconds)} ago"),
@@ -90,7 +93,13 @@ def _interval(job: Job) -> str:
         return "paused: no checkpoints"
     if job.interval is None:
         return "not decided yet"
-    return f"every {job.interval} iterations ({job.policy or 'policy unknown'})"
+    return f"every {counted(job.interval, 'iteration')} ({job.policy or 'policy unknown'})"
+
+
+def _exposure(job: Job) -> str:
+    if job.exposure_iterations is None:
+        return "-"
+    return f"{counted(job.exposure_iterations, 'iteration')}, {seconds(job.exposure_seconds)}"
 
 
 def _loss(job: Job) -> str:

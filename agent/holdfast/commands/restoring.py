@@ -35,24 +35,23 @@ def restore(
     """Take a job back to the checkpoint at ITERATION and train on from there.
 
     A running job does so in place, at the end of its iteration, and saves the state that it leaves first, so
-    that you can come back. One that is not running does so at its next start. When there is no checkpoint at
-    ITERATION, nothing happens: the nearest earlier one is offered.
+    that you can come back. One that is not running does so at its next start, and is not waited for. When there
+    is no checkpoint at ITERATION, nothing happens: the nearest earlier one is offered.
 
     Example: holdfast restore char-gpt 1200
     """
     with asking(server, token) as client:
         order = _order(client, job, iteration)
-        no_wait = no_wait or not client.job(job).alive  # it may be long until its next start
-        if not no_wait:
+        seen = client.job(job)
+        waiting = seen.alive and not no_wait
+        if waiting:
             order = _follow(client, order, timeout, quiet=json)
     if json:
         print_json(order)
-    if no_wait:
+    if not waiting:
         if not json:
-            print(
-                f"restore of {job} to iteration {order.iteration}: {order.state} (order {order.id}); "
-                "a job that is not running takes it at its next start"
-            )
+            when = "" if seen.alive else f"; {job} is {seen.status}, and it takes effect at its next start"
+            print(f"restore of {job} to iteration {order.iteration}: {order.state} (order {order.id}){when}")
     elif order.state in OPEN_ORDER_STATES:
         fail(f"still {order.state} after {timeout:g} s; the order {order.id} stays open")
     elif order.state != "restored":
@@ -63,12 +62,16 @@ def _order(client: Client, job: str, iteration: int) -> Order:
     try:
         return client.restore(job, iteration)
     except ServerError as error:
-        nearest = error.body.get("nearest")
-        if error.status != 404 or not nearest:
+        if error.code != "no_such_checkpoint":
+            raise
+        if nearest := error.body.get("nearest"):
+            which, offered = "nearest earlier one", nearest["iteration"]
+        elif oldest := client.oldest_restorable(job):
+            which, offered = "oldest that exists", oldest.iteration
+        else:
             raise
         print(f"holdfast: {job} has no checkpoint at iteration {iteration}.", file=sys.stderr)
-        nearest = nearest["iteration"]
-        fail(f"the nearest earlier one is at {nearest}: holdfast restore {job} {nearest}")
+        fail(f"the {which} is at {offered}: holdfast restore {job} {offered}")
 
 
 def _follow(client: Client, order: Order, timeout_seconds: float, *, quiet: bool) -> Order:

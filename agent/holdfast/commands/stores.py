@@ -16,9 +16,9 @@ from holdfast.commands.console import (
     EXIT_USAGE,
     Json,
     fail,
-    megabytes,
     print_json,
     print_table,
+    size,
 )
 from holdfast.errors import HoldfastError
 from holdfast.format import Manifest
@@ -128,6 +128,6 @@ def _print(found: list[Found], path: str, *, json: bool) -> None:
 
 
 def _cells(row: Found) -> tuple[str, ...]:
-    size = "-" if row.payload_bytes is None else megabytes(row.payload_bytes)
+    taken = "-" if row.payload_bytes is None else size(row.payload_bytes)
     state = f"{row.state}: {row.reason}" if row.reason else row.state
-    return row.job, row.checkpoint, str(row.iteration or "-"), row.kind or "-", size, state
+    return row.job, row.checkpoint, str(row.iteration or "-"), row.kind or "-", taken, state

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 from typer.testing import Result
 
@@ -28,8 +29,10 @@ class FakeServer(ThreadingHTTPServer):
         self.alive = True
         self.desired: dict[str, Any] = {"version": 3}
         self.conflict = False
-        self.checkpoints = [_checkpoint(100), _checkpoint(200)]
-        self.asked_for: dict[str, Any] = {"kind": "requested"}
+        self.checkpoints = [checkpoint(100), checkpoint(200)]
+        self.asked_for: list[list[dict[str, Any]]] = [[requested(251)]]
+        """What is new among the checkpoints after a request, question by question; the last answer stays."""
+        self.status = "running"
         self.order: dict[str, Any] | None = None
         self.last_order_state = "restored"
         self.plain_text: bytes | None = None
@@ -42,7 +45,7 @@ class FakeServer(ThreadingHTTPServer):
         version = self.desired["version"]
         return {
             "job": "gpt",
-            "status": "running" if self.alive else "silent",
+            "status": self.status if self.alive else "stopped",
             "status_reason": "",
             "alive": self.alive,
             "iteration": 250,
@@ -71,19 +74,19 @@ class FakeServer(ThreadingHTTPServer):
             case "GET", []:
                 return 200, [self.job()]
             case _, [job, *_] if job != "gpt":
-                return 404, {"error": "unknown_job", "message": f"there is no job {job!r}"}
+                return 404, {"error": "unknown_job", "job": job, "message": "GET /api/v1/jobs lists them"}
             case "GET", [_]:
                 return 200, self.job()
             case "GET", [_, "checkpoints"]:
-                return 200, {"checkpoints": self.checkpoints[::-1]}
+                return 200, {"checkpoints": self._page(parse_qs(path.partition("?")[2]))}
+            case "GET", [_, "edits"]:
+                return 200, {"edits": [{"version": self.desired["version"], "applied_iteration": 251}]}
             case "GET", [_, "desired"]:
                 return 200, self.desired
             case "PATCH", [_, "desired"]:
                 if self.conflict:
                     return 409, {"error": "conflict", "message": "ann set the budget to 1% a moment ago"}
                 self.desired = self.desired | body | {"version": self.desired["version"] + 1}
-                if body.get("checkpoint_request"):
-                    self.checkpoints.append(_checkpoint(251) | self.asked_for)
                 self.desired["checkpoint_request"] = int(self.desired.get("checkpoint_request") or 0)
                 return 200, self.desired
             case "POST", [_, "restores"]:
@@ -91,6 +94,18 @@ class FakeServer(ThreadingHTTPServer):
             case "GET", [_, "restores", _]:
                 return 200, self._moved()
         return 404, {"error": "not_found", "message": path}
+
+    def _page(self, query: dict[str, list[str]]) -> list[dict[str, Any]]:
+        rows = list(self.checkpoints)
+        if self.desired.get("checkpoint_request"):
+            rows += self.asked_for[0]
+            if len(self.asked_for) > 1:
+                self.asked_for.pop(0)
+        newest_first = rows[::-1]
+        if before := query.get("before"):
+            ids = [row["id"] for row in newest_first]
+            newest_first = newest_first[ids.index(before[0]) + 1 :]
+        return newest_first[: int(query["limit"][0])]
 
     def _order(self, body: Any) -> tuple[int, Any]:
         earlier = [row for row in self.checkpoints if row["iteration"] <= body["iteration"]]
@@ -126,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(length)) if length else None
         self.server.requests.append((self.command, self.path, body))
         if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
-            status, answer = 401, {"error": "unauthorized", "message": "no"}
+            status, answer = 401, {"error": "unauthorized", "message": "this token is not the right one"}
         elif self.command == "PATCH" and not self.headers.get("If-Match"):
             status, answer = 428, {"error": "precondition_required", "message": "If-Match is missing"}
         else:
@@ -156,7 +171,11 @@ def fake_server() -> Iterator[FakeServer]:
         server.server_close()
 
 
-def _checkpoint(iteration: int) -> dict[str, Any]:
+def requested(iteration: int, **changes: Any) -> dict[str, Any]:
+    return checkpoint(iteration) | {"kind": "requested"} | changes
+
+
+def checkpoint(iteration: int) -> dict[str, Any]:
     return {
         "id": f"{iteration:012d}-1",
         "iteration": iteration,

@@ -14,7 +14,7 @@ from holdfast import cli
 
 SURFACE = {
     "budget": ["JOB", "BUDGET", "--json", "--no-wait", "--server", "--token"],
-    "checkpoint": ["JOB", "--json", "--no-wait", "--server", "--token"],
+    "checkpoint": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
     "every": ["JOB", "ITERATIONS", "--json", "--no-wait", "--server", "--token"],
     "jobs": ["--json", "--server", "--token"],
     "pause": ["JOB", "--json", "--no-wait", "--server", "--token"],

@@ -22,7 +22,6 @@ def sent(server: FakeServer) -> list[object]:
         (["every", "gpt", "auto"], {"every": None}, "interval left to the policy: version 4"),
         (["pause", "gpt"], {"paused": True}, "checkpoints paused: version 4"),
         (["resume", "gpt"], {"paused": False}, "checkpoints resumed: version 4"),
-        (["checkpoint", "gpt"], {"checkpoint_request": True}, "a checkpoint now: version 4"),
     ],
 )
 def test_an_edit_is_sent_and_its_acknowledgement_printed(
@@ -78,7 +77,7 @@ def test_a_job_that_is_not_there_to_apply_it_is_not_waited_for(holdfast: Holdfas
     server.applies = server.alive = False
     result = holdfast("pause", "gpt")
     assert result.exit_code == 0
-    assert "not applied yet (gpt is silent)" in result.stdout
+    assert "not applied yet (gpt is stopped)" in result.stdout
 
 
 def test_waiting_for_a_job_that_does_not_apply_it_ends(
@@ -104,17 +103,4 @@ def test_somebody_elses_edit_in_between_is_reported(holdfast: Holdfast, server: 
 def test_an_unknown_job_is_named(holdfast: Holdfast) -> None:
     result = holdfast("pause", "nobody")
     assert result.exit_code == 1
-    assert "there is no job 'nobody'" in result.stderr
-
-
-def test_a_checkpoint_asked_for_is_followed_until_it_is_durable(holdfast: Holdfast, server: FakeServer) -> None:
-    result = holdfast("checkpoint", "gpt")
-    assert result.exit_code == 0
-    assert "durable: 000000000251-1" in result.output
-
-
-def test_a_checkpoint_asked_for_that_fails_says_why(holdfast: Holdfast, server: FakeServer) -> None:
-    server.asked_for = {"kind": "requested", "state": "failed", "reason": "No space left on device"}
-    result = holdfast("checkpoint", "gpt")
-    assert result.exit_code == 1
-    assert "the checkpoint of iteration 251 failed: No space left on device" in result.output
+    assert result.stderr == "holdfast: no job 'nobody' has reported here; `holdfast jobs` lists those that have\n"

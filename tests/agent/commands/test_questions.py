@@ -55,6 +55,38 @@ def test_no_server_is_said_in_one_sentence(holdfast: Holdfast) -> None:
     assert "holdfast serve" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("notaurl", "neither http:// nor https://"),
+        ("localhost:7117", "neither http:// nor https://"),
+        ("ftp://host", "neither http:// nor https://"),
+        ("http://", "names no host"),
+        ("http://:7117", "names no host"),
+        ("http://two words", "names no host"),
+        ("http://host:seven", "Port could not be cast"),
+        ("http://host:70000", "Port out of range"),
+        ("http://host:0", "Port out of range"),
+        ("http://[::1", "Invalid IPv6 URL"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_in_one_sentence(holdfast: Holdfast, address: str, reason: str) -> None:
+    for command in (["jobs"], ["run"]):
+        trainer = ["--", "true"] if command == ["run"] else []
+        result = holdfast(*command, "--server", address, *trainer)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"holdfast: server {address!r} is no address (")
+        assert reason in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_status_is_told_as_the_server_has_it(holdfast: Holdfast, server: FakeServer) -> None:
+    server.alive = False
+    assert "stopped" in holdfast("jobs").stdout
+    assert "status           stopped\n" in holdfast("show", "gpt").stdout
+    assert json.loads(holdfast("show", "gpt", "--json").stdout)["status"] == "stopped"
+
+
 def test_somebody_else_on_the_port_is_recognised(holdfast: Holdfast, server: FakeServer) -> None:
     server.plain_text = b"<html>It works!</html>"
     result = holdfast("jobs")
@@ -75,7 +107,7 @@ def test_a_token_is_asked_for_and_sent(
     server.token = "secret"
     refused = holdfast("jobs")
     assert refused.exit_code == 3
-    assert "HOLDFAST_TOKEN" in refused.stderr
+    assert "refused: this token is not the right one; set HOLDFAST_TOKEN" in refused.stderr
     assert holdfast("jobs", "--token", "secret").exit_code == 0
     monkeypatch.setenv("HOLDFAST_TOKEN", "secret")
     assert holdfast("jobs").exit_code == 0

@@ -25,7 +25,7 @@ def test_each_command_is_an_order_of_its_own(holdfast: Holdfast, server: FakeSer
 def test_no_wait_prints_the_order_and_returns(holdfast: Holdfast, server: FakeServer) -> None:
     result = holdfast("restore", "gpt", "200", "--no-wait")
     assert "requested (order order-1)" in result.stdout
-    assert [method for method, _, _ in server.requests] == ["POST"]
+    assert not [path for _, path, _ in server.requests if "order-1" in path]
 
 
 def test_json_is_the_order_as_it_ended(holdfast: Holdfast) -> None:
@@ -44,7 +44,32 @@ def test_the_nearest_earlier_checkpoint_is_offered_and_not_used(
     assert server.order is None
 
 
-def test_with_nothing_earlier_only_the_servers_reason_is_told(holdfast: Holdfast) -> None:
+def test_a_job_that_is_not_running_is_not_waited_for(holdfast: Holdfast, server: FakeServer) -> None:
+    server.alive = False
+    result = holdfast("restore", "gpt", "200")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == (
+        "restore of gpt to iteration 200: requested (order order-1); "
+        "gpt is stopped, and it takes effect at its next start\n"
+    )
+    assert json.loads(holdfast("restore", "gpt", "200", "--json").stdout)["state"] == "requested"
+
+
+def test_with_nothing_earlier_the_oldest_that_exists_is_offered(
+    holdfast: Holdfast, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.client.PAGE", 1)
+    gone = server.checkpoints[0] | {"id": "000000000050-1", "iteration": 50, "restorable": False}
+    server.checkpoints.insert(0, gone)
+    result = holdfast("restore", "gpt", "49")
+    assert result.exit_code == 1
+    assert "gpt has no checkpoint at iteration 49" in result.stderr
+    assert "the oldest that exists is at 100: holdfast restore gpt 100" in result.stderr
+    assert server.order is None
+
+
+def test_with_no_checkpoint_at_all_only_the_servers_reason_is_told(holdfast: Holdfast, server: FakeServer) -> None:
+    server.checkpoints = [row | {"restorable": False} for row in server.checkpoints]
     result = holdfast("restore", "gpt", "99")
     assert result.exit_code == 1
     assert result.stderr == "holdfast: no checkpoint there\n"

@@ -7,6 +7,7 @@ import pytest
 from fake_server import Holdfast
 
 from holdfast import format as fmt
+from holdfast.commands.console import size
 from holdfast.protocol import checkpoint_id
 from holdfast.store import open_store
 
@@ -79,6 +80,29 @@ def test_one_job_can_be_picked_and_the_list_scripted(holdfast: Holdfast, store: 
     rows = json.loads(holdfast("store", "ls", store, "--job", "gpt", "--json").stdout)
     assert [row["iteration"] for row in rows] == [10, 20]
     assert rows[0]["payload_bytes"] == payload(store, "gpt", 10).stat().st_size
+
+
+def test_small_checkpoints_have_sizes_as_well(holdfast: Holdfast, store: Path) -> None:
+    size_bytes = payload(store, "gpt", 10).stat().st_size
+    assert 0 < size_bytes < 1000
+    assert f"  {size_bytes} B  " in holdfast("store", "ls", store, "--job", "gpt").stdout
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "told"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (34_560, "34.6 kB"),
+        (999_700, "1 MB"),
+        (108_200_000, "108 MB"),
+        (5_260_000_000, "5.26 GB"),
+        (7_000_000_000_000, "7 TB"),
+    ],
+)
+def test_a_size_has_the_unit_that_suits_it(size_bytes: int, told: str) -> None:
+    assert size(size_bytes) == told
 
 
 def test_a_sound_store_verifies(holdfast: Holdfast, store: Path) -> None:
