@@ -8,11 +8,15 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, create_engine
+from sqlalchemy import URL, create_engine, inspect
 
 
 class DatabaseTooNew(RuntimeError):
     """A later release of Holdfast has migrated this database."""
+
+
+class NotOurDatabase(RuntimeError):
+    """The file holds something else."""
 
 
 def config(url: URL) -> Config:
@@ -33,6 +37,11 @@ def upgrade(url: URL, revision: str = "head") -> list[str]:
             f"{url.database} is at revision {before}, which this version does not know: it belongs to a later "
             "release of Holdfast; install that one, or start with another --db"
         )
+    if before is None and (others := tables(url)):
+        raise NotOurDatabase(
+            f"{url.database} is a database of another program (it has the table {others[0]!r}): "
+            "name a file of its own with --db"
+        )
     missing = [script.revision for script in scripts.iterate_revisions(revision, before or "base")]
     if missing:
         command.upgrade(configuration, revision)
@@ -50,6 +59,14 @@ def current(url: URL) -> str | None:
     try:
         with engine.connect() as connection:
             return MigrationContext.configure(connection).get_current_revision()
+    finally:
+        engine.dispose()
+
+
+def tables(url: URL) -> list[str]:
+    engine = create_engine(synchronous(url))
+    try:
+        return [name for name in inspect(engine).get_table_names() if name != "alembic_version"]
     finally:
         engine.dispose()
 

@@ -20,16 +20,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from holdfast_server.bus import LocalBus
-from holdfast_server.settings import database_url
+from holdfast_server.settings import database_url, default_database
 
 T = TypeVar("T")
 Work = Callable[[AsyncSession], Awaitable[T]]
 
 BUSY_TIMEOUT_MILLISECONDS = 5000
 READERS = 4
+READS_END_SECONDS = 5.0
 GROUP_UNITS = 64
 """Most units that share one commit, and with it one fsync."""
 WAITING_UNITS = 1000
+
+SQLITE_MAGIC = b"SQLite format 3\0"
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +81,20 @@ class Database:
         self._readers: AsyncEngine | None = None
         self._writer: AsyncEngine | None = None
         self._queue: asyncio.Queue[_Unit | None] | None = None
+        self._reading: set[asyncio.Future[None]] = set()
         self._writing: asyncio.Task[None] | None = None
 
     def prepare(self) -> list[str]:
-        """Returns the revisions that were applied; DatabaseInUse when another server has the file."""
+        """Take the file, and return the revisions that were applied.
+
+        Raises:
+            DatabaseInUse: another server has the file.
+            DatabaseTooNew: a later release has migrated it.
+            NotOurDatabase: the file, or the directory, is something else.
+        """
         from holdfast_migrations import upgrade
 
+        _look_at(self.path)
         if self._lock_file is None:
             self._lock_file = _take(self.path)
         try:
@@ -110,19 +121,40 @@ class Database:
             queue, self._queue = self._queue, None
             queue.put_nowait(None)
             await self._writing
+        await self._end_of_reads()
         for engine in (self._readers, self._writer):
             if engine is not None:
                 await engine.dispose()
         self._readers = self._writer = self._writing = None
         self.release()
 
+    async def _end_of_reads(self) -> None:
+        """A connection that is still in use when the event loop ends would be torn from it."""
+        try:
+            async with asyncio.timeout(READS_END_SECONDS):
+                while self._reading:
+                    await asyncio.wait(self._reading)
+        except TimeoutError:
+            logger.warning("%d reads of the database had not ended when it was closed", len(self._reading))
+
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
         """One consistent view; keep it short."""
         if self._readers is None:
             raise DatabaseClosed("the database is not open")
-        async with AsyncSession(self._readers, expire_on_commit=False) as session:
+        session = AsyncSession(self._readers, expire_on_commit=False)
+        done = asyncio.get_running_loop().create_future()
+        self._reading.add(done)
+        try:
             yield session
+        finally:
+            # Whoever reads may be cancelled, its connection must come home all the same.
+            closing = asyncio.create_task(session.close(), name="holdfast database reader's end")
+            self._reading.add(closing)
+            closing.add_done_callback(self._reading.discard)
+            self._reading.discard(done)
+            done.set_result(None)
+            await asyncio.shield(closing)
 
     async def write(self, work: Work[T], *, job: str | None = None) -> T:
         """Run `work` in a transaction of its own, and return only when it is on the disk.
@@ -199,8 +231,30 @@ def _first(error: Exception) -> Exception:
     return error
 
 
+def _look_at(path: Path) -> None:
+    """NotOurDatabase for what cannot be one; makes the default place, where nobody has stored anything yet."""
+    from holdfast_migrations import NotOurDatabase
+
+    if path == default_database().absolute():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    elif path.parent.parent.is_dir() and not path.parent.exists():
+        path.parent.mkdir()  # one folder is meant; a whole path of them is more likely mistyped
+    if path.is_dir():
+        raise NotOurDatabase(f"{path} is a directory: name a file in it with --db {path / 'holdfast.db'}")
+    if not path.parent.is_dir():
+        raise NotOurDatabase(
+            f"cannot store in {path}: there is no directory {path.parent}; make it, or name another file with --db"
+        )
+    if path.exists() and _beginning(path) not in (b"", SQLITE_MAGIC):
+        raise NotOurDatabase(f"{path} is no SQLite database, and is left as it is: name another file with --db")
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(SQLITE_MAGIC))
+
+
 def _take(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock_file = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)

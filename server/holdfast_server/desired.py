@@ -149,9 +149,11 @@ def as_edit(row: models.SettingsVersion) -> Edit:
 
 
 def _summary(changes: Iterable[Change]) -> str:
+    changes = list(changes)
+    told = [change for change in changes if change.before != change.after] or changes
     return ", ".join(
         f"{change.field} {change.before} → {change.after}" if change.before else f"{change.field} {change.after}"
-        for change in changes
+        for change in told
     )
 
 

@@ -14,7 +14,7 @@ class UnknownJob(Refused):
 
     def __init__(self, job: str) -> None:
         self.job = job
-        super().__init__(f"no job {job!r} has reported here; GET /api/v1/jobs lists the ones that have")
+        super().__init__(f"no job {job!r} has reported here yet")
 
 
 class UnknownOrder(Refused):

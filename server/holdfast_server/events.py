@@ -67,7 +67,8 @@ def _settle(event: protocol.Event) -> None:
         elif isinstance(value, str):
             setattr(event, field.name, value[:MAX_TEXT])
     if isinstance(event, protocol.Paced):
-        event.profile = {name: value for name, value in event.profile.items() if value >= 0}
+        # An infinite one stands for what was never measured, as that of a device copy where there is no device.
+        event.profile = {name: value for name, value in event.profile.items() if 0 <= value < math.inf}
     if isinstance(event, protocol.Checkpoint) and protocol.parse_checkpoint_id(event.id) != (
         event.iteration,
         event.lineage,

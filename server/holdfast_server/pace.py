@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 
 from holdfast.pacing import Plan, Profile, Settings, plan, policies
+from holdfast.pacing.policy import duration, percent, plural
 from holdfast.protocol import Paced
 from holdfast_server import models
 
@@ -33,8 +32,7 @@ def in_force(paced: Paced | None) -> Plan | None:
     profile = profile_of(paced)
     if paced is None or profile is None or paced.interval is None:
         return None
-    held = plan(profile, Settings(budget=paced.budget, every=paced.interval))
-    return held if paced.policy == FIXED else replace(held, policy=paced.policy, reason=reason_of(paced))
+    return plan(profile, Settings(budget=paced.budget, every=paced.interval))
 
 
 def reason_of(paced: Paced | None) -> str:
@@ -43,14 +41,17 @@ def reason_of(paced: Paced | None) -> str:
     The agent gave its reason when it decided, and costs have moved since: told anew with the newest profile, it
     does not contradict the other figures of that. Where the policy would decide otherwise by now, both are said.
     """
-    profile = profile_of(paced)
     if paced is None:
         return ""
-    if profile is None or paced.interval is None or paced.policy not in policies:
+    profile, held = profile_of(paced), in_force(paced)
+    if profile is None or held is None or held.overhead is None or paced.policy not in policies:
         return paced.reason
     if paced.policy == FIXED:
-        return plan(profile, Settings(budget=paced.budget, every=paced.interval)).reason
+        return held.reason
     now = plan(profile, Settings(budget=paced.budget, policy=paced.policy))
-    if now.interval in (paced.interval, None):
+    if now.interval == held.interval:
         return now.reason
-    return f"every {paced.interval:,} for now; by the newest figures it would be every {now.interval:,}: {now.reason}"
+    price = f"a checkpoint costs {duration(held.cost_seconds)}"
+    share = f"{percent(held.overhead)} of {plural(paced.interval or 1)}"
+    other = "none" if now.interval is None else f"every {plural(now.interval)}"
+    return f"{price}, {share}; by the newest figures alone it would be {other}"

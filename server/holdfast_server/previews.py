@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 from operator import itemgetter
 
-import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.pacing import DEFAULT_BUDGET, Profile, Settings, parse_budget, parse_every, plan
+from holdfast.pacing import DEFAULT_BUDGET, Settings, parse_budget, parse_every, plan
 from holdfast.protocol import Paced
 from holdfast_server import models
 from holdfast_server.ancestry import Ancestry
@@ -17,13 +16,12 @@ from holdfast_server.checkpoints import ancestry_of, as_row, find
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
 from holdfast_server.ingest import recent_of
+from holdfast_server.pace import in_force, paced_of, profile_of
 from holdfast_server.status import status_of
 from holdfast_server.summaries import find_job
 from holdfast_server.views import RestorePreview, SettingsPreview
 
 RESTORES_LOOKED_AT = 5
-
-_paced = msgspec.msgpack.Decoder(Paced)
 
 
 async def preview_settings(
@@ -32,17 +30,14 @@ async def preview_settings(
     """The plan that these settings would lead to; None leaves what is in force. Raises InvalidSetting."""
     async with db.read() as session:
         row = await find_job(session, job)
-    paced = _paced.decode(row.paced) if row.paced else None
+    paced = paced_of(row)
     settings = _settings(row, paced, budget, every)
-    if paced is None or "iteration_seconds" not in paced.profile:
-        return SettingsPreview(
-            plan=None, why_none="the job is still measuring its iterations", measured_overhead=None
-        )
-    known = {name: value for name, value in paced.profile.items() if name in Profile.__dataclass_fields__}
+    profile = profile_of(paced)
     return SettingsPreview(
-        plan=plan(Profile(**known), settings),  # type: ignore[arg-type]
-        why_none="",
-        measured_overhead=paced.measured_overhead,
+        plan=plan(profile, settings) if profile else None,
+        in_force=in_force(paced),
+        why_none="" if profile else "the job is still measuring its iterations",
+        measured_overhead=paced.measured_overhead if paced and profile else None,
     )
 
 

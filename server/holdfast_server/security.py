@@ -170,8 +170,12 @@ class LoginMiddleware:
             query = scope["query_string"].decode("latin-1")
             target = scope["path"] + (f"?{query}" if query else "")
             return RedirectResponse(f"/login?next={quote(target, safe='/')}", status_code=303)
+        error = "unauthorized"
         message = "this server asks for its token: send Authorization: Bearer TOKEN (agents read HOLDFAST_TOKEN)"
-        return _refusal(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
+        if "authorization" in headers:
+            error = "wrong_token"
+            message = "this is not the token of this server: compare HOLDFAST_TOKEN here and where it was started"
+        return _refusal(401, error, message, {"WWW-Authenticate": "Bearer"})
 
 
 class HeadersMiddleware:

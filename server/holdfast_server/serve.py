@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import socket
 import sys
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 import uvicorn
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from holdfast.protocol import DEFAULT_PORT
-from holdfast_migrations import DatabaseTooNew
+from holdfast_migrations import DatabaseTooNew, NotOurDatabase
 from holdfast_server.app import create_app
 from holdfast_server.bus import LocalBus
 from holdfast_server.db import Database, DatabaseInUse
-from holdfast_server.settings import ServerSettings, default_database, is_loopback
+from holdfast_server.settings import HOW_TO_MAKE_ONE, MIN_TOKEN, ServerSettings, default_database, is_loopback
 
 SHUTDOWN_SECONDS = 5
 KEEP_ALIVE_SECONDS = 75
@@ -30,6 +31,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._changes = changes
         self._address = address
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # A second Ctrl-C changes nothing: to leave at once would leave the database open behind us.
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -75,7 +81,9 @@ def serve(
     On loopback, the default, nobody needs to sign in. On any other address the server asks for a shared
     secret, and does not start without one:
 
-        HOLDFAST_TOKEN=$(openssl rand -hex 32) holdfast serve --host 0.0.0.0
+        export HOLDFAST_TOKEN=$(python -c "import secrets; print(secrets.token_urlsafe(32))")
+
+        holdfast serve --host 0.0.0.0
     """
     settings = ServerSettings(
         host=host,
@@ -107,8 +115,13 @@ def _check(settings: ServerSettings) -> None:
     if not settings.loopback and settings.token is None:
         _refuse(
             f"{settings.host} can be reached from other machines, and anybody there could restore and stop "
-            "training: set a shared secret in HOLDFAST_TOKEN (openssl rand -hex 32 makes one), here and for "
-            "the agents, or serve on 127.0.0.1"
+            f"training: set a shared secret in HOLDFAST_TOKEN, here and for the agents, or serve on 127.0.0.1; "
+            f"{HOW_TO_MAKE_ONE} makes one"
+        )
+    if not settings.loopback and len(settings.token or "") < MIN_TOKEN:
+        _refuse(
+            f"the token has {len(settings.token or '')} characters, and {settings.host} can be reached from other "
+            f"machines, where somebody may guess it: take one of at least {MIN_TOKEN}; {HOW_TO_MAKE_ONE} makes one"
         )
     try:
         settings.url  # noqa: B018 - it is read for what it refuses
@@ -133,14 +146,21 @@ def _prepared(settings: ServerSettings) -> Database:
     database = Database(settings.database)
     try:
         applied = database.prepare()
-    except (DatabaseInUse, DatabaseTooNew) as error:
+    except (DatabaseInUse, DatabaseTooNew, NotOurDatabase) as error:
         _refuse(str(error))
     except (OSError, SQLAlchemyError) as error:
-        _refuse(f"cannot store in {database.path} ({error}): name a file that can be written with --db")
+        _refuse(f"cannot store in {database.path} ({_reason(error)}): name a file that can be written with --db")
     print(f"Storing in {database.path}", flush=True)
     if applied:
         print(f"Brought the database up to date: {', '.join(applied)}", flush=True)
     return database
+
+
+def _reason(error: OSError | SQLAlchemyError) -> str:
+    """What went wrong, without the statement that it went wrong in."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error.orig if isinstance(error, DBAPIError) else error).partition("\n")[0]
 
 
 def _own_names(host: str) -> tuple[str, ...]:

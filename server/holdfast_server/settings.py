@@ -36,6 +36,11 @@ class ServerSettings:
         return is_loopback(self.host)
 
 
+MIN_TOKEN = 16
+"""Characters of a shared secret that other machines may try to guess."""
+HOW_TO_MAKE_ONE = 'python -c "import secrets; print(secrets.token_urlsafe(32))"'
+
+
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

@@ -47,7 +47,7 @@ def _ended(attempt: models.Attempt) -> Status:
     if attempt.finished == "finished":
         return Status("finished", where)
     if attempt.finished == "interrupted":
-        return Status("finished", f"interrupted {where}")
+        return Status("stopped", f"interrupted {where}")
     return Status("failed", f"{attempt.finished} {where}")
 
 

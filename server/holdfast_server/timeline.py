@@ -45,9 +45,9 @@ async def restore_points(
 ) -> list[CheckpointRow]:
     """On all lineages and in every state, the last taken first: after a restore, what goes on from there.
 
-    `in_store`: only those that are in the store or on their way there, damaged ones too; neither those that failed
-    nor those that are gone. `before`: the id that the page before ended with. Raises UnknownJob; InvalidSetting for
-    another `before`.
+    `in_store`: only those that are in the store or on their way there, damaged ones too; neither those that
+    failed nor those that are gone. `before`: the id that the page before ended with. Raises UnknownJob;
+    InvalidSetting for another `before`.
     """
     rows = models.Checkpoint
     async with db.read() as session:

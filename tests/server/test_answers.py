@@ -47,6 +47,11 @@ def test_a_program_that_finds_nothing_gets_json(client, path):
     assert set(reply.json()) >= {"error", "message"}
 
 
+def test_an_unknown_job_is_told_in_the_same_words_to_all(client):
+    message = client.get("/api/v1/jobs/nobody").json()["message"]
+    assert message == "no job 'nobody' has reported here yet"
+
+
 @pytest.mark.parametrize("path", ["/api/v1/nowhere", "/api/v1/jobs/nobody", "/api"])
 def test_the_api_answers_in_json_whoever_asks(client, path):
     reply = client.get(path, headers=BROWSER)

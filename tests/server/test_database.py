@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
+from holdfast_migrations import NotOurDatabase
 from holdfast_server import models
 from holdfast_server.db import Database, DatabaseBusy, DatabaseClosed, DatabaseInUse
 from holdfast_server.settings import ServerSettings, database_url, default_database, is_loopback
@@ -26,7 +27,7 @@ def run(database, scenario):
 
 @pytest.fixture
 def database(tmp_path):
-    return Database(str(tmp_path / "new" / "holdfast.db"))
+    return Database(str(tmp_path / "holdfast.db"))
 
 
 def job(name):
@@ -202,6 +203,35 @@ def test_a_migration_that_fails_lets_the_file_go(database, monkeypatch):
     monkeypatch.undo()
     database.prepare()
     database.release()
+
+
+def test_closing_waits_for_reads_that_were_given_up(database):
+    async def scenario(database):
+        reading = asyncio.Event()
+
+        async def read_for_ever():
+            async with database.read() as session:
+                await session.execute(text("SELECT 1"))
+                reading.set()
+                await asyncio.Event().wait()
+
+        given_up = asyncio.create_task(read_for_ever())
+        await reading.wait()
+        given_up.cancel()
+        await database.close()
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert run(database, scenario) == set()
+
+
+def test_only_the_default_place_is_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    ours = Database(str(default_database()))
+    ours.prepare()
+    ours.release()
+    with pytest.raises(NotOurDatabase, match="there is no directory"):
+        Database(str(tmp_path / "a" / "b" / "holdfast.db")).prepare()
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_job_of_long_iterations_is_not_silent_while_it_trains(agent, client, c
     ("reason", "expected"),
     [
         ("finished", ("finished", "at iteration 4")),
-        ("interrupted", ("finished", "interrupted at iteration 4")),
+        ("interrupted", ("stopped", "interrupted at iteration 4")),
         ("ValueError: no", ("failed", "ValueError: no at iteration 4")),
     ],
 )
@@ -105,6 +105,41 @@ def test_prometheus_reads_the_figures_of_jobs(agent, client):
     assert 'holdfast_job_status{job="char-gpt",status="running"} 1.0' in text
     assert 'holdfast_ingest_batches_total{result="acknowledged"} 2.0' in text
     assert "holdfast_ingest_samples_total 3.0" in text
+
+
+FULL = "No space left on device"
+
+
+def test_checkpoints_that_fail_one_after_the_other_are_told_until_one_is_durable(agent, client):
+    agent.start()
+    agent.train(10)
+    agent.checkpoint(1, state="failed", reason="an old one", snapshot_started_at=1.0)
+    agent.checkpoint(2, snapshot_started_at=2.0)
+    assert client.get(JOB).json()["failing"] is None
+    for number in (3, 4, 5):
+        agent.checkpoint(number, state="failed", reason=f"{FULL} ({number})", snapshot_started_at=float(number))
+    agent.checkpoint(6, state="torn", reason=FULL, snapshot_started_at=6.0)
+    agent.checkpoint(7, state="persisting", snapshot_started_at=7.0)
+    (row,) = client.get("/api/v1/jobs").json()["jobs"]
+    assert row["failing"] == {"count": 4, "reason": FULL, "since": 3.0}
+    assert 'holdfast_job_checkpoints_failing{job="char-gpt"} 4.0' in client.get("/metrics").text
+    agent.checkpoint(7, snapshot_started_at=7.0)
+    assert client.get(JOB).json()["failing"] is None
+
+
+def test_a_checkpoint_that_a_crash_cut_short_is_no_failing_one(agent, client):
+    agent.start()
+    agent.train(10)
+    agent.checkpoint(5, state="persisting")
+    agent.restarted().start()
+    assert client.get(f"{JOB}/checkpoints").json()["checkpoints"][0]["state"] == "failed"
+    assert client.get(JOB).json()["failing"] is None
+
+
+def test_a_job_of_which_no_checkpoint_was_ever_durable_is_failing(agent, client):
+    agent.start()
+    agent.checkpoint(5, state="failed", reason=FULL)
+    assert client.get(JOB).json()["failing"]["count"] == 1
 
 
 def stall(iteration, seconds, kind="data_fetch", lineage=1):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from holdfast.protocol import AttemptFinished, LineageStarted, OrderMoved
+from holdfast.protocol import AttemptFinished, Inventory, LineageStarted, OrderMoved
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -46,6 +46,19 @@ def test_an_order_reaches_the_agent_with_its_fence(job, client):
 
 def test_an_order_may_name_a_checkpoint(job, client):
     assert order(client, checkpoint="000000000020-1").json()["iteration"] == 20
+
+
+def test_a_restore_can_be_undone_while_the_state_that_it_left_is_in_the_store(job, client):
+    placed = order(client, iteration=10).json()
+    safety = job.checkpoint(kind="safety")
+    moved(job, placed, "restored", safety_checkpoint=safety)
+    assert read(client, placed)["undoable"] is True
+    assert "undo…" in client.get("/jobs/char-gpt").text
+    job.say(Inventory(at=job.at, checkpoints=["000000000010-1"]))
+    assert read(client, placed)["undoable"] is False
+    page = client.get("/jobs/char-gpt").text
+    assert "undo…" not in page.lower()
+    assert "Went back to" in page
 
 
 def test_an_order_goes_through_its_states_to_restored(job, client):

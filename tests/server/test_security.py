@@ -170,6 +170,8 @@ def test_what_only_looks_like_an_open_path_is_not(locked, path):
 def test_another_token_is_refused(locked, header):
     reply = locked.get(JOBS, headers={"Authorization": header.encode()})
     assert (reply.status_code, reply.headers["www-authenticate"]) == (401, "Bearer")
+    assert reply.json()["error"] == "wrong_token"
+    assert reply.json()["message"] != locked.get(JOBS).json()["message"]
 
 
 def test_the_token_opens(locked):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 JOB = "/api/v1/jobs/char-gpt"
+SECRET = "a-shared-secret-of-some-length"
 pytestmark = pytest.mark.processes
 
 
@@ -53,13 +54,26 @@ def test_an_empty_secret_is_none(tmp_path):
     assert "HOLDFAST_TOKEN" in said
 
 
+def test_a_secret_that_can_be_guessed_is_refused_where_others_can_try(tmp_path):
+    said = refused(
+        "--host", "0.0.0.0", "--port", "0", "--db", str(tmp_path / "x.db"), HOLDFAST_TOKEN="fifteen-letters"
+    )
+    assert "15 characters" in said
+    assert 'python -c "import secrets; print(secrets.token_urlsafe(32))"' in said
+    assert "fifteen-letters" not in said
+
+
+def test_on_loopback_any_secret_will_do(serve):
+    serve(HOLDFAST_TOKEN="short")
+
+
 def test_with_a_shared_secret_other_machines_are_served_and_asked_for_it(serve):
-    server = serve("--host", "0.0.0.0", HOLDFAST_TOKEN="a-shared-secret")
+    server = serve("--host", "0.0.0.0", HOLDFAST_TOKEN=SECRET)
     with server.client() as client:
         assert client.get("/api/v1/jobs").status_code == 401
-        headers = {"Authorization": "Bearer a-shared-secret"}
+        headers = {"Authorization": f"Bearer {SECRET}"}
         assert client.get("/api/v1/jobs", headers=headers).status_code == 200
-    assert "a-shared-secret" not in server.output
+    assert SECRET not in server.output
 
 
 def test_a_second_server_on_the_same_file_is_refused_and_the_first_goes_on(serve, tmp_path):
@@ -84,6 +98,48 @@ def test_a_port_that_is_taken_is_named(serve, tmp_path):
 @pytest.mark.parametrize("database", ["sqlite://", "postgresql://localhost/x", "/proc/nothing/x.db"])
 def test_a_place_that_cannot_be_stored_in_is_named(database):
     assert database in refused("--port", "0", "--db", database)
+
+
+@pytest.fixture(params=["a directory", "a text", "a database of another program", "a damaged database"])
+def no_place(request, tmp_path):
+    path = tmp_path / "place"
+    match request.param:
+        case "a directory":
+            path.mkdir()
+        case "a text":
+            path.write_text("loss,iteration\n" * 100)
+        case "a database of another program":
+            with sqlite3.connect(path) as connection:
+                connection.execute("CREATE TABLE jobs (x)")
+            connection.close()
+        case "a damaged database":
+            path.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096)
+    return path
+
+
+def test_what_is_no_database_of_ours_is_named_in_one_sentence_and_left_alone(no_place):
+    before = None if no_place.is_dir() else no_place.read_bytes()
+    said = refused("--port", "0", "--db", str(no_place))
+    assert str(no_place) in said
+    assert "--db" in said
+    assert len(said.splitlines()) == 1
+    assert not any(word in said.lower() for word in ("sqlalche", "[sql", "background on", "operationalerror"))
+    assert before is None or no_place.read_bytes() == before
+
+
+def test_no_directory_is_made_for_a_database_that_somebody_named(tmp_path):
+    said = refused("--port", "0", "--db", str(tmp_path / "a" / "b" / "holdfast.db"))
+    assert f"there is no directory {tmp_path}/a/b" in said
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_second_ctrl_c_leaves_nothing_behind(serve):
+    server = serve()
+    server.process.send_signal(signal.SIGINT)
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(timeout=20) == 0
+    assert server.process.stdout is not None
+    assert server.process.stdout.read().strip() == "Holdfast has stopped."
 
 
 def test_a_database_of_a_later_release_is_left_alone(serve, tmp_path):
@@ -118,6 +174,7 @@ def test_it_stops_though_streams_and_long_polls_are_open(serve, fresh_agent, num
     assert server.process.stdout is not None
     said = server.process.stdout.read()
     assert "ERROR" not in said
+    assert "was destroyed" not in said
     assert "Traceback" not in said
 
 
@@ -181,7 +238,7 @@ def test_help_teaches():
         [sys.executable, "-m", "holdfast_server", "--help"], capture_output=True, text=True, check=True,
         env={"PATH": os.environ["PATH"], "COLUMNS": "120", "NO_COLOR": "1"},
     ).stdout  # fmt: skip
-    for word in ("--host", "--port", "--db", "--token", "--allow-host", "HOLDFAST_TOKEN", "openssl rand"):
+    for word in ("--host", "--port", "--db", "--token", "--allow-host", "HOLDFAST_TOKEN", "token_urlsafe"):
         assert word in shown
 
 

@@ -14,6 +14,7 @@ from holdfast.protocol import (
     Stall,
     checkpoint_id,
 )
+from holdfast_server import timeline
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -188,6 +189,19 @@ def test_of_very_many_checkpoints_an_even_selection_with_the_newest_is_drawn(job
     assert (timeline["checkpoints_total"], drawn[-1]) == (1300, 1300)
     assert 400 < len(drawn) <= 500
     assert len({second - first for first, second in itertools.pairwise(drawn)}) == 1
+
+
+def test_restore_points_can_be_asked_for_without_what_is_not_in_the_store(job, client):
+    job.train(10)
+    for number, state in enumerate(("durable", "failed", "torn", "damaged", "missing", "persisting"), start=1):
+        job.checkpoint(number, state)
+
+    async def asked(**options):
+        rows = await timeline.restore_points(client.app.state.database, "char-gpt", **options)
+        return [row.state for row in rows]
+
+    assert client.portal.call(lambda: asked(in_store=True)) == ["persisting", "damaged", "durable"]
+    assert len(client.portal.call(asked)) == 6
 
 
 def test_restore_points_come_newest_first_and_page_by_page(job, client):

@@ -24,8 +24,10 @@ from holdfast_web import forms
 from holdfast_web.render import View, values
 
 POINTS_SHOWN, POINTS_MOST = 12, 500
-ORDER_SHOWN_SECONDS = 900.0
-"""How long a finished restore stays beside the timeline before it is history only."""
+EDITS_SHOWN, EDITS_MOST = 8, 200
+ORDER_SHOWN_SECONDS, FAILURE_SHOWN_SECONDS = 120.0, 900.0
+"""How long a finished restore, and one that went wrong, stays beside the timeline before it is history only."""
+FAILURES = ("failed", "expired")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +72,12 @@ class Typed:
 
 @dataclass(frozen=True, kw_only=True)
 class Preview(View):
-    """What the plan expects, beside what is measured now."""
+    """What the plan expects, beside what is measured now and expected of the interval in force."""
 
     template: ClassVar[str] = "_preview.html"
     job: JobSummary
     plan: Plan | None
+    in_force: Plan | None
     why_none: str
     error: str = ""
 
@@ -106,6 +109,8 @@ class JobFacts(View):
     order: Order | None
     """The one whose progress is shown."""
     edits: list[Edit]
+    edits_limit: int
+    more_edits: bool
     notices: list[NoticeRow]
     acks: dict[str, Ack]
     now: float
@@ -123,6 +128,18 @@ class PointsPart(View):
     job: JobSummary
     points: list[CheckpointRow]
     points_limit: int
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryPart(View):
+    template: ClassVar[str] = "_history.html"
+    job: JobSummary
+    orders: list[Order]
+    edits: list[Edit]
+    edits_limit: int
+    more_edits: bool
+    notices: list[NoticeRow]
     now: float
 
 
@@ -182,21 +199,36 @@ def shown_order(orders: list[Order], now: float) -> Order | None:
         return None
     newest = next((order for order in orders if order.open), orders[0])
     moved_at = newest.transitions[-1].at if newest.transitions else newest.created_at
-    return newest if newest.open or now - moved_at < ORDER_SHOWN_SECONDS else None
+    shown_seconds = FAILURE_SHOWN_SECONDS if newest.state in FAILURES else ORDER_SHOWN_SECONDS
+    return newest if newest.open or now - moved_at < shown_seconds else None
 
 
-async def job_facts(db: Database, name: str, *, now: float, points_limit: int = POINTS_SHOWN) -> JobFacts:
+def told_edits(edits: list[Edit]) -> list[Edit]:
+    """Those in which a setting became another one; restores have a list of their own."""
+    return [
+        edit
+        for edit in edits
+        if any(change.field != "restore" and change.before != change.after for change in edit.changes)
+    ]
+
+
+async def job_facts(
+    db: Database, name: str, *, now: float, points_limit: int = POINTS_SHOWN, edits_limit: int = EDITS_SHOWN
+) -> JobFacts:
     job = await timeline.job_summary(db, name, now=now)
     orders = await timeline.orders(db, name)
-    edits = [edit for edit in await timeline.edits(db, name) if any(c.field != "restore" for c in edit.changes)]
+    edits = await timeline.edits(db, name, limit=EDITS_MOST)
+    told = told_edits(edits)
     return JobFacts(
         job=job,
         stall_window=min(job.iteration, STALL_WINDOW_ITERATIONS),
-        points=await timeline.restore_points(db, name, limit=points_limit, gone=False),
+        points=await timeline.restore_points(db, name, limit=points_limit, in_store=True),
         points_limit=points_limit,
         orders=orders,
         order=shown_order(orders, now),
-        edits=edits,
+        edits=told[:edits_limit],
+        edits_limit=edits_limit,
+        more_edits=len(told) > edits_limit,
         notices=await timeline.notices(db, name, limit=8),
         acks=acks_of(edits, job.alive),
         now=now,
@@ -204,7 +236,7 @@ async def job_facts(db: Database, name: str, *, now: float, points_limit: int = 
 
 
 def preview_of(job: JobSummary, answer: SettingsPreview) -> Preview:
-    return Preview(job=job, plan=answer.plan, why_none=answer.why_none)
+    return Preview(job=job, plan=answer.plan, in_force=answer.in_force, why_none=answer.why_none)
 
 
 async def controls(db: Database, job: JobSummary, acks: dict[str, Ack], *, now: float) -> Controls:
@@ -266,6 +298,18 @@ def _sentence(error: Refused) -> str:
         none = "" if error.nearest else " There is none before it either."
         return f"Iteration {error.iteration:,} has no restore point.{none}"
     return str(error)
+
+
+def history_part(facts: JobFacts) -> HistoryPart:
+    return HistoryPart(
+        job=facts.job,
+        orders=facts.orders,
+        edits=facts.edits,
+        edits_limit=facts.edits_limit,
+        more_edits=facts.more_edits,
+        notices=facts.notices,
+        now=facts.now,
+    )
 
 
 def restore_page(dialog: RestoreDialog) -> RestorePage:

@@ -66,6 +66,10 @@ def _points_limit(asked: int) -> int:
     return min(max(asked, pages.POINTS_SHOWN), pages.POINTS_MOST)
 
 
+def _edits_limit(asked: int) -> int:
+    return min(max(asked, pages.EDITS_SHOWN), pages.EDITS_MOST)
+
+
 # ---- fleet ----------------------------------------------------------------------------------
 
 
@@ -123,24 +127,38 @@ def _local(path: str) -> str:
 
 
 @router.get("/jobs/{job}")
-async def job_page(job: str, db: Db, clock: Clock, points: int = pages.POINTS_SHOWN) -> Response:
+async def job_page(
+    job: str, db: Db, clock: Clock, points: int = pages.POINTS_SHOWN, edits: int = pages.EDITS_SHOWN
+) -> Response:
     now = clock()
-    facts = await pages.job_facts(db, job, now=now, points_limit=_points_limit(points))
+    facts = await pages.job_facts(
+        db, job, now=now, points_limit=_points_limit(points), edits_limit=_edits_limit(edits)
+    )
     shown = await pages.controls(db, facts.job, facts.acks, now=now)
     return pages.job_page(facts, shown).response()
 
 
 @router.get("/jobs/{job}/live")
-async def job_live(job: str, db: Db, clock: Clock, points: int = pages.POINTS_SHOWN) -> Response:
-    facts = await pages.job_facts(db, job, now=clock(), points_limit=_points_limit(points))
+async def job_live(
+    job: str, db: Db, clock: Clock, points: int = pages.POINTS_SHOWN, edits: int = pages.EDITS_SHOWN
+) -> Response:
+    facts = await pages.job_facts(
+        db, job, now=clock(), points_limit=_points_limit(points), edits_limit=_edits_limit(edits)
+    )
     return facts.response()
+
+
+@router.get("/jobs/{job}/history")
+async def job_history(job: str, db: Db, clock: Clock, edits: int = pages.EDITS_SHOWN) -> Response:
+    facts = await pages.job_facts(db, job, now=clock(), edits_limit=_edits_limit(edits))
+    return pages.history_part(facts).response()
 
 
 @router.get("/jobs/{job}/points")
 async def job_points(job: str, db: Db, clock: Clock, points: int = pages.POINTS_SHOWN) -> Response:
     now, limit = clock(), _points_limit(points)
     summary = await timeline.job_summary(db, job, now=now)
-    rows = await timeline.restore_points(db, job, limit=limit, gone=False)
+    rows = await timeline.restore_points(db, job, limit=limit, in_store=True)
     return pages.PointsPart(job=summary, points=rows, points_limit=limit, now=now).response()
 
 
@@ -170,7 +188,7 @@ async def _preview(db: Db, job: JobSummary, now: float, *, budget: str = "", eve
             now=now,
         )
     except Refused as refusal:
-        return pages.Preview(job=job, plan=None, why_none="", error=str(refusal))
+        return pages.Preview(job=job, plan=None, in_force=None, why_none="", error=str(refusal))
     return pages.preview_of(job, answer)
 
 

@@ -20,6 +20,12 @@ function slide(range) {
   field.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
+/** The reason why the value before was refused says nothing of the one that is being typed. */
+function forgetError(field) {
+  field.removeAttribute("aria-invalid");
+  for (const error of field.form.querySelectorAll(".field-error")) error.remove();
+}
+
 /** Whether somebody is at work in the controls. */
 const busy = () => document.querySelector("#controls form[data-typed]") !== null;
 
@@ -36,6 +42,7 @@ export function startForms() {
     if (event.target.matches("[data-log-range]")) slide(event.target);
     else if (event.target.closest("[data-guard]")) {
       event.target.closest("[data-guard]").dataset.typed = "";
+      forgetError(event.target);
       placeSliders();
     }
   });

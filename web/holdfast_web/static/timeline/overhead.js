@@ -5,10 +5,26 @@ import { count, percent } from "./format.js";
 import { alpha, palette } from "./palette.js";
 
 const TALL = 68;
+const TOP = 8;
+const CUT_FACTOR = 3;
+const CUT_GAP_PX = 70;
 
 function niceStep(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));
   return [5, 2, 1].find((factor) => factor * power <= rough) * power;
+}
+
+const ascending = (values) => values.filter(Number.isFinite).sort((a, b) => a - b);
+const quantile = (sorted, share) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))];
+
+/** The highest value that the lane shows: one budget of 100 % must not flatten everything else. */
+export function topOf(rows) {
+  const measured = ascending(rows.map((row) => row.measured_overhead));
+  const budgets = ascending(rows.map((row) => row.budget));
+  const highest = Math.max(budgets.at(-1) * 1.35, measured.at(-1) ?? 0);
+  // the usual budget is what overhead is read against: it stays in sight however little is spent
+  const usual = Math.max(CUT_FACTOR * (quantile(measured, 0.95) ?? 0), quantile(budgets, 0.5) * 1.35);
+  return Math.min(highest, usual) * 1.06;
 }
 
 export class OverheadLane extends CanvasLane {
@@ -23,13 +39,49 @@ export class OverheadLane extends CanvasLane {
       label(pen, "not measured yet: the first iterations are being profiled", view.gutter + 2, TALL / 2, palette.muted, palette.font);
       return;
     }
-    const top = Math.max(...paced.map((row) => Math.max(row.budget * 1.35, row.measured_overhead ?? 0))) * 1.06;
-    const y = (value) => TALL - 6 - (value / top) * (TALL - 14);
+    const top = topOf(this.#shown());
+    const y = (value) => TALL - 6 - (Math.min(value, top) / top) * (TALL - 6 - TOP);
     this.#scale(pen, top, y);
     this.clipped(pen, () => {
       this.#budget(pen, paced, y);
       this.#measured(pen, paced, y);
       this.#intervals(pen, paced, y);
+      this.#cuts(pen, paced, top);
+    });
+  }
+
+  /** The decisions in the window, and the one that was in force when it begins. */
+  #shown() {
+    const { view } = this;
+    const paced = this.model.paced;
+    const first = paced.findLastIndex((row) => row.iteration <= view.from);
+    const rows = paced.filter((row, index) => index === first || view.shows(row.iteration));
+    return rows.length ? rows : paced.slice(0, 1);
+  }
+
+  /** Where a line leaves the scale: a break in it, and how high it goes. */
+  #cuts(pen, paced, top) {
+    let free = -Infinity;
+    paced.forEach((row, index) => {
+      const value = Math.max(row.budget, row.measured_overhead ?? 0);
+      const end = paced[index + 1]?.iteration ?? this.model.extent[1];
+      if (value <= top || !this.view.shows(row.iteration, end)) return;
+      const x = Math.max(this.view.x(row.iteration), this.view.gutter + 4);
+      if (x < free) return;
+      const text = `↑ ${percent(value)}`;
+      const colour = value === row.budget ? palette.budget : palette.accent;
+      pen.fillStyle = palette.surface;
+      pen.fillRect(x - 3, TOP - 6, 12, 12);
+      pen.strokeStyle = colour;
+      pen.lineWidth = 1.6;
+      for (const shift of [0, 5]) {
+        pen.beginPath();
+        pen.moveTo(x + shift - 2, TOP + 5);
+        pen.lineTo(x + shift + 3, TOP - 5);
+        pen.stroke();
+      }
+      label(pen, text, x + 12, TOP + 5, colour, palette.bold);
+      free = x + CUT_GAP_PX;
     });
   }
 
