@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import math
+import re
 
+import msgspec
 import pytest
+from conftest import SetClock
 from fake_agent import FakeAgent, over_client
 from starlette.testclient import TestClient
 
-from holdfast.protocol import Inventory
+from holdfast.protocol import AttemptFinished, Inventory, Paced
 
 JOB = "/jobs/char-gpt"
 
@@ -85,6 +88,101 @@ def test_what_retention_took_is_not_offered_as_a_restore_point(client: TestClien
     page = client.get(JOB).text
     assert page.count("durable</span>") == 1
     assert f'data-checkpoint="{kept}"' in page
+
+
+def fill_the_disk(agent: FakeAgent, checkpoints: int) -> None:
+    for _ in range(checkpoints):
+        agent.train(1)
+        made = agent._checkpoint("scheduled")
+        agent.open.clear()
+        agent.events.append(msgspec.structs.replace(made, state="failed", reason="No space left on device"))
+    agent.send()
+
+
+def test_a_full_disk_is_one_red_line_and_no_page_full_of_rows(client: TestClient, agent: FakeAgent) -> None:
+    told = "15 checkpoints failed since the last durable one: No space left on device"
+    assert "failed since" not in client.get(JOB).text
+    fill_the_disk(agent, 15)
+    for path in (JOB, f"{JOB}/live", f"{JOB}/points"):
+        page = client.get(path).text
+        assert told in page
+        assert 'data-state="failed"' not in page
+        assert "Restore iteration 360, lineage 1" in page
+    assert "15 checkpoints failed, the first" in client.get(JOB).text
+    assert "15 checkpoints failed" in client.get("/").text
+    agent.train(agent.interval + 10)
+    agent.send()
+    assert "failed since" not in client.get(JOB).text
+
+
+def test_a_job_that_was_interrupted_is_stopped_and_not_finished(client: TestClient, agent: FakeAgent) -> None:
+    agent.events.append(AttemptFinished(at=agent.at, iteration=400, lineage=1, reason="interrupted"))
+    agent.send()
+    page = client.get(JOB).text
+    assert 'data-status="stopped"' in page
+    assert "interrupted at iteration 400" in page
+    assert "1 job · 1 stopped" in client.get("/").text
+
+
+def test_the_reason_of_the_interval_and_the_cost_are_of_one_profile(client: TestClient, agent: FakeAgent) -> None:
+    agent.pace()
+    paced = agent.events[-1]
+    assert isinstance(paced, Paced)
+    paced.reason = "a checkpoint costs 4.97 ms (measured), 0.05% of 40 iterations"
+    agent.send()
+    page = client.get(JOB).text
+    assert "4.97 ms" not in page
+    assert "a checkpoint costs 320 ms, 3.33% of 40 iterations" in page
+    assert re.search(r"Checkpoint cost</th><td>320 ms</td>", page)
+
+
+def test_where_the_newest_figures_agree_the_policys_own_reason_is_told(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    agent.interval = 39
+    agent.pace()
+    agent.send()
+    assert "as often as the budget of 3.5% allows" in client.get(JOB).text
+    agent.paused = True
+    agent.pace()
+    agent.send()
+    assert (
+        client.get(f"/api/v1{JOB}").json()["interval_reason"]
+        == "a checkpoint costs 320 ms: every 39 keeps the budget"
+    )
+
+
+def test_what_went_well_is_history_after_two_minutes(
+    client: TestClient, agent: FakeAgent, clock: SetClock
+) -> None:
+    client.post(f"{JOB}/restores", data={"checkpoint": "000000000120-1", "key": "once"})
+    agent.obey(agent.desired())
+    agent.send()
+    clock.now = agent.at + 119
+    assert "Went back to" in client.get(JOB).text
+    clock.now = agent.at + 121
+    page = client.get(JOB).text
+    assert "Went back to" not in page
+    assert '<div id="order" aria-live="polite"></div>' in page
+    assert "to 120 from 400" in page
+
+
+def test_the_settings_list_holds_the_newest_changes_and_none_that_changed_nothing(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    budgets = [str(number) for number in range(1, 11)]
+    for version, budget in enumerate([*budgets, "10"]):
+        client.post(f"{JOB}/budget", data={"version": str(version), "budget": budget})
+    page = client.get(JOB).text
+    assert "10% → 10%" not in page
+    assert "saved v11" in page
+    shown = re.findall(r"<b>v(\d+)</b>", page)
+    assert shown == ["10", "9", "8", "7", "6", "5", "4", "3"]
+    for path in (f"{JOB}?edits=24", f"{JOB}/history?edits=24", f"{JOB}/live?edits=24"):
+        page = client.get(path).text
+        assert len(re.findall(r"<b>v(\d+)</b>", page)) == 10
+        assert "history?edits=" not in page
+        assert 'name="edits" value="24"' in page
 
 
 def test_after_a_restore_the_lineage_that_goes_on_comes_first(client: TestClient, agent: FakeAgent) -> None:

@@ -30,6 +30,8 @@ def test_the_dialog_says_exactly_what_will_happen(client: TestClient, agent: Fak
     assert "Left behind 280 iterations" in text
     assert "Takes predicted" in text
     assert "a safety checkpoint of the state that is left is taken first" in text
+    assert "it outlives the next two restores" in text
+    assert "their restore points can be restored until retention takes them" in text
     assert "a new lineage starts at iteration 120" in text
     assert "<html" not in answer.text
 

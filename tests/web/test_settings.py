@@ -9,6 +9,8 @@ import pytest
 from fake_agent import FakeAgent
 from starlette.testclient import TestClient
 
+from holdfast.pacing import MAX_BUDGET, MIN_BUDGET
+
 JOB = "/jobs/char-gpt"
 HTMX = {"HX-Request": "true"}
 
@@ -114,6 +116,21 @@ def test_the_preview_tells_what_to_expect_and_changes_nothing(client: TestClient
     assert '<td class="predicted">134 iterations</td>' in answer.text
     assert "predicted" in answer.text
     assert agent.desired().version == 0
+
+
+def test_what_is_most_at_risk_now_is_expected_the_same_way_as_what_will_be(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    agent.train(7)
+    agent.send()
+    answer = client.get(f"{JOB}/preview?every=40").text
+    row = re.search(r"Most at risk</th><td>([^<]+)</td><td[^>]*>([^<]+)</td>", answer)
+    assert row
+    assert row[1] == row[2] == "46 iterations"
+
+
+def test_the_range_that_the_field_takes_is_said(client: TestClient, agent: FakeAgent) -> None:
+    assert f"The field takes {MIN_BUDGET:.2%}–{MAX_BUDGET:.0%}".replace("%", "") in client.get(JOB).text
 
 
 def test_the_preview_of_a_fixed_interval(client: TestClient, agent: FakeAgent) -> None:
