@@ -18,6 +18,10 @@ from holdfast.errors import DamagedCheckpoint, UnknownFormat
 FORMAT = 1
 MANIFEST = "manifest.json"
 DIGEST = "xxh3-128"
+CHUNK_BYTES = 16 << 20
+"""The most that one digest covers: so much is read at a time, and so closely is damage located."""
+BLOCK_BYTES = 4096
+"""What direct I/O wants addresses, offsets and lengths to be multiples of."""
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -44,6 +48,9 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     """One past the last byte within the file."""
     digest: str
+    """Of the tensor's bytes; of one larger than a chunk, that of its chunks' digests, one after the other."""
+    chunks: list[str] | None = None
+    """The digest of every 16 MiB of a tensor that is larger than that."""
     view: str | None = None
     """The torch dtype to view the stored elements as, where safetensors has none of its own: complex128."""
 
@@ -87,6 +94,45 @@ def digest(data: Any) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+def digest_tensor(data: memoryview) -> tuple[str, list[str] | None]:
+    """(digest, chunks) of a tensor's bytes. They do not depend on where the tensor lies in its file."""
+    if len(data) <= CHUNK_BYTES:
+        return digest(data), None
+    chunks = [digest(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+    return digest_of_chunks(chunks), chunks
+
+
+def digest_of_chunks(chunks: Sequence[str]) -> str:
+    return digest(b"".join(bytes.fromhex(chunk) for chunk in chunks))
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A stretch of a file that one digest covers."""
+
+    what: str
+    """For people: the header, or a tensor and, of a large one, the bytes."""
+    start: int
+    end: int
+    digest: str
+
+
+def pieces(manifest: Manifest, file: File) -> Iterator[Piece]:
+    """The whole of a file, in its order, as stretches that can be verified one by one."""
+    yield Piece("the header", 0, file.header_bytes, file.header_digest)
+    for tensor in sorted(tensors_of(manifest, file.name), key=lambda tensor: tensor.start):
+        yield from pieces_of(tensor)
+
+
+def pieces_of(tensor: Tensor) -> Iterator[Piece]:
+    if tensor.chunks is None:
+        yield Piece(f"tensor {tensor.name}", tensor.start, tensor.end, tensor.digest)
+        return
+    for number, found in enumerate(tensor.chunks):
+        start = tensor.start + number * CHUNK_BYTES
+        end = min(start + CHUNK_BYTES, tensor.end)
+        yield Piece(f"tensor {tensor.name}, bytes {start:,} to {end:,} of the file", start, end, found)
+
+
 class Slot(msgspec.Struct, frozen=True):
     """Where a tensor lies in a payload's data section."""
 
@@ -110,7 +156,7 @@ def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[Slot]:
 
 
 def payload_header(slots: Sequence[Slot], metadata: dict[str, str]) -> bytes:
-    """The opening of a safetensors file, padded so that the data section is aligned to 64 bytes."""
+    """The opening of a safetensors file, padded so that the data section begins a block for direct I/O."""
     header: dict[str, Any] = {"__metadata__": metadata}
     for slot in slots:
         header[slot.name] = {
@@ -119,7 +165,7 @@ def payload_header(slots: Sequence[Slot], metadata: dict[str, str]) -> bytes:
             "data_offsets": [slot.start, slot.end],
         }
     text = msgspec.json.encode(header)
-    text += b" " * (-(len(text) + 8) % 64)
+    text += b" " * (-(len(text) + 8) % BLOCK_BYTES)
     return len(text).to_bytes(8, "little") + text
 
 
@@ -150,15 +196,26 @@ def decode_manifest(data: bytes, file: str = MANIFEST) -> Manifest:
         raise DamagedCheckpoint(file, f"is not a manifest of format {FORMAT}: {error}") from error
 
 
-def check_file(manifest: Manifest, file: File, data: memoryview) -> None:
-    """Compare a whole file with its digests; DamagedCheckpoint names what differs."""
-    if len(data) != file.size_bytes:
-        raise DamagedCheckpoint(file.name, f"is {len(data):,} bytes long, not {file.size_bytes:,}")
-    if digest(data[: file.header_bytes]) != file.header_digest:
-        raise DamagedCheckpoint(file.name, "its header does not match its digest")
+def check_layout(manifest: Manifest, file: File, size_bytes: int) -> None:
+    """DamagedCheckpoint when a file is not as long as it was, or its digests do not cover all of it."""
+    if size_bytes != file.size_bytes:
+        raise DamagedCheckpoint(file.name, f"is {size_bytes:,} bytes long, not {file.size_bytes:,}")
+    at = 0
+    for piece in pieces(manifest, file):
+        if piece.start != at or piece.end < at:
+            raise DamagedCheckpoint(file.name, f"its manifest leaves a gap before {piece.what}")
+        at = piece.end
+    if at != file.size_bytes:
+        raise DamagedCheckpoint(file.name, f"its manifest says nothing of the bytes from {at:,} on")
     for tensor in tensors_of(manifest, file.name):
-        if digest(data[tensor.start : tensor.end]) != tensor.digest:
-            raise DamagedCheckpoint(file.name, f"tensor {tensor.name} does not match its digest")
+        if tensor.chunks is not None and digest_of_chunks(tensor.chunks) != tensor.digest:
+            raise DamagedCheckpoint(file.name, f"the chunks of tensor {tensor.name} do not match its digest")
+
+
+def check_piece(file: File, piece: Piece, data: memoryview) -> None:
+    """Compare a stretch of a file with its digest; DamagedCheckpoint names what differs."""
+    if digest(data) != piece.digest:
+        raise DamagedCheckpoint(file.name, f"{piece.what} does not match its digest")
 
 
 def tensors_of(manifest: Manifest, file: str) -> Iterator[Tensor]:

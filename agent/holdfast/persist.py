@@ -150,10 +150,12 @@ def _manifest(
             file=name,
             start=len(header) + slot.start,
             end=len(header) + slot.end,
-            digest=fmt.digest(payload[slot.start : slot.end]),
+            digest=whole,
+            chunks=chunks,
             view=snapshot.views.get(slot.name),
         )
         for slot in snapshot.slots
+        for whole, chunks in [fmt.digest_tensor(payload[slot.start : slot.end])]
     ]
     file = fmt.File(
         name=name,

@@ -96,7 +96,7 @@ def verify(store: Store, job: str, checkpoint: str) -> fmt.Manifest:
     """Read a checkpoint and compare every byte with its digests; DamagedCheckpoint names file and reason."""
     found = manifest(store, job, checkpoint)
     for file in found.files:
-        fmt.check_file(found, file, store.read_file(job, checkpoint, file.name))
+        _read(store, job, checkpoint, found, file)
     return found
 
 
@@ -105,11 +105,20 @@ def load(store: Store, job: str, checkpoint: str) -> Loaded:
     found = manifest(store, job, checkpoint)
     tensors: dict[str, torch.Tensor] = {}
     for file in found.files:
-        data = store.read_file(job, checkpoint, file.name)
-        fmt.check_file(found, file, data)
+        data = _read(store, job, checkpoint, found, file)
         for tensor in fmt.tensors_of(found, file.name):
             tensors[tensor.name] = _view(tensor, data)
     return Loaded(checkpoint, found, tensors)
+
+
+def _read(store: Store, job: str, checkpoint: str, manifest: fmt.Manifest, file: fmt.File) -> memoryview:
+    with store.open_file(job, checkpoint, file.name) as opened:
+        fmt.check_layout(manifest, file, opened.size_bytes)
+        data = memoryview(bytearray(file.size_bytes))
+        opened.read_into(0, data)
+    for piece in fmt.pieces(manifest, file):
+        fmt.check_piece(file, piece, data[piece.start : piece.end])
+    return data
 
 
 def _view(tensor: fmt.Tensor, data: memoryview) -> torch.Tensor:

@@ -29,6 +29,13 @@ def commit(store, checkpoint=FIRST, attempt=1, data=b"tensors", **options):
     writer.commit(b"{}", **options)
 
 
+def read(store, checkpoint=FIRST):
+    with store.open_file(JOB, checkpoint, "rank-0.safetensors") as file:
+        data = bytearray(file.size_bytes)
+        file.read_into(0, memoryview(data))
+    return bytes(data)
+
+
 def leftovers(store):
     return [p.name for p in (store.root / JOB).iterdir() if p.name.startswith(".tmp")]
 
@@ -39,7 +46,7 @@ def test_a_checkpoint_is_invisible_until_it_is_committed(store):
     assert store.checkpoints(JOB) == []
     writer.commit(b"{}")
     assert store.checkpoints(JOB) == [FIRST]
-    assert bytes(store.read_file(JOB, FIRST, "rank-0.safetensors")) == b"tensors"
+    assert read(store) == b"tensors"
     assert leftovers(store) == []
 
 
@@ -100,7 +107,7 @@ def test_a_damaged_checkpoint_makes_way_for_the_sound_one(store):
     with pytest.raises(FileExistsError):
         commit(store, data=b"unasked")
     commit(store, data=b"again!!", replace=True)
-    assert bytes(store.read_file(JOB, FIRST, "rank-0.safetensors")) == b"again!!"
+    assert read(store) == b"again!!"
     assert len([p for p in (store.root / JOB).iterdir() if ".damaged-" in p.name]) == 1
 
 
@@ -108,7 +115,7 @@ def test_a_missing_file_is_named(store):
     commit(store)
     os.unlink(store.root / JOB / FIRST / "rank-0.safetensors")
     with pytest.raises(DamagedCheckpoint, match=r"rank-0\.safetensors: No such file"):
-        store.read_file(JOB, FIRST, "rank-0.safetensors")
+        read(store)
 
 
 def test_no_room_is_known_before_anything_is_written(store, monkeypatch):
@@ -176,7 +183,7 @@ def test_no_crash_point_loses_what_was_acknowledged_or_shows_what_was_not_writte
         acknowledged, present = run.stdout.split(), store.checkpoints(JOB)
         assert set(acknowledged[-1:]) <= set(present)
         for checkpoint in present:
-            assert bytes(store.read_file(JOB, checkpoint, "rank-0.safetensors")) == b"payload"
+            assert read(store, checkpoint) == b"payload"
         store.acquire_attempt(JOB, "next")
         assert leftovers(store) == []
         if run.returncode == 0:

@@ -97,8 +97,10 @@ def test_the_page_follows_a_running_job(open_page: Open, agent: FakeAgent) -> No
     agent.send()
     expect(page.locator("[data-part=window]")).to_contain_text("of 1,013")
     expect(page.locator("#head")).to_contain_text("iteration 1,013")
-    expect(page.locator(".kpi", has_text="At risk now")).to_contain_text("iterations")
-    expect(page.locator("#budget-preview")).to_contain_text("Most at risk", timeout=15_000)
+    agent.interval = 61
+    agent.pace()
+    agent.send()
+    expect(page.locator("#budget-preview")).to_contain_text("61 iterations", timeout=15_000)
 
 
 def test_dragging_zooms_and_the_address_keeps_the_window(open_page: Open, agent: FakeAgent) -> None:
@@ -180,6 +182,67 @@ def test_a_refused_budget_shows_its_reason(open_page: Open, agent: FakeAgent, ty
     expect(page.locator("#budget-error")).to_contain_text(f"'{typed}'")
     expect(page.locator("#budget")).to_have_value(typed)
     assert agent.desired().version == 0
+
+
+def test_a_reason_is_told_once_and_goes_when_something_else_is_typed(open_page: Open, agent: FakeAgent) -> None:
+    page = job_page(open_page, agent)
+    page.locator("#budget").fill("300")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.locator("#budget-error")).to_be_visible()
+    with page.expect_response(re.compile("/preview\\?")):
+        agent.train(1)
+        agent.send()
+    errors = page.locator("#controls .field-error:visible")
+    expect(page.locator("#budget-preview .field-error")).to_have_count(1)
+    expect(errors).to_have_count(1)
+    page.locator("#budget").press_sequentially("0")
+    expect(page.locator("#budget-error")).to_have_count(0)
+    expect(errors).to_contain_text("'3000'")
+    page.locator("#budget").fill("3")
+    expect(errors).to_have_count(0)
+    expect(page.locator("#budget")).not_to_have_attribute("aria-invalid", "true")
+
+
+def test_figures_in_the_budget_panel_stay_on_one_line(open_page: Open, agent: FakeAgent) -> None:
+    page = job_page(open_page, agent)
+    page.locator("#budget").fill("0.03")
+    expect(page.locator("#budget-preview")).to_contain_text("4,445 iterations")
+    lines = "cells => cells.map(cell => { const all = document.createRange(); all.selectNodeContents(cell);"
+    lines += " return new Set([...all.getClientRects()].map(box => Math.round(box.bottom / 10))).size; })"
+    assert set(page.locator(".compare td").evaluate_all(lines)) <= {0, 1}
+    table = page.locator("#budget-preview table")
+    assert table.evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
+
+
+def test_on_a_phone_no_figure_of_the_fleet_lies_over_another(open_page: Open, agent: FakeAgent) -> None:
+    page = open_page("/", width=390)
+    cells = page.locator(f"#job-{agent.job} td")
+    assert cells.count() == 8
+    wide = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth).map(cell => cell.dataset.label)"
+    assert cells.evaluate_all(wide) == []
+
+
+TOP = """async (rows) => {
+  const { topOf } = await import("/static/timeline/overhead.js");
+  return topOf(rows.map(([budget, measured_overhead]) => ({ budget, measured_overhead })));
+}"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "least", "most"),
+    [
+        ([(0.035, 0.01)] * 20, 0.04, 0.06),
+        ([(0.035, 0.03)] * 20 + [(1.0, 0.04)] * 3, 0.05, 0.2),
+        ([(0.035, 0.01)] * 40 + [(0.035, 9.0)], 0.04, 0.1),
+        ([(0.02, None)], 0.02, 0.03),
+        ([(0.01, 0.3)] * 5, 0.3, 0.4),
+    ],
+)  # fmt: skip
+def test_one_high_value_does_not_flatten_the_overhead(
+    open_page: Open, agent: FakeAgent, rows: list[tuple[float, float | None]], least: float, most: float
+) -> None:
+    page = job_page(open_page, agent)
+    assert least <= page.evaluate(TOP, [list(row) for row in rows]) <= most
 
 
 def test_a_conflict_is_shown_and_can_be_retried(open_page: Open, agent: FakeAgent) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
@@ -37,8 +37,18 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
 class CheckpointWriter(Protocol):
     """A checkpoint in the making: invisible until `commit` returns, gone after `abort`."""
 
-    def write(self, file: str, parts: Sequence[memoryview | bytes]) -> None:
-        """Write a file from its parts and make its bytes durable. OSError when the store cannot."""
+    def write(
+        self, file: str, parts: Sequence[memoryview | bytes], *, threads: bool = True, pace: Pace | None = None
+    ) -> None:
+        """Write a file from its parts, one behind the other, and make its bytes durable.
+
+        The parts must not change until it returns. Parts that begin at a page go to the device without a
+        copy where the store can do that. Without `threads` it is all done on the calling thread, as a forked
+        child must. `pace` is called before each stretch of bytes is written and may wait.
+
+        Raises:
+            OSError: the store cannot; what was written so far is nobody's.
+        """
         ...
 
     def commit(self, manifest: bytes, *, replace: bool = False) -> None:
@@ -58,6 +68,32 @@ class CheckpointWriter(Protocol):
         ...
 
 
+class Pace(Protocol):
+    """Holds background writing back so that training goes first."""
+
+    def __call__(self, size_bytes: int, /) -> None: ...
+
+
+class FileReader(Protocol):
+    """A file of a committed checkpoint, open for reading. A context manager."""
+
+    size_bytes: int
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        """Fill `target` with the bytes from `start` on; several threads may at the same time.
+
+        Raises:
+            DamagedCheckpoint: the file ends before, or cannot be read.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
 class Store(Protocol):
     """Keeps the checkpoints, attempts and lineages of jobs.
 
@@ -66,6 +102,8 @@ class Store(Protocol):
     """
 
     url: str
+    readers: int
+    """So many threads that read at once get the most out of it."""
 
     def jobs(self) -> list[str]: ...
 
@@ -77,8 +115,8 @@ class Store(Protocol):
         """DamagedCheckpoint when there is none."""
         ...
 
-    def read_file(self, job: str, checkpoint: str, file: str) -> memoryview:
-        """The whole of a file, writable; DamagedCheckpoint when it cannot be read."""
+    def open_file(self, job: str, checkpoint: str, file: str) -> FileReader:
+        """A file that its manifest names; DamagedCheckpoint when there is none."""
         ...
 
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> CheckpointWriter:

@@ -17,13 +17,14 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format import MANIFEST
 from holdfast.protocol import checkpoint_id, parse_checkpoint_id, validate_job
-from holdfast.store.base import Attempt, Lineage
+from holdfast.store.base import Attempt, Lineage, Pace
 
 logger = logging.getLogger("holdfast")
 
@@ -38,6 +39,7 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = str(root)
+        self.readers = 2
 
     def jobs(self) -> list[str]:
         if not self.root.exists():
@@ -52,19 +54,13 @@ class LocalStore:
         return sorted((n for n in found if (directory / n / MANIFEST).exists()), key=parse_checkpoint_id)
 
     def read_manifest(self, job: str, checkpoint: str) -> bytes:
-        return bytes(self.read_file(job, checkpoint, MANIFEST))
+        with self.open_file(job, checkpoint, MANIFEST) as file:
+            data = bytearray(file.size_bytes)
+            file.read_into(0, memoryview(data))
+        return bytes(data)
 
-    def read_file(self, job: str, checkpoint: str, file: str) -> memoryview:
-        path = self._checkpoint(job, checkpoint) / Path(file).name
-        try:
-            with open(path, "rb", buffering=0) as handle:
-                data = memoryview(bytearray(os.fstat(handle.fileno()).st_size))
-                filled = 0
-                while count := handle.readinto(data[filled:]):
-                    filled += count
-        except OSError as error:
-            raise DamagedCheckpoint(str(path), error.strerror or str(error)) from error
-        return data[:filled]
+    def open_file(self, job: str, checkpoint: str, file: str) -> LocalReader:
+        return LocalReader(self._checkpoint(job, checkpoint) / Path(file).name)
 
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> LocalWriter:
         directory = self._job(job)
@@ -149,6 +145,37 @@ class LocalStore:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+class LocalReader:
+    """A file of a checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY)
+            self.size_bytes = os.fstat(self._fd).st_size
+        except OSError as error:
+            raise DamagedCheckpoint(str(path), error.strerror or str(error)) from error
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        try:
+            while len(target):
+                count = os.preadv(self._fd, [target], start)
+                if not count:
+                    raise DamagedCheckpoint(str(self._path), f"ends at byte {start:,}")
+                start, target = start + count, target[count:]
+        except OSError as error:
+            raise DamagedCheckpoint(str(self._path), error.strerror or str(error)) from error
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
 class LocalWriter:
     """A checkpoint under a temporary name of its own, so that two attempts never meet in one directory."""
 
@@ -158,7 +185,9 @@ class LocalWriter:
         self._temporary = self._final.with_name(f".tmp-{attempt:08d}-{checkpoint}-{secrets.token_hex(4)}")
         self._temporary.mkdir()
 
-    def write(self, file: str, parts: Sequence[memoryview | bytes]) -> None:
+    def write(
+        self, file: str, parts: Sequence[memoryview | bytes], *, threads: bool = True, pace: Pace | None = None
+    ) -> None:
         fd = os.open(self._temporary / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             size = sum(len(part) for part in parts)
