@@ -64,7 +64,7 @@ class Checkpointer:
     @property
     def active(self) -> bool:
         """A copy or a write is under way."""
-        return not self.snapshots.free
+        return not self.snapshots.idle
 
     def acquire_attempt(self, at_least: int) -> None:
         """Fence all earlier attempts. Where the store cannot be written to, training goes on without it."""
@@ -126,7 +126,7 @@ class Checkpointer:
             self._reporter.event(self._event(snapshot, "snapshot"))
             self._persister.submit(snapshot, self._origin(snapshot))
         except BaseException:  # Ctrl-C as a rule
-            self.snapshots.release()
+            self.snapshots.release(snapshot)
             raise
         self._last = snapshot
         return snapshot
@@ -145,7 +145,7 @@ class Checkpointer:
         """Wait until nothing is under way and `head` is known; False when that takes too long."""
         if self._last is not None and not self._last.settled.wait(timeout_seconds):
             return False
-        return self.snapshots.wait_free(timeout_seconds)
+        return self.snapshots.wait_idle(timeout_seconds)
 
     def drain(self) -> list[Settled]:
         """What settled since the last call."""

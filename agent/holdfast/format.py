@@ -7,6 +7,8 @@ section: it goes to the file in a few large writes, with no copy and no work per
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -31,7 +33,7 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
-class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+class Tensor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One tensor, or one rank's shard of it, and where its bytes are."""
 
     name: str
@@ -87,6 +89,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     JSON has no word for. One entry an object of the session, `rng` and `session` among them."""
     timings: dict[str, float] = {}
     versions: dict[str, str] = {}
+    manifest_digest: str | msgspec.UnsetType = msgspec.UNSET
+    """Of the file's bytes up to the comma before this, its last entry; there in files only."""
+
+
+SEAL = b',\n "manifest_digest": "%b"\n}\n'
+"""The end of a manifest. Without it a flipped bit in a learning rate would be restored as it is."""
+_SEAL_FOUND = re.compile(SEAL % b"([0-9a-f]{32})")
+_SEAL_BYTES = len(SEAL % bytes(32))
+_SEALED = Manifest.__struct_fields__[:-1]
+
+
+class _Numbered(msgspec.Struct):
+    format: int
 
 
 def digest(data: Any) -> str:
@@ -106,7 +121,7 @@ def digest_of_chunks(chunks: Sequence[str]) -> str:
     return digest(b"".join(bytes.fromhex(chunk) for chunk in chunks))
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """A stretch of a file that one digest covers."""
 
     what: str
@@ -143,13 +158,17 @@ class Slot(msgspec.Struct, frozen=True):
     end: int
 
 
+SMALL_BYTES = 64 << 10
+
+
 def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[Slot]:
-    """Place (name, dtype, shape) back to back, widest elements first: every tensor is aligned to its element."""
+    """Place (name, dtype, shape) back to back, widest elements first: every tensor is aligned to its element.
+
+    Among equally wide ones the small tensors lie together, so that they are copied in one go.
+    """
+    sized = [(name, dtype, shape, ITEM_BYTES[dtype] * math.prod(shape)) for name, dtype, shape in tensors]
     slots, at = [], 0
-    for name, dtype, shape in sorted(tensors, key=lambda t: (-ITEM_BYTES[t[1]], t[0])):
-        size = ITEM_BYTES[dtype]
-        for length in shape:
-            size *= length
+    for name, dtype, shape, size in sorted(sized, key=lambda t: (-ITEM_BYTES[t[1]], t[3] >= SMALL_BYTES, t[0])):
         slots.append(Slot(name, dtype, shape, at, at + size))
         at += size
     return slots
@@ -170,7 +189,11 @@ def payload_header(slots: Sequence[Slot], metadata: dict[str, str]) -> bytes:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    """The manifest as JSON, a line for each tensor, and last the digest of all that."""
+    body = b"{\n " + b",\n ".join(
+        b'"%b": %b' % (name.encode(), _lines(getattr(manifest, name))) for name in _SEALED
+    )
+    return body + SEAL % digest(body).encode()
 
 
 def decode_manifest(data: bytes, file: str = MANIFEST) -> Manifest:
@@ -178,22 +201,34 @@ def decode_manifest(data: bytes, file: str = MANIFEST) -> Manifest:
 
     Raises:
         UnknownFormat: written by a newer Holdfast.
-        DamagedCheckpoint: not a manifest.
+        DamagedCheckpoint: not a manifest, or not as it was written.
     """
+    body, end = data[:-_SEAL_BYTES], _SEAL_FOUND.fullmatch(data[-_SEAL_BYTES:])
+    if end is not None and digest(body).encode() != end[1]:
+        raise DamagedCheckpoint(file, "does not match its digest")
     try:
-        found = msgspec.json.decode(data)
-        number = found["format"]
-    except (msgspec.DecodeError, TypeError, KeyError) as error:
+        number = msgspec.json.decode(data, type=_Numbered).format
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(file, f"is not a manifest ({error})") from error
     if number != FORMAT:
         raise UnknownFormat(
             f"{file}: checkpoint format {number!r}; this Holdfast reads format {FORMAT}: "
             "upgrade holdfast to restore it"
         )
+    if end is None:
+        raise DamagedCheckpoint(file, "is not a manifest that ends with its digest")
     try:
-        return msgspec.convert(found, Manifest)
-    except msgspec.ValidationError as error:
+        return msgspec.json.decode(body + b"}", type=Manifest)
+    except msgspec.DecodeError as error:
         raise DamagedCheckpoint(file, f"is not a manifest of format {FORMAT}: {error}") from error
+
+
+def _lines(value: Any) -> bytes:
+    """JSON, with a line for each item of a list."""
+    encode = msgspec.json.encode
+    if not value or not isinstance(value, list):
+        return encode(value)
+    return b"[\n  %b\n ]" % b",\n  ".join(map(encode, value))
 
 
 def check_layout(manifest: Manifest, file: File, size_bytes: int) -> None:

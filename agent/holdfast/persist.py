@@ -56,7 +56,7 @@ class Persister:
         self,
         store: Store,
         *,
-        release: Callable[[], None],
+        release: Callable[[Snapshot], None],
         began: Callable[[Snapshot], None],
         settled: Callable[[Settled], None],
     ) -> None:
@@ -85,7 +85,7 @@ class Persister:
             snapshot, origin = item
             settled = self._persist(snapshot, origin)
             snapshot.outcome, snapshot.reason = settled.state, settled.reason
-            self._release()
+            self._release(snapshot)
             try:
                 self._settled(settled)
             except Exception:  # a thread's edge: without it no further checkpoint would ever be written

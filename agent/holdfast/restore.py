@@ -124,7 +124,7 @@ def _read(store: Store, job: str, checkpoint: str, manifest: fmt.Manifest, file:
 def _view(tensor: fmt.Tensor, data: memoryview) -> torch.Tensor:
     import torch
 
-    from holdfast.snapshot import DTYPES
+    from holdfast.dtypes import DTYPES
 
     dtype = DTYPES[tensor.dtype]
     if tensor.start == tensor.end:

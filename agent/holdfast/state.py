@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from holdfast.capture import ModuleWatch, OptimizerWatch, Watched, watch_of
 from holdfast.errors import IncompatibleCheckpoint
 
 logger = logging.getLogger("holdfast")
@@ -43,6 +44,10 @@ class Captured:
     """By name; tensors that share memory (tied weights) once, under the first name met."""
     deferred: set[str] = field(default_factory=set)
     """Names of those that only an optimizer's step changes; the others must be copied at once."""
+    frozen: set[str] = field(default_factory=set)
+    """Names of those that no optimizer trains: parameters which, as a rule, never change."""
+    structure: object = field(default_factory=object)
+    """The same object as last time when names, dtypes, shapes and addresses are: what was laid out still fits."""
 
 
 class Registry:
@@ -61,16 +66,66 @@ class Registry:
         self.objects: dict[str, Stateful] = {k: getattr(o, "_orig_mod", o) for k, o in objects.items()}
         self.optimizers = {k: o for k, o in self.objects.items() if isinstance(o, torch.optim.Optimizer)}
         self._warned: set[str] = set()
+        self._known: _Known | None = None
+        self._structure: tuple[object, ...] = ()
 
     def capture(self, session: Mapping[str, Any]) -> Captured:
         """References to all state, the session's own among it. TypeError names what cannot be stored."""
-        captured = Captured()
-        encoder = _Encoder(captured, self._parameter_names(), self._step_storages(), self._warned)
+        known = self._known
+        if known is None or not known.watched.unchanged():
+            known = self._known = self._walk()
+        loose = Captured()
+        encoder = _Encoder(loose, known.names, known.step_storages, self._warned)
         for keyword, item in self.objects.items():
-            captured.trees[keyword] = encoder.encode_object(keyword, item)
-        captured.trees["session"] = encoder.encode("session", session)
-        captured.trees["rng"] = encoder.encode("rng", rng_state())
-        return captured
+            loose.trees[keyword] = known.tree(keyword, item, encoder)
+        loose.trees["session"] = encoder.encode("session", session)
+        loose.trees["rng"] = encoder.encode("rng", rng_state())
+        return Captured(
+            trees=loose.trees,
+            tensors={**known.tensors, **loose.tensors},
+            deferred=known.deferred | loose.deferred,
+            frozen=known.frozen,
+            structure=self._structured(known, loose),
+        )
+
+    def _walk(self) -> _Known:
+        """Everything that can be watched from here on, in full."""
+        watches = {keyword: watch for keyword, item in self.objects.items() if (watch := watch_of(item))}
+        watched = Watched(watches.values())
+        if not watched.steady:
+            watches, watched = {}, Watched([])
+        found, names, step_storages = Captured(), self._parameter_names(), self._step_storages()
+        encoder = _Encoder(found, names, step_storages, self._warned)
+        for keyword in watches:
+            found.trees[keyword] = encoder.encode_object(keyword, self.objects[keyword])
+        return _Known(
+            watched, watches, found.trees, found.tensors, found.deferred, self._frozen(found), names, step_storages
+        )
+
+    def _structured(self, known: _Known, loose: Captured) -> object:
+        """The same object as long as `known` and the rest's names, dtypes and shapes are the same."""
+        if loose.deferred:
+            return object()  # what is copied later must be the same tensors, and these are found anew each time
+        signature = known, [(name, t.dtype, t.shape, t.device) for name, t in loose.tensors.items()]
+        if not self._structure or self._structure[0] is not known or self._structure[1] != signature[1]:
+            self._structure = signature
+        return self._structure
+
+    def _frozen(self, captured: Captured) -> set[str]:
+        """Parameters that need no gradient, of modules that an optimizer trains in part (an average of weights
+        needs none either, but changes)."""
+        trained = {id(p) for o in self.optimizers.values() for group in o.param_groups for p in group["params"]}
+        still = set()
+        for module in self.objects.values():
+            if isinstance(module, torch.nn.Module):
+                parameters = list(module.parameters())
+                if any(id(parameter) in trained for parameter in parameters):
+                    still |= {
+                        p.untyped_storage().data_ptr()
+                        for p in parameters
+                        if not p.requires_grad and id(p) not in trained
+                    }
+        return {name for name, t in captured.tensors.items() if t.untyped_storage().data_ptr() in still}
 
     def check(self, trees: Mapping[str, Tree], shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         """IncompatibleCheckpoint, naming keyword and tensor, when a checkpoint does not fit these objects."""
@@ -114,6 +169,30 @@ class Registry:
             if isinstance(item, torch.nn.Module)
             for parameter in item.parameters()
         }
+
+
+@dataclass(eq=False, slots=True)
+class _Known:
+    """What a walk over the watched objects found; it holds until the watch says otherwise."""
+
+    watched: Watched
+    watches: dict[str, ModuleWatch | OptimizerWatch]
+    trees: dict[str, Tree]
+    tensors: dict[str, torch.Tensor]
+    deferred: set[str]
+    frozen: set[str]
+    names: dict[int, str]
+    step_storages: set[int]
+
+    def tree(self, keyword: str, item: Stateful, encoder: _Encoder) -> Tree:
+        """The tree of one object: known, but for what may differ each time."""
+        watch = self.watches.get(keyword)
+        if watch is None:
+            return encoder.encode_object(keyword, item)
+        if isinstance(watch, OptimizerWatch):
+            groups = encoder.encode_pairs(keyword, {"param_groups": watch.groups()})
+            return {"$pairs": [self.trees[keyword]["$pairs"][0], *groups]}
+        return self.trees[keyword]
 
 
 class _Encoder:
@@ -197,6 +276,8 @@ class _Encoder:
         return {"$pairs": self.encode_pairs(path, value)}
 
     def _encode_sequence(self, path: str, value: Any) -> Tree:
+        if type(value) is list and all(type(item) is int and abs(item) < 2**63 for item in value):
+            return list(value)  # an optimizer numbers every parameter it has
         items = [self.encode(f"{path}.{i}", item) for i, item in enumerate(value)]
         if hasattr(value, "_fields"):
             raise TypeError(f"{path}: a {type(value).__name__} would come back as a plain tuple; make it one")
@@ -323,7 +404,11 @@ def _decode_tag(tag: str, tree: dict[str, Tree], tensors: Mapping[str, torch.Ten
 
 def rng_state() -> dict[str, Any]:
     """Random state of this process: Python, NumPy's global one where NumPy is in use, torch, each CUDA device."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    version, keys, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "python": [version, torch.tensor(keys), gauss],  # 625 numbers, as one tensor
+        "torch": torch.get_rng_state(),
+    }
     if (numpy := sys.modules.get("numpy")) is not None:
         kind, keys, position, has_gauss, gauss = numpy.random.get_state()
         state["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]
@@ -333,13 +418,14 @@ def rng_state() -> dict[str, Any]:
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
-    random.setstate(state["python"])
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys.tolist()), gauss))
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
         import numpy
 
-        kind, keys, *rest = state["numpy"]
-        numpy.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
+        kind, words, *rest = state["numpy"]
+        numpy.random.set_state((kind, words.numpy().astype("uint32"), *rest))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
 

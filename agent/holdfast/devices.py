@@ -1,0 +1,108 @@
+"""Copies from CUDA devices: on streams of their own, beside the next forward and backward pass.
+
+Nothing here waits for a whole device. The optimizer's step is held back by an event on its own stream, so the
+thread that trains does not wait at all; the thread that copies waits for the copy alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from holdfast.copying import Pair
+from holdfast.pacing.profile import SnapshotMode
+
+Tensors = Mapping[str, torch.Tensor]
+logger = logging.getLogger("holdfast")
+
+RESERVE = 0.1
+"""Of a device's memory; so much stays free beside the peak of training when a snapshot is kept on the device."""
+
+
+class DeviceCopies:
+    """All tensors of one snapshot that live on one CUDA device."""
+
+    def __init__(self, device: torch.device, at_once: Sequence[str], deferred: Sequence[Pair]) -> None:
+        self._device, self._at_once, self._deferred = device, at_once, deferred
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._lock = threading.Lock()
+        self._versions: list[int] | None = None
+        self._torn: list[str] = []
+        self.mode: SnapshotMode = "cpu"
+        self.device_copy_seconds: float | None = None
+        """Tg, of the last copy within the device's memory."""
+
+    def start(self, targets: Tensors, tensors: Tensors, mode: SnapshotMode) -> None:
+        """Queue, on the stream that trains, all that must be of this very instant."""
+        with torch.cuda.device(self._device):
+            self._began = _event(enable_timing=True)
+            self._began.record()
+            self._sources = [(targets[name], tensors[name].detach().clone()) for name in self._at_once]
+            self.mode = mode if mode == "gpu" and self._clone_deferred() else "cpu"
+            if self.mode == "cpu":
+                self._sources += [(pair.target, pair.source) for pair in self._deferred]
+            # blocking: whoever waits for it sleeps instead of keeping a core busy
+            self._ready = _event(enable_timing=True)
+            self._ready.record()
+            self._done = _event(blocking=True)
+        self._versions, self._torn = [pair.source._version for pair in self._deferred], []
+
+    def queue(self) -> None:
+        """Queue the copies to host memory; they begin when the stream that trains is past `start`."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._ready)
+            for target, source in self._sources:
+                target.copy_(source, non_blocking=True)
+                source.record_stream(self._stream)
+            self._done.record(self._stream)
+
+    def hold_update(self) -> None:
+        """Let an update that is queued next run after the copy; on the device a copy of its own needs no care."""
+        self._look()
+        if self.mode == "cpu":
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+
+    def finish(self) -> list[str]:
+        """Wait until all is in host memory; names of the tensors that somebody changed meanwhile."""
+        self._done.synchronize()
+        self._look()
+        if self.mode == "gpu":
+            self.device_copy_seconds = self._began.elapsed_time(self._ready) / 1000
+        self._sources = []  # the copies on the device go now
+        return self._torn
+
+    def _look(self) -> None:
+        """Compare version counters, once: before the update that changes them by right."""
+        with self._lock:
+            if self._versions is not None and self.mode == "cpu":
+                pairs = zip(self._deferred, self._versions, strict=True)
+                self._torn = [pair.slot.name for pair, version in pairs if pair.source._version != version]
+            self._versions = None
+
+    def _clone_deferred(self) -> bool:
+        """Copy within the device's memory; False when that would come near to what training needs."""
+        needed = sum(pair.source.numel() * pair.source.element_size() for pair in self._deferred)
+        used, total = memory(self._device)
+        if used + needed > total * (1 - RESERVE):
+            return False
+        try:
+            clones = [(pair.target, pair.source.detach().clone()) for pair in self._deferred]
+        except torch.cuda.OutOfMemoryError:
+            logger.info("no room on %s for a snapshot of %.0f MB", self._device, needed / 1e6)
+            return False
+        self._sources += clones
+        return True
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """(M, Mmax): the most that training has used of a device so far, others on it included, and all it has."""
+    free, total = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device)
+    return total - free - held + torch.cuda.max_memory_allocated(device), total
+
+
+def _event(**options: bool) -> torch.cuda.Event:
+    return torch.cuda.Event(**options)  # type: ignore[no-untyped-call]
