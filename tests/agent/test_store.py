@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import fcntl
 import itertools
@@ -7,13 +8,16 @@ import subprocess
 import sys
 
 import pytest
+from recorded_files import FailingFiles
 
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.store import Lineage, open_store
+from holdfast.store.files import Files
+from holdfast.store.local import LocalStore
 from holdfast.store.retention import expendable
 
 JOB = "job"
-FIRST = "000000000001-1"
+FIRST, SECOND = "000000000001-1", "000000000002-1"
 
 
 @pytest.fixture
@@ -108,7 +112,41 @@ def test_a_damaged_checkpoint_makes_way_for_the_sound_one(store):
         commit(store, data=b"unasked")
     commit(store, data=b"again!!", replace=True)
     assert read(store) == b"again!!"
-    assert len([p for p in (store.root / JOB).iterdir() if ".damaged-" in p.name]) == 1
+    assert len(set_aside(store)) == 1
+
+
+def set_aside(store):
+    return [p.name for p in (store.root / JOB).iterdir() if ".damaged-" in p.name]
+
+
+def test_what_was_set_aside_is_kept_to_be_looked_at_until_the_next_start(store):
+    commit(store)
+    commit(store, replace=True)
+    commit(store, replace=True)
+    assert len(set_aside(store)) == 2
+    attempt = store.acquire_attempt(JOB, "second").number
+    assert set_aside(store) == []
+    commit(store, attempt=attempt, replace=True)
+    assert len(set_aside(store)) == 1
+
+
+def test_the_next_start_removes_only_what_attempts_before_it_left(store):
+    job = store.root / JOB
+    for name in (
+        ".tmp-00000001-x",
+        ".tmp-00000002-x",
+        ".tmp-00000005-x",
+        ".tmp-mine",
+        f"{FIRST}.damaged-mine",
+        "notes",
+    ):
+        (job / name).mkdir()
+    (job / "lineages" / ".000001.json-0a").write_text("half a rec")
+    store.acquire_attempt(JOB, "second")
+    assert sorted(p.name for p in job.iterdir() if p.name not in (".lock", "attempts", "lineages")) == [
+        ".tmp-00000002-x", ".tmp-00000005-x", ".tmp-mine", f"{FIRST}.damaged-mine", "notes",
+    ]  # fmt: skip
+    assert list((job / "lineages").iterdir()) == []
 
 
 def test_a_missing_file_is_named(store):
@@ -134,8 +172,8 @@ def test_a_store_where_no_directory_can_be(tmp_path):
 
 
 def test_other_kinds_of_address_are_refused_with_the_way_out():
-    with pytest.raises(ValueError, match=r"s3://bucket.*give a path"):
-        open_store("s3://bucket/prefix")
+    with pytest.raises(ValueError, match=r"'gs://bucket/prefix': give a directory, or s3://"):
+        open_store("gs://bucket/prefix")
 
 
 def test_the_store_needs_no_torch():
@@ -143,53 +181,69 @@ def test_the_store_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", probe]).returncode == 0
 
 
-KILL_AT = """
-import os, sys
-sys.path[:0] = {path!r}
-from holdfast.store import open_store
-calls = 0
-def crashing(name):
-    real = getattr(os, name)
-    def call(*args, **kwargs):
-        global calls
-        calls += 1
-        if calls == {point}:
-            os._exit(9)
-        return real(*args, **kwargs)
-    return call
-store = open_store({root!r})
-attempt = store.acquire_attempt("job", "crash").number
-for name in ("open", "write", "fsync", "rename", "mkdir", "unlink", "link", "close"):
-    setattr(os, name, crashing(name))
-for iteration in (1, 2):
-    checkpoint = f"{{iteration:012d}}-1"
-    writer = store.begin("job", checkpoint, attempt, 7)
-    writer.write("rank-0.safetensors", [b"payload"])
-    writer.commit(b"{{}}")
-    sys.stdout.write(checkpoint + "\\n"); sys.stdout.flush()
-store.delete("job", "000000000001-1", attempt)
-"""
+CHANGES = (
+    "make_directory", "create", "write", "sync", "close", "rename", "link", "unlink", "remove_directory",
+    "sync_directory", "lock",
+)  # fmt: skip
+
+
+class DyingFiles(Files):
+    """Ends the process at the `point`-th call that changes the disk: no handler runs, nothing is tidied up."""
+
+    def __init__(self, point):
+        self.left = point
+        for name in CHANGES:
+            setattr(self, name, self._dying(getattr(self, name)))
+
+    def _dying(self, real):
+        def call(*args):
+            self.left -= 1
+            if not self.left:
+                os._exit(9)
+            return real(*args)
+
+        return call
+
+
+def save_two_and_delete_one(root, files, tell):
+    store = LocalStore(root, files)
+    attempt = store.acquire_attempt(JOB, "crash").number
+    for checkpoint in (FIRST, SECOND):
+        commit(store, checkpoint, attempt, b"payload")
+        os.write(tell, f"{checkpoint}\n".encode())
+    store.delete(JOB, FIRST, attempt)
+
+
+def exit_code_and_acknowledged(root, point):
+    """Of a process that dies at a point, and of what it was told is durable."""
+    listen, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            save_two_and_delete_one(root, DyingFiles(point), tell)
+            os._exit(0)
+        os._exit(1)
+    os.close(tell)
+    with open(listen) as told:
+        acknowledged = told.read().split()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), acknowledged
 
 
 def test_no_crash_point_loses_what_was_acknowledged_or_shows_what_was_not_written(tmp_path):
     """Dies at the 1st, 2nd, 3rd … call that changes the disk, until a run gets through."""
-    point = 0
-    while True:
-        point += 1
-        root = tmp_path / str(point)
-        script = KILL_AT.format(path=sys.path, root=str(root), point=point)
-        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-        store = open_store(root)
-        acknowledged, present = run.stdout.split(), store.checkpoints(JOB)
+    for point in itertools.count(1):
+        code, acknowledged = exit_code_and_acknowledged(tmp_path / str(point), point)
+        store = open_store(tmp_path / str(point))
+        present = store.checkpoints(JOB)
         assert set(acknowledged[-1:]) <= set(present)
         for checkpoint in present:
             assert read(store, checkpoint) == b"payload"
         store.acquire_attempt(JOB, "next")
         assert leftovers(store) == []
-        if run.returncode == 0:
+        if code == 0:
             break
-        assert run.returncode == 9, run.stderr
-    assert point > 20
+        assert code == 9
+    assert point > 40
 
 
 def ids(*iterations):
@@ -231,6 +285,118 @@ def test_a_record_that_is_none_is_passed_over(store, caplog):
     assert "000001.json is not a lineage's record" in caplog.text
     assert store.latest_attempt(JOB) == 1
     assert store.jobs() == [JOB]
+
+
+class LostAnswers(Files):
+    """A network file system that does as it is asked, loses the answer, and reports what asking again gave."""
+
+    def rename(self, source, target):
+        super().rename(source, target)
+        super().rename(source, target)
+
+    def link(self, source, target):
+        super().link(source, target)
+        super().link(source, target)
+
+
+def test_what_was_done_though_the_file_system_says_that_it_failed_counts_as_done(tmp_path):
+    store = LocalStore(tmp_path / "store", LostAnswers())
+    assert store.acquire_attempt(JOB, "uid").number == 1
+    commit(store)
+    commit(store, data=b"again!!", replace=True)
+    assert read(store) == b"again!!"
+    store.delete(JOB, FIRST, 1)
+    assert store.checkpoints(JOB) == []
+
+
+def test_a_rename_that_failed_is_a_failure(store):
+    store.files = FailingFiles(("rename",), 1, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        commit(store)
+    assert store.checkpoints(JOB) == []
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_links_keeps_records_too(tmp_path, error):
+    store = LocalStore(tmp_path / "store", FailingFiles(("link",), 1, error, always=True))
+    assert [store.acquire_attempt(JOB, uid).number for uid in "abc"] == [1, 2, 3]
+    lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=3, created_at=1.0)
+    store.begin_lineage(JOB, lineage)
+    with pytest.raises(FileExistsError):
+        store.begin_lineage(JOB, lineage)
+    assert store.lineages(JOB) == [lineage]
+
+
+class NoLocks(Files):
+    """Locks that do not reach from host to host: another takes each number first."""
+
+    def __init__(self, taken):
+        self.taken = taken
+
+    def link(self, source, target):
+        if self.taken:
+            self.taken -= 1
+            target.write_text("another's")
+        super().link(source, target)
+
+
+def test_two_that_start_at_once_without_a_lock_between_them_get_different_numbers(tmp_path):
+    assert LocalStore(tmp_path / "store", NoLocks(taken=2)).acquire_attempt(JOB, "uid").number == 3
+
+
+def test_a_job_whose_directory_was_removed_is_saved_all_the_same(store):
+    shutil.rmtree(store.root)
+    commit(store)
+    assert (store.jobs(), store.checkpoints(JOB)) == ([JOB], [FIRST])
+
+
+def test_a_directory_above_the_store_that_cannot_be_opened_is_no_hindrance(tmp_path):
+    files = FailingFiles(("sync_directory",), 1, errno.EACCES)
+    store = LocalStore(tmp_path / "store", files)
+    assert store.acquire_attempt(JOB, "uid").number == 1
+    assert files.failed == 1
+    with pytest.raises(PermissionError, match="Permission denied"):
+        LocalStore(tmp_path / "store", FailingFiles(("sync_directory",), 2, errno.EACCES)).acquire_attempt(
+            JOB, "x"
+        )
+
+
+class HurriedFiles(Files):
+    """Its time passes only when somebody sleeps."""
+
+    time = 0.0
+
+    def clock(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.time += seconds
+
+
+def test_a_lock_that_a_stopped_process_holds_is_given_up_after_a_while(store):
+    files = HurriedFiles()
+    with store.only_newest(JOB, 1), pytest.raises(BlockingIOError, match="held the lock for 10 s; is it stopped"):
+        LocalStore(store.root, files).acquire_attempt(JOB, "second")
+    assert 10 <= files.time < 11
+    assert store.acquire_attempt(JOB, "second").number == 2
+
+
+def test_a_file_system_without_locks_is_named_with_the_way_out(store, monkeypatch):
+    def flock(fd, how):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match=r"must be mounted so that it has locks.*\.lock"):
+        store.acquire_attempt(JOB, "second")
+
+
+def test_a_checkpoint_that_may_not_last_is_withdrawn(store):
+    store.files = FailingFiles(("sync_directory",), 2, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        commit(store)
+    assert store.checkpoints(JOB) == []
+    commit(store)
+    assert read(store) == b"tensors"
 
 
 def test_a_worker_forked_while_the_lock_is_held_does_not_keep_it(store):

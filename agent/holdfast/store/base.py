@@ -34,6 +34,15 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """The safety checkpoint of the state that was left for it: the way back."""
 
 
+class Leftover(msgspec.Struct, frozen=True, kw_only=True):
+    """Something in a store that no session reads any more."""
+
+    name: str
+    what: str
+    """For people: half-written by which attempt, or set aside as damaged."""
+    size_bytes: int
+
+
 class CheckpointWriter(Protocol):
     """A checkpoint in the making: invisible until `commit` returns, gone after `abort`."""
 
@@ -83,7 +92,8 @@ class FileReader(Protocol):
         """Fill `target` with the bytes from `start` on; several threads may at the same time.
 
         Raises:
-            DamagedCheckpoint: the file ends before, or cannot be read.
+            DamagedCheckpoint: the file ends before, or cannot be read where it is kept.
+            OSError: it cannot be reached, which says nothing about the file.
         """
         ...
 
@@ -115,8 +125,12 @@ class Store(Protocol):
         """DamagedCheckpoint when there is none."""
         ...
 
-    def open_file(self, job: str, checkpoint: str, file: str) -> FileReader:
-        """A file that its manifest names; DamagedCheckpoint when there is none."""
+    def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> FileReader:
+        """A file that its manifest names; DamagedCheckpoint when there is none.
+
+        With `from_disk` its bytes come from where they are kept, not out of a cache on the way: to verify a copy
+        in this machine's memory says nothing of the disk.
+        """
         ...
 
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> CheckpointWriter:
@@ -133,6 +147,19 @@ class Store(Protocol):
 
     def latest_attempt(self, job: str) -> int:
         """0 where there was none."""
+        ...
+
+    def newest_attempt(self, job: str) -> Attempt | None: ...
+
+    def leftovers(self, job: str) -> list[Leftover]:
+        """What attempts before the newest left half-done, and what was set aside as damaged.
+
+        Not what the newest has half-done: its helper may still be writing that when its own process has died.
+        """
+        ...
+
+    def remove_leftover(self, job: str, name: str) -> None:
+        """Remove one of these, as far as that can be done."""
         ...
 
     def begin_lineage(self, job: str, lineage: Lineage) -> None:

@@ -8,43 +8,50 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
+import re
 import secrets
-import shutil
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
-from holdfast.errors import DamagedCheckpoint, Fenced
+from holdfast.errors import Fenced
 from holdfast.format import MANIFEST
 from holdfast.protocol import checkpoint_id, parse_checkpoint_id, validate_job
-from holdfast.store.base import Attempt, Lineage, Pace
+from holdfast.store import directories
+from holdfast.store.base import Attempt, Leftover, Lineage, Pace
+from holdfast.store.files import Files
+from holdfast.store.reading import LocalReader
+from holdfast.store.writing import Volume, write_durably
 
 logger = logging.getLogger("holdfast")
 
-WRITE_BYTES = 8 << 20
 HEADROOM = 1.2
 """Free space asked for before a checkpoint is begun, as a multiple of its size."""
+LEFTOVER = re.compile(r"\.tmp-(\d+)-|\d+-\d+\.damaged-(\d+)-")
+"""What an attempt was writing or deleting, or set aside: it may go once a newer attempt has begun."""
+ATTEMPTS = "attempts"
+LINEAGES = "lineages"
 
 
 class LocalStore:
     """A `Store` under one directory; see `holdfast.store.base` for the promises."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = root
         self.url = str(root)
-        self.readers = 2
+        self.readers = max(2, min(4, os.cpu_count() or 2))
+        self.files = files or Files()
+        self._prepared: set[str] = set()
+        self._volumes: dict[int, Volume] = {}
 
     def jobs(self) -> list[str]:
         if not self.root.exists():
             return []
-        return sorted(p.name for p in self.root.iterdir() if p.is_dir() and (p / "attempts").is_dir())
+        return sorted(p.name for p in self.root.iterdir() if p.is_dir() and (p / ATTEMPTS).is_dir())
 
     def checkpoints(self, job: str) -> list[str]:
         directory = self._job(job)
@@ -59,53 +66,73 @@ class LocalStore:
             file.read_into(0, memoryview(data))
         return bytes(data)
 
-    def open_file(self, job: str, checkpoint: str, file: str) -> LocalReader:
-        return LocalReader(self._checkpoint(job, checkpoint) / Path(file).name)
+    def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> LocalReader:
+        return LocalReader(self.files, self.path(job, checkpoint) / Path(file).name, from_disk=from_disk)
 
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> LocalWriter:
+        self._prepare(job)
         directory = self._job(job)
-        directory.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(directory).free
+        free = self.files.free_bytes(directory)
         if free < size_bytes * HEADROOM:
             raise OSError(
                 errno.ENOSPC,
                 f"{free / 1e6:,.0f} MB free, too little for a checkpoint of {size_bytes / 1e6:,.0f} MB",
                 str(directory),
             )
-        return LocalWriter(self, job, checkpoint, attempt)
+        volume = self._volumes.setdefault(self.files.device(directory), Volume())
+        return LocalWriter(self, job, checkpoint, attempt, volume)
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
-        directory = self._checkpoint(job, checkpoint)
+        directory = self.path(job, checkpoint)
         doomed = directory.with_name(f".tmp-{attempt:08d}-deleted-{checkpoint}-{secrets.token_hex(4)}")
         with self.only_newest(job, attempt):
-            directory.rename(doomed)  # gone from the list in one step, whatever happens to the rest
-        shutil.rmtree(doomed, ignore_errors=True)
+            directories.rename(self.files, directory, doomed)
+        # the name must be gone for good before the files go, or a power cut could leave it with half of them
+        self.files.sync_directory(directory.parent)
+        directories.remove(self.files, doomed)
 
     def acquire_attempt(self, job: str, uid: str, at_least: int = 1) -> Attempt:
-        directory = self._job(validate_job(job)) / "attempts"
-        directory.mkdir(parents=True, exist_ok=True)
+        self._prepare(validate_job(job))
         with self._locked(job):
-            number = max(self.latest_attempt(job) + 1, at_least)
-            attempt = Attempt(
-                number=number, uid=uid, host=socket.gethostname(), pid=os.getpid(), started_at=time.time()
-            )
-            _create_durably(directory / f"{number:08d}.json", msgspec.json.encode(attempt))
-        self._remove_leftovers(job, number)
+            self._remove_half_written_records(job)
+            attempt = self._record_attempt(job, uid, at_least)
+        self._remove_leftovers(job, attempt.number)
         return attempt
 
     def latest_attempt(self, job: str) -> int:
-        directory = self._job(job) / "attempts"
-        return max((int(p.stem) for p in _records(directory)), default=0)
+        return max((int(p.stem) for p in _records(self._job(job) / ATTEMPTS)), default=0)
+
+    def newest_attempt(self, job: str) -> Attempt | None:
+        newest = max(_records(self._job(job) / ATTEMPTS), key=lambda path: int(path.stem), default=None)
+        try:
+            return None if newest is None else msgspec.json.decode(newest.read_bytes(), type=Attempt)
+        except msgspec.DecodeError as error:
+            raise OSError(errno.EIO, f"is not an attempt's record: {error}", str(newest)) from error
+
+    def leftovers(self, job: str) -> list[Leftover]:
+        newest, leftovers = self.latest_attempt(job), []
+        for path in sorted(self._job(job).iterdir()):
+            if found := LEFTOVER.match(path.name):
+                half_done, damaged = found.groups()
+                if damaged or int(half_done) < newest:
+                    what = f"set aside as damaged by attempt {int(damaged)}" if damaged else ""
+                    what = what or f"left half-done by attempt {int(half_done)}"
+                    leftovers.append(Leftover(name=path.name, what=what, size_bytes=_size(path)))
+        return leftovers
+
+    def remove_leftover(self, job: str, name: str) -> None:
+        if LEFTOVER.match(name) and os.sep not in name:
+            directories.remove(self.files, self._job(job) / name)
 
     def begin_lineage(self, job: str, lineage: Lineage) -> None:
-        directory = self._job(job) / "lineages"
-        directory.mkdir(parents=True, exist_ok=True)
+        self._prepare(job)
+        path = self._job(job) / LINEAGES / f"{lineage.number:06d}.json"
         with self.only_newest(job, lineage.attempt):
-            _create_durably(directory / f"{lineage.number:06d}.json", msgspec.json.encode(lineage))
+            directories.create_durably(self.files, path, msgspec.json.encode(lineage))
 
     def lineages(self, job: str) -> list[Lineage]:
         found = []
-        for path in _records(self._job(job) / "lineages"):
+        for path in _records(self._job(job) / LINEAGES):
             try:
                 found.append(msgspec.json.decode(path.read_bytes(), type=Lineage))
             except msgspec.DecodeError as error:
@@ -121,97 +148,88 @@ class LocalStore:
                 raise Fenced(f"attempt {newest} of {job} has started; attempt {attempt} commits nothing more")
             yield
 
+    def path(self, job: str, checkpoint: str) -> Path:
+        return self._job(job) / checkpoint_id(*parse_checkpoint_id(checkpoint))
+
     def _job(self, job: str) -> Path:
         return self.root / validate_job(job)
 
-    def _checkpoint(self, job: str, checkpoint: str) -> Path:
-        return self._job(job) / checkpoint_id(*parse_checkpoint_id(checkpoint))
+    def _prepare(self, job: str) -> None:
+        directory = self._job(job)
+        if job not in self._prepared or not directory.is_dir():
+            directories.make_durably(self.files, self.root, directory, ATTEMPTS, LINEAGES)
+            self._prepared.add(job)
 
-    @contextlib.contextmanager
-    def _locked(self, job: str) -> Iterator[None]:
-        # flock, not a file with a process id in it: the kernel lets go when the holder dies, in whatever container
-        with open(self._job(job) / ".lock", "a") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                # closing is not enough: a data worker forked meanwhile holds the same lock through its copy
-                fcntl.flock(handle, fcntl.LOCK_UN)
+    def _locked(self, job: str) -> contextlib.AbstractContextManager[None]:
+        return self.files.lock(self._job(job) / ".lock")
+
+    def _record_attempt(self, job: str, uid: str, at_least: int) -> Attempt:
+        while True:
+            number = max(self.latest_attempt(job) + 1, at_least)
+            attempt = Attempt(
+                number=number, uid=uid, host=socket.gethostname(), pid=os.getpid(), started_at=self.files.now()
+            )
+            path = self._job(job) / ATTEMPTS / f"{number:08d}.json"
+            # where locks do not reach from host to host, two may pick one number: then it is the link that decides
+            with contextlib.suppress(FileExistsError):
+                directories.create_durably(self.files, path, msgspec.json.encode(attempt))
+                return attempt
+
+    def _remove_half_written_records(self, job: str) -> None:
+        for kind in (ATTEMPTS, LINEAGES):
+            for path in (self._job(job) / kind).glob(".*.json-*"):
+                with contextlib.suppress(OSError):
+                    self.files.unlink(path)
 
     def _remove_leftovers(self, job: str, attempt: int) -> None:
-        for path in self._job(job).glob(".tmp-*"):
-            number = path.name.split("-")[1]
-            if number.isdigit() and int(number) < attempt:  # fenced: nobody writes there any more
-                shutil.rmtree(path, ignore_errors=True)
-
-
-class LocalReader:
-    """A file of a checkpoint."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._fd = os.open(path, os.O_RDONLY)
-            self.size_bytes = os.fstat(self._fd).st_size
-        except OSError as error:
-            raise DamagedCheckpoint(str(path), error.strerror or str(error)) from error
-
-    def read_into(self, start: int, target: memoryview) -> None:
-        try:
-            while len(target):
-                count = os.preadv(self._fd, [target], start)
-                if not count:
-                    raise DamagedCheckpoint(str(self._path), f"ends at byte {start:,}")
-                start, target = start + count, target[count:]
-        except OSError as error:
-            raise DamagedCheckpoint(str(self._path), error.strerror or str(error)) from error
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        for path in sorted(self._job(job).iterdir()):
+            found = LEFTOVER.match(path.name)
+            if found and int(found[1] or found[2]) < attempt:  # fenced: nobody writes there any more
+                directories.remove(self.files, path)
 
 
 class LocalWriter:
     """A checkpoint under a temporary name of its own, so that two attempts never meet in one directory."""
 
-    def __init__(self, store: LocalStore, job: str, checkpoint: str, attempt: int) -> None:
-        self._store, self._job, self._attempt = store, job, attempt
-        self._final = store._checkpoint(job, checkpoint)
+    def __init__(self, store: LocalStore, job: str, checkpoint: str, attempt: int, volume: Volume) -> None:
+        self._store, self._job, self._attempt, self._volume = store, job, attempt, volume
+        self._files = store.files
+        self._final = store.path(job, checkpoint)
         self._temporary = self._final.with_name(f".tmp-{attempt:08d}-{checkpoint}-{secrets.token_hex(4)}")
-        self._temporary.mkdir()
+        self._files.make_directory(self._temporary)
 
     def write(
         self, file: str, parts: Sequence[memoryview | bytes], *, threads: bool = True, pace: Pace | None = None
     ) -> None:
-        fd = os.open(self._temporary / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        try:
-            size = sum(len(part) for part in parts)
-            if size:
-                _reserve(fd, size)
-            for part in parts:
-                _write_all(fd, memoryview(part))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        path = self._temporary / file
+        write_durably(self._files, path, parts, self._volume, threads=threads, pace=pace)
 
     def commit(self, manifest: bytes, *, replace: bool = False) -> None:
         self.write(MANIFEST, [manifest])
-        _fsync_directory(self._temporary)
+        self._files.sync_directory(self._temporary)
         with self._store.only_newest(self._job, self._attempt):
             if self._final.exists():
-                if not replace:
-                    raise FileExistsError(errno.EEXIST, "there is a checkpoint of that name", str(self._final))
-                self._final.rename(self._final.with_name(f"{self._final.name}.damaged-{secrets.token_hex(4)}"))
-            self._temporary.rename(self._final)
-        _fsync_directory(self._final.parent)
+                self._set_aside(replace)
+            directories.rename(self._files, self._temporary, self._final)
+        try:
+            self._files.sync_directory(self._final.parent)
+        except OSError:
+            self._withdraw()
+            raise
 
     def abort(self) -> None:
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        directories.remove(self._files, self._temporary)
+
+    def _set_aside(self, replace: bool) -> None:
+        if not replace:
+            raise FileExistsError(errno.EEXIST, "there is a checkpoint of that name", str(self._final))
+        damaged = f"{self._final.name}.damaged-{self._attempt:08d}-{secrets.token_hex(4)}"
+        directories.rename(self._files, self._final, self._final.with_name(damaged))
+
+    def _withdraw(self) -> None:
+        """What is not known to be durable must not be listed, nor stand in the way of the next try."""
+        with contextlib.suppress(OSError, Fenced), self._store.only_newest(self._job, self._attempt):
+            directories.rename(self._files, self._final, self._temporary)
 
 
 def _records(directory: Path) -> list[Path]:
@@ -221,49 +239,18 @@ def _records(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob("*.json") if path.stem.isdecimal())
 
 
+def _size(directory: Path) -> int:
+    """Of the files in a directory that somebody else may be removing."""
+    size = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
+
+
 def _is_checkpoint(name: str) -> bool:
     try:
         parse_checkpoint_id(name)
     except ValueError:
         return False
     return True
-
-
-def _reserve(fd: int, size: int) -> None:
-    try:
-        os.posix_fallocate(fd, 0, size)  # a full disk shows here, before the time is spent on writing
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            raise
-
-
-def _write_all(fd: int, data: memoryview) -> None:
-    for start in range(0, len(data), WRITE_BYTES):
-        piece = data[start : start + WRITE_BYTES]
-        while len(piece):
-            piece = piece[os.write(fd, piece) :]
-
-
-def _create_durably(path: Path, data: bytes) -> None:
-    """Create a small file that is there whole or not at all; FileExistsError when its name is taken."""
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        _write_all(fd, memoryview(data))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    try:
-        os.link(temporary, path)  # unlike rename, refuses to replace
-    finally:
-        temporary.unlink()
-    for directory in (path.parent, path.parent.parent, path.parent.parent.parent):
-        _fsync_directory(directory)
-
-
-def _fsync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

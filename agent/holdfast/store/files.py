@@ -1,0 +1,158 @@
+"""The operating system as the store uses it: the seam where tests record, refuse or leave out what it does."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.store import linux
+
+O_DIRECT: int = getattr(os, "O_DIRECT", 0)
+LOCK_SECONDS = 10.0
+"""Locks are held for moments; whoever holds one for so long is stopped or cut off."""
+LOCK_POLL_SECONDS = 0.02
+CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EINTR)
+"""How a file system declines what would only have helped."""
+
+
+class Files:
+    """One system call a method, more or less, and the clock. All that changes a disk goes through here.
+
+    Errors are OSError. Those of a call on an open file do not name it: whoever opened it adds that.
+    """
+
+    def make_directory(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def create(self, path: Path) -> int:
+        """A new, empty file, open for writing; FileExistsError when there is one."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+
+    def open(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY)
+
+    def set_direct(self, fd: int, direct: bool) -> bool:
+        """Have an open file bypass the page cache, or not any more; False where it cannot.
+
+        Not O_DIRECT at creation: a file system that refuses it may leave the empty file behind.
+        """
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | O_DIRECT if direct else flags & ~O_DIRECT)
+        except OSError as error:
+            if error.errno not in CANNOT:
+                raise
+            return False
+        return bool(O_DIRECT)
+
+    def reserve(self, fd: int, size_bytes: int) -> None:
+        """Set blocks aside where the file system can, so that a full disk shows before the time is spent."""
+        _if_it_can(linux.allocate, fd, size_bytes)
+
+    def write(self, fd: int, data: memoryview, at: int) -> int:
+        """So many bytes were written: not always all."""
+        return os.pwrite(fd, data, at)
+
+    def read(self, fd: int, target: memoryview, at: int) -> int:
+        """So many bytes were read: not always all, 0 at the end of the file."""
+        return os.preadv(fd, [target], at)
+
+    def start_writing(self, fd: int, start: int, size_bytes: int) -> None:
+        _if_it_can(linux.start_writing, fd, start, size_bytes)
+
+    def wait_written(self, fd: int, start: int, size_bytes: int) -> None:
+        _if_it_can(linux.wait_written, fd, start, size_bytes)
+
+    def forget(self, fd: int, start: int = 0, size_bytes: int = 0) -> None:
+        """Drop what the page cache holds of a file, as far as it is on the device."""
+        linux.forget(fd, start, size_bytes)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        os.ftruncate(fd, size_bytes)
+
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """Whatever it raises, the file is closed."""
+        os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Unlike rename, refuses to replace."""
+        os.link(source, target)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def remove_directory(self, path: Path) -> None:
+        os.rmdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def lock(self, path: Path) -> Iterator[None]:
+        """Hold a lock between processes. BlockingIOError when another does not let go of it.
+
+        flock, not a file with a process id in it: the kernel lets go when the holder dies, in whatever container.
+        """
+        with open(path, "a") as handle:
+            self._wait_for_lock(handle.fileno(), path)
+            try:
+                yield
+            finally:
+                # closing is not enough: a data worker forked meanwhile holds the same lock through its copy
+                fcntl.flock(handle, fcntl.LOCK_UN)
+
+    def _wait_for_lock(self, fd: int, path: Path) -> None:
+        deadline = self.clock() + LOCK_SECONDS
+        while True:
+            try:
+                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if self.clock() > deadline:
+                    reason = f"another process has held the lock for {LOCK_SECONDS:.0f} s; is it stopped?"
+                    raise BlockingIOError(error.errno, reason, str(path)) from None
+            except OSError as error:  # as on Lustre without the option
+                reason = f"{error.strerror}: the file system must be mounted so that it has locks (flock)"
+                raise OSError(error.errno, reason, str(path)) from error
+            self.sleep(LOCK_POLL_SECONDS)
+
+    def free_bytes(self, path: Path) -> int:
+        return shutil.disk_usage(path).free
+
+    def device(self, path: Path) -> int:
+        """Which file system something is on."""
+        return os.stat(path).st_dev
+
+    def now(self) -> float:
+        """Seconds since the epoch, for display."""
+        return time.time()
+
+    def clock(self) -> float:
+        """Seconds, to take differences of."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _if_it_can(call: Callable[..., None], *args: int) -> None:
+    try:
+        call(*args)
+    except OSError as error:
+        if error.errno not in CANNOT:
+            raise

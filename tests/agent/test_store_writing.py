@@ -1,0 +1,313 @@
+import collections
+import contextlib
+import errno
+import mmap
+import os
+import random
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded_files import CacheFiles, FailingFiles, ShortFiles
+
+from holdfast.format import BLOCK_BYTES
+from holdfast.store import blocks, linux, writing
+from holdfast.store.crew import AGAIN, CHOICES, TRIALS, Crew, share
+from holdfast.store.files import Files
+from holdfast.store.writing import Volume, write_durably
+
+WRITE_BYTES = 2 * BLOCK_BYTES
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """So that a file of some pages takes every turn that one of a gigabyte takes."""
+    monkeypatch.setattr(blocks, "WRITE_BYTES", WRITE_BYTES)
+    monkeypatch.setattr(writing, "DIRECT_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(writing, "SHARED_BYTES", BLOCK_BYTES)
+
+
+def pages(size_bytes, *, aside=0):
+    """Random bytes in writable memory that begins so many bytes after a page does."""
+    memory = memoryview(mmap.mmap(-1, size_bytes + aside + 1))[aside : aside + size_bytes]
+    memory[:] = random.Random(size_bytes).randbytes(size_bytes)
+    return memory
+
+
+def written(path, parts, files=None, **options):
+    """What is in a file that was written from these parts, which is then removed."""
+    write_durably(files or Files(), path, parts, options.pop("volume", None) or Volume(), **options)
+    data = path.read_bytes()
+    path.unlink()
+    return data
+
+
+PLACES = [place for place in ("/tmp", "/dev/shm", "/var/tmp") if os.path.isdir(place)]
+AROUND_BLOCKS = st.one_of(
+    st.integers(0, 3 * WRITE_BYTES),
+    st.builds(lambda n, off: max(0, n * BLOCK_BYTES + off), st.integers(0, 7), st.integers(-1, 1)),
+)
+PARTS = st.lists(
+    st.one_of(
+        st.builds(lambda size: bytes(pages(size)), AROUND_BLOCKS),
+        st.builds(lambda size, aside: pages(size, aside=aside), AROUND_BLOCKS, st.sampled_from([0, 0, 1, 512])),
+    ),
+    max_size=5,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(PARTS, st.sampled_from(PLACES), st.sampled_from([None, "says so", "refuses"]), st.booleans())
+def test_what_is_written_is_what_was_given(parts, place, without_direct, threads):
+    files = CacheFiles(says_so=without_direct == "says so") if without_direct else Files()
+    with tempfile.TemporaryDirectory(dir=place) as directory:
+        data = written(Path(directory, "file"), parts, files, threads=threads)
+    assert data == b"".join(parts)
+
+
+@settings(deadline=None, max_examples=60)
+@given(PARTS, st.sampled_from([1, 511, BLOCK_BYTES, BLOCK_BYTES + 1, WRITE_BYTES]))
+def test_a_system_that_takes_less_than_it_is_given_gets_the_rest_again(parts, most_bytes):
+    with tempfile.TemporaryDirectory() as directory:
+        assert written(Path(directory, "file"), parts, ShortFiles(most_bytes)) == b"".join(parts)
+
+
+@given(PARTS)
+def test_blocks_lie_side_by_side_none_across_a_multiple_of_their_size_and_whole_pages_go_straight(parts):
+    at = 0
+    for block in blocks.cut(parts):
+        assert (block.at, block.at % BLOCK_BYTES) == (at, 0)
+        assert 0 < block.size_bytes <= WRITE_BYTES - at % WRITE_BYTES
+        if block.straight:
+            assert blocks.address(block.views[0]) % BLOCK_BYTES == block.size_bytes % BLOCK_BYTES == 0
+        at += block.size_bytes
+    assert at == sum(map(len, parts))
+
+
+def test_of_a_padded_header_and_an_arena_only_the_header_and_the_tail_are_copied():
+    header, arena = b"h" * BLOCK_BYTES, pages(5 * BLOCK_BYTES + 10)
+    found = [(block.at // BLOCK_BYTES, block.size_bytes, block.straight) for block in blocks.cut([header, arena])]
+    assert found == [
+        (0, BLOCK_BYTES, False),
+        (1, BLOCK_BYTES, True),
+        (2, WRITE_BYTES, True),
+        (4, WRITE_BYTES, True),
+        (6, 10, False),
+    ]
+
+
+def cached(path):
+    with open(path, "rb") as file:
+        return linux.is_cached(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A directory on a file system that can do without the page cache."""
+    path = tmp_path / "probe"
+    fd = Files().create(path)
+    os.write(fd, bytes(BLOCK_BYTES))
+    os.fsync(fd)
+    Files().forget(fd)
+    os.close(fd)
+    if cached(path):
+        pytest.skip("the directory for tests is in memory")
+    return tmp_path
+
+
+@pytest.mark.parametrize("files", [Files(), CacheFiles(says_so=True)], ids=["direct", "through the cache"])
+def test_what_is_written_does_not_stay_in_the_page_cache(disk, files):
+    path = disk / "file"
+    write_durably(files, path, [b"h" * BLOCK_BYTES, pages(12 * WRITE_BYTES)], Volume())
+    assert not cached(path)
+
+
+def test_a_file_system_that_refuses_direct_io_is_asked_once(tmp_path):
+    files, volume, data = CacheFiles(says_so=False), Volume(), pages(8 * WRITE_BYTES)
+    assert written(tmp_path / "file", [data], files, volume=volume, threads=False) == data
+    assert files.refused == 1
+    assert written(tmp_path / "file", [data], files, volume=volume) == data
+    assert files.refused == 1
+
+
+@pytest.mark.parametrize("aside", [0, 1, 512])
+def test_memory_that_does_not_lie_in_pages_is_written_directly_too(disk, aside):
+    volume, data = Volume(), pages(8 * WRITE_BYTES + 10, aside=aside)
+    assert written(disk / "file", [b"header", data], volume=volume) == b"header" + data
+    assert volume.direct
+
+
+class CutShortFiles(Files):
+    """Once, it writes less than it is given, and not whole blocks."""
+
+    cut_short = False
+
+    def write(self, fd, data, at):
+        count = super().write(fd, data, at)
+        if self.cut_short or count <= 5000:
+            return count
+        self.cut_short = True
+        return 5000
+
+
+def test_a_write_that_is_cut_short_within_a_block_is_not_held_against_direct_io(disk):
+    files, volume, data = CutShortFiles(), Volume(), pages(8 * WRITE_BYTES)
+    assert written(disk / "file", [data], files, volume=volume) == data
+    assert (files.cut_short, volume.direct) == (True, True)
+
+
+def test_an_error_of_close_is_an_error(tmp_path):
+    for size in (10, 8 * WRITE_BYTES):
+        path = tmp_path / str(size)
+        with pytest.raises(OSError, match="Disk quota exceeded") as caught:
+            write_durably(FailingFiles(("close",), 1, errno.EDQUOT), path, [pages(size)], Volume())
+        assert caught.value.filename == str(path)
+
+
+def test_memory_that_a_device_cannot_take_from_goes_through_the_cache(tmp_path):
+    data = pages(8 * WRITE_BYTES)
+    assert written(tmp_path / "file", [data], FailingFiles(("write",), 3, errno.EFAULT)) == data
+
+
+def test_where_blocks_cannot_be_reserved_the_file_is_written_all_the_same(tmp_path, monkeypatch):
+    def declined(fd, size_bytes):
+        raise OSError(errno.EOPNOTSUPP, "declined")
+
+    monkeypatch.setattr(linux, "allocate", declined)
+    assert written(tmp_path / "file", [pages(5000)]) == pages(5000)
+
+
+def test_a_full_disk_shows_before_the_time_is_spent(tmp_path):
+    path = tmp_path / "file"
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_durably(FailingFiles(("reserve",), 1, errno.ENOSPC), path, [pages(5000)], Volume())
+    assert (caught.value.filename, path.stat().st_size) == (str(path), 0)
+
+
+def test_a_file_system_that_takes_nothing_is_not_asked_for_ever(tmp_path):
+    with pytest.raises(OSError, match="takes no more bytes"):
+        write_durably(ShortFiles(0), tmp_path / "file", [b"data"], Volume())
+
+
+def test_every_block_is_paced_by_the_thread_that_writes_it(tmp_path):
+    here, calls = threading.get_ident(), []
+    parts = [b"h" * BLOCK_BYTES, pages(5 * WRITE_BYTES + 10)]
+    pace = lambda size: calls.append((size, threading.get_ident()))  # noqa: E731
+    written(tmp_path / "file", parts, threads=False, pace=pace)
+    assert sum(size for size, _ in calls) == sum(map(len, parts))
+    assert {thread for _, thread in calls} == {here}
+
+
+def test_one_two_and_four_threads_are_tried(disk):
+    volume, counts = Volume(), []
+    for count in CHOICES * TRIALS:
+        together = threading.Barrier(count, timeout=30)  # it breaks unless so many write at once
+        written(
+            disk / "file",
+            [pages(4 * WRITE_BYTES)],
+            volume=volume,
+            pace=lambda _, b=together: counts.append(b.wait()),
+        )
+    assert len(counts) == 4 * len(CHOICES) * TRIALS
+
+
+def test_a_forked_child_can_write(tmp_path):
+    data, path = pages(8 * WRITE_BYTES), tmp_path / "file"
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            write_durably(Files(), path, [data], Volume(), threads=False)
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert path.read_bytes() == data
+
+
+def writers():
+    return [thread for thread in threading.enumerate() if thread.name == "holdfast-write"]
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_an_error_on_any_thread_ends_all_and_is_raised(tmp_path, nth):
+    volume = Volume()
+    volume.crew = eager()
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_durably(
+            FailingFiles(("write",), nth, errno.ENOSPC), tmp_path / "file", [pages(8 * WRITE_BYTES)], volume
+        )
+    assert caught.value.filename == str(tmp_path / "file")
+    assert writers() == []
+
+
+def eager():
+    crew = Crew()
+    for count in CHOICES * TRIALS:
+        crew.judge(count, count)
+    return crew
+
+
+def test_work_is_shared_until_all_of_it_is_done():
+    work, done = collections.deque(range(1000)), []
+
+    def drain():
+        with contextlib.suppress(IndexError):
+            while True:
+                done.append(work.popleft())
+
+    share(drain, 4)
+    assert sorted(done) == list(range(1000))
+    assert writers() == []
+
+
+def test_what_a_helper_raises_is_raised():
+    here = threading.get_ident()
+
+    def fail_elsewhere():
+        if threading.get_ident() != here:
+            raise OSError(errno.EIO, "elsewhere")
+
+    with pytest.raises(OSError, match="elsewhere"):
+        share(fail_elsewhere, 2)
+
+
+def test_where_no_thread_can_be_started_one_does_it_all(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done = []
+    share(lambda: done.append(1), 4)
+    assert done == [1]
+
+
+def crew_of(rates, writes):
+    """The counts that a crew chooses on a device that brings so much with each."""
+    crew, chosen = Crew(), []
+    for _ in range(writes):
+        chosen.append(crew.choose())
+        crew.judge(chosen[-1], rates[chosen[-1]])
+    return crew, chosen
+
+
+def test_the_fastest_number_of_threads_is_kept_and_the_others_tried_again_now_and_then():
+    _, chosen = crew_of({1: 1.0, 2: 2.0, 4: 1.5}, 10 * AGAIN)
+    assert set(chosen[: TRIALS * len(CHOICES)]) == set(CHOICES)
+    assert chosen.count(2) >= 9 * AGAIN
+    assert set(chosen[-3 * AGAIN :]) == set(CHOICES)
+
+
+def test_threads_that_bring_next_to_nothing_are_not_used():
+    crew, _ = crew_of({1: 1.0, 2: 1.03, 4: 1.04}, 10)
+    assert crew.choose() == 1
+
+
+def test_a_device_that_comes_to_reward_more_threads_gets_them():
+    crew, _ = crew_of({1: 2.0, 2: 1.0, 4: 1.0}, 10)
+    changed, counts = {1: 1.0, 2: 1.0, 4: 3.0}, []
+    for _ in range(6 * AGAIN):
+        counts.append(crew.choose())
+        crew.judge(counts[-1], changed[counts[-1]])
+    assert counts[-5:].count(4) >= 4
