@@ -10,20 +10,16 @@ from collections.abc import Callable
 
 from holdfast import protocol, restore
 from holdfast.errors import HoldfastError
+from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist import Origin, Persister, Settled
 from holdfast.protocol import CheckpointKind, CheckpointState, checkpoint_id, parse_checkpoint_id
 from holdfast.reports import Reporter, text
 from holdfast.snapshot import Snapshot, Snapshotter
 from holdfast.state import Captured
 from holdfast.store import Lineage, Store
-from holdfast.store.retention import expendable
+from holdfast.store.retention import ASKED_FOR, expendable, protected
 
 logger = logging.getLogger("holdfast")
-
-ASKED_FOR = 8
-"""So many of the newest checkpoints that somebody asked for by hand outlive retention."""
-UNDOABLE = 3
-"""So many of the last restores can be undone: what they left outlives retention."""
 
 
 class Checkpointer:
@@ -36,6 +32,9 @@ class Checkpointer:
         uid: str,
         *,
         keep: int,
+        slots: int = 1,
+        backend: str = "thread",
+        debug: bool = False,
         versions: dict[str, str],
         reporter: Reporter,
     ) -> None:
@@ -49,17 +48,23 @@ class Checkpointer:
         """The newest durable checkpoint on this lineage."""
         self.versions, self._reporter, self._standing = versions, reporter, reporter.standing
         self._asked_for: collections.deque[str] = collections.deque(maxlen=ASKED_FOR)
-        self._last: Snapshot | None = None
+        self._in_flight: list[Snapshot] = []
         self._settled: collections.deque[Settled] = collections.deque()
         self.damaged: set[str] = set()
         """Found so by this attempt; a sound one may take their names."""
         self.wanted: dict[str, str] = {}
         """What must not be retired, by who wants it: the target of an open order, of a restore by the script."""
         self._last_reason: str | None = None
-        self.snapshots = Snapshotter()
-        self._persister = Persister(
-            store, release=self.snapshots.release, began=self._began, settled=self._on_settled
+        self.snapshots = Snapshotter(slots, debug=debug)
+        self.persister = Persister(
+            store,
+            slots=slots,
+            backend=backend,
+            release=self.snapshots.release,
+            began=self._began,
+            settled=self._on_settled,
         )
+        self._backend_told = self.persister.reason
 
     @property
     def active(self) -> bool:
@@ -73,7 +78,10 @@ class Checkpointer:
         except OSError as error:
             self.fail(f"store {self.store.url} is not writable: {error.strerror or error}")
         else:
-            self._asked_for.extend(self._kinds("requested"))
+            with contextlib.suppress(
+                OSError
+            ):  # it is said where it matters more, when the job is to go on from one
+                self._asked_for.extend(restore.of_kind(self.store, self.job, "requested"))
 
     def begin_lineage(
         self, iteration: int, parent: str | None, order: str | None = None, *, left: str | None = None
@@ -102,9 +110,18 @@ class Checkpointer:
         self.snapshots.prepare(capture())
 
     def take(
-        self, capture: Callable[[], Captured], kind: CheckpointKind, *, at_once: bool = False
+        self,
+        capture: Callable[[], Captured],
+        kind: CheckpointKind,
+        *,
+        mode: SnapshotMode = "cpu",
+        over_seconds: float = 0.0,
+        at_once: bool = False,
     ) -> Snapshot | None:
-        """Begin a checkpoint of this instant; None when it could not even begin, which is then an event."""
+        """Begin a checkpoint of this instant; None when it could not even begin, which is then an event.
+
+        Its bytes are written over `over_seconds` rather than as fast as they can.
+        """
         if not self.attempt and not self._acquire_late():
             return None
         started = time.perf_counter()
@@ -114,6 +131,7 @@ class Checkpointer:
                 iteration=self._standing.iteration,
                 lineage=self._standing.lineage,
                 kind=kind,
+                mode=mode,
                 at_once=at_once,
             )
         except (
@@ -124,14 +142,14 @@ class Checkpointer:
         snapshot.stall_seconds += time.perf_counter() - started
         try:
             self._reporter.event(self._event(snapshot, "snapshot"))
-            self._persister.submit(snapshot, self._origin(snapshot))
+            self.persister.submit(snapshot, self._origin(snapshot, over_seconds))
         except BaseException:  # Ctrl-C as a rule
             self.snapshots.release(snapshot)
             raise
-        self._last = snapshot
+        self._in_flight = [each for each in self._in_flight if not each.settled.is_set()] + [snapshot]
         return snapshot
 
-    def _origin(self, snapshot: Snapshot) -> Origin:
+    def _origin(self, snapshot: Snapshot, over_seconds: float) -> Origin:
         return Origin(
             job=self.job,
             attempt=self.attempt,
@@ -139,23 +157,28 @@ class Checkpointer:
             world_size=1,
             versions=self.versions,
             replaces=snapshot.id in self.damaged,
+            bytes_per_second=snapshot.size_bytes / over_seconds if over_seconds > 0 else None,
         )
 
     def wait_settled(self, timeout_seconds: float) -> bool:
         """Wait until nothing is under way and `head` is known; False when that takes too long."""
-        if self._last is not None and not self._last.settled.wait(timeout_seconds):
+        deadline = time.monotonic() + timeout_seconds
+        if not all(each.settled.wait(max(0.0, deadline - time.monotonic())) for each in self._in_flight):
             return False
-        return self.snapshots.wait_idle(timeout_seconds)
+        return self.snapshots.wait_idle(max(0.0, deadline - time.monotonic()))
 
     def drain(self) -> list[Settled]:
         """What settled since the last call."""
         found = []
         while self._settled:
             found.append(self._settled.popleft())
+        if found and (reason := self.persister.reason) != self._backend_told:
+            self._backend_told = reason
+            self._reporter.notice("info", "backend", f"checkpoints are written by {reason}")
         return found
 
     def close(self, timeout_seconds: float) -> None:
-        if not self._persister.close(timeout_seconds):
+        if not self.persister.close(timeout_seconds):
             logger.warning("gave up waiting for the last checkpoint after %g s", timeout_seconds)
         self.snapshots.close()
 
@@ -188,7 +211,8 @@ class Checkpointer:
                 self._reporter.notice("info", "checkpoint", f"checkpoints are durable again, from {snapshot.id}")
             if snapshot.kind == "requested":
                 self._asked_for.append(snapshot.id)
-            self.head = snapshot.id
+            if settled.newest:  # one that took long may settle after those that were begun later
+                self.head = snapshot.id
         elif settled.state == "torn":
             state = "torn"
         if settled.reason:
@@ -221,26 +245,10 @@ class Checkpointer:
             left = [c for c in committed if c not in gone]
             self._reporter.event(protocol.Inventory(at=time.time(), checkpoints=left))
 
-    def _kinds(self, kind: CheckpointKind) -> list[str]:
-        """The committed checkpoints of a kind, as their manifests say; one that cannot be read is of none."""
-        found = []
-        for checkpoint in self.store.checkpoints(self.job):
-            with contextlib.suppress(HoldfastError):
-                if restore.manifest(self.store, self.job, checkpoint).kind == kind:
-                    found.append(checkpoint)
-        return found
-
     def _protected(self) -> set[str]:
         """Where the lineages that training descends from began, the ways back, what is to be restored."""
-        lineages = {lineage.number: lineage for lineage in self.store.lineages(self.job)}
-        kept = {self.head, *self.wanted.values(), *self._asked_for}
-        kept |= {lineage.left for lineage in sorted(lineages.values(), key=_number)[-UNDOABLE:]}
-        number = self.lineage.number
-        while number in lineages and (parent := lineages[number].parent) is not None:
-            kept.add(parent)
-            before = parse_checkpoint_id(parent)[1]
-            number = before if before < number else 0
-        return {checkpoint for checkpoint in kept if checkpoint is not None}
+        kept = protected(self.store.lineages(self.job), self.lineage.number, self._asked_for)
+        return kept | {each for each in (self.head, *self.wanted.values()) if each is not None}
 
     def _next_lineage(self) -> int:
         known = [lineage.number for lineage in self.store.lineages(self.job)]
@@ -281,7 +289,3 @@ class Checkpointer:
         if reason != self._last_reason:
             self._last_reason = reason
             self._reporter.notice("warning", "checkpoint", f"{reason}; training goes on")
-
-
-def _number(lineage: Lineage) -> int:
-    return lineage.number

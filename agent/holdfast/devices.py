@@ -34,6 +34,14 @@ class DeviceCopies:
         self.mode: SnapshotMode = "cpu"
         self.device_copy_seconds: float | None = None
         """Tg, of the last copy within the device's memory."""
+        self._own_bytes, self._peak_before = 0, 0
+        """Of our copies on the device, and the peak of training before there were any: they count as its peak."""
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """(M, Mmax) in bytes: the most that training has used of the device so far, and all that it has."""
+        used, total = memory(self._device)
+        return max(self._peak_before, used - self._own_bytes), total
 
     def start(self, targets: Tensors, tensors: Tensors, mode: SnapshotMode) -> None:
         """Queue, on the stream that trains, all that must be of this very instant."""
@@ -85,20 +93,30 @@ class DeviceCopies:
     def _clone_deferred(self) -> bool:
         """Copy within the device's memory; False when that would come near to what training needs."""
         needed = sum(pair.source.numel() * pair.source.element_size() for pair in self._deferred)
-        used, total = memory(self._device)
-        if used + needed > total * (1 - RESERVE):
+        if not has_room(needed, *self.memory):
             return False
+        if not self._own_bytes:
+            self._peak_before = self.memory[0]
         try:
             clones = [(pair.target, pair.source.detach().clone()) for pair in self._deferred]
         except torch.cuda.OutOfMemoryError:
             logger.info("no room on %s for a snapshot of %.0f MB", self._device, needed / 1e6)
             return False
         self._sources += clones
+        self._own_bytes = needed
         return True
 
 
+def has_room(needed_bytes: int, used_bytes: int, total_bytes: int) -> bool:
+    """Whether a snapshot fits beside the peak of training with something to spare.
+
+    The one who runs out of memory must never be the user's forward pass, so it is not enough that it fits now.
+    """
+    return used_bytes + needed_bytes <= total_bytes * (1 - RESERVE)
+
+
 def memory(device: torch.device) -> tuple[int, int]:
-    """(M, Mmax): the most that training has used of a device so far, others on it included, and all it has."""
+    """(peak of this process and what others hold, all there is) of a device's memory, in bytes."""
     free, total = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_reserved(device)
     return total - free - held + torch.cuda.max_memory_allocated(device), total

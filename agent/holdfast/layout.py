@@ -79,6 +79,17 @@ class Layout:
         measured = [d.device_copy_seconds for d in self._devices if d.device_copy_seconds is not None]
         return max(measured, default=None)
 
+    @property
+    def copied_on_device(self) -> bool:
+        """It is known what a stop-over on the device costs; so it is where there is no device."""
+        return not self._devices or self.device_copy_seconds is not None
+
+    @property
+    def device_memory(self) -> tuple[int, int]:
+        """(M, Mmax) in bytes of the device with the least room; zeros where there is none."""
+        found = [device.memory for device in self._devices]
+        return min(found, key=lambda each: each[1] - each[0], default=(0, 0))
+
     def _forget(self) -> None:
         """Let go of all views into the arena, which may be about to be replaced."""
         self.slots, self.views, self.live = [], {}, []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.pacing import Controller, Observation
 from holdfast.persist import Settled
+from holdfast.prices import Prices
 from holdfast.profile import IterationClock, MetricReader
 from holdfast.reports import Reporter
 
@@ -14,12 +16,15 @@ from holdfast.reports import Reporter
 class Meter:
     """What an iteration took and what of it was a checkpoint's doing. For the training thread only."""
 
-    def __init__(self, controller: Controller, reporter: Reporter) -> None:
+    def __init__(
+        self, controller: Controller, reporter: Reporter, measured: Callable[[str, float, float], None]
+    ) -> None:
         self.clock = IterationClock()
         self._controller, self._reporter = controller, reporter
         self._metrics = MetricReader()
         self.in_flight = False
         """A checkpoint is under way at the start of this iteration."""
+        self._prices = Prices(measured)
 
     def end_iteration(self, metrics: Mapping[str, Any]) -> None:
         """Book the iteration that ends here. What a checkpoint begun now costs falls into the next one."""
@@ -30,6 +35,7 @@ class Meter:
         self._metrics.add(measured, metrics)
         self.send_samples(wait=False)
         self._reporter.stalls(measured)
+        self._prices.iteration(measured.seconds - measured.data_seconds, in_flight=self.in_flight)
         plan = self._controller.observe(
             Observation(
                 iteration=measured.iteration,
@@ -43,12 +49,19 @@ class Meter:
         self._reporter.pace(self._controller, changed=plan is not None)
 
     def checkpoint_settled(self, settled: Settled) -> None:
+        snapshot = settled.snapshot
+        if settled.state == "durable" and settled.backend is not None:
+            self._prices.settled(settled.backend, settled.seconds)
         # copied while training waited, those taken for safety or at the end say nothing of the others' cost
-        if settled.state == "durable" and settled.snapshot.kind in ("scheduled", "requested"):
+        if settled.state == "durable" and snapshot.kind in ("scheduled", "requested"):
+            device_copy_seconds = snapshot.device_copy_seconds
             self._controller.measured(
-                snapshot_seconds=settled.snapshot.seconds,
+                snapshot_seconds=snapshot.seconds,
                 persist_seconds=settled.seconds,
-                checkpoint_bytes=settled.snapshot.size_bytes,
+                checkpoint_bytes=snapshot.size_bytes,
+                device_copy_seconds=math.inf if device_copy_seconds is None else device_copy_seconds,
+                memory_used_bytes=snapshot.device_memory[0],
+                memory_total_bytes=snapshot.device_memory[1],
             )
 
     def send_samples(self, *, wait: bool) -> None:

@@ -12,6 +12,9 @@ from holdfast.pacing.settings import DEFAULT_BUDGET
 DEFAULT_STORE = "checkpoints"
 DEFAULT_KEEP = 12
 DEFAULT_POLICY = "checkfreq"
+DEFAULT_BACKEND = "auto"
+BACKENDS = ("auto", "thread", "process", "fork")
+FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,14 @@ class Options:
     """HOLDFAST_BUDGET, HOLDFAST_POLICY, HOLDFAST_EVERY."""
     keep: int
     """HOLDFAST_KEEP."""
+    slots: int
+    """HOLDFAST_SLOTS."""
+    backend: str
+    """HOLDFAST_BACKEND."""
+    spread: float
+    """HOLDFAST_SPREAD."""
+    debug: bool
+    """HOLDFAST_DEBUG."""
 
     @classmethod
     def weigh(cls, **arguments: Any) -> Self:
@@ -45,7 +56,11 @@ class Options:
                 policy=policy,
                 every=parse_every(every) if every is not None else None,
             ),
-            keep=_parse_keep(_first(arguments, "keep", DEFAULT_KEEP)),
+            keep=_parse_count("keep", _first(arguments, "keep", DEFAULT_KEEP), "checkpoints"),
+            slots=_parse_count("slots", _first(arguments, "slots", 1), "snapshots in flight"),
+            backend=_parse_backend(_first(arguments, "backend", DEFAULT_BACKEND)),
+            spread=_parse_spread(_first(arguments, "spread", 0.0)),
+            debug=_parse_flag("debug", _first(arguments, "debug", False)),
         )
 
 
@@ -55,11 +70,35 @@ def _first(arguments: dict[str, Any], name: str, default: Any) -> Any:
     return os.environ.get(f"HOLDFAST_{name.upper()}") or default
 
 
-def _parse_keep(value: int | str) -> int:
+def _parse_count(name: str, value: int | str, what: str) -> int:
     try:
-        keep = int(value)
+        count = int(value)
     except ValueError:
-        keep = 0
-    if keep < 1:
-        raise ValueError(f"keep={value!r}: give a whole number of checkpoints, at least 1")
-    return keep
+        count = 0
+    if count < 1:
+        raise ValueError(f"{name}={value!r}: give a whole number of {what}, at least 1")
+    return count
+
+
+def _parse_backend(value: str) -> str:
+    if value not in BACKENDS:
+        raise ValueError(f"backend {value!r}: choose one of {', '.join(BACKENDS)}")
+    return value
+
+
+def _parse_spread(value: float | str) -> float:
+    try:
+        spread = float(value)
+    except ValueError:
+        spread = -1.0
+    if not 0 <= spread <= 1:
+        raise ValueError(f"spread={value!r}: give a share of the interval between checkpoints, from 0 to 1")
+    return spread
+
+
+def _parse_flag(name: str, value: bool | str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if (found := FLAGS.get(value.strip().lower())) is None:
+        raise ValueError(f"{name}={value!r}: give one of {', '.join(FLAGS)}")
+    return found

@@ -35,11 +35,16 @@ class Iteration:
 
     @property
     def checkpoint_stall_seconds(self) -> float:
-        return sum(self.stalls.get(kind, 0.0) for kind in CHECKPOINT_STALLS)
+        return self._waited(CHECKPOINT_STALLS)
 
     @property
     def data_seconds(self) -> float:
-        return sum(self.stalls.get(kind, 0.0) for kind in DATA_STALLS)
+        return self._waited(DATA_STALLS)
+
+    def _waited(self, kinds: tuple[StallKind, ...]) -> float:
+        if not self.stalls:  # asked several times in every iteration, most of which never waited
+            return 0.0
+        return sum(self.stalls.get(kind, 0.0) for kind in kinds)
 
 
 class IterationClock:

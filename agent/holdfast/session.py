@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 import torch
 
@@ -54,6 +55,14 @@ class Session:
         policy: what chooses the interval. Default: HOLDFAST_POLICY, else "checkfreq".
         every: a fixed interval in iterations in the policy's place. Default: HOLDFAST_EVERY.
         keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
+        slots: how many snapshots may be in flight, each in host memory of the state's size. Default:
+            HOLDFAST_SLOTS, else 1.
+        backend: what writes checkpoints: "thread", "process", "fork", or "auto", which measures them and takes
+            the one that costs training least. Default: HOLDFAST_BACKEND, else "auto".
+        spread: the share of the interval over which the writing of a checkpoint is spread, so that it takes less
+            from each iteration and becomes durable later. Default: HOLDFAST_SPREAD, else 0: at full speed.
+        debug: digest every tensor before and after it is copied, while training waits, so that not even one
+            element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
         **objects: what makes up the training state, by keyword: model, optimizer, scheduler, scaler …
             Anything with `state_dict` and `load_state_dict`.
 
@@ -76,13 +85,28 @@ class Session:
         policy: str | None = None,
         every: int | None = None,
         keep: int | None = None,
+        slots: int | None = None,
+        backend: str | None = None,
+        spread: float | None = None,
+        debug: bool | None = None,
         **objects: Any,
     ) -> None:
         self.job = protocol.validate_job(job)
         ranks.require_single_process()
         options = Options.weigh(
-            store=store, server=server, token=token, budget=budget, policy=policy, every=every, keep=keep
+            store=store,
+            server=server,
+            token=token,
+            budget=budget,
+            policy=policy,
+            every=every,
+            keep=keep,
+            slots=slots,
+            backend=backend,
+            spread=spread,
+            debug=debug,
         )
+        self._spread = options.spread
         self._standing = Standing()
         self._controller = Controller(options.settings)
         self._training = Training(objects, self._standing, self._controller)
@@ -92,6 +116,9 @@ class Session:
             job,
             uuid.uuid4().hex,
             keep=options.keep,
+            slots=options.slots,
+            backend=options.backend,
+            debug=options.debug,
             versions={
                 "holdfast": version("holdfast"),
                 "torch": str(torch.__version__),
@@ -102,7 +129,8 @@ class Session:
         show_log()
         self._orders = Orders(self._checkpoints.store, job, self._reporter, options.settings)
         self._rewinder = Rewinder(self._training, self._checkpoints, self._reporter)
-        self._meter, self._progress = Meter(self._controller, self._reporter), Progress()
+        self._meter = Meter(self._controller, self._reporter, self._checkpoints.persister.measured)
+        self._progress = Progress()
         self._resumed = self._closed = False
         self._wanted: CheckpointKind | None = None
         self._wanted_restore: str | None = None
@@ -257,7 +285,7 @@ class Session:
                 uid=checkpoints.uid,
                 attempt=checkpoints.attempt or at_least,
                 rank=0,
-                spool=Path(checkpoints.store.url) / self.job / "spool" if checkpoints.attempt else None,
+                spool=_spool(checkpoints.store.url, self.job) if checkpoints.attempt else None,
                 on_desired=self._arrived,
             )
             self._reporter.link.start()
@@ -406,7 +434,14 @@ class Session:
 
     def _take(self, kind: CheckpointKind, *, at_once: bool) -> Snapshot | None:
         started = time.perf_counter()
-        snapshot = self._checkpoints.take(self._training.capture, kind, at_once=at_once)
+        plan = self._controller.plan
+        snapshot = self._checkpoints.take(
+            self._training.capture,
+            kind,
+            mode=plan.mode if plan is not None else "cpu",
+            over_seconds=0.0 if at_once else self._spread * self._controller.interval_seconds,
+            at_once=at_once,
+        )
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
         self._controller.started(self.iteration)
         return snapshot
@@ -429,6 +464,14 @@ class Session:
             return checkpoint, None
         order = self._orders.restore()
         return (order.checkpoint, order.id) if order is not None else None
+
+
+def _spool(store: str, job: str) -> Path:
+    """Beside the checkpoints; for an object store, which takes no appended reports, on this machine's disk."""
+    if "://" not in store:
+        return Path(store) / job / "spool"
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state) / "holdfast" / quote(store, safe="") / job / "spool"
 
 
 def _ending(kind: type[BaseException] | None) -> str:

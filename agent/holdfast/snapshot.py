@@ -45,6 +45,9 @@ class Snapshot:
     seconds: float = 0.0
     stall_seconds: float = 0.0
     device_copy_seconds: float | None = None
+    """Tg, of this snapshot or of the last one that was first copied within a device's memory."""
+    device_memory: tuple[int, int] = (0, 0)
+    """(M, Mmax) in bytes of the device with the least room; zeros where there is none."""
     torn: list[str] = field(default_factory=list)
     failure: BaseException | None = None
     safe: threading.Event = field(default_factory=threading.Event)
@@ -147,6 +150,8 @@ class Snapshotter:
         layout = self._free.pop()
         try:
             layout.fit(captured)
+            if not layout.copied_on_device and self._current is not None:
+                mode = "gpu"  # once, where there is a device with room: Algorithm 1 wants to know what it costs
             snapshot = Snapshot(
                 iteration,
                 lineage,
@@ -210,6 +215,7 @@ class Snapshotter:
             snapshot.safe.set()
             snapshot.torn += layout.finish()
             snapshot.device_copy_seconds = layout.device_copy_seconds
+            snapshot.device_memory = layout.device_memory
         except Exception as error:  # a thread's edge: whatever went wrong, the step that waits must go on
             snapshot.failure = error
         finally:

@@ -8,8 +8,10 @@ import torch
 from tiny_job import Points, Trainer
 
 import holdfast
+from holdfast import format as fmt
 from holdfast import protocol
 from holdfast import session as module
+from holdfast.copying import HostCopies
 from holdfast.protocol import Desired, RestoreOrder
 from holdfast.store import open_store
 from holdfast.store.local import LocalWriter
@@ -175,9 +177,9 @@ def test_a_full_disk_is_an_event_and_the_last_good_checkpoint_stays(
 ):
     real = LocalWriter.write
 
-    def full(self, file, parts):
+    def full(self, file, parts, **options):
         if "000000000003-1" in self._temporary.name:
-            return real(self, file, parts)
+            return real(self, file, parts, **options)
         raise OSError(errno.ENOSPC, "No space left on device", str(self._temporary))
 
     monkeypatch.setattr(LocalWriter, "write", full)
@@ -191,19 +193,17 @@ def test_a_full_disk_is_an_event_and_the_last_good_checkpoint_stays(
 
 
 def test_weights_changed_behind_our_back_are_taken_again(store, linked, monkeypatch):
-    from holdfast import snapshot
-
     trainer = Trainer(store, **linked)
-    real, meddled = snapshot._copy, threading.Event()
+    real, meddled = HostCopies.run, threading.Event()
 
-    def meddle(target, source):
-        real(target, source)
-        if threading.current_thread().name == "holdfast-snapshot" and not meddled.is_set():
+    def meddle(copies):
+        real(copies)
+        if not meddled.is_set():
             meddled.set()
             with torch.no_grad():
                 trainer.model[0].weight.add_(0)
 
-    monkeypatch.setattr(snapshot, "_copy", meddle)
+    monkeypatch.setattr(HostCopies, "run", meddle)
     trainer.run(until=6).crash()
     states = [
         (e.iteration, e.state) for e in trainer.link.of(protocol.Checkpoint) if e.state in ("torn", "durable")
@@ -347,7 +347,7 @@ def test_a_restore_without_room_for_the_safety_checkpoint_is_refused(store, link
             monkeypatch.setattr(LocalWriter, "write", refuse)
             order(trainer, 3)
 
-    def refuse(self, file, parts):
+    def refuse(self, file, parts, **_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     trainer = Trainer(store, **linked).run(until=8, after=operator).crash()
@@ -468,6 +468,10 @@ def test_settings_come_from_argument_then_environment_then_default(store, monkey
         ({"budget": -1}, "outside 0.01% to 100%"), ({"budget": 0}, "outside"), ({"budget": "300"}, "outside"),
         ({"budget": "abc"}, "budget 'abc' is not a number"), ({"every": 0}, "outside 1 to"),
         ({"policy": "weekly"}, "choose one of checkfreq"), ({"keep": 0}, "keep=0"),
+        ({"slots": "two"}, "slots='two': give a whole number of snapshots in flight"),
+        ({"backend": "magic"}, "backend 'magic': choose one of auto, thread, process, fork"),
+        ({"debug": "perhaps"}, "debug='perhaps': give one of 1, true"),
+        ({"spread": 2}, "spread=2: give a share"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused_with_the_reason(store, options, message):
@@ -498,16 +502,13 @@ def test_the_supervisors_file_is_told_of_every_iteration(store, tmp_path, monkey
 
 def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrupted, monkeypatch):
     """Copies are slow enough for the next update to run into them; only every fourth iteration waits for disk."""
-    from holdfast import snapshot
+    real, waits = HostCopies.run, []
 
-    real, waits = snapshot._copy, []
+    def slow(copies):
+        threading.Event().wait(0.02)
+        real(copies)
 
-    def slow(target, source):
-        if threading.current_thread().name == "holdfast-snapshot":
-            threading.Event().wait(0.005)
-        real(target, source)
-
-    monkeypatch.setattr(snapshot, "_copy", slow)
+    monkeypatch.setattr(HostCopies, "run", slow)
     settle = Trainer.settle
     monkeypatch.setattr(Trainer, "settle", lambda self: settle(self) if self.session.iteration % 4 == 0 else None)
     trainer = Trainer(store, every=1)
@@ -520,6 +521,22 @@ def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrup
     assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 13)}
     newest = committed(store)[-1]
     assert newest > 3
+    again = Trainer(store, seed=5).run(until=newest + 3).crash()
+    assert dict(again.losses) == {i: uninterrupted[i] for i in range(newest + 1, newest + 4)}
+
+
+@pytest.mark.parametrize("backend", ["thread", "process", "fork", "auto"])
+def test_resume_is_exact_whatever_writes_with_several_in_flight(store, uninterrupted, backend, monkeypatch):
+    def free(trainer):
+        assert trainer.session._checkpoints.snapshots.wait_free(60)
+
+    monkeypatch.setattr(Trainer, "settle", free)
+    trainer = Trainer(store, every=1, slots=3, backend=backend).run(until=12)
+    assert trainer.session._checkpoints.wait_settled(60)
+    assert trainer.session._checkpoints.head == trainer.session._checkpoints.store.checkpoints("job")[-1]
+    trainer.crash()
+    newest = committed(store)[-1]
+    assert newest == 12
     again = Trainer(store, seed=5).run(until=newest + 3).crash()
     assert dict(again.losses) == {i: uninterrupted[i] for i in range(newest + 1, newest + 4)}
 
@@ -597,16 +614,16 @@ def test_the_way_back_from_a_restore_survives_a_restart(store):
 def test_an_order_to_a_checkpoint_that_does_not_fit_fails_and_the_job_starts_all_the_same(store, linked):
     Trainer(store).run(until=7).crash()
     manifest = store / "job" / "000000000003-1" / "manifest.json"
-    changed = json.loads(manifest.read_text())
-    del changed["state"]["scheduler"]
-    manifest.write_text(json.dumps(changed))
+    changed = fmt.decode_manifest(manifest.read_bytes())
+    del changed.state["scheduler"]
+    manifest.write_bytes(fmt.encode_manifest(changed))
     FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))
     trainer = Trainer(store, **linked)
     assert trainer.session.resume() == 6
     (moved,) = trainer.link.of(protocol.OrderMoved)
     assert (moved.state, moved.reason) == (
         "failed",
-        "the checkpoint holds no 'scheduler'; it has " + ", ".join(changed["state"]),
+        "the checkpoint holds no 'scheduler'; it has " + ", ".join(changed.state),
     )
     trainer.crash()
 
@@ -683,10 +700,10 @@ def test_a_checkpoint_of_the_line_that_training_descends_from_is_preferred(store
 def test_a_full_disk_is_a_notice_once_and_so_is_its_end(store, linked, monkeypatch):
     real = LocalWriter.write
 
-    def full(self, file, parts):
+    def full(self, file, parts, **options):
         if any(f"{i:012d}" in self._temporary.name for i in (6, 9)):
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(self, file, parts)
+        real(self, file, parts, **options)
 
     monkeypatch.setattr(LocalWriter, "write", full)
     trainer = Trainer(store, **linked).run(until=16).crash()
@@ -722,7 +739,7 @@ def test_the_same_version_of_another_database_is_obeyed(store, linked):
 
 
 def test_an_error_that_is_no_text_is_told_all_the_same(store, linked, monkeypatch):
-    def refuse(self, file, parts):
+    def refuse(self, file, parts, **_):
         raise OSError(errno.EIO, "Input/output error", "/mnt/\udcff")
 
     monkeypatch.setattr(LocalWriter, "write", refuse)

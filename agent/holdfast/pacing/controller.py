@@ -83,6 +83,14 @@ class Controller:
         )
 
     @property
+    def interval_seconds(self) -> float:
+        """What an interval takes; 0 while that is not known."""
+        profile = self.profile
+        if profile is None or self._plan is None or self._plan.interval is None:
+            return 0.0
+        return self._plan.interval * profile.iteration_seconds
+
+    @property
     def measured_overhead(self) -> float | None:
         """Stalls and interference over the time without them; None until one interval has passed."""
         return self._measurement.overhead if self._measurement else None

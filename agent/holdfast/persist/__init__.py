@@ -1,0 +1,9 @@
+"""Phase 2: drains snapshots to a store in the background, and says what became of each. Knows no torch."""
+
+from __future__ import annotations
+
+from holdfast.persist.choice import Choice
+from holdfast.persist.persister import Persister, Settled
+from holdfast.persist.task import Origin, Task, Written
+
+__all__ = ["Choice", "Origin", "Persister", "Settled", "Task", "Written"]

@@ -1,0 +1,141 @@
+"""What a trainer and the process that writes for it say to each other, over a socket."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import threading
+import time
+import traceback
+from typing import Literal
+
+import msgspec
+
+from holdfast.errors import Fenced
+from holdfast.persist.task import Task, Written
+
+LENGTH_BYTES = 8
+MOST_FDS = 1
+BEAT_SECONDS = 1.0
+
+
+class Write(msgspec.Struct, frozen=True, kw_only=True, tag="write"):
+    task: Task
+    size_bytes: int
+    arena_bytes: int
+    """Of the memory, whose file comes along unless it is the one before."""
+
+
+class Hurry(msgspec.Struct, frozen=True, tag="hurry"):
+    """Hold back no longer."""
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """Still at it."""
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """An error, as far as it can be told across processes."""
+
+    kind: Literal["os", "fenced", "memory", "other"]
+    text: str
+    errno: int | None = None
+    filename: str | None = None
+    trace: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        if isinstance(error, OSError):
+            place = _sayable(str(error.filename)) if error.filename else None
+            return cls(kind="os", text=_sayable(error.strerror or str(error)), errno=error.errno, filename=place)
+        if isinstance(error, Fenced):
+            return cls(kind="fenced", text=str(error))
+        trace = _sayable("".join(traceback.format_exception(error)))
+        if isinstance(error, MemoryError):
+            return cls(kind="memory", text=str(error), trace=trace)
+        return cls(kind="other", text=_sayable(f"{type(error).__name__}: {error}"), trace=trace)
+
+    def error(self) -> Exception:
+        if self.kind == "os":
+            return OSError(self.errno or errno.EIO, self.text, self.filename)
+        if self.kind == "fenced":
+            return Fenced(self.text)
+        error = MemoryError(self.text) if self.kind == "memory" else RemoteError(self.text)
+        error.add_note(self.trace)
+        return error
+
+
+class RemoteError(Exception):
+    """An error of a kind that is not expected; its text begins with its type."""
+
+
+Request = Write | Hurry
+Reply = Beat | Written | Failed
+
+
+class Channel:
+    """Messages over a stream socket, each behind its length; a file may travel along."""
+
+    def __init__(self, endpoint: socket.socket) -> None:
+        self.socket = endpoint
+        self._sending = threading.Lock()
+        self._beat_at = 0.0
+
+    def send(self, message: Request | Reply, *fds: int) -> None:
+        data = msgspec.msgpack.encode(message)
+        with self._sending:
+            opening = len(data).to_bytes(LENGTH_BYTES, "little")
+            if fds:
+                socket.send_fds(self.socket, [opening], fds)
+            else:
+                self.socket.sendall(opening)
+            self.socket.sendall(data)
+
+    def receive(self) -> tuple[bytes, list[int]] | None:
+        """A message and the files that came with it; None when the other side is gone."""
+        try:
+            opening, fds, _, _ = socket.recv_fds(self.socket, LENGTH_BYTES, MOST_FDS)
+            rest = self._exactly(LENGTH_BYTES - len(opening)) if opening else None
+            data = None if rest is None else self._exactly(int.from_bytes(opening + rest, "little"))
+        except ConnectionResetError:  # it went without hearing our last word
+            return None
+        return None if data is None else (data, list(fds))
+
+    def poll(self, seconds: float) -> bool:
+        """Whether the other side says something, or goes, within so many seconds."""
+        poll = select.poll()  # select() knows no descriptors from 1,024 on
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def beat(self) -> None:
+        """Say about once a second that there is progress."""
+        now = time.monotonic()
+        if now - self._beat_at >= BEAT_SECONDS:
+            self._beat_at = now
+            self.tell(Beat())
+
+    def tell(self, message: Request | Reply) -> None:
+        """Send to whoever is still there; the work is worth doing without."""
+        try:
+            self.send(message)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _exactly(self, size_bytes: int) -> bytes | None:
+        data = bytearray(size_bytes)
+        view = memoryview(data)
+        while len(view):
+            count = self.socket.recv_into(view)
+            if not count:
+                return None
+            view = view[count:]
+        return bytes(data)
+
+
+def _sayable(text: str) -> str:
+    """A file's name may hold bytes that are no text."""
+    return text.encode(errors="replace").decode()

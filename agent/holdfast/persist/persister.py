@@ -1,0 +1,218 @@
+"""Takes snapshots, writes several at a time, and says what became of each."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.errors import Fenced
+from holdfast.persist import fork, process
+from holdfast.persist.backend import Backend, Lost, Refused
+from holdfast.persist.choice import Choice
+from holdfast.persist.messages import RemoteError
+from holdfast.persist.task import Origin, Task, Written
+from holdfast.persist.thread import ThreadBackend
+from holdfast.store import Store
+
+if TYPE_CHECKING:
+    from holdfast.snapshot import Snapshot
+
+logger = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """The end of a snapshot: durable, torn or failed."""
+
+    snapshot: Snapshot
+    state: str
+    started_at: float
+    seconds: float
+    reason: str | None = None
+    backend: str | None = None
+    """What wrote it; None when it did not come to that."""
+    newest: bool = False
+    """Durable, and none that was submitted after it is durable yet. A slow old one is a checkpoint like any
+    other, but what was the newest before it settled remains so."""
+
+
+class Persister:
+    """Writes up to `slots` snapshots at the same time, each on a thread of its own, begun in the order submitted.
+
+    `release` is called when a snapshot's arena may be used again; then `settled`, once a snapshot, never two
+    at a time. Both are called on a persisting thread, as `began` is.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        slots: int = 1,
+        backend: str = "thread",
+        release: Callable[[Snapshot], None],
+        began: Callable[[Snapshot], None],
+        settled: Callable[[Settled], None],
+    ) -> None:
+        self._store, self._slots = store, slots
+        self._release, self._began, self._settled = release, began, settled
+        self._lanes: list[threading.Thread] = []
+        self._queue: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
+        self._submitted, self._open = 0, 0
+        self._newest_durable = 0
+        self._lock, self._settling = threading.Lock(), threading.Lock()
+        self._choice = Choice(backend, _refusals(store, backend))
+        self._backends: dict[str, Backend] = {}
+
+    @property
+    def backend(self) -> str:
+        """What writes the next one."""
+        with self._lock:
+            return self._choice.current
+
+    @property
+    def reason(self) -> str:
+        """Why that, in words."""
+        with self._lock:
+            return self._choice.reason
+
+    def measured(self, backend: str, cost_seconds: float, persist_seconds: float) -> None:
+        """What a checkpoint that `backend` wrote cost training, for "auto" to choose by."""
+        with self._lock:
+            self._choice.measured(backend, cost_seconds, persist_seconds)
+
+    def submit(self, snapshot: Snapshot, origin: Origin) -> None:
+        with self._lock:
+            self._submitted += 1
+            self._open += 1
+            if len(self._lanes) < min(self._open, self._slots):
+                lane = threading.Thread(target=self._run, name="holdfast-persist", daemon=True)
+                self._lanes.append(lane)
+                lane.start()
+            self._queue.put(_Submitted(self._submitted, snapshot, origin))
+
+    def close(self, timeout_seconds: float | None = None) -> bool:
+        """Finish what was submitted, at full speed; False when `timeout_seconds` was not enough.
+
+        Helper processes finish what they have in hand even then.
+        """
+        with self._lock:
+            lanes, backends = list(self._lanes), list(self._backends.values())
+        for _ in lanes:
+            self._queue.put(None)
+        for backend in backends:
+            backend.hurry()
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        for lane in lanes:
+            lane.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        for backend in backends:
+            backend.close()
+        return not any(lane.is_alive() for lane in lanes)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            item.snapshot.copied.wait()
+            at, started = time.time(), time.perf_counter()
+            end = self._persist(item.snapshot, item.origin)
+            self._settle(item, end, at, time.perf_counter() - started)
+
+    def _settle(self, item: _Submitted, end: _End, at: float, seconds: float) -> None:
+        snapshot = item.snapshot
+        snapshot.outcome, snapshot.reason = end.state, end.reason
+        self._release(snapshot)
+        with self._settling:
+            newest = end.state == "durable" and item.number > self._newest_durable
+            if newest:
+                self._newest_durable = item.number
+            try:
+                self._settled(
+                    Settled(
+                        snapshot=snapshot,
+                        state=end.state,
+                        started_at=at,
+                        seconds=seconds,
+                        reason=end.reason,
+                        backend=end.backend,
+                        newest=newest,
+                    )
+                )
+            except Exception:  # a thread's edge: without it no further checkpoint would ever be written
+                logger.exception("could not report checkpoint of iteration %d", snapshot.iteration)
+            finally:
+                with self._lock:
+                    self._open -= 1
+                snapshot.settled.set()
+
+    def _persist(self, snapshot: Snapshot, origin: Origin) -> _End:
+        if snapshot.failure is not None:
+            return _End("failed", f"the copy failed: {snapshot.failure}")
+        if snapshot.torn:
+            names = ", ".join(snapshot.torn[:3])
+            return _End("torn", f"{len(snapshot.torn)} tensors changed while they were copied: {names}")
+        backend = ""
+        try:
+            self._began(snapshot)
+            task = Task.of(snapshot, origin)
+            while True:
+                backend = self.backend
+                try:
+                    self._write(backend, task, snapshot)
+                except Refused as refused:
+                    with self._lock:
+                        self._choice.refused(backend, str(refused))
+                else:
+                    return _End("durable", backend=backend)
+        except Exception as error:  # a thread's edge: the job trains on, the event says what broke
+            return _End("failed", self._reason(error, backend, snapshot), backend or None)
+
+    def _write(self, name: str, task: Task, snapshot: Snapshot) -> Written:
+        with self._lock:
+            backend = self._backends.get(name) or _MAKERS[name](self._store)
+            self._backends[name] = backend
+        return backend.write(task, snapshot)
+
+    def _reason(self, error: Exception, backend: str, snapshot: Snapshot) -> str:
+        match error:
+            case Fenced():
+                return str(error)
+            case Lost():
+                with self._lock:
+                    self._choice.failed(backend, str(error))
+                return str(error)
+            case OSError():
+                place = f" ({error.filename})" if error.filename else ""
+                return f"{error.strerror or error}{place}"
+        logger.error("persisting the checkpoint of iteration %d failed", snapshot.iteration, exc_info=error)
+        return str(error) if isinstance(error, RemoteError) else f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    number: int
+    snapshot: Snapshot
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    state: str
+    reason: str | None = None
+    backend: str | None = None
+
+
+_MAKERS: dict[str, Callable[[Store], Backend]] = {
+    "thread": ThreadBackend,
+    "process": process.ProcessBackend,
+    "fork": fork.ForkBackend,
+}
+
+
+def _refusals(store: Store, wanted: str) -> dict[str, str]:
+    # never unasked: in the trainer's process a fork runs whatever hooks other libraries have registered for one
+    forking = "used only when it is named" if wanted == "auto" else fork.refusal(store)
+    found = {"process": process.refusal(store), "fork": forking}
+    return {name: why for name, why in found.items() if why is not None}

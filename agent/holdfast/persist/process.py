@@ -1,0 +1,180 @@
+"""Writes in helper processes, which share neither the interpreter lock nor the fate of training.
+
+A helper maps the arena's memory file and writes from there. It outlives its trainer: when the socket to it
+closes, it finishes and commits what it has in hand, then ends. A newer attempt fences it as it would the trainer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import IO, TYPE_CHECKING
+
+from holdfast.persist.backend import HUNG_SECONDS, Lost, await_reply
+from holdfast.persist.messages import Channel, Hurry, Write
+from holdfast.persist.task import Task, Written
+from holdfast.store import Store
+
+if TYPE_CHECKING:
+    from holdfast.arena import Arena
+    from holdfast.snapshot import Snapshot
+
+END_SECONDS = 5.0
+"""What a helper without work may take to end."""
+
+
+def refusal(store: Store) -> str | None:
+    """Why no other process can write to such a store here."""
+    if not hasattr(os, "memfd_create"):
+        return "this platform has no memory that another process can map"
+    if opener(store) is None:
+        return f"store {store.url} cannot be opened by another process"
+    return None
+
+
+def opener(store: Store) -> str | None:
+    """`module:function` that opens the store by its URL in another process; a store may name one of its own."""
+    return getattr(store, "opener", "holdfast.store:open_store")
+
+
+class ProcessBackend:
+    """A helper for each arena, started with its first snapshot and kept for the next ones."""
+
+    name = "process"
+
+    def __init__(self, store: Store, *, hung_seconds: float = HUNG_SECONDS) -> None:
+        self._store, self._hung_seconds = store, hung_seconds
+        self._helpers: dict[int, Helper] = {}
+        self._busy: set[Helper] = set()
+        self._lock = threading.Lock()
+        self._hurried = self._closed = False
+
+    def write(self, task: Task, snapshot: Snapshot) -> Written:
+        helper = self._take(snapshot.arena)
+        try:
+            return helper.write(task, snapshot.size_bytes)
+        finally:
+            self._put_back(helper)
+
+    def hurry(self) -> None:
+        with self._lock:
+            self._hurried = True
+            for helper in self._busy:
+                helper.hurry()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle = list(self._helpers.values())
+            self._helpers.clear()
+        for helper in idle:
+            helper.end()
+
+    def _take(self, arena: Arena) -> Helper:
+        with self._lock:
+            helper = self._helpers.pop(id(arena), None)
+        helper = helper or Helper(self._store, arena, self._hung_seconds)
+        with self._lock:
+            self._busy.add(helper)
+            if self._hurried:
+                helper.hurry()
+        return helper
+
+    def _put_back(self, helper: Helper) -> None:
+        with self._lock:
+            self._busy.discard(helper)
+            if keep := helper.alive and not self._closed:
+                self._helpers[id(helper.arena)] = helper
+        if not keep:
+            helper.end()
+
+
+class Helper:
+    """A helper process as its trainer sees it: writes what is in one arena, for one thread at a time."""
+
+    def __init__(self, store: Store, arena: Arena, hung_seconds: float) -> None:
+        self.arena = arena
+        self._mapped: int | None = None
+        self._hung_seconds = hung_seconds
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = _start(store, theirs.fileno(), self._errors)
+            except OSError as error:
+                ours.close()
+                self._errors.close()
+                raise Lost(f"a process to write with could not be started: {error}") from error
+        ours.settimeout(hung_seconds)  # for a message that breaks off; until one comes it is polled for
+        self._channel = Channel(ours)
+        self.alive = True
+
+    def write(self, task: Task, size_bytes: int) -> Written:
+        """Raises what went wrong over there, or Lost."""
+        try:
+            self._ask(task, size_bytes)
+            return await_reply(self._channel, gone=self._gone, hung_seconds=self._hung_seconds)
+        except EOFError:
+            self._kill()
+            raise Lost(f"the process that wrote it {self._ended()}") from None
+        except TimeoutError:
+            self._kill()
+            raise Lost("the process that wrote it hung and was killed") from None
+
+    def hurry(self) -> None:
+        self._channel.tell(Hurry())
+
+    def end(self) -> None:
+        """It ends when the socket does."""
+        self.alive = False
+        self._channel.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        self._errors.close()
+
+    def _ask(self, task: Task, size_bytes: int) -> None:
+        arena = self.arena
+        fds = () if self._mapped == arena.generation else (arena.fd,)
+        try:
+            self._channel.send(Write(task=task, size_bytes=size_bytes, arena_bytes=arena.size_bytes), *fds)
+        except TimeoutError:
+            raise
+        except OSError as error:  # it is gone
+            raise EOFError from error
+        self._mapped = arena.generation
+
+    def _gone(self) -> bool:
+        return self._process.poll() is not None
+
+    def _kill(self) -> None:
+        self.alive = False
+        self._process.kill()
+        self._process.wait()
+
+    def _ended(self) -> str:
+        code = self._process.returncode
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
+        return f"ended with exit status {code}" + "".join(f": {line}" for line in last)
+
+
+def _start(store: Store, fd: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(entry for entry in sys.path if entry)  # it finds what the trainer finds
+    return subprocess.Popen(  # noqa: S603  this interpreter, and nothing that a user typed
+        [sys.executable, "-P", "-m", "holdfast.persist.worker", str(fd), str(opener(store)), store.url],
+        env=os.environ | {"PYTHONPATH": path},
+        pass_fds=[fd],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # a pipe of the trainer's must end with the trainer
+        stderr=errors,
+        start_new_session=True,  # Ctrl-C is for the trainer, which waits for the last checkpoint
+    )

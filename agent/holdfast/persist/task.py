@@ -1,0 +1,64 @@
+"""What writing a checkpoint needs to know, but for the bytes themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.format import Slot
+
+if TYPE_CHECKING:
+    from holdfast.snapshot import Snapshot
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Who writes a checkpoint, and after which one."""
+
+    job: str
+    attempt: int
+    parent: str | None
+    world_size: int
+    versions: dict[str, str]
+    replaces: bool = False
+    """A checkpoint of the same name was found to be damaged."""
+    bytes_per_second: float | None = None
+    """Write no faster than this, so that training goes first."""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint to write; it goes to another process as it is."""
+
+    origin: Origin
+    id: str
+    iteration: int
+    lineage: int
+    kind: str
+    created_at: float
+    slots: list[Slot]
+    views: dict[str, str]
+    state: dict[str, Any]
+    timings: dict[str, float]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, origin: Origin) -> Task:
+        return cls(
+            origin=origin,
+            id=snapshot.id,
+            iteration=snapshot.iteration,
+            lineage=snapshot.lineage,
+            kind=snapshot.kind,
+            created_at=snapshot.started_at,
+            slots=snapshot.slots,
+            views=snapshot.views,
+            state=snapshot.trees,
+            timings={"snapshot_seconds": snapshot.seconds, "stall_seconds": snapshot.stall_seconds},
+        )
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):
+    """A checkpoint is durable."""
+
+    write_seconds: float
+    """Of these, what writing the payload took."""
+    tries: int = 1

@@ -1,0 +1,143 @@
+"""What the tests of persisting share: a job with a small state, and ways to look at processes."""
+
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+
+import torch
+from faulty_store import FaultyStore
+
+from holdfast import format as fmt
+from holdfast.arena import Arena
+from holdfast.persist import Origin, Persister
+from holdfast.snapshot import Snapshot, Snapshotter
+from holdfast.state import Captured
+from holdfast.store import open_store
+
+JOB = "job"
+BACKENDS = ["thread", "process", "fork"]
+PROCESSES = ["process", "fork"]
+
+
+def origin(**changes):
+    plain = {"job": JOB, "attempt": 1, "parent": None, "world_size": 1, "versions": {"torch": "x"}}
+    return Origin(**plain | changes)
+
+
+def empty_snapshot(iteration):
+    """One that holds nothing, for tests of what becomes of it."""
+    snapshot = Snapshot(iteration, 1, "scheduled", {}, [], {}, Arena(), [], started_at=0.0)
+    snapshot.copied.set()
+    return snapshot
+
+
+class Job:
+    """Live tensors, a store, and what takes checkpoints of the ones to the other."""
+
+    def __init__(self, store, backend, *, slots=1, tensors=None):
+        self.store, self.iteration = store, 0
+        self.tensors = tensors if tensors is not None else small_state()
+        self.snapshots = Snapshotter(slots)
+        self.settled = []
+        self.persister = Persister(
+            store,
+            slots=slots,
+            backend=backend,
+            release=self.snapshots.release,
+            began=lambda _: None,
+            settled=self.settled.append,
+        )
+
+    def take(self, **changes):
+        """A snapshot of this instant, on its way to the store."""
+        self.iteration += 1
+        assert self.snapshots.wait_free(30)
+        captured = Captured(trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors))
+        snapshot = self.snapshots.begin(
+            captured, iteration=self.iteration, lineage=1, kind="scheduled", at_once=True
+        )
+        self.persister.submit(snapshot, origin(**changes))
+        return snapshot
+
+    def checkpoint(self, **changes):
+        """One that has settled."""
+        snapshot = self.take(**changes)
+        assert snapshot.settled.wait(60)
+        return snapshot
+
+    def close(self):
+        closed = self.persister.close(60)
+        self.snapshots.close()
+        return closed
+
+
+@contextlib.contextmanager
+def running(*args, **options):
+    job = Job(*args, **options)
+    try:
+        yield job
+    except BaseException:
+        for pid in children():  # they may wait for a word that never comes
+            os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        assert job.close()
+
+
+def small_state(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "w": torch.randn(300, 100, generator=generator),
+        "b": torch.randn(7, generator=generator),
+        "steps": torch.tensor(3),
+        "c": torch.ones(2, dtype=torch.complex128),
+        "none": torch.empty(0, 4),
+    }
+
+
+def committed_bytes(store, checkpoint):
+    """name -> bytes of a committed checkpoint, each compared with its digest first."""
+    manifest = fmt.decode_manifest(store.read_manifest(JOB, checkpoint))
+    (file,) = manifest.files
+    with store.open_file(JOB, checkpoint, file.name) as opened:
+        data = bytearray(opened.size_bytes)
+        opened.read_into(0, memoryview(data))
+    fmt.check_layout(manifest, file, len(data))
+    for piece in fmt.pieces(manifest, file):
+        assert fmt.digest(memoryview(data)[piece.start : piece.end]) == piece.digest, piece.what
+    return {tensor.name: bytes(data[tensor.start : tensor.end]) for tensor in manifest.tensors}
+
+
+def bytes_of(tensors):
+    return {name: torch.view_as_real(t).numpy().tobytes() if t.is_complex() else t.numpy().tobytes()
+            for name, t in tensors.items()}  # fmt: skip
+
+
+def faulty(tmp_path, fault, **details):
+    """Such a store, ready for attempt 1."""
+    open_store(tmp_path).acquire_attempt(JOB, "first")
+    if fault in ("wait", "paced", "killed"):
+        os.mkfifo(tmp_path / "reached")
+        os.mkfifo(tmp_path / "go")
+    return FaultyStore(tmp_path, fault, **details)
+
+
+def children():
+    """Process ids of this process's children, zombies included."""
+    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return sorted(int(pid) for path in found for pid in path.read_text().split())
+
+
+def descriptors(pid="self"):
+    """What each open descriptor of a process is."""
+    found = {}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found[fd] = os.readlink(f"/proc/{pid}/fd/{fd}")
+    return found
+
+
+def our_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("holdfast")]
