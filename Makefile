@@ -8,19 +8,32 @@ DEMO_SECONDS ?=
 TORCH_INDEX ?=
 TORCH := $(shell grep '^torch==' constraints.txt)
 
+# Benchmarks have an environment of their own, with the libraries they compare with. A Python that is named here is
+# used as it is, with those of them that it has.
+BENCH := .venv-bench
+BENCH_PYTHON ?= $(BENCH)/bin/python
+BENCH_READY := $(if $(filter $(BENCH)/bin/python,$(BENCH_PYTHON)),$(BENCH)/.installed)
+BENCH_PIP = $(BENCH)/bin/python -m pip install -qq -c constraints.txt -c benchmarks/constraints.txt
+PEERS := safetensors torch_checkpointing torchsnapshot nvidia-resiliency-ext lightning
+DEVICE ?= cpu
+ARGS ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench wheel clean
+.PHONY: help setup demo test test-long lint format bench-checkpoint wheel clean
 
 help:  ## list what there is to make
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.installed  ## build .venv with all that the house needs; quick when it is there already
 
 demo: setup  ## server, dashboard and a training run; DEMO_SECONDS=120 breaks it, restores it and sums up
 	@exec $(BIN)/python tools/demo.py $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
-test: lint browser  ## lint, then every test
-	$(BIN)/pytest
+test: lint browser tracer  ## lint, then every test that takes no minutes
+	$(BIN)/pytest -m "not long"
+
+test-long: setup tracer  ## every crash point, hundreds of power cuts, ten minutes of random crashes
+	$(BIN)/pytest -m long -s
 
 lint: setup  ## ruff, mypy on all packages, and the walls between them
 	$(BIN)/ruff check .
@@ -32,18 +45,21 @@ format: setup  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## what checkpoints cost on this machine, beside torch.save
-	$(BIN)/python benchmarks/overhead.py
+bench-checkpoint: $(BENCH_READY)  ## Holdfast beside other libraries; DEVICE=cuda, ARGS='--quick'
+	$(BENCH_PYTHON) -m benchmarks.checkpoint --device $(DEVICE) $(ARGS)
 
 wheel: setup  ## build dist/holdfast-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:  ## remove what was built, .venv and .demo included
-	rm -rf $(VENV) .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-.PHONY: browser
+.PHONY: browser tracer
 browser: setup
 	@tools/prerequisites chromium
+
+tracer:
+	@tools/prerequisites strace
 
 $(VENV)/bin/python:
 	tools/prerequisites python $(PYTHON)
@@ -58,4 +74,15 @@ $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.torch
 	$(PIP) install -c constraints.txt hatchling editables
 	$(PIP) install -c constraints.txt --no-build-isolation --group dev -e '.[torch,server]'
+	touch $@
+
+# torch first and by itself here, too. A library that cannot be had for a machine is left out of the comparison.
+$(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/constraints.txt
+	tools/prerequisites python $(PYTHON)
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install -qq --upgrade 'pip>=25.1'
+	$(BENCH)/bin/python -m pip install -qq $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(BENCH_PIP) hatchling editables numpy
+	$(BENCH_PIP) --no-build-isolation -e .
+	$(BENCH_PIP) $(PEERS) || for peer in $(PEERS); do $(BENCH_PIP) $$peer || echo "no $$peer here"; done
 	touch $@

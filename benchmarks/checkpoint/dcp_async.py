@@ -1,0 +1,97 @@
+"""torch.distributed.checkpoint's asynchronous saves: by a thread or a process, with each way to stage."""
+
+from __future__ import annotations
+
+import os
+import socket
+from concurrent.futures import Future
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
+
+from .contender import Contender, Moment
+from .in_loop import load_with_dcp
+from .training import Training
+
+
+class DcpAsync(Contender):
+    """As it comes: a new copy each time, made in the loop.
+
+    With `kept` or `overlapped` its memory is kept, plans are cached and two files are written at once; with
+    `overlapped` the copy is made by a thread, and the next optimizer step waits for it.
+    """
+
+    reads_in_place = True
+
+    def __init__(self, *arguments: Any, process: bool, staging: str = "fresh") -> None:
+        super().__init__(*arguments)
+        self._kind = AsyncCheckpointerType.PROCESS if process else AsyncCheckpointerType.THREAD
+        self._written, self._staged = Moment(), Moment()
+        self._stager = None
+        if staging != "fresh":
+            cuda = self.training.scale.device == "cuda"
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=cuda,
+                    use_shared_memory=process,
+                    use_async_staging=staging == "overlapped",
+                    use_non_blocking_copy=cuda,
+                )
+            )
+        if process:
+            join_group_of_one()
+
+    def prepare(self) -> None:
+        self.save(0)  # starts the process, fills the stager's memory
+        self.finish()
+
+    def save(self, step: int) -> None:
+        self._written.wait()
+        saving = dcp.async_save(
+            self.training.state(),
+            async_checkpointer_type=self._kind,
+            no_dist=self._kind is AsyncCheckpointerType.THREAD,
+            **(self._tuned(step) if self._stager else {"checkpoint_id": self.place(step)}),
+        )
+        if isinstance(saving, AsyncSaveResponse):
+            self._staged.of(saving.staging_completion)
+            saving = saving.upload_completion
+        assert isinstance(saving, Future)
+        self._written.of(saving)
+
+    def _tuned(self, step: int) -> dict[str, Any]:
+        return {
+            "storage_writer": FileSystemWriter(self.place(step), thread_count=2),
+            "planner": DefaultSavePlanner(enable_plan_caching=True),
+            "async_stager": self._stager,
+        }
+
+    def before_step(self) -> None:
+        self._staged.wait()
+
+    def durable(self) -> bool:
+        return self._written.seen
+
+    def finish(self) -> float:
+        return self._written.wait()
+
+    def restore(self, fresh: Training) -> None:
+        load_with_dcp(self, fresh)
+
+    def close(self) -> None:
+        if self._stager is not None:
+            self._stager.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_group_of_one() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=0, world_size=1)

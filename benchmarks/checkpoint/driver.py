@@ -1,0 +1,207 @@
+"""Starts a process for each contender and lets them take turns: one at a time, all others asleep."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from . import machine
+from .calling import LeftOut, Worker
+from .processes import Peak, cpu_seconds
+from .registry import CONTENDERS, OURS, Entry
+from .results import Plan, Results
+
+STATES_IN_MEMORY = {"cpu": 5, "cuda": 3}
+"""Free memory of the host asked for before a contender is started, in sizes of the state; a GB comes on top."""
+LEAST_ROUNDS = 3
+SLEEP_SECONDS = 1.0
+RESTLESS = 0.02
+"""Of a core: what a contender that waits for its turn may use."""
+
+
+class Run:
+    """All contenders from start to end."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.results = plan, Results()
+        self._workers: dict[str, Worker] = {}
+        self._began = time.monotonic()
+        (plan.folder / "logs").mkdir()
+
+    def everything(self) -> Results:
+        try:
+            waiting = [e for e in CONTENDERS if not self.plan.only or e.name in self.plan.only]
+            waiting.sort(key=lambda entry: entry.name not in OURS)  # should memory not do for all, they are first
+            while waiting:
+                waiting = self._take_turns(waiting)
+            self._own()
+        finally:
+            self._end_workers()
+        return self.results
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._began:5.0f} s] {text}", flush=True)
+
+    def _take_turns(self, entries: list[Entry]) -> list[Entry]:
+        """All the rounds, of as many as there is memory for at once; those who must wait for the next time."""
+        no_room = self._start(entries)
+        if len(no_room) == len(entries):
+            for entry in no_room:
+                self._leave_out(entry.name, LeftOut("not enough memory"))
+            return []
+        if no_room:
+            self.say(
+                f"no memory for all at once: {', '.join(e.name for e in no_room)} have their rounds afterwards"
+            )
+        share = (len(entries) - len(no_room)) / len(entries)
+        self._rounds(until=time.monotonic() + share * (self.plan.until - time.monotonic()))
+        self._end_workers()
+        return no_room
+
+    def _start(self, entries: list[Entry]) -> list[Entry]:
+        """Nothing is timed yet. Those for whom there is no room."""
+        with ThreadPoolExecutor(2 if self.plan.scale.device == "cpu" else 1) as pool:
+            no_room = [
+                entry for entry, room in zip(entries, pool.map(self._start_one, entries), strict=True) if not room
+            ]
+        self._order = [entry.name for entry in entries if entry.name in self._workers]
+        if self._order:
+            folder = self.plan.folder / "limits"
+            self._limits_turn("start", self.results.state_bytes, folder, self.plan.scale.device)
+            self._see_that_they_sleep()
+        return no_room
+
+    def _see_that_they_sleep(self) -> None:
+        before = {name: cpu_seconds(worker.pid) for name, worker in self._workers.items()}
+        time.sleep(SLEEP_SECONDS)
+        for name, worker in self._workers.items():
+            share = (cpu_seconds(worker.pid) - before[name]) / SLEEP_SECONDS
+            if share > RESTLESS:
+                self.say(f"{name}: RESTLESS, it takes {share:.0%} of a core while others have their turn")
+
+    def _start_one(self, entry: Entry) -> bool:
+        """False where there is no room for it."""
+        name, results, scale = entry.name, self.results, self.plan.scale
+        if machine.available_bytes() < STATES_IN_MEMORY[scale.device] * scale.state_bytes + 10**9:
+            return False
+        try:
+            worker = self._worker(name, "contender")
+            folder = self.plan.folder / _file_name(name)
+            state_bytes = worker.call("start", name, asdict(scale), folder)
+            if state_bytes is None:
+                self._workers.pop(name).end()
+                return False
+            results.state_bytes = state_bytes
+            with Peak(worker.pid) as alone:
+                worker.call("iterate", 2)
+            results.notes[name] = worker.call("prepare")
+            with Peak(worker.pid) as together:
+                slots = worker.call("one", 2)
+        except LeftOut as reason:
+            self._leave_out(name, reason)
+            return True
+        results.samples[name] = {}
+        results.memory_bytes[name] = together.bytes - alone.bytes, slots
+        self.say(f"{name}: ready, {(together.bytes - alone.bytes) / 1e6:,.0f} MB for checkpoints")
+        return True
+
+    def _rounds(self, until: float) -> None:
+        seconds: list[float] = []
+        for number in range(1, self.plan.rounds + 1):
+            if number > LEAST_ROUNDS and time.monotonic() + max(seconds[-2:]) > until:
+                self.say(f"no time is left for round {number}")
+                return
+            began = time.monotonic()
+            self._round(number)
+            seconds.append(time.monotonic() - began)
+
+    def _round(self, number: int) -> None:
+        order = [*self._order, "limits"]
+        random.Random(number).shuffle(order)
+        # The rarer figures are steadier: every second round is enough for them.
+        turns = [("pair", self.plan.k)]
+        if number % 2:
+            turns += [("every", self.plan.every_iterations), ("restore",)]
+        for name in order:
+            if name == "limits":
+                self._note(self.results.limits, self._limits_turn("measure") or {})
+            elif name in self._workers:
+                self._turn(number, name, turns)
+
+    def _limits_turn(self, what: str, *arguments: Any) -> Any:
+        try:
+            worker = self._workers.get("limits") or self._worker("limits", "limits")
+            return worker.call(what, *arguments)
+        except LeftOut as reason:
+            self._leave_out("limits", reason)
+            return None
+
+    def _turn(self, number: int, name: str, turns: list[tuple[Any, ...]]) -> None:
+        seen: dict[str, float] = {}
+        began = time.monotonic()
+        try:
+            for what, *arguments in turns:
+                if what == "pair" or name != "plain":
+                    seen |= self._workers[name].call(what, *arguments)
+        except LeftOut as reason:
+            self._leave_out(name, reason)
+            return
+        self._note(self.results.samples[name], seen)
+        self.say(
+            f"round {number}: {name}: blocked {seen['blocked']:.4f} s, slowed down by {seen['slowdown']:+.3f} s, "
+            f"durable after {seen['durable']:.2f} s ({time.monotonic() - began:.0f} s)"
+        )
+
+    @staticmethod
+    def _note(samples: dict[str, list[float]], seen: dict[str, float]) -> None:
+        for measure, value in seen.items():
+            samples.setdefault(measure, []).append(value)
+
+    def _own(self) -> None:
+        worker = self._worker("own", "own")
+        try:
+            iteration = worker.call("start", self.plan.scale.device, self.plan.folder / "own")
+            self.say(f"idle overhead: {2 * self.plan.idle_pairs} pairs, iterations of {iteration * 1e3:.1f} ms")
+            for held in (0, 1):
+                self.results.idle += worker.call("idle", self.plan.idle_pairs, held)
+            self.say(f"memory over {self.plan.growth_checkpoints} checkpoints")
+            self.results.growth = worker.call("growth", self.plan.growth_checkpoints)
+        except LeftOut as reason:
+            self._leave_out("own", reason)
+
+    def _worker(self, name: str, kind: str) -> Worker:
+        self._workers[name] = Worker(kind, self.plan.folder / "logs" / f"{_file_name(name)}.log")
+        return self._workers[name]
+
+    def _leave_out(self, name: str, reason: LeftOut) -> None:
+        self.results.left_out[name] = str(reason)
+        self.results.samples.pop(name, None)
+        if worker := self._workers.pop(name, None):
+            worker.end()
+        self.say(f"{name}: LEFT OUT, {reason}")
+
+    def _end_workers(self) -> None:
+        with ThreadPoolExecutor(max(1, len(self._workers))) as pool:
+            list(pool.map(Worker.end, self._workers.values()))
+        self._workers.clear()
+
+
+@contextlib.contextmanager
+def no_rubbish_left(folder: Path) -> Iterator[None]:
+    """Remove the folder at the end, whatever the end."""
+    import shutil
+
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _file_name(name: str) -> str:
+    return "".join(character if character.isalnum() else "-" for character in name)

@@ -1,0 +1,198 @@
+"""From what was measured to what is said."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+
+from holdfast.persist.choice import TRIES, WARM_UP, Choice
+
+from .registry import BACKENDS, CONTENDERS, OURS, PLAIN, TORCH_SAVE
+from .results import Plan, Results
+from .table import LEAST_SECONDS, Medians, best, medians, ratio, render, slope
+
+Say = Callable[[str], None]
+
+
+LEGEND = """\
+blocked s        the loop's thread waited: in save, before optimizer steps, in hooks
+slow-down s      what a checkpoint adds to the {k} iterations after it, interference included; and of an iteration
+backgr. CPU s    of other threads and processes, for one checkpoint
+durable s        from save until fsynced, while training goes on; "idle s" with nothing beside it
+memory MB        at most, of all processes, helpers' interpreters included, beyond training without the library
+restore          into a new model and optimizer, every page touched; compared bit for bit
+each iter.       a checkpoint after every iteration ÷ none
+"""
+
+
+def report(results: Results, plan: Plan, say: Say = print) -> None:
+    order = [entry.name for entry in CONTENDERS if entry.name in results.samples]
+    contenders = {name: _medians_of(name, results) for name in order}
+    limits = medians(results.limits)
+    lines = [
+        *_heading(contenders, results),
+        *render(contenders),
+        "",
+        *LEGEND.format(k=plan.k).splitlines(),
+        "",
+        f"holdfast    the figures are those of {_choice(contenders)[1]}",
+        *_best_peers(contenders),
+        *_limits(limits, results.state_bytes),
+        *_idle(results.idle),
+        *_memory(results.growth),
+        *_notes({name: results.notes[name] for name in contenders}),
+        *(f"left out    {name}: {reason}" for name, reason in results.left_out.items()),
+        f"figures: {json.dumps(figures(contenders, limits, results))}",
+    ]
+    for line in lines:
+        say(line)
+
+
+def figures(contenders: dict[str, Medians], limits: Medians, results: Results) -> dict[str, float | None]:
+    """Ours ÷ another's: below 1 is better than the other, 1 as good. `idle_overhead` is a share of the time.
+
+    Ours is the backend that "auto" would choose by this very table. The best peer is the best of all peers and
+    settings for that figure. Waits of less than a millisecond count as one; slow-downs of less than what two
+    plain stretches differ by count as that, or the luckiest of so many peers would seem to cost nothing.
+    `persist_vs_bare_write`: from the decision until durable with nothing beside it, copy and digests included, ÷
+    the quickest bare write and fsync of as many bytes. `restore_…`: cold cache, unless the name says warm.
+    `slot_bytes_vs_state`: extra memory of all processes, a slot.
+    """
+    ours, peers = contenders.get(_choice(contenders)[0], {}), _peers(contenders)
+    torch_save = contenders.get(TORCH_SAVE, {})
+
+    def beside(measure: str, least: float = 0.0) -> float | None:
+        rival = best(peers, measure)
+        return ratio(ours.get(measure), rival[1] if rival else None, least=least)
+
+    background = {name: each for name, each in peers.items() if each.get("background_cpu", 0.0) > 0.05}
+    rival = best(background, "background_cpu")
+    bare_write = min((limits[key] for key in ("write_direct", "write_buffered") if key in limits), default=None)
+    return {
+        "blocked_vs_torch_save": ratio(ours.get("blocked"), torch_save.get("blocked")),
+        "blocked_vs_best_peer": beside("blocked", LEAST_SECONDS),
+        "slowdown_vs_best_peer": beside("slowdown", max(LEAST_SECONDS, _noise_seconds(results))),
+        "durable_vs_best_peer": beside("durable"),
+        "persist_vs_bare_write": ratio(ours.get("durable_idle"), bare_write),
+        "restore_vs_bare_read": ratio(ours.get("restore_cold"), limits.get("read_cold")),
+        "restore_vs_best_peer": beside("restore_cold"),
+        "slot_bytes_vs_state": ratio(ours.get("slot_bytes"), results.state_bytes),
+        "idle_overhead": round(statistics.median(results.idle), 5) if results.idle else None,
+        "every_iteration_vs_best_peer": beside("every_iteration"),
+        "background_cpu_vs_best_peer": ratio(ours.get("background_cpu"), rival[1] if rival else None),
+        "restore_warm_vs_bare_read": ratio(ours.get("restore_warm"), limits.get("read_warm")),
+        "restore_warm_vs_best_peer": beside("restore_warm"),
+        "slowdown_of_an_iteration": _rounded(ours.get("slowdown_share")),
+        "noise_of_an_iteration": _rounded(_noise(results)),
+        "every_iteration": _rounded(ours.get("every_iteration")),
+        "growth_bytes_per_checkpoint": _rounded(_growth(results.growth)),
+    }
+
+
+def _medians_of(name: str, results: Results) -> Medians:
+    samples = dict(results.samples[name])
+    if samples.get("iteration"):
+        pairs = zip(samples["slowdown"], samples["iteration"], strict=True)
+        samples["slowdown_share"] = [slowdown / iteration for slowdown, iteration in pairs]
+    found = medians(samples)
+    if name in results.memory_bytes:
+        extra, slots = results.memory_bytes[name]
+        found |= {"memory_mb": extra / 1e6, "slot_bytes": extra / slots}
+    if name == PLAIN:  # it saves nothing: what was measured of that is the clock's own noise
+        found = {
+            key: found[key] for key in ("iteration", "slowdown", "slowdown_share", "memory_mb") if key in found
+        }
+    return found
+
+
+def _heading(contenders: dict[str, Medians], results: Results) -> list[str]:
+    iteration = statistics.median([each["iteration"] for each in contenders.values()])
+    rounds = max(len(each["blocked"]) for each in results.samples.values())
+    size = f"{results.state_bytes / 1e6:,.0f} MB"
+    return ["", f"State {size}, iteration {iteration:.3f} s, medians of {rounds} interleaved rounds", ""]
+
+
+def _choice(contenders: dict[str, Medians]) -> tuple[str, str]:
+    """The row that Holdfast's own rule takes for the best of its backends, and why."""
+    there = {backend: contenders[name] for backend, name in BACKENDS.items() if name in contenders}
+    choice = Choice("auto", {backend: "it was left out" for backend in BACKENDS if backend not in there})
+    for backend, found in there.items():
+        for _ in range(WARM_UP + TRIES):
+            choice.measured(backend, found["slowdown"], found["durable"])
+    return BACKENDS[choice.current], choice.reason
+
+
+def _peers(contenders: dict[str, Medians]) -> dict[str, Medians]:
+    return {name: each for name, each in contenders.items() if name not in OURS | {PLAIN}}
+
+
+def _best_peers(contenders: dict[str, Medians]) -> list[str]:
+    measures = ("blocked", "slowdown", "durable", "restore_cold", "restore_warm", "every_iteration")
+    found = {measure: best(_peers(contenders), measure) for measure in measures}
+    told = [f"{measure.replace('_', ' ')} {at[1]:.4g} by {at[0]}" for measure, at in found.items() if at]
+    return [f"best peers  {', '.join(told)}"]
+
+
+def _limits(limits: Medians, size_bytes: int) -> list[str]:
+    names = {
+        "write_direct": "direct write + fsync",
+        "write_buffered": "buffered write + fsync",
+        "read_cold": "read, cold",
+        "read_warm": "read, warm",
+        "memcpy": "copy in memory",
+        "device_copy": "copy from the GPU to pinned memory",
+    }
+    told = [
+        f"{title} {limits[key]:.3f} s ({size_bytes / limits[key] / 1e9:.1f} GB/s)"
+        for key, title in names.items()
+        if math.isfinite(limits.get(key, math.inf))
+    ]
+    return ["bare limits " + ", ".join(told)] if told else []
+
+
+def _idle(ratios: list[float]) -> list[str]:
+    if len(ratios) < 2:
+        return []
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return [f"idle        {middle:+.2%} with a paused session, half of the pairs from {low:+.2%} to {high:+.2%}"]
+
+
+def _memory(seen: list[tuple[int, int]]) -> list[str]:
+    gained = _growth(seen)
+    if gained is None:
+        return []
+    (first, less), (last, more) = seen[0], seen[-1]
+    return [
+        f"memory      {less / 1e6:.1f} MB after {first} checkpoints, {more / 1e6:.1f} MB after {last}; "
+        f"{gained:+,.0f} bytes a checkpoint in the last two thirds"
+    ]
+
+
+def _notes(notes: dict[str, str]) -> list[str]:
+    whose: dict[str, list[str]] = {}
+    for name, note in notes.items():
+        whose.setdefault(note, []).append(name)
+    return [f"note        {'; '.join(names)}: {note}" for note, names in whose.items() if note]
+
+
+def _growth(seen: list[tuple[int, int]]) -> float | None:
+    return slope(seen[len(seen) // 3 :])
+
+
+def _noise(results: Results) -> float | None:
+    """The median of how much two plain stretches differ, as a share of an iteration."""
+    plain = results.samples.get(PLAIN, {})
+    pairs = zip(plain.get("slowdown", ()), plain.get("iteration", ()), strict=True)
+    shares = [abs(slowdown) / iteration for slowdown, iteration in pairs]
+    return statistics.median(shares) if shares else None
+
+
+def _noise_seconds(results: Results) -> float:
+    samples = results.samples.get(PLAIN, {}).get("slowdown", ())
+    return statistics.median(map(abs, samples)) if samples else 0.0
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,89 @@
+"""Those that hold the loop until all is written."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from .contender import Contender, fsync_tree
+from .training import Training
+
+
+class InLoop(Contender):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._durable_at = time.perf_counter()
+
+    def save(self, step: int) -> None:
+        self.write(step)
+        fsync_tree(self.newest)
+        self._durable_at = time.perf_counter()
+
+    def write(self, step: int) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> float:
+        return self._durable_at
+
+
+class TorchSave(InLoop):
+    def write(self, step: int) -> None:
+        torch.save(self.training.state(), self.place(step))
+
+    def restore(self, fresh: Training) -> None:
+        state = torch.load(self.newest, weights_only=True, map_location=fresh.scale.device)
+        fresh.model.load_state_dict(state["model"])
+        fresh.optimizer.load_state_dict(state["optimizer"])
+
+
+class Safetensors(InLoop):
+    """Its format knows tensors with names only: the optimizer's tree is flattened here, as its users must."""
+
+    def write(self, step: int) -> None:
+        from safetensors.torch import save_file
+
+        state = self.training.state()
+        tensors = {f"model.{name}": tensor for name, tensor in state["model"].items()}
+        for index, moments in state["optimizer"]["state"].items():
+            tensors |= {f"optimizer.{index}.{key}": tensor for key, tensor in moments.items()}
+        groups = json.dumps(state["optimizer"]["param_groups"])
+        save_file(tensors, self.place(step), metadata={"param_groups": groups})
+
+    def restore(self, fresh: Training) -> None:
+        from safetensors import safe_open
+
+        model: dict[str, torch.Tensor] = {}
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        with safe_open(self.newest, framework="pt", device=fresh.scale.device) as file:
+            groups = json.loads(file.metadata()["param_groups"])
+            for name in file.keys():  # noqa: SIM118 (no mapping, though it looks like one)
+                kind, _, rest = name.partition(".")
+                if kind == "model":
+                    model[rest] = file.get_tensor(name)
+                else:
+                    index, key = rest.split(".")
+                    moments.setdefault(int(index), {})[key] = file.get_tensor(name)
+        fresh.model.load_state_dict(model)
+        fresh.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+
+class DcpSync(InLoop):
+    reads_in_place = True
+
+    def write(self, step: int) -> None:
+        dcp.save(self.training.state(), checkpoint_id=self.place(step), no_dist=True)
+
+    def restore(self, fresh: Training) -> None:
+        load_with_dcp(self, fresh)
+
+
+def load_with_dcp(contender: Contender, fresh: Training) -> None:
+    """Reads in place; `load_state_dict` is left with the optimizer's scalars."""
+    state = fresh.state()
+    dcp.load(state, checkpoint_id=contender.newest, no_dist=True)
+    fresh.model.load_state_dict(state["model"])
+    fresh.optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,237 @@
+"""Libraries of others, each in the way that its own documentation takes to be fast."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .contender import Contender, Moment, fsync_tree
+from .dcp_async import join_group_of_one
+from .training import Training
+
+
+def sync_written(args: Any) -> None:
+    """For torch_checkpointing's writer: between its last write and its rename."""
+    fsync_tree(Path(args.path))
+
+
+class TorchCheckpointing(Contender):
+    """Shared-memory staging by a thread, a spawned writer, its lock around the optimizer's step."""
+
+    reads_in_place = True
+    note = "fsynced by a callback of ours in its writer"
+
+    def __init__(self, *arguments: Any, direct: bool) -> None:
+        super().__init__(*arguments)
+        from torch_checkpointing import CheckpointManager, CheckpointWriterConfig
+        from torch_checkpointing.config import AsyncCheckpointSaverConfig
+        from torch_checkpointing.staging import CheckpointStagerConfig
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+
+        cuda = self.training.scale.device == "cuda"
+        staging = CheckpointStagerConfig(use_pinned_memory=cuda, use_non_blocking_copy=cuda)
+        writing = CheckpointWriterConfig(file_write_max_threads=2)
+        self._manager = CheckpointManager(
+            CheckpointManager.Config(
+                save=AsyncCheckpointSaverConfig(staging_config=staging, writer_config=writing),
+                storage_config=LocalFileSystemStorageConfig(use_direct_io=direct),
+                pre_finalize_callback=sync_written,
+            )
+        )
+        self._written = Moment()
+        self._lock: Any = None
+
+    def prepare(self) -> None:
+        self._manager.prewarm_staging(self.training.state())
+        self.save(0)
+        self.finish()
+
+    def save(self, step: int) -> None:
+        self._written.of(self._manager.save(str(self.place(step)), self.training.state()))
+
+    def before_step(self) -> None:
+        self._lock = self._manager.lock()
+        self._lock.__enter__()
+
+    def after_step(self) -> None:
+        self._lock.__exit__(None, None, None)
+
+    def durable(self) -> bool:
+        return self._written.seen
+
+    def finish(self) -> float:
+        return self._written.wait()
+
+    def restore(self, fresh: Training) -> None:
+        into = fresh.state()
+        found = self._manager.load(str(self.newest), into=into, map_location=fresh.scale.device)
+        fresh.optimizer.load_state_dict(found["optimizer"])
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+class TorchSnapshot(Contender):
+    reads_in_place = True
+    note = "does not sync: fsynced by us after its thread is done"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        from torchsnapshot import Snapshot
+
+        self._snapshot = Snapshot
+        self._waiter: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._durable_at = time.perf_counter()
+
+    def save(self, step: int) -> None:
+        self.finish()
+        pending = self._snapshot.async_take(str(self.place(step)), self._objects(self.training))
+        self._waiter = threading.Thread(target=self._wait, args=(pending, self.newest))
+        self._waiter.start()
+
+    def _wait(self, pending: Any, path: Path) -> None:
+        try:
+            pending.wait()
+            fsync_tree(path)
+        except BaseException as failure:  # a thread's edge: `finish` raises it
+            self._failure = failure
+        self._durable_at = time.perf_counter()
+
+    def durable(self) -> bool:
+        return self._waiter is None or not self._waiter.is_alive()
+
+    def finish(self) -> float:
+        if self._waiter is not None:
+            self._waiter.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._durable_at
+
+    def restore(self, fresh: Training) -> None:
+        self._snapshot(str(self.newest)).restore(self._objects(fresh))
+
+    @staticmethod
+    def _objects(training: Training) -> dict[str, Any]:
+        return {"model": training.model, "optimizer": training.optimizer}
+
+
+def save_and_sync(state: dict[str, Any], path: Path, told: Path) -> None:
+    """What nvidia-resiliency-ext's process runs; `told` says when it was done."""
+    torch.save(state, path)
+    fsync_tree(path)
+    told.write_text(str(time.perf_counter()))
+
+
+class NvidiaResiliency(Contender):
+    """Its TorchAsyncCheckpoint calls CUDA, so without it its parts are put together in the same way."""
+
+    note = "fsynced by us in its process"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncCallsQueue, AsyncRequest
+        from nvidia_resiliency_ext.checkpointing.utils import preload_tensors
+
+        self._request, self._preload = AsyncRequest, preload_tensors
+        self._calls = AsyncCallsQueue(persistent=True)
+        self._told = self.folder.with_name(f"{self.folder.name}.durable")
+        join_group_of_one()
+
+    def prepare(self) -> None:
+        self.save(0)
+        self.finish()
+
+    def save(self, step: int) -> None:
+        self.finish()
+        state = self.training.state()
+        if self.training.scale.device == "cuda":
+            state = self._preload(state)
+            torch.cuda.synchronize()
+        else:
+            state = _copied(state)  # `preload_tensors` leaves tensors in host memory as they are, to be torn
+        request = self._request(save_and_sync, (state, self.place(step), self._told), [], {})
+        self._calls.schedule_async_request(request)
+
+    def end_iteration(self) -> None:
+        self._calls.maybe_finalize_async_calls(blocking=False, no_dist=True)
+
+    def durable(self) -> bool:
+        self._calls.maybe_finalize_async_calls(blocking=False, no_dist=True)
+        return not self._calls.get_num_unfinalized_calls()
+
+    def finish(self) -> float:
+        while not self.durable():
+            time.sleep(0.001)  # its own way to wait looks ten times a second
+        return float(self._told.read_text()) if self._told.exists() else time.perf_counter()
+
+    def restore(self, fresh: Training) -> None:
+        state = torch.load(self.newest, weights_only=True, map_location=fresh.scale.device)
+        fresh.model.load_state_dict(state["model"])
+        fresh.optimizer.load_state_dict(state["optimizer"])
+
+    def close(self) -> None:
+        # `AsyncCallsQueue.close` asks a CUDA device what the other ranks did
+        self.finish()
+        if self._calls.persistent_caller is not None:
+            self._calls.persistent_caller.close()
+
+
+class Lightning(Contender):
+    """Its asynchronous plugin around its usual one."""
+
+    note = "fsynced by us in its thread"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+
+        contender = self
+
+        class Synced(TorchCheckpointIO):
+            def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+                try:
+                    super().save_checkpoint(checkpoint, path, storage_options)
+                    fsync_tree(Path(path))
+                finally:
+                    contender._durable_at = time.perf_counter()
+                    contender._settled.set()
+
+        self._durable_at = time.perf_counter()
+        self._settled = threading.Event()
+        self._settled.set()
+        self._plugin = AsyncCheckpointIO(Synced())
+
+    def save(self, step: int) -> None:
+        self._settled.wait()
+        self._settled.clear()
+        self._plugin.save_checkpoint(self.training.state(), self.place(step))
+
+    def durable(self) -> bool:
+        return self._settled.is_set()
+
+    def finish(self) -> float:
+        self._settled.wait()
+        if self._plugin._error is not None:
+            raise self._plugin._error
+        return self._durable_at
+
+    def restore(self, fresh: Training) -> None:
+        state = self._plugin.load_checkpoint(self.newest, map_location=fresh.scale.device, weights_only=True)
+        fresh.model.load_state_dict(state["model"])
+        fresh.optimizer.load_state_dict(state["optimizer"])
+
+    def close(self) -> None:
+        self._plugin.teardown()
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    return [_copied(value) for value in tree] if isinstance(tree, list) else tree

@@ -1,0 +1,177 @@
+"""What this machine could do at best, with the same number of bytes and no library."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+MIB = 1 << 20
+WRITERS = (1, 2, 4)
+CHUNKS_BYTES = (4 * MIB, 16 * MIB)
+READERS = (1, 2)
+
+
+class Limits:
+    """A worker's turns. Each figure is the best of several ways to do the same."""
+
+    def start(self, size_bytes: int, folder: Path, device: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._device = device
+        self._file = folder / "bytes"
+        self._size = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._memory, self._copy = _memory(self._size), _memory(self._size)
+        _fill(self._memory)
+        _fill(self._copy)
+        self._pool = ThreadPoolExecutor(max(WRITERS))
+
+    def measure(self) -> dict[str, float]:
+        figures = {
+            "memcpy": min(_seconds(self._memcpy) for _ in range(3)),
+            "write_direct": self._write(os.O_DIRECT),
+            "write_buffered": self._write(0),
+        }
+        if self._device == "cuda":
+            figures["device_copy"] = self._device_copy()
+        figures["read_cold"] = min(
+            self._read(readers, flags, cold=True) for readers in READERS for flags in (0, os.O_DIRECT)
+        )
+        self._read_once(1, 0)  # now it is cached
+        figures["read_warm"] = min(self._read(readers, 0, cold=False) for readers in READERS)
+        self._file.unlink()
+        return figures
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _memcpy(self) -> None:
+        ctypes.memmove(_address(self._copy), _address(self._memory), self._size)
+
+    def _device_copy(self) -> float:
+        """From the GPU to pinned memory, a GB at a time: as much as that need not be free for long."""
+        import torch
+
+        piece = min(self._size, 10**9)
+        there = torch.empty(piece, dtype=torch.uint8, device="cuda")
+        here = torch.empty(piece, dtype=torch.uint8, pin_memory=True)
+
+        def copy() -> None:
+            here.copy_(there, non_blocking=True)
+            torch.cuda.synchronize()
+
+        copy()
+        return min(_seconds(copy) for _ in range(3)) * self._size / piece
+
+    def _write(self, flags: int) -> float:
+        """Seconds from creating the file to the end of its fsync; infinite where direct I/O does not work."""
+        best = float("inf")
+        for writers, chunk in itertools.product(WRITERS if flags else (1, 2), CHUNKS_BYTES):
+            self._file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                best = min(best, _seconds(lambda w=writers, c=chunk: self._write_once(w, c, flags)))
+        return best
+
+    def _write_once(self, writers: int, chunk: int, flags: int) -> None:
+        view = memoryview(self._memory)
+        with _opened(self._file, os.O_WRONLY | os.O_CREAT | flags) as fd:
+            os.posix_fallocate(fd, 0, self._size)
+            self._spread(writers, chunk, lambda start, end: _pwrite_all(fd, view[start:end], start))
+            os.fsync(fd)
+
+    def _read(self, readers: int, flags: int, *, cold: bool) -> float:
+        if cold:
+            forget_cached(self._file)
+        try:
+            return _seconds(lambda: self._read_once(readers, flags))
+        except OSError:
+            return float("inf")
+
+    def _read_once(self, readers: int, flags: int) -> None:
+        view = memoryview(_memory(self._size))
+        with _opened(self._file, os.O_RDONLY | flags) as fd:
+            self._spread(readers, max(CHUNKS_BYTES), lambda start, end: _pread_all(fd, view[start:end], start))
+
+    def _spread(self, threads: int, chunk: int, work: Callable[[int, int], None]) -> None:
+        """`work` on all chunks, by so many threads, each on every so many-th chunk."""
+
+        def share(first: int) -> None:
+            for start in range(first * chunk, self._size, threads * chunk):
+                work(start, min(start + chunk, self._size))
+
+        list(self._pool.map(share, range(threads)))
+
+
+def forget_cached(path: Path) -> None:
+    """Drop a file, or all files below a directory, from the page cache; they must be on disk for that."""
+    for each in path.rglob("*") if path.is_dir() else [path]:
+        if each.is_file():
+            with _opened(each, os.O_RDONLY) as fd:
+                os.fsync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def direct_io_works(folder: Path) -> bool:
+    """Whether files there can be written past the page cache."""
+    path = folder / "direct-io"
+    try:
+        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT) as fd:
+            os.pwrite(fd, _memory(mmap.PAGESIZE), 0)
+    except OSError:
+        return False
+    finally:
+        path.unlink(missing_ok=True)
+    return True
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags, 0o644)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _memory(size_bytes: int) -> mmap.mmap:
+    """Begins on a page, as direct I/O wants; huge pages where there are any."""
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _fill(memory: mmap.mmap) -> None:
+    block = os.urandom(MIB)  # a disk may be quicker with zeros
+    for start in range(0, len(memory), MIB):
+        end = min(start + MIB, len(memory))
+        memory[start:end] = block[: end - start]
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _pwrite_all(fd: int, data: memoryview, at: int) -> None:
+    while len(data):
+        count = os.pwrite(fd, data, at)
+        data, at = data[count:], at + count
+
+
+def _pread_all(fd: int, into: memoryview, at: int) -> None:
+    while len(into):
+        count = os.preadv(fd, [into], at)
+        if not count:
+            raise EOFError(f"the file ends at {at}")
+        into, at = into[count:], at + count

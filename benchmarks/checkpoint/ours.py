@@ -1,0 +1,122 @@
+"""Holdfast, through its public face."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from holdfast.protocol import parse_checkpoint_id
+from holdfast.store import open_store
+
+from .contender import Contender
+from .training import Training
+
+JOB = "benchmark"
+NEVER = 10**9
+KEEP = 3
+TIMEOUT_SECONDS = 120.0
+
+
+class Holdfast(Contender):
+    """Its digests, its events and the retention of old checkpoints are within what is measured."""
+
+    note = "digests and deletes old checkpoints in the measured time"
+
+    def __init__(self, *arguments: Any, slots: int = 1, **options: Any) -> None:
+        super().__init__(*arguments)
+        self.slots = slots
+        # Around the session's own hook, which is what holds an optimizer up: in the order of registration.
+        self._hook_began = self.hook_seconds = 0.0
+        self.training.optimizer.register_step_pre_hook(self._hooks_begin)
+        self._session = open_session(self.folder, self.training, slots=slots, **options)
+        self.training.optimizer.register_step_pre_hook(self._hooks_end)
+        self._saved: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._durable: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._under_way = self._saved_iteration = 0
+        self._twin = self.folder.with_name(f"{self.folder.name}.restored")
+        self._durable_at = time.perf_counter()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def prepare(self) -> None:
+        self._session.resume()
+        self._session.step()  # allocates in the background
+        self._session._checkpoints.wait_settled(TIMEOUT_SECONDS)
+
+    def save(self, step: int) -> None:
+        # A session would rather skip a checkpoint than hold training up while all its memory is in use. The others
+        # wait and take it, so that is what is compared; it matters where every iteration is saved.
+        self._session._checkpoints.snapshots.wait_free(TIMEOUT_SECONDS)
+        self._session.checkpoint()
+        self._session.step()
+        self._saved_iteration = self._session.iteration
+        self._saved.put(True)
+        self._under_way += 1
+
+    def end_iteration(self) -> None:
+        self._session.step()
+
+    def durable(self) -> bool:
+        return self._durable.qsize() == self._under_way
+
+    def finish(self) -> float:
+        if self._under_way:
+            iteration = self._saved_iteration
+            while self._under_way:
+                self._durable_at = self._durable.get()
+                self._under_way -= 1
+            name = open_store(self.folder).checkpoints(JOB)[-1]
+            if parse_checkpoint_id(name)[0] != iteration:
+                raise RuntimeError(f"the checkpoint of iteration {iteration} is missing: the newest is {name}")
+            self.newest = self.folder / JOB / name
+        return self._durable_at
+
+    def before_restore(self, fresh: Training) -> None:
+        # The session that trains must not be fenced: another one restores from the same files in another store.
+        shutil.copytree(self.folder, self._twin, copy_function=os.link)
+        self._restoring = open_session(self._twin, fresh)
+
+    def restore(self, fresh: Training) -> None:
+        if not self._restoring.resume():
+            raise RuntimeError("nothing was restored")
+
+    def after_restore(self) -> None:
+        self._restoring.close()
+        shutil.rmtree(self._twin)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def prune(self) -> None:
+        pass  # retention did
+
+    def _watch(self) -> None:
+        while True:
+            self._saved.get()
+            self._session._checkpoints.wait_settled(TIMEOUT_SECONDS)
+            self._durable.put(time.perf_counter())
+
+    def _hooks_begin(self, *_: object) -> None:
+        self._hook_began = time.perf_counter()
+
+    def _hooks_end(self, *_: object) -> None:
+        self.hook_seconds += time.perf_counter() - self._hook_began
+
+
+def open_session(folder: Path, training: Training, **options: Any) -> holdfast.Session:
+    return holdfast.Session(
+        JOB,
+        store=folder,
+        server="",
+        every=NEVER,
+        keep=KEEP,
+        model=training.model,
+        optimizer=training.optimizer,
+        **options,
+    )

@@ -1,0 +1,67 @@
+"""Medians, ratios, and the table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+Samples = Mapping[str, Sequence[float]]
+Medians = dict[str, float]
+
+LEAST_SECONDS = 0.001
+"""A difference of less than this is nothing: ratios of two nothings would be noise."""
+
+COLUMNS = (
+    ("blocked", "blocked s", "{:.4f}"),
+    ("slowdown", "slow-down s", "{:+.3f}"),
+    ("slowdown_share", "of an iter.", "{:+.0%}"),
+    ("background_cpu", "backgr. CPU s", "{:.2f}"),
+    ("durable", "durable s", "{:.2f}"),
+    ("durable_idle", "idle s", "{:.2f}"),
+    ("memory_mb", "memory MB", "{:,.0f}"),
+    ("restore_cold", "restore cold", "{:.2f}"),
+    ("restore_warm", "warm s", "{:.2f}"),
+    ("every_iteration", "each iter.", "{:.2f}×"),
+)
+
+
+def medians(samples: Samples) -> Medians:
+    return {measure: statistics.median(values) for measure, values in samples.items() if values}
+
+
+def best(contenders: Mapping[str, Medians], measure: str) -> tuple[str, float] | None:
+    """Who has the lowest figure, and what it is."""
+    known = {name: figures[measure] for name, figures in contenders.items() if measure in figures}
+    return min(known.items(), key=lambda item: item[1], default=None)
+
+
+def ratio(ours: float | None, other: float | None, *, least: float = 0.0) -> float | None:
+    """ours ÷ other, both taken for at least `least`; None where one is missing."""
+    if ours is None or other is None:
+        return None
+    ours, other = max(ours, least), max(other, least)
+    return round(ours / other, 4) if other and math.isfinite(other) else None
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """What y gains for each x, by least squares; None of fewer than two points."""
+    if len({x for x, _ in points}) < 2:
+        return None
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
+def render(contenders: Mapping[str, Medians]) -> list[str]:
+    """The table's lines."""
+    rows = [["", *(title for _, title, _ in COLUMNS)]]
+    for name, figures in contenders.items():
+        rows.append([name, *(_cell(figures.get(key), form) for key, _, form in COLUMNS)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in pairs)
+        for pairs in (list(enumerate(zip(row, widths, strict=True))) for row in rows)
+    ]
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "–" if value is None or not math.isfinite(value) else form.format(value)

@@ -1,0 +1,125 @@
+"""What all contenders checkpoint: a small GPT under fused AdamW, seeded, fed with one fixed batch."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from .scale import VOCABULARY, Scale
+
+SEED = 1
+
+
+class Block(nn.Module):
+    def __init__(self, scale: Scale) -> None:
+        super().__init__()
+        width = scale.width
+        self.heads = width // scale.head_width
+        self.norm_in, self.norm_out = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(self.norm_in(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)
+        x = x + self.mix(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm_out(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, scale: Scale) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, scale.width)
+        self.places = nn.Embedding(scale.tokens, scale.width)
+        self.blocks = nn.ModuleList(Block(scale) for _ in range(scale.layers))
+        self.norm = nn.LayerNorm(scale.width)
+        self.head = nn.Linear(scale.width, VOCABULARY, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words) + self.places.weight
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def _nothing() -> None:
+    pass
+
+
+class Training:
+    def __init__(self, scale: Scale, *, blank: bool = False) -> None:
+        """With `blank` the model is all zeros: there in a moment, to be restored into."""
+        torch.manual_seed(SEED)
+        self.scale = scale
+        with torch.device("meta" if blank else scale.device):
+            self.model = Gpt(scale)
+        if blank:
+            self.model.to_empty(device=scale.device)
+            for parameter in self.model.parameters():
+                parameter.detach().zero_()
+        self.batch = torch.randint(VOCABULARY, (scale.batch, scale.tokens), device=scale.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+
+    def iterate(
+        self, before_step: Callable[[], None] = _nothing, after_step: Callable[[], None] = _nothing
+    ) -> float:
+        """One iteration; the seconds that `before_step` held it up."""
+        logits = self.model(self.batch)
+        F.cross_entropy(logits.flatten(0, 1), self.batch.flatten()).backward()
+        started = time.perf_counter()
+        before_step()
+        waited = time.perf_counter() - started
+        self.optimizer.step()
+        after_step()
+        self.optimizer.zero_grad()
+        return waited
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All that a checkpoint must hold, the optimizer's by the parameter that it belongs to."""
+        yield from self.model.state_dict().items()
+        for name, parameter in self.model.named_parameters():
+            yield from ((f"{name}.{key}", tensor) for key, tensor in self.optimizer.state[parameter].items())
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(tensor.nbytes for _, tensor in self.tensors())
+
+    def fill_optimizer(self) -> None:
+        """Give the optimizer its moments, for those who read a checkpoint into what is there already."""
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def touch(self) -> None:
+        """Write a byte of every page, unchanged: what a library only mapped is fetched and made our own here."""
+        for _, tensor in self.tensors():
+            if tensor.device.type == "cpu":
+                tensor.detach().view(-1).view(torch.uint8)[:: mmap.PAGESIZE].bitwise_or_(0)
+        self.synchronize()
+
+    def give_back(self) -> None:
+        """Memory of the GPU that this process keeps without need: others need it for their turns."""
+        if self.scale.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def synchronize(self) -> None:
+        if self.scale.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def differing(one: Training, other: Training) -> list[str]:
+    """The names of tensors whose bytes differ."""
+    ours, theirs = dict(one.tensors()), dict(other.tensors())
+    if ours.keys() != theirs.keys():
+        return sorted(ours.keys() ^ theirs.keys())
+    return [name for name, tensor in ours.items() if not torch.equal(tensor.cpu(), theirs[name].cpu())]
