@@ -109,6 +109,11 @@ def digest(data: Any) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+def hasher() -> xxhash.xxh3_128:
+    """A digest of bytes that come one after the other."""
+    return xxhash.xxh3_128()
+
+
 def digest_tensor(data: memoryview) -> tuple[str, list[str] | None]:
     """(digest, chunks) of a tensor's bytes. They do not depend on where the tensor lies in its file."""
     if len(data) <= CHUNK_BYTES:
@@ -148,7 +153,7 @@ def pieces_of(tensor: Tensor) -> Iterator[Piece]:
         yield Piece(f"tensor {tensor.name}, bytes {start:,} to {end:,} of the file", start, end, found)
 
 
-class Slot(msgspec.Struct, frozen=True):
+class Slot(msgspec.Struct, frozen=True, gc=False):
     """Where a tensor lies in a payload's data section."""
 
     name: str
@@ -159,31 +164,47 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 SMALL_BYTES = 64 << 10
+LINE_BYTES = 64
+"""A cache line: what torch's own allocator aligns tensors to."""
 
 
 def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[Slot]:
-    """Place (name, dtype, shape) back to back, widest elements first: every tensor is aligned to its element.
+    """Place (name, dtype, shape) back to back, with no gaps, as safetensors wants it.
 
-    Among equally wide ones the small tensors lie together, so that they are copied in one go.
+    First those that fill whole lines of a cache, so that each begins with one and can be trained on where it
+    was read; then the others, widest elements first, each aligned to its element. Small tensors lie together,
+    so that they are copied in one go.
     """
     sized = [(name, dtype, shape, ITEM_BYTES[dtype] * math.prod(shape)) for name, dtype, shape in tensors]
     slots, at = [], 0
-    for name, dtype, shape, size in sorted(sized, key=lambda t: (-ITEM_BYTES[t[1]], t[3] >= SMALL_BYTES, t[0])):
+    for name, dtype, shape, size in sorted(sized, key=_place):
         slots.append(Slot(name, dtype, shape, at, at + size))
         at += size
     return slots
 
 
+def _place(sized: tuple[str, str, tuple[int, ...], int]) -> tuple[float, bool, str]:
+    name, dtype, _, size = sized
+    return -ITEM_BYTES[dtype] if size % LINE_BYTES else -math.inf, size >= SMALL_BYTES, name
+
+
+class _Place(msgspec.Struct, frozen=True, gc=False):
+    """As safetensors' header says it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
 def payload_header(slots: Sequence[Slot], metadata: dict[str, str]) -> bytes:
     """The opening of a safetensors file, padded so that the data section begins a block for direct I/O."""
-    header: dict[str, Any] = {"__metadata__": metadata}
+    # entry by entry: thousands of dicts at a time would set off the collector, for which all threads stop
+    encode = msgspec.json.encode
+    entries = [b'"__metadata__":%b' % encode(metadata)]
     for slot in slots:
-        header[slot.name] = {
-            "dtype": slot.dtype,
-            "shape": list(slot.shape),
-            "data_offsets": [slot.start, slot.end],
-        }
-    text = msgspec.json.encode(header)
+        place = _Place(slot.dtype, slot.shape, (slot.start, slot.end))
+        entries.append(b"%b:%b" % (encode(slot.name), encode(place)))
+    text = b"{%b}" % b",".join(entries)
     text += b" " * (-(len(text) + 8) % BLOCK_BYTES)
     return len(text).to_bytes(8, "little") + text
 
@@ -247,9 +268,9 @@ def check_layout(manifest: Manifest, file: File, size_bytes: int) -> None:
             raise DamagedCheckpoint(file.name, f"the chunks of tensor {tensor.name} do not match its digest")
 
 
-def check_piece(file: File, piece: Piece, data: memoryview) -> None:
-    """Compare a stretch of a file with its digest; DamagedCheckpoint names what differs."""
-    if digest(data) != piece.digest:
+def check_digest(file: File, piece: Piece, found: str) -> None:
+    """Compare the digest of a stretch of a file; DamagedCheckpoint names what differs."""
+    if found != piece.digest:
         raise DamagedCheckpoint(file.name, f"{piece.what} does not match its digest")
 
 

@@ -5,17 +5,27 @@ torch is imported by `load` alone: to choose and to verify, a machine without it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast import format as fmt
-from holdfast.errors import DamagedCheckpoint, NoSuchCheckpoint
-from holdfast.protocol import checkpoint_id, parse_checkpoint_id
+from holdfast import reading
+from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
+from holdfast.protocol import CheckpointKind, checkpoint_id, parse_checkpoint_id
+from holdfast.reading import Progress
 from holdfast.store import Store
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger("holdfast")
+
+FIRST_TOLD_SECONDS, TOLD_EVERY_SECONDS = 1.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,46 +102,110 @@ def manifest(store: Store, job: str, checkpoint: str) -> fmt.Manifest:
     return found
 
 
-def verify(store: Store, job: str, checkpoint: str) -> fmt.Manifest:
-    """Read a checkpoint and compare every byte with its digests; DamagedCheckpoint names file and reason."""
-    found = manifest(store, job, checkpoint)
-    for file in found.files:
-        _read(store, job, checkpoint, found, file)
+def of_kind(store: Store, job: str, kind: CheckpointKind) -> list[str]:
+    """The committed checkpoints of a kind, as their manifests say; one that cannot be read is of none."""
+    found = []
+    for checkpoint in store.checkpoints(job):
+        with contextlib.suppress(HoldfastError):
+            if manifest(store, job, checkpoint).kind == kind:
+                found.append(checkpoint)
     return found
 
 
-def load(store: Store, job: str, checkpoint: str) -> Loaded:
-    """Read and verify a checkpoint; nothing is returned of one that is not whole."""
+def verify(store: Store, job: str, checkpoint: str, *, progress: Progress | None = None) -> fmt.Manifest:
+    """Read a checkpoint and compare every byte with its digests.
+
+    Raises:
+        DamagedCheckpoint: names file and reason.
+        UnknownFormat: a newer Holdfast wrote it.
+        OSError: the store cannot be read, which says nothing about the checkpoint.
+    """
     found = manifest(store, job, checkpoint)
-    tensors: dict[str, torch.Tensor] = {}
-    for file in found.files:
-        data = _read(store, job, checkpoint, found, file)
-        for tensor in fmt.tensors_of(found, file.name):
-            tensors[tensor.name] = _view(tensor, data)
-    return Loaded(checkpoint, found, tensors)
+    runs = [run for file in found.files for run in reading.runs_to_verify(found, file)]
+    reading.read(store, job, checkpoint, found, runs, keep=False, progress=progress)
+    return found
 
 
-def _read(store: Store, job: str, checkpoint: str, manifest: fmt.Manifest, file: fmt.File) -> memoryview:
-    with store.open_file(job, checkpoint, file.name) as opened:
-        fmt.check_layout(manifest, file, opened.size_bytes)
-        data = memoryview(bytearray(file.size_bytes))
-        opened.read_into(0, data)
-    for piece in fmt.pieces(manifest, file):
-        fmt.check_piece(file, piece, data[piece.start : piece.end])
-    return data
+def load(
+    store: Store,
+    job: str,
+    checkpoint: str,
+    *,
+    only: Collection[str] | None = None,
+    progress: Progress | None = None,
+) -> Loaded:
+    """Read and verify a checkpoint, or `only` the tensors of these names; nothing comes back that is not whole.
+
+    Without `progress` a long one is told in the log. Raises what `verify` does, and MemoryError.
+    """
+    found = manifest(store, job, checkpoint)
+    runs = [run for file in found.files for run in reading.runs_to_keep(found, file, only)]
+    stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
+    reading.read(
+        *(store, job, checkpoint, found, runs),
+        progress=progress or _log_progress(checkpoint),
+        meanwhile=lambda: stored.extend(pair for run in runs for pair in _stored(run)),
+    )
+    return Loaded(checkpoint, found, _placed(stored))
 
 
-def _view(tensor: fmt.Tensor, data: memoryview) -> torch.Tensor:
+def _log_progress(checkpoint: str) -> Progress:
+    """Says how far a load is, once it takes longer than a person waits without wondering."""
+    started = told_at = time.monotonic()
+    every_seconds = FIRST_TOLD_SECONDS
+
+    def tell(done_bytes: int, total_bytes: int) -> None:
+        nonlocal told_at, every_seconds
+        now = time.monotonic()
+        if now - told_at >= every_seconds and done_bytes < total_bytes:
+            told_at, every_seconds = now, TOLD_EVERY_SECONDS
+            logger.info(
+                "reading %s: %.0f of %.0f MB, %.0f MB/s",
+                *(checkpoint, done_bytes / 1e6, total_bytes / 1e6, done_bytes / 1e6 / (now - started)),
+            )
+
+    return tell
+
+
+def _stored(run: reading.Run) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
+    """The tensors in the memory that is read, all of which stays for as long as one of them does."""
     import torch
 
     from holdfast.dtypes import DTYPES
 
-    dtype = DTYPES[tensor.dtype]
-    if tensor.start == tensor.end:
-        found = torch.empty(tensor.shape, dtype=dtype)
-    else:
-        flat = torch.frombuffer(data, dtype=torch.uint8)[tensor.start : tensor.end]
-        found = flat.view(dtype).view(tensor.shape)
-    if tensor.view is not None:
-        found = torch.view_as_complex(found.clone())  # a clone, since the file aligns to elements only
-    return found
+    memory = run.reserve()
+    for tensor in run.tensors:
+        dtype, shape = DTYPES[tensor.dtype], tensor.shape
+        if tensor.start == tensor.end:
+            yield tensor, torch.empty(shape, dtype=dtype)
+            continue
+        # a storage of its own, which torch.save writes alone, rather than a view of all that was read
+        at, count = tensor.start - run.base, math.prod(shape)
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=at)
+        yield tensor, flat if len(shape) == 1 else flat.view(shape)
+
+
+def _placed(stored: list[tuple[fmt.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """By name, as torch's own dtypes; tensors that several ranks wrote are put together again."""
+    found: dict[str, torch.Tensor] = {}
+    for tensor, shard in stored:
+        if tensor.shape == tensor.global_shape:
+            found[tensor.name] = shard
+            continue
+        target = found.setdefault(tensor.name, shard.new_zeros(tensor.global_shape))
+        for dimension, (start, length) in enumerate(zip(tensor.offsets, tensor.shape, strict=True)):
+            target = target.narrow(dimension, start, length)
+        target.copy_(shard)
+    views = {tensor.name: tensor.view for tensor, _ in stored if tensor.view is not None}
+    return found | {name: _viewed(found[name], view) for name, view in views.items()}
+
+
+def _viewed(tensor: torch.Tensor, view: str) -> torch.Tensor:
+    import torch
+
+    from holdfast.dtypes import dtype_of_view
+
+    dtype = dtype_of_view(view)
+    if dtype.is_complex:  # a clone, since the file aligns to elements only
+        return torch.view_as_complex(tensor.clone())
+    return tensor.view(dtype)

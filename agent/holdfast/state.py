@@ -20,6 +20,7 @@ import torch
 
 from holdfast.capture import ModuleWatch, OptimizerWatch, Watched, watch_of
 from holdfast.errors import IncompatibleCheckpoint
+from holdfast.format import LINE_BYTES, SMALL_BYTES
 
 logger = logging.getLogger("holdfast")
 
@@ -143,12 +144,12 @@ class Registry:
             if isinstance(item, torch.nn.Module):
                 _load_module(item, trees[keyword], tensors)
                 continue
-            # copies: what an optimizer or a script keeps must not be a view into the buffer that was read
-            state = decode(trees[keyword], tensors, copy=True)
             if isinstance(item, torch.optim.Optimizer):
-                _load_optimizer(item, state)
+                # large moments stay where they were read; what else is kept is copied, or it would keep all
+                # that was read beside it
+                _load_optimizer(item, decode(trees[keyword], tensors, copy=True, adopt=True))
             else:
-                item.load_state_dict(state)
+                item.load_state_dict(decode(trees[keyword], tensors, copy=True))
         restore_rng(decode(trees["rng"], tensors, copy=True))
 
     def _parameter_names(self) -> dict[int, str]:
@@ -354,23 +355,31 @@ def tensor_names(tree: Tree) -> Iterator[str]:
             yield from tensor_names(value)
 
 
-def decode(tree: Tree, tensors: Mapping[str, torch.Tensor], *, copy: bool) -> Any:
-    """The value a tree was made from; with `copy`, its tensors have memory of their own."""
+def decode(tree: Tree, tensors: Mapping[str, torch.Tensor], *, copy: bool, adopt: bool = False) -> Any:
+    """The value a tree was made from.
+
+    With `copy`, its tensors have memory of their own; with `adopt`, that may be the memory of `tensors`, whose
+    owner then has no further use for it.
+    """
     if isinstance(tree, list):
-        return [decode(item, tensors, copy=copy) for item in tree]
+        return [decode(item, tensors, copy=copy, adopt=adopt) for item in tree]
     if not isinstance(tree, dict):
         return tree
     if (tag := next(iter(tree), "")).startswith("$"):
-        return _decode_tag(tag, tree, tensors, copy)
-    return {key: decode(value, tensors, copy=copy) for key, value in tree.items()}
+        return _decode_tag(tag, tree, tensors, copy, adopt)
+    return {key: decode(value, tensors, copy=copy, adopt=adopt) for key, value in tree.items()}
 
 
-def _decode_tag(tag: str, tree: dict[str, Tree], tensors: Mapping[str, torch.Tensor], copy: bool) -> Any:
+def _decode_tag(
+    tag: str, tree: dict[str, Tree], tensors: Mapping[str, torch.Tensor], copy: bool, adopt: bool
+) -> Any:
     body = tree[tag]
     match tag:
         case "$tensor":
-            tensor = tensors[body].to(_device(tree.get("device", "cpu")))
-            return tensor.clone() if copy and tensor is tensors[body] else tensor
+            tensor = tensors[body]
+            if "device" in tree and (moved := tensor.to(_device(tree["device"]))) is not tensor:
+                return moved
+            return tensor.clone() if copy and not (adopt and _can_stay(tensor)) else tensor
         case "$int":
             return int(body)
         case "$number":
@@ -383,7 +392,7 @@ def _decode_tag(tag: str, tree: dict[str, Tree], tensors: Mapping[str, torch.Ten
             return getattr(torch, body)
         case "$device":
             return torch.device(body)
-    value = decode(body, tensors, copy=copy)
+    value = decode(body, tensors, copy=copy, adopt=adopt)
     match tag:
         case "$pairs":
             return dict(value)
@@ -400,6 +409,11 @@ def _decode_tag(tag: str, tree: dict[str, Tree], tensors: Mapping[str, torch.Ten
         case "$deque":
             return collections.deque(value, tree["maxlen"])
     raise IncompatibleCheckpoint(f"unknown tag {tag} in a checkpoint's state: a newer Holdfast wrote it")
+
+
+def _can_stay(tensor: torch.Tensor) -> bool:
+    """Large, and aligned as torch's own allocator does it: on other addresses some kernels round otherwise."""
+    return tensor.nbytes >= SMALL_BYTES and tensor.data_ptr() % LINE_BYTES == 0
 
 
 def rng_state() -> dict[str, Any]:

@@ -9,9 +9,17 @@ from holdfast.errors import DamagedCheckpoint, UnknownFormat
 
 def test_slots_lie_back_to_back_and_are_aligned_to_their_elements():
     slots = fmt.lay_out([("b", "BOOL", (3,)), ("a", "F64", (2,)), ("c", "BF16", (5,)), ("e", "F32", (0, 4))])
-    assert [s.name for s in slots] == ["a", "e", "c", "b"]
+    assert [s.name for s in slots] == ["e", "a", "c", "b"]
     assert [s.start for s in slots] == [0, *[s.end for s in slots[:-1]]]
     assert all(s.start % fmt.ITEM_BYTES[s.dtype] == 0 for s in slots)
+
+
+def test_tensors_of_whole_cache_lines_begin_with_one_whatever_lies_beside_them():
+    slots = fmt.lay_out(
+        [("odd", "I64", (1,)), ("w", "F32", (64, 3)), ("b", "BF16", (32,)), ("head", "F32", (10,))]
+    )
+    assert [s.name for s in slots] == ["b", "w", "odd", "head"]
+    assert [s.start % fmt.LINE_BYTES for s in slots if not (s.end - s.start) % fmt.LINE_BYTES] == [0, 0]
 
 
 def test_a_payload_opens_with_plain_safetensors():

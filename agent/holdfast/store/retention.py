@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from holdfast.protocol import parse_checkpoint_id
+from holdfast.store.base import Lineage
+
+ASKED_FOR = 8
+"""So many of the newest checkpoints that somebody asked for by hand outlive retention."""
+UNDOABLE = 3
+"""So many of the last restores can be undone: what they left outlives retention."""
+
+
+def protected(lineages: Iterable[Lineage], current: int, asked_for: Iterable[str] = ()) -> set[str]:
+    """Where the lineages that `current` descends from began, the ways back, the last that were asked for."""
+    known = {lineage.number: lineage for lineage in sorted(lineages, key=lambda lineage: lineage.number)}
+    kept = {lineage.left for lineage in list(known.values())[-UNDOABLE:]}
+    kept |= set(list(asked_for)[-ASKED_FOR:])
+    number = current
+    while number in known and (parent := known[number].parent) is not None:
+        kept.add(parent)
+        before = parse_checkpoint_id(parent)[1]
+        number = before if before < number else 0  # a record that names a later lineage is none to follow
+    return {checkpoint for checkpoint in kept if checkpoint is not None}
 
 
 def expendable(checkpoints: Collection[str], keep: int, protected: Collection[str] = ()) -> list[str]:

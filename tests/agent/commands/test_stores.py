@@ -1,57 +1,29 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+import written
 from fake_server import Holdfast
 
-from holdfast import format as fmt
 from holdfast.commands.console import size
 from holdfast.protocol import checkpoint_id
-from holdfast.store import open_store
+from holdfast.store.local import LocalStore
+from holdfast.store.reading import LocalReader
 
 
 def commit(root: Path, job: str, *iterations: int) -> None:
     """Checkpoints with one tensor of four bytes each."""
-    store = open_store(root)
-    attempt = store.acquire_attempt(job, "test").number
     for iteration in iterations:
-        data = iteration.to_bytes(4, "little")
-        header = fmt.payload_header(slots := fmt.lay_out([("w", "U8", (4,))]), {})
-        tensor = fmt.Tensor(
-            name="w",
-            dtype="U8",
-            shape=(4,),
-            global_shape=(4,),
-            offsets=(0,),
-            file="rank-0.safetensors",
-            start=len(header) + slots[0].start,
-            end=len(header) + slots[0].end,
-            digest=fmt.digest(data),
-        )
-        file = fmt.File(
-            name=tensor.file,
-            size_bytes=len(header) + len(data),
-            header_bytes=len(header),
-            header_digest=fmt.digest(header),
-        )
-        manifest = fmt.Manifest(
-            job=job,
-            iteration=iteration,
-            lineage=1,
-            attempt=attempt,
-            kind="scheduled",
-            created_at=1790000000.0,
-            parent=None,
-            world_size=1,
-            files=[file],
-            tensors=[tensor],
-            state={},
-        )
-        writer = store.begin(job, checkpoint_id(iteration, 1), attempt, file.size_bytes)
-        writer.write(file.name, [header, data])
-        writer.commit(fmt.encode_manifest(manifest))
+        data = torch.tensor([iteration, 0, 0, 0], dtype=torch.uint8)
+        written.commit(root, {"w": data}, job=job, iteration=iteration)
 
 
 def payload(root: Path, job: str, iteration: int) -> Path:
@@ -83,9 +55,8 @@ def test_one_job_can_be_picked_and_the_list_scripted(holdfast: Holdfast, store: 
 
 
 def test_small_checkpoints_have_sizes_as_well(holdfast: Holdfast, store: Path) -> None:
-    size_bytes = payload(store, "gpt", 10).stat().st_size
-    assert 0 < size_bytes < 1000
-    assert f"  {size_bytes} B  " in holdfast("store", "ls", store, "--job", "gpt").stdout
+    assert payload(store, "gpt", 10).stat().st_size == 4096 + 4
+    assert "  4.1 kB  " in holdfast("store", "ls", store, "--job", "gpt").stdout
 
 
 @pytest.mark.parametrize(
@@ -137,6 +108,86 @@ def test_a_manifest_that_is_none_is_listed_as_damaged(holdfast: Holdfast, store:
     assert (row["job"], row["state"]) == ("gpt", "damaged")
 
 
+def damage(root: Path, job: str, iteration: int) -> None:
+    path = payload(root, job, iteration)
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+
+
+def test_what_to_do_about_the_newest_being_damaged_is_said(holdfast: Holdfast, store: Path) -> None:
+    damage(store, "gpt", 20)
+    told = holdfast("store", "verify", store).stdout
+    assert "gpt 000000000020-1 is damaged. Started again, gpt goes on from the newest sound one by itself" in told
+    assert "by itself: 000000000010-1" in told
+    assert "when training comes to iteration 20 again, a sound one takes its name" in told
+    assert f"holdfast store gc {store} --job gpt --drop 000000000020-1" in told
+    assert "digits" not in told.partition("is damaged")[2]
+
+
+def test_an_older_damaged_one_is_no_reason_to_worry(holdfast: Holdfast, store: Path) -> None:
+    damage(store, "gpt", 10)
+    told = holdfast("store", "verify", store).stdout
+    assert "A restart needs none of it: gpt goes on from 000000000020-1, which is sound" in told
+    assert "it stays until retention takes it" in told
+
+
+def test_that_nothing_sound_is_left_is_said_as_it_is(holdfast: Holdfast, store: Path) -> None:
+    damage(store, "digits", 5)
+    result = holdfast("store", "verify", store, "--job", "digits")
+    assert "No checkpoint of digits is sound: started again, it begins afresh" in result.stdout
+
+
+def test_a_newer_format_is_not_called_damage(holdfast: Holdfast, store: Path) -> None:
+    payload(store, "gpt", 20).with_name("manifest.json").write_text('{"format": 2}')
+    result = holdfast("store", "verify", store, "--json")
+    assert result.exit_code == 1
+    (row,) = [row for row in json.loads(result.stdout) if row["reason"]]
+    assert (row["checkpoint"], row["state"]) == ("000000000020-1", "unreadable")
+    assert "upgrade holdfast" in row["reason"]
+
+
+def test_a_store_that_does_not_answer_is_not_called_damage(
+    holdfast: Holdfast, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise TimeoutError(110, "Connection timed out")
+
+    monkeypatch.setattr(LocalReader, "read_into", away)
+    for command in ("ls", "verify"):
+        rows = json.loads(holdfast("store", command, store, "--json").stdout)
+        assert {(row["state"], row["reason"]) for row in rows} == {("unreadable", "Connection timed out")}
+    shown = holdfast("store", "show", store, "gpt", "latest")
+    assert (shown.exit_code, shown.stderr) == (1, "holdfast: Connection timed out\n")
+
+
+def test_verifying_reads_from_the_disk(holdfast: Holdfast, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = LocalStore.open_file
+
+    def open_file(self: LocalStore, job: str, checkpoint: str, file: str, **options: bool) -> object:
+        asked.append((file, options.get("from_disk", False)))
+        return real(self, job, checkpoint, file, **options)
+
+    monkeypatch.setattr(LocalStore, "open_file", open_file)
+    holdfast("store", "verify", store, "--job", "digits")
+    assert set(asked) == {("manifest.json", False), ("rank-0.safetensors", True)}
+
+
+def test_progress_is_shown_to_a_person_and_to_nobody_else(store: Path) -> None:
+    command = [sys.executable, "-m", "holdfast.cli", "store", "verify", str(store)]
+    alone = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert alone.stderr == ""
+    terminal, behind = pty.openpty()
+    watched = subprocess.run(command, stdout=subprocess.PIPE, stderr=behind, text=True, check=True)
+    os.close(behind)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal that nobody writes to any more
+        while part := os.read(terminal, 4096):
+            shown += part
+    os.close(terminal)
+    assert b"gpt 000000000020-1 (3 of 3)" in shown
+    assert watched.stdout == alone.stdout
+
+
 def test_an_empty_store_is_said_to_be_empty(holdfast: Holdfast, tmp_path: Path) -> None:
     assert holdfast("store", "ls", tmp_path).stdout == f"no checkpoints in {tmp_path}\n"
 
@@ -154,4 +205,4 @@ def test_a_job_that_is_not_there_is_refused_with_those_that_are(holdfast: Holdfa
 
 
 def test_an_address_of_another_kind_is_refused(holdfast: Holdfast) -> None:
-    assert holdfast("store", "ls", "s3://bucket/prefix").exit_code == 2
+    assert holdfast("store", "ls", "gs://bucket/prefix").exit_code == 2

@@ -1,0 +1,18 @@
+"""`holdfast store`: look into a store of checkpoints, take out of it and tidy it, without a server."""
+
+from __future__ import annotations
+
+import typer
+
+from holdfast.commands.console import EXIT_CODES
+from holdfast.commands.stores.exporting import export
+from holdfast.commands.stores.listing import ls
+from holdfast.commands.stores.showing import show
+from holdfast.commands.stores.tidying import gc
+from holdfast.commands.stores.verifying import verify
+
+app = typer.Typer(no_args_is_help=True, help=f"Look into a store of checkpoints; needs no server.\n\n{EXIT_CODES}")
+for _command in (ls, show, verify, export, gc):
+    app.command()(_command)
+
+__all__ = ["app"]

@@ -1,0 +1,101 @@
+"""`holdfast store gc`: remove what retention no longer wants, and what crashes left behind."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+
+from holdfast import tidying
+from holdfast.commands.console import EXIT_USAGE, Json, counted, fail, print_json, print_table, size
+from holdfast.commands.stores.asking import OfJob, Where, jobs_of, opened
+from holdfast.options import DEFAULT_KEEP
+from holdfast.store import Store
+from holdfast.tidying import Item, Plan
+
+_KEEP = "About how many checkpoints of each job stay, as in holdfast.Session(keep=...)."
+_WHILE_RUNNING = "Also jobs that run or may run. Restoring what is removed fails; nothing else is disturbed."
+
+
+def gc(
+    path: Where,
+    job: OfJob = None,
+    keep: Annotated[int, typer.Option(min=1, envvar="HOLDFAST_KEEP", help=_KEEP)] = DEFAULT_KEEP,
+    drop: Annotated[list[str] | None, typer.Option(help="This checkpoint goes; needs --job. Repeatable.")] = None,
+    while_running: Annotated[bool, typer.Option("--while-running", help=_WHILE_RUNNING)] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove the checkpoints that retention no longer wants, and what crashes and damage left behind.
+
+    A running session does this by itself after each checkpoint, so a job that runs is passed over. What is never
+    removed, unless you name it: the newest half of those to keep, the one a restart goes on from, where lineages
+    began, what the last three restores left, the newest eight that somebody asked for by hand.
+
+    Examples: holdfast store gc checkpoints --dry-run  ·  holdfast store gc checkpoints --job char-gpt --keep 4
+    """
+    if json and not (dry_run or yes):
+        fail("--json cannot ask: give --dry-run or --yes with it", EXIT_USAGE)
+    with opened(path) as store:
+        plans = [tidying.plan(store, name, keep, drop or ()) for name in jobs_of(store, _dropped_from(job, drop))]
+        _require_known(store, job, drop)
+        ours = [each for each in plans if while_running or each.running is None]
+        if not json:
+            _print(plans, ours, dry_run=dry_run)
+        if not dry_run and any(each.items for each in ours):
+            if not yes:
+                typer.confirm("Remove these?", abort=True)
+            _carry_out(store, ours)
+    if json:
+        print_json([_as_told(each, each in ours) for each in plans])
+
+
+def _dropped_from(job: str | None, drop: list[str] | None) -> str | None:
+    if drop and job is None:
+        fail("--drop needs --job: names of checkpoints are the same in every job", EXIT_USAGE)
+    return job
+
+
+def _require_known(store: Store, job: str | None, drop: list[str] | None) -> None:
+    if drop and job is not None:
+        unknown = sorted(set(drop) - set(store.checkpoints(job)))
+        if unknown:
+            fail(f"{job} has no checkpoint {', '.join(unknown)}")
+
+
+def _carry_out(store: Store, plans: list[Plan]) -> None:
+    try:
+        for each in plans:
+            tidying.carry_out(store, each)
+    finally:
+        gone = [item for each in plans for item in each.items if item.removed]
+        print(f"removed {counted(len(gone), 'item')}, {_sum(gone)}", file=sys.stderr)
+
+
+def _as_told(planned: Plan, ours: bool) -> Plan:
+    return planned if ours else msgspec.structs.replace(planned, items=[])
+
+
+def _print(plans: list[Plan], ours: list[Plan], *, dry_run: bool) -> None:
+    for each in plans:
+        if each not in ours:
+            print(f"{each.job} {each.running}: passed over; --while-running includes it")
+    rows = [(each.job, item.name, _size(item), item.why) for each in ours for item in each.items]
+    if not rows:
+        print("nothing to remove")
+        return
+    print_table(("JOB", "NAME", "SIZE", "WHY"), rows)
+    items = [item for each in ours for item in each.items]
+    stays = ", ".join(f"{each.job} keeps {counted(each.stays, 'checkpoint')}" for each in ours)
+    print(f"\n{counted(len(items), 'item')}, {_sum(items)}{' would go' if dry_run else ''}; {stays}")
+
+
+def _size(item: Item) -> str:
+    return "-" if item.size_bytes is None else size(item.size_bytes)
+
+
+def _sum(items: list[Item]) -> str:
+    return size(sum(item.size_bytes or 0 for item in items))

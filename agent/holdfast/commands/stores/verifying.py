@@ -1,0 +1,66 @@
+"""`holdfast store verify`: whether it is still what was written, and what to do where it is not."""
+
+from __future__ import annotations
+
+import msgspec
+import typer
+
+from holdfast import restore
+from holdfast.commands.bar import progress_bar
+from holdfast.commands.console import EXIT_REFUSED, Json
+from holdfast.commands.stores.asking import OfJob, Where, opened
+from holdfast.commands.stores.listing import Found, broken, described, named, print_found
+from holdfast.errors import HoldfastError
+from holdfast.store import Store
+
+
+def verify(path: Where, job: OfJob = None, json: Json = False) -> None:
+    """Read every byte of every checkpoint from the disk and compare it with its digests.
+
+    Exit code 0 when all are sound, 1 when one is damaged or cannot be read; what to do about it is printed.
+
+    Examples: holdfast store verify checkpoints  ·  holdfast store verify checkpoints --job char-gpt --json
+    """
+    with opened(path) as store:
+        wanted = list(named(store, job))
+        found = [_verified(store, *each, f"{i} of {len(wanted)}") for i, each in enumerate(wanted, 1)]
+        print_found(found, path, json=json)
+        if not json:
+            for row in found:
+                if row.state == "damaged":
+                    print("\n" + _advice(store, row, found))
+    if any(row.state != "verified" for row in found):
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def _verified(store: Store, job: str, checkpoint: str, place: str) -> Found:
+    row = described(store, job, checkpoint)
+    if row.reason is not None:
+        return row
+    try:
+        with progress_bar(f"{job} {checkpoint} ({place})") as progress:
+            restore.verify(store, job, checkpoint, progress=progress)
+    except (HoldfastError, OSError) as error:
+        return broken(row, error)
+    return msgspec.structs.replace(row, state="verified")
+
+
+def _advice(store: Store, damaged: Found, found: list[Found]) -> str:
+    """What a damaged checkpoint means for its job, and how to be rid of it."""
+    job, checkpoint = damaged.job, damaged.checkpoint
+    sound = {row.checkpoint for row in found if row.job == job and row.state == "verified"}
+    order = [each for each, _ in restore.candidates(store, job)]
+    start = next((each for each in order if each in sound), None)
+    stays = "it stays until retention takes it"
+    if start is None:
+        meaning = f"No checkpoint of {job} is sound: started again, it begins afresh."
+    elif order.index(start) < order.index(checkpoint):
+        meaning = f"A restart needs none of it: {job} goes on from {start}, which is sound."
+    else:
+        meaning = f"Started again, {job} goes on from the newest sound one by itself: {start}."
+        stays = f"when training comes to iteration {damaged.iteration} again, a sound one takes its name"
+    return (
+        f"{job} {checkpoint} is damaged. {meaning}\n"
+        f"  keep it:    do nothing; {stays}\n"
+        f"  remove it:  holdfast store gc {store.url} --job {job} --drop {checkpoint}"
+    )
