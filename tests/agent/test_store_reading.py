@@ -34,11 +34,15 @@ def data():
 @pytest.fixture(scope="module")
 def path(data):
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "file")
-        with open(path, "wb") as file:
-            file.write(data)
-            os.fsync(file.fileno())
-        yield path
+        yield write(Path(directory, "file"), data)
+
+
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return path
 
 
 def forget(path):
@@ -52,8 +56,9 @@ def is_cached(path):
 
 
 @pytest.fixture
-def on_disk(path):
-    """The same file, not in the page cache."""
+def on_disk(tmp_path, data):
+    """A file that is not in the page cache, and that nothing is just being read from."""
+    path = write(tmp_path / "file", data)
     forget(path)
     if is_cached(path):
         pytest.skip("the directory for tests is in memory")

@@ -242,6 +242,17 @@ def test_an_error_on_any_thread_ends_all_and_is_raised(tmp_path, nth):
     assert writers() == []
 
 
+def test_after_a_block_that_fails_no_thread_begins_another(tmp_path):
+    files = FailingFiles(("write",), 3, errno.EIO)
+    fd = files.create(tmp_path / "file")
+    work = writing._Writing(files, fd, [pages(8 * WRITE_BYTES)], Volume(), None)
+    with pytest.raises(OSError, match="Input/output error"):
+        work._drain()
+    work._drain()
+    files.close(fd)
+    assert (tmp_path / "file").stat().st_size == 2 * WRITE_BYTES
+
+
 def eager():
     crew = Crew()
     for count in CHOICES * TRIALS:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.store.base import Attempt, CheckpointWriter, Lineage, Store
+from holdfast.store.base import Attempt, CheckpointWriter, Leftover, Lineage, Store
 from holdfast.store.local import LocalStore
 
-__all__ = ["Attempt", "CheckpointWriter", "Lineage", "LocalStore", "Store", "open_store"]
+__all__ = ["Attempt", "CheckpointWriter", "Leftover", "Lineage", "LocalStore", "Store", "open_store"]
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """The store at a directory; ValueError for a kind of address that this version does not know."""
+    """The store in a directory, or at `s3://bucket/prefix`; ValueError for another kind of address."""
     text = os.fspath(url)
+    if text.startswith("s3:"):
+        from holdfast.store.objects import ObjectStore
+
+        return ObjectStore(text)
     if "://" in text and not text.startswith("file://"):
-        raise ValueError(f"store {text!r}: this version keeps checkpoints in a directory; give a path")
+        raise ValueError(f"store {text!r}: give a directory, or s3://bucket/prefix")
     return LocalStore(Path(text.removeprefix("file://")).expanduser().absolute())

@@ -78,7 +78,7 @@ class Bounce:
         self._memory = memoryview(b"")
 
     def gather(self, block: Block, *, pad: bool) -> memoryview:
-        """A block's bytes in one place, with zeros up to the next whole block if asked for."""
+        """A block's bytes in one place; with whatever up to the next whole block if asked for."""
         size = block.size_bytes
         whole = padded(size)
         if len(self._memory) < whole:
@@ -87,7 +87,6 @@ class Bounce:
         for view in block.views:
             _copy(self._memory[at : at + len(view)], view)
             at += len(view)
-        self._memory[at:whole] = bytes(whole - at)
         return self._memory[: whole if pad else size]
 
 

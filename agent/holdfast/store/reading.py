@@ -90,10 +90,7 @@ class LocalReader:
             return 0
         self._read(start, target[:before])
         at, end = before, before + whole
-        while at < end and at % BLOCK_BYTES == before % BLOCK_BYTES:
-            count = self._read_some_directly(fd, start + at, target[at:end])
-            if not count:
-                break
+        while at < end and (count := self._read_some_directly(fd, start + at, target[at:end])):
             at += count
         return at
 

@@ -1,0 +1,92 @@
+"""The files of a checkpoint in a bucket, read and written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+from holdfast.errors import DamagedCheckpoint, Fenced
+from holdfast.format import MANIFEST
+from holdfast.store.base import Pace
+from holdfast.store.bucket import Bucket
+from holdfast.store.bucket_errors import NoSuchObject, Unanswered
+from holdfast.store.object_keys import Folder
+
+if TYPE_CHECKING:
+    from holdfast.store.objects import ObjectStore
+
+
+class ObjectReader:
+    """A file of a checkpoint."""
+
+    def __init__(self, bucket: Bucket, name: str, size_bytes: int) -> None:
+        self._bucket, self._name, self.size_bytes = bucket, name, size_bytes
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        """As in `FileReader`; OSError when the server is away, which says nothing about the checkpoint."""
+        url = f"{self._bucket.place.url}/{self._name}"
+        if start + len(target) > self.size_bytes:
+            raise DamagedCheckpoint(url, f"ends at byte {self.size_bytes:,}")
+        try:
+            self._bucket.read(self._name, start, target)
+        except NoSuchObject as error:
+            raise DamagedCheckpoint(url, "there is no such object any more") from error
+
+    def close(self) -> None:
+        """Nothing is open between two requests."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class ObjectWriter:
+    """A checkpoint in a folder of its own, where no late request of another attempt or try meets its bytes."""
+
+    def __init__(self, store: ObjectStore, job: str, folder: Folder) -> None:
+        self._store, self._job, self._folder = store, job, folder
+        self._decided = False
+        """Its manifest is there, or may be: it is for the next attempt to say what it is."""
+
+    def write(
+        self, file: str, parts: Sequence[memoryview | bytes], *, threads: bool = True, pace: Pace | None = None
+    ) -> None:
+        # nothing to do for `threads`: obstore's are there already, and no thread of ours is started
+        self._folder.files[file] = sum(len(part) for part in parts)
+        self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)
+
+    def commit(self, manifest: bytes, *, replace: bool = False) -> None:
+        store, job, checkpoint = self._store, self._job, self._folder.checkpoint
+        attempt, _ = self._folder.order
+        survey = store.survey(job, checkpoint)
+        require_newest(survey.newest, job, attempt)
+        if not replace and checkpoint in survey.committed():
+            url = f"{store.url}/{job}/{checkpoint}"
+            raise FileExistsError(errno.EEXIST, "there is a checkpoint of that name", url)
+        self._put(manifest)
+        require_newest(store.latest_attempt(job), job, attempt)  # else its list may have missed the manifest
+
+    def _put(self, manifest: bytes) -> None:
+        try:
+            self._decided = True
+            self._store.bucket.put_new(f"{self._job}/{self._folder.path}/{MANIFEST}", manifest)
+        except Unanswered:
+            raise
+        except OSError:  # refused, so that no manifest will come of it
+            self._decided = False
+            raise
+
+    def abort(self) -> None:
+        if not self._decided:
+            with contextlib.suppress(OSError):
+                self._store.bucket.delete(f"{self._job}/{key}" for key in self._folder.keys)
+
+
+def require_newest(newest: int, job: str, attempt: int) -> None:
+    """Fenced when there is a newer one."""
+    if newest > attempt:
+        raise Fenced(f"attempt {newest} of {job} has started; attempt {attempt} commits nothing more")

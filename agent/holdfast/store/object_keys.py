@@ -1,0 +1,171 @@
+"""How a job lies in a bucket, and which of its objects count.
+
+    <job>/<checkpoint>/<attempt, 8 digits>/rank-0.safetensors, manifest.json    one folder each time it is written
+    <job>/attempts/<number, 8 digits>-<uid>.json, and the same with .seen.json
+    <job>/lineages/<number, 6 digits>-<attempt, 8 digits>.json
+
+No server is asked for more than this: a PUT appears whole or not at all, and a LIST that begins after a PUT or a
+DELETE has ended shows it. Fencing follows from the order in which things are done:
+
+    a new attempt    puts its record, lists the job, and notes all that counts then in its `seen`
+    a writer         puts its manifest, and only then looks that there is no newer attempt
+
+What an attempt has put counts when the newest `seen` names it, or when its attempt is not older than that `seen`.
+
+If a writer found no newer attempt after its manifest was there, the record of any newer one came later, and that
+one's list later still: it names the manifest, and so does each `seen` after it. What was reported durable stays.
+If the writer did find a newer attempt, or stalled before it looked, it reports nothing. Its manifest may have
+been in time for the list or not; the `seen` says which, for good, however late the manifest arrives.
+An attempt that died before it wrote its `seen` decides nothing: it has fenced those before it, and the next one
+notes what there is. One that wrote it late, when a newer attempt had noted what it saw, decides nothing either,
+since the newest `seen` holds all that counts and not only what is new. It removes nothing: it looks for a newer
+attempt first, and one that comes after that finds its `seen`, and agrees on what is to go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from holdfast.format import MANIFEST
+from holdfast.protocol import parse_checkpoint_id
+
+ATTEMPTS, LINEAGES = "attempts", "lineages"
+_ATTEMPT = re.compile(r"(\d{8,})-(.+?)(\.seen)?\.json")
+_LINEAGE = re.compile(r"(\d{6,})-(\d{8,})\.json")
+_FOLDER = re.compile(r"(\d{8,})(?:-(\d+))?")
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """All that counted when an attempt began."""
+
+    checkpoints: list[str]
+    """`<checkpoint>/<folder>` each."""
+    lineages: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """One writing of a checkpoint."""
+
+    checkpoint: str
+    name: str
+    files: dict[str, int] = field(compare=False)
+    """And their sizes in bytes."""
+
+    @property
+    def path(self) -> str:
+        return f"{self.checkpoint}/{self.name}"
+
+    @property
+    def keys(self) -> list[str]:
+        return [f"{self.path}/{file}" for file in self.files]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """(attempt, turn): of two that count the higher is the checkpoint, the other was damaged."""
+        match = _FOLDER.fullmatch(self.name)
+        assert match is not None
+        return int(match[1]), int(match[2] or 1)
+
+
+def attempt_name(number: int, uid: str) -> str:
+    return f"{ATTEMPTS}/{number:08d}-{uid}.json"
+
+
+def seen_name(number: int, uid: str) -> str:
+    return f"{ATTEMPTS}/{number:08d}-{uid}.seen.json"
+
+
+def lineage_name(number: int, attempt: int) -> str:
+    return f"{LINEAGES}/{number:06d}-{attempt:08d}.json"
+
+
+def folder_name(attempt: int, turn: int) -> str:
+    return f"{attempt:08d}" if turn == 1 else f"{attempt:08d}-{turn}"
+
+
+def attempts_of(names: Iterable[str]) -> list[tuple[int, str]]:
+    """(number, uid) of the attempts recorded, those that were not to be included."""
+    found = (_ATTEMPT.fullmatch(name.removeprefix(f"{ATTEMPTS}/")) for name in names)
+    return [(int(match[1]), match[2]) for match in found if match and not match[3]]
+
+
+def newest_seen(names: Iterable[str]) -> tuple[int, str] | None:
+    """(attempt, name) of the record that decides."""
+    found = (_ATTEMPT.fullmatch(name.removeprefix(f"{ATTEMPTS}/")) for name in names)
+    return max(((int(match[1]), f"{ATTEMPTS}/{match[0]}") for match in found if match and match[3]), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A job as one look at the bucket found it."""
+
+    folders: list[Folder]
+    lineages: list[str]
+    newest: int
+    """The highest number of an attempt."""
+    decider: int
+    """The attempt whose `seen` decides what of older ones counts."""
+    seen: Seen
+
+    def counting_folders(self) -> list[Folder]:
+        return [
+            folder
+            for folder in self.folders
+            if MANIFEST in folder.files
+            and (folder.order[0] >= self.decider or folder.path in self.seen.checkpoints)
+        ]
+
+    def counting_lineages(self) -> list[str]:
+        return [n for n in self.lineages if lineage_attempt(n) >= self.decider or n in self.seen.lineages]
+
+    def committed(self) -> dict[str, Folder]:
+        """By checkpoint."""
+        found = sorted(self.counting_folders(), key=lambda folder: folder.order)
+        return {folder.checkpoint: folder for folder in found}
+
+    def leftovers(self) -> list[tuple[Folder, str]]:
+        """What has been ruled out for good, or was replaced, and which it is, for people."""
+        counting, committed, found = self.counting_folders(), self.committed(), []
+        for folder in self.folders:
+            by = committed[folder.checkpoint].order[0] if folder.checkpoint in committed else 0
+            if folder in counting and folder != committed[folder.checkpoint]:
+                found.append((folder, f"set aside as damaged by attempt {by}"))
+            elif folder not in counting and folder.order[0] < self.decider:
+                found.append((folder, f"left half-done by attempt {folder.order[0]}"))
+        return found
+
+
+def lineage_number(name: str) -> int:
+    return int(name.partition("/")[2].partition("-")[0])
+
+
+def lineage_attempt(name: str) -> int:
+    return int(name.removesuffix(".json").rpartition("-")[2])
+
+
+def is_lineage(name: str) -> bool:
+    head, _, tail = name.partition("/")
+    return head == LINEAGES and _LINEAGE.fullmatch(tail) is not None
+
+
+def folders_of(sizes: Mapping[str, int]) -> list[Folder]:
+    """The folders among the names below a job; whatever else was put there is none of ours."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for name, size in sizes.items():
+        match name.split("/"):
+            case [checkpoint, folder, file] if _is_checkpoint(checkpoint) and _FOLDER.fullmatch(folder):
+                found.setdefault((checkpoint, folder), {})[file] = size
+    return [Folder(checkpoint, folder, files) for (checkpoint, folder), files in found.items()]
+
+
+def _is_checkpoint(name: str) -> bool:
+    try:
+        parse_checkpoint_id(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,225 @@
+"""Checkpoints in a bucket of an S3-compatible server. Why it is safe without a lock is told in `object_keys`."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.errors import DamagedCheckpoint
+from holdfast.format import MANIFEST
+from holdfast.protocol import checkpoint_id, parse_checkpoint_id, validate_job
+from holdfast.store import connection
+from holdfast.store import object_keys as keys
+from holdfast.store.base import Attempt, Leftover, Lineage
+from holdfast.store.bucket import Bucket
+from holdfast.store.bucket_errors import NoSuchObject, Place
+from holdfast.store.object_files import ObjectReader, ObjectWriter, require_newest
+from holdfast.store.object_keys import Folder, Seen, Survey
+
+T = TypeVar("T")
+logger = logging.getLogger("holdfast")
+
+SCHEME = "s3://"
+CLAIMS = 10
+"""So often an attempt is claimed anew when others start the same job at the same time."""
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
+
+
+def parse_url(url: str) -> tuple[str, str]:
+    """(bucket, prefix) of `s3://bucket/prefix`; ValueError when it is not one."""
+    bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
+    prefix = prefix.strip("/")
+    if not _BUCKET.fullmatch(bucket) or any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
+        raise ValueError(f"store {url!r}: give a bucket and a prefix, as in s3://my-bucket/checkpoints")
+    return bucket, prefix
+
+
+class ObjectStore:
+    """A `Store` under a prefix in a bucket; see `holdfast.store.base` for the promises."""
+
+    forkable = False
+    """obstore's threads do not survive a fork."""
+
+    def __init__(self, url: str) -> None:
+        bucket, prefix = parse_url(url)
+        if find_spec("obstore") is None:
+            raise ValueError(f"store {url!r}: object stores need obstore: pip install 'holdfast[s3]'")
+        self.bucket = Bucket(Place(bucket, prefix, connection.server(os.environ)))
+        self.url = self.bucket.place.url
+        self.readers = 8
+        self._records: dict[str, bytes] = {}
+        """Those that were read: they never change."""
+        self._turns: dict[tuple[str, str], int] = {}
+        """What was begun before, of which a late request may still be on its way."""
+
+    def jobs(self) -> list[str]:
+        return sorted(job for job in self.bucket.folders() if keys.ATTEMPTS in self.bucket.folders(f"{job}/"))
+
+    def checkpoints(self, job: str) -> list[str]:
+        return sorted(self.survey(job).committed(), key=parse_checkpoint_id)
+
+    def read_manifest(self, job: str, checkpoint: str) -> bytes:
+        folder = self._find(job, checkpoint)
+        return self._read(f"{job}/{folder.path}/{MANIFEST}")
+
+    def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> ObjectReader:
+        folder = self._find(job, checkpoint)
+        name = f"{job}/{folder.path}/{file}"
+        if file not in folder.files:
+            raise DamagedCheckpoint(f"{self.url}/{name}", "there is no such object")
+        return ObjectReader(self.bucket, name, folder.files[file])
+
+    def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> ObjectWriter:
+        survey = self.survey(job, checkpoint)
+        require_newest(survey.newest, job, attempt)  # before the bytes of a fenced one are on their way
+        turns = [turn for number, turn in (folder.order for folder in survey.folders) if number == attempt]
+        turn = max(*turns, self._turns.get((job, checkpoint), 0), 0) + 1
+        self._turns[job, checkpoint] = turn
+        return ObjectWriter(self, job, Folder(checkpoint, keys.folder_name(attempt, turn), {}))
+
+    def delete(self, job: str, checkpoint: str, attempt: int) -> None:
+        survey = self.survey(job, checkpoint)
+        require_newest(survey.newest, job, attempt)
+        doomed = [folder for folder in survey.folders if MANIFEST in folder.files and folder.order[0] <= attempt]
+        if not doomed:
+            raise FileNotFoundError(errno.ENOENT, "there is no checkpoint of that name", f"{self.url}/{job}")
+        # A newer attempt may begin just now and have noted it as there. Retention deletes none that it would use.
+        self._delete(job, sorted(doomed, key=lambda folder: folder.order))
+        require_newest(self.latest_attempt(job), job, attempt)
+
+    def acquire_attempt(self, job: str, uid: str, at_least: int = 1) -> Attempt:
+        attempt = self._claim(validate_job(job), uid, at_least)
+        survey = self.survey(job)
+        seen = Seen(
+            checkpoints=sorted(folder.path for folder in survey.counting_folders()),
+            lineages=survey.counting_lineages(),
+        )
+        self.bucket.put_new(f"{job}/{keys.seen_name(attempt.number, uid)}", msgspec.json.encode(seen))
+        self._remove_leftovers(job, attempt.number, survey, seen)
+        return attempt
+
+    def latest_attempt(self, job: str) -> int:
+        return max((number for number, _ in keys.attempts_of(self._attempts(job))), default=0)
+
+    def newest_attempt(self, job: str) -> Attempt | None:
+        names = self._attempts(job)
+        # of those that put the same number, the one that got it has noted what it saw
+        got = max(keys.attempts_of(names), key=lambda a: (a[0], keys.seen_name(*a) in names), default=None)
+        return self._decoded(f"{job}/{keys.attempt_name(*got)}", Attempt) if got else None
+
+    def leftovers(self, job: str) -> list[Leftover]:
+        return [
+            Leftover(name=folder.path, what=what, size_bytes=sum(folder.files.values()))
+            for folder, what in self.survey(job).leftovers()
+        ]
+
+    def remove_leftover(self, job: str, name: str) -> None:
+        self._delete(job, [folder for folder, _ in self.survey(job).leftovers() if folder.path == name])
+
+    def begin_lineage(self, job: str, lineage: Lineage) -> None:
+        survey = self.survey(job)
+        require_newest(survey.newest, job, lineage.attempt)
+        name = f"{job}/{keys.lineage_name(lineage.number, lineage.attempt)}"
+        if lineage.number in map(keys.lineage_number, survey.counting_lineages()):
+            raise FileExistsError(errno.EEXIST, "there is a lineage of that number", f"{self.url}/{name}")
+        self._records[name] = msgspec.json.encode(lineage)
+        self.bucket.put_new(name, self._records[name])
+        require_newest(self.latest_attempt(job), job, lineage.attempt)
+
+    def lineages(self, job: str) -> list[Lineage]:
+        found = []
+        for name in sorted(self.survey(job).counting_lineages(), key=keys.lineage_number):
+            try:
+                found.append(msgspec.json.decode(self._record(f"{job}/{name}"), type=Lineage))
+            except msgspec.DecodeError as error:
+                logger.warning(
+                    "%s/%s/%s is not a lineage's record and is passed over: %s", self.url, job, name, error
+                )
+        return found
+
+    def survey(self, job: str, checkpoint: str = "") -> Survey:
+        """What there is of a job, or of one checkpoint, and what of it counts."""
+        sizes = self._names(job, f"{checkpoint_id(*parse_checkpoint_id(checkpoint))}/" if checkpoint else "")
+        attempts = self._attempts(job)  # after the rest: what was listed is judged by no older `seen`
+        newest = max((number for number, _ in keys.attempts_of(attempts)), default=0)
+        folders, lineages = keys.folders_of(sizes), [name for name in sizes if keys.is_lineage(name)]
+        decider, seen = 0, Seen(checkpoints=[], lineages=[])
+        if (record := keys.newest_seen(attempts)) is not None:
+            decider, name = record
+            seen = self._decoded(f"{job}/{name}", Seen)
+        return Survey(folders, lineages, newest, decider, seen)
+
+    def _decoded(self, name: str, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(self._record(name), type=kind)
+        except msgspec.DecodeError as error:
+            reason = f"is no record of Holdfast's ({error}): remove it"
+            raise OSError(errno.EIO, reason, f"{self.url}/{name}") from error
+
+    def _names(self, job: str, below: str = "") -> dict[str, int]:
+        """Names below the job, and their sizes."""
+        top = f"{validate_job(job)}/"
+        return {name.removeprefix(top): size for name, size in self.bucket.sizes(top + below).items()}
+
+    def _attempts(self, job: str) -> list[str]:
+        return list(self._names(job, f"{keys.ATTEMPTS}/"))
+
+    def _record(self, name: str) -> bytes:
+        if name not in self._records:
+            self._records[name] = self.bucket.get(name)
+        return self._records[name]
+
+    def _find(self, job: str, checkpoint: str) -> Folder:
+        folder = self.survey(job, checkpoint).committed().get(checkpoint)
+        if folder is None:
+            raise DamagedCheckpoint(f"{self.url}/{job}/{checkpoint}/{MANIFEST}", "there is no such object")
+        return folder
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return self.bucket.get(name)
+        except NoSuchObject as error:
+            raise DamagedCheckpoint(f"{self.url}/{name}", "there is no such object") from error
+
+    def _claim(self, job: str, uid: str, at_least: int) -> Attempt:
+        """Record an attempt that is alone with its number and the highest.
+
+        Whoever lists after its record is there, and finds no other as high, has the number: of two that put
+        theirs, the later one's list shows both.
+        """
+        host, pid, started_at = socket.gethostname(), os.getpid(), time.time()
+        for claim in range(CLAIMS):
+            number = max(self.latest_attempt(job) + 1, at_least)
+            attempt = Attempt(number=number, uid=uid, host=host, pid=pid, started_at=started_at)
+            self.bucket.put_new(f"{job}/{keys.attempt_name(number, uid)}", msgspec.json.encode(attempt))
+            others = [n for n, other in keys.attempts_of(self._attempts(job)) if other != uid]
+            if max(others, default=0) < number:
+                return attempt
+            self.bucket.wait(0.05 * 2**claim)
+        raise OSError(errno.EAGAIN, f"others start {job} again and again at the same time", self.url)
+
+    def _remove_leftovers(self, job: str, attempt: int, survey: Survey, seen: Seen) -> None:
+        """What older attempts left unfinished; only while newest, since one that came later judges for itself."""
+        doomed = [f for f in survey.folders if f.order[0] < attempt and f.path not in seen.checkpoints]
+        records = [n for n in survey.lineages if keys.lineage_attempt(n) < attempt and n not in seen.lineages]
+        try:
+            if (doomed or records) and self.latest_attempt(job) == attempt:
+                self._delete(job, doomed)
+                self.bucket.delete(f"{job}/{name}" for name in records)
+        except OSError as error:
+            logger.warning("leftovers of %s stay in %s: %s", job, self.url, error.strerror)
+
+    def _delete(self, job: str, folders: Sequence[Folder]) -> None:
+        """The manifests first, so that none is ever listed without its payload; the last is that which counts."""
+        manifests = [f"{folder.path}/{MANIFEST}" for folder in folders if MANIFEST in folder.files]
+        rest = [key for folder in folders for key in folder.keys if key not in manifests]
+        self.bucket.delete(f"{job}/{key}" for key in manifests + rest)

@@ -1,0 +1,3 @@
+from object_servers import moto, rclone
+
+__all__ = ["moto", "rclone"]

@@ -1,0 +1,314 @@
+"""What every store promises, whatever keeps its bytes. HOLDFAST_TEST_S3_URL adds a bucket of your own."""
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+import uuid
+
+import object_servers
+import pytest
+
+from holdfast.errors import DamagedCheckpoint, Fenced
+from holdfast.store import Lineage, open_store
+
+JOB = "job"
+FIRST, SECOND = "000000000001-1", "000000000002-1"
+FILE = "rank-0.safetensors"
+MIB = 1 << 20
+
+
+GIVEN = os.environ.get("HOLDFAST_TEST_S3_URL")
+
+
+@pytest.fixture(params=["directory", "rclone", "moto", *(["given"] if GIVEN else [])])
+def url(request, tmp_path, monkeypatch):
+    if request.param == "directory":
+        return str(tmp_path / "store")
+    if request.param == "given":
+        return f"{GIVEN.rstrip('/')}/{uuid.uuid4().hex}"
+    return object_servers.use(monkeypatch, request.getfixturevalue(request.param).address)
+
+
+@pytest.fixture
+def store(url):
+    store = open_store(url)
+    store.acquire_attempt(JOB, "first")
+    return store
+
+
+def prepared(store, checkpoint=FIRST, attempt=1, data=b"tensors"):
+    writer = store.begin(JOB, checkpoint, attempt, len(data))
+    writer.write(FILE, [data[:3], memoryview(data)[3:]])
+    return writer
+
+
+def commit(store, checkpoint=FIRST, attempt=1, data=b"tensors", **options):
+    prepared(store, checkpoint, attempt, data).commit(b"{}", **options)
+
+
+def read(store, checkpoint=FIRST):
+    with store.open_file(JOB, checkpoint, FILE) as file:
+        data = bytearray(file.size_bytes)
+        file.read_into(0, memoryview(data))
+    return bytes(data)
+
+
+def leftovers(store):
+    """What belongs to no committed checkpoint."""
+    if hasattr(store, "root"):
+        return [path.name for path in (store.root / JOB).iterdir() if path.name.startswith(".tmp")]
+    committed = [f"{JOB}/{folder.path}/" for folder in store.survey(JOB).committed().values()]
+    records = [f"{JOB}/attempts/", f"{JOB}/lineages/"]
+    return [name for name in store.bucket.sizes(f"{JOB}/") if not name.startswith((*committed, *records))]
+
+
+def lineage(number=1, attempt=1):
+    return Lineage(number=number, iteration=0, parent=None, order="o", attempt=attempt, created_at=1.0)
+
+
+def test_a_checkpoint_is_invisible_until_it_is_committed(store):
+    writer = prepared(store)
+    assert store.checkpoints(JOB) == []
+    with pytest.raises(DamagedCheckpoint):
+        store.read_manifest(JOB, FIRST)
+    writer.commit(b'{"it": "is"}')
+    assert store.checkpoints(JOB) == [FIRST]
+    assert store.read_manifest(JOB, FIRST) == b'{"it": "is"}'
+    assert read(store) == b"tensors"
+    assert leftovers(store) == []
+
+
+def test_another_process_finds_what_was_committed(store, url):
+    commit(store)
+    store.begin_lineage(JOB, lineage())
+    other = open_store(other_url := store.url)
+    assert (other.checkpoints(JOB), read(other)) == ([FIRST], b"tensors")
+    assert (other.lineages(JOB), other.latest_attempt(JOB)) == ([lineage()], 1)
+    assert other_url == url
+
+
+def test_checkpoints_are_listed_by_iteration_then_lineage(store):
+    for checkpoint in ("000000000010-2", "000000000010-11", "000000000009-3"):
+        commit(store, checkpoint)
+    assert store.checkpoints(JOB) == ["000000000009-3", "000000000010-2", "000000000010-11"]
+
+
+def test_jobs_are_told_apart(store):
+    commit(store)
+    store.acquire_attempt("job-2", "other")
+    assert store.jobs() == ["job", "job-2"]
+    assert store.checkpoints("job-2") == []
+    assert (store.checkpoints("never"), store.lineages("never"), store.latest_attempt("never")) == ([], [], 0)
+
+
+def test_a_store_that_is_not_there_yet_is_empty(url):
+    store = open_store(url)
+    assert (store.jobs(), store.checkpoints(JOB), store.latest_attempt(JOB)) == ([], [], 0)
+
+
+def test_an_aborted_checkpoint_leaves_nothing_and_may_be_begun_again(store):
+    prepared(store).abort()
+    assert (store.checkpoints(JOB), leftovers(store)) == ([], [])
+    commit(store, data=b"another")
+    assert read(store) == b"another"
+
+
+def test_there_are_no_two_checkpoints_of_a_name(store):
+    commit(store)
+    writer = prepared(store, data=b"unasked")
+    with pytest.raises(FileExistsError, match="a checkpoint of that name"):
+        writer.commit(b"{}")
+    writer.abort()
+    assert read(store) == b"tensors"
+    assert leftovers(store) == []
+
+
+def test_a_damaged_checkpoint_makes_way_for_the_sound_one(store):
+    commit(store)
+    commit(store, data=b"again!!", replace=True)
+    assert (store.checkpoints(JOB), read(store)) == ([FIRST], b"again!!")
+    store.acquire_attempt(JOB, "second")
+    commit(store, attempt=2, data=b"and again", replace=True)
+    assert (store.checkpoints(JOB), read(store)) == ([FIRST], b"and again")
+    assert read(open_store(store.url)) == b"and again"
+    store.delete(JOB, FIRST, attempt=2)
+    assert store.checkpoints(JOB) == []
+
+
+def test_a_deleted_checkpoint_is_gone(store):
+    commit(store)
+    commit(store, SECOND)
+    store.delete(JOB, FIRST, attempt=1)
+    assert (store.checkpoints(JOB), leftovers(store)) == ([SECOND], [])
+    with pytest.raises(DamagedCheckpoint):
+        store.read_manifest(JOB, FIRST)
+    with pytest.raises(FileNotFoundError):
+        store.delete(JOB, FIRST, attempt=1)
+
+
+def test_an_older_attempt_commits_deletes_and_begins_nothing(store):
+    commit(store)
+    newer = open_store(store.url)
+    assert newer.acquire_attempt(JOB, "second").number == 2
+    with pytest.raises(Fenced, match="attempt 2 of job has started; attempt 1"):
+        store.delete(JOB, FIRST, attempt=1)
+    with pytest.raises(Fenced):
+        store.begin_lineage(JOB, lineage())
+    with pytest.raises((Fenced, OSError)):
+        commit(store, SECOND)
+    assert (newer.checkpoints(JOB), newer.lineages(JOB)) == ([FIRST], [])
+    assert read(newer) == b"tensors"
+
+
+def test_an_attempt_fenced_between_payload_and_manifest_commits_nothing(store):
+    stalled = prepared(store, SECOND)
+    newer = open_store(store.url)
+    newer.acquire_attempt(JOB, "second")
+    commit(newer, SECOND, attempt=2, data=b"newer")
+    with pytest.raises((Fenced, OSError)):
+        stalled.commit(b"{}")
+    stalled.abort()
+    assert (newer.checkpoints(JOB), read(newer, SECOND)) == ([SECOND], b"newer")
+    newer.acquire_attempt(JOB, "third")
+    assert (newer.checkpoints(JOB), leftovers(newer)) == ([SECOND], [])
+
+
+def test_attempts_count_up_past_what_a_server_has_seen(store):
+    assert store.acquire_attempt(JOB, "x", at_least=40).number == 40
+    assert store.acquire_attempt(JOB, "y").number == 41
+    assert store.latest_attempt(JOB) == 41
+
+
+def test_threads_that_start_a_job_at_once_become_different_attempts(store):
+    got, together = [], threading.Barrier(4)
+
+    def start(uid):
+        mine = open_store(store.url)
+        together.wait()
+        got.append(mine.acquire_attempt(JOB, uid).number)
+
+    threads = [threading.Thread(target=start, args=(f"thread-{i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(got)) == 4
+    assert store.latest_attempt(JOB) == max(got)
+    commit(store, attempt=max(got))
+    assert store.checkpoints(JOB) == [FIRST]
+
+
+def test_processes_that_start_a_job_at_once_become_different_attempts(store):
+    program = (
+        "import sys; from holdfast.store import open_store; store = open_store(sys.argv[1]); input(); "
+        "print(store.acquire_attempt('job', sys.argv[2]).number)"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, store.url, f"process-{i}"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    for process in processes:
+        process.stdin.write("now\n")
+        process.stdin.flush()
+    got = [int(process.communicate()[0]) for process in processes]
+    assert len(set(got)) == 3
+    assert store.latest_attempt(JOB) == max(got)
+
+
+def test_the_newest_attempt_says_where_it_runs(store):
+    assert store.newest_attempt("never") is None
+    store.acquire_attempt(JOB, "second")
+    newest = open_store(store.url).newest_attempt(JOB)
+    assert (newest.number, newest.uid, newest.pid) == (2, "second", os.getpid())
+
+
+def test_what_was_set_aside_as_damaged_can_be_listed_and_removed(store):
+    commit(store)
+    assert store.leftovers(JOB) == []
+    store.acquire_attempt(JOB, "second")
+    prepared(store, SECOND, attempt=2)
+    commit(store, attempt=2, data=b"again!!", replace=True)
+    (damaged,) = store.leftovers(JOB)
+    assert damaged.what == "set aside as damaged by attempt 2"
+    assert damaged.size_bytes == len(b"tensors{}")
+    store.remove_leftover(JOB, "nothing of that name")
+    assert store.leftovers(JOB) == [damaged]
+    store.remove_leftover(JOB, damaged.name)
+    assert (store.leftovers(JOB), store.checkpoints(JOB), read(store)) == ([], [FIRST], b"again!!")
+
+
+def test_a_lineage_is_noted_once(store):
+    store.begin_lineage(JOB, lineage(2))
+    store.begin_lineage(JOB, lineage(1))
+    with pytest.raises(FileExistsError):
+        store.begin_lineage(JOB, lineage(2))
+    assert store.lineages(JOB) == [lineage(1), lineage(2)]
+    store.acquire_attempt(JOB, "second")
+    with pytest.raises(FileExistsError):
+        store.begin_lineage(JOB, lineage(2, attempt=2))
+    store.begin_lineage(JOB, lineage(3, attempt=2))
+    assert store.lineages(JOB) == [lineage(1), lineage(2), lineage(3, attempt=2)]
+
+
+def test_a_large_payload_comes_back_in_any_ranges_on_several_threads(store):
+    data = random.Random(1).randbytes(40 * MIB + 12_345)
+    parts = [data[:4096], memoryview(data)[4096 : 30 * MIB], b"", memoryview(data)[30 * MIB :]]
+    paced = []
+    writer = store.begin(JOB, FIRST, 1, len(data))
+    writer.write(FILE, parts, pace=paced.append)
+    writer.commit(b"{}")
+    assert sum(paced) == len(data)
+    assert len(paced) > 1
+    found = bytearray(len(data))
+    cuts = [0, 1, 4096, 17 * MIB - 1, 17 * MIB, 33 * MIB, len(data)]
+
+    def fetch(start, end):
+        file.read_into(start, memoryview(found)[start:end])
+
+    with store.open_file(JOB, FIRST, FILE) as file:
+        assert file.size_bytes == len(data)
+        threads = [threading.Thread(target=fetch, args=pair) for pair in itertools.pairwise(cuts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with pytest.raises(DamagedCheckpoint, match="ends at byte"):
+            file.read_into(len(data) - 5, memoryview(bytearray(10)))
+    assert found == data
+
+
+def test_a_checkpoint_can_be_written_without_threads(store):
+    writer = store.begin(JOB, FIRST, 1, 7)
+    writer.write(FILE, [b"ten", b"sors"], threads=False)
+    writer.commit(b"{}")
+    assert read(store) == b"tensors"
+
+
+def test_a_write_that_its_pace_breaks_off_leaves_nothing(store):
+    class TrainingEnded(Exception):
+        pass
+
+    def pace(size_bytes):
+        nonlocal left
+        left -= 1
+        if not left:
+            raise TrainingEnded
+
+    left = 2
+    writer = store.begin(JOB, FIRST, 1, 40 * MIB)
+    with pytest.raises(TrainingEnded):
+        writer.write(FILE, [bytes(40 * MIB)], pace=pace)
+    writer.abort()
+    assert (store.checkpoints(JOB), leftovers(store)) == ([], [])
+
+
+def test_a_missing_file_is_named(store):
+    commit(store)
+    with pytest.raises(DamagedCheckpoint, match=r"rank-1\.safetensors"):
+        store.open_file(JOB, FIRST, "rank-1.safetensors")
