@@ -86,7 +86,7 @@ class _Writing:
                     dtype=slot.dtype,
                     shape=slot.shape,
                     global_shape=slot.shape,
-                    offsets=_origin(len(slot.shape)),
+                    offsets=_zeros(len(slot.shape)),
                     file=PAYLOAD,
                     start=opening + slot.start,
                     end=opening + slot.end,
@@ -123,6 +123,6 @@ class _Writing:
 
 
 @functools.cache
-def _origin(dimensions: int) -> tuple[int, ...]:
+def _zeros(dimensions: int) -> tuple[int, ...]:
     """The same tuple for all tensors: each new one would bring the garbage collector closer."""
     return (0,) * dimensions

@@ -1,0 +1,95 @@
+"""File systems of one's own: mounted where nobody else sees them, and gone with the process that mounted them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+CLONE_NEWNS = 0x00020000
+SHUTDOWN = 0x8004587D
+NO_LOG_FLUSH = 2
+"""Nothing more reaches the disk, not even what the journal holds in memory."""
+DISK_BYTES = {"ext4": 48 << 20, "xfs": 320 << 20}
+
+
+def of_my_own() -> None:
+    """Leave the mounts that others see: those made from here on end with this process, whatever ends it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "no mounts of one's own here")
+    _run("mount", "--make-rprivate", "/")
+
+
+def why_not(kind: str) -> str | None:
+    """Why file systems of a kind cannot be mounted here: tried in a process that can be left behind."""
+    if kind != "tmpfs" and shutil.which(f"mkfs.{kind}") is None:
+        return f"NO mkfs.{kind} HERE (Debian: apt-get install {'xfsprogs' if kind == 'xfs' else 'e2fsprogs'})"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            of_my_own()
+            with tempfile.TemporaryDirectory() as folder:
+                if kind == "tmpfs":
+                    with memory(Path(folder), 1 << 20):
+                        os._exit(0)
+                with Disk(Path(folder), kind).mounted():
+                    os._exit(0)
+        finally:
+            os._exit(1)
+    return None if os.waitpid(pid, 0)[1] == 0 else f"NO {kind} CAN BE MOUNTED HERE: it takes root and loop devices"
+
+
+@contextlib.contextmanager
+def memory(place: Path, size_bytes: int) -> Iterator[Path]:
+    """A small file system in memory."""
+    place.mkdir(exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(place))
+    try:
+        yield place
+    finally:
+        _run("umount", str(place))
+
+
+def resize(place: Path, size_bytes: int) -> None:
+    _run("mount", "-o", f"remount,size={size_bytes}", str(place))
+
+
+class Disk:
+    """A file system in an image, which can lose its power."""
+
+    def __init__(self, folder: Path, kind: str, options: str = "") -> None:
+        self._image, self._place, self._kind = folder / "image", folder / "mounted", kind
+        self._options = ",".join(filter(None, ("loop", options)))
+        self._place.mkdir()
+        with open(self._image, "wb") as image:
+            image.truncate(DISK_BYTES[kind])
+        _run(f"mkfs.{kind}", "-q", str(self._image))
+
+    @contextlib.contextmanager
+    def mounted(self) -> Iterator[Path]:
+        """Mount it, which replays the journal."""
+        _run("mount", "-t", self._kind, "-o", self._options, str(self._image), str(self._place))
+        try:
+            yield self._place
+        finally:
+            _run("umount", str(self._place))
+
+    def cut(self) -> None:
+        """The power is gone. Whoever was writing must be dead: xfs tells the living that a lost rename is safe."""
+        fd = os.open(self._place, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
+        finally:
+            os.close(fd)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

@@ -1,0 +1,63 @@
+"""What must hold of a store, whatever happened to the processes that wrote to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast import restore
+from holdfast.errors import HoldfastError
+from holdfast.store import open_store
+
+RECORDS = ("attempts", "lineages")
+Ground = tuple[int, int]
+"""(lineage, iteration): how far training is safe."""
+
+
+def acknowledged(told: Sequence[str], prefix: str = "ground ") -> list[Ground]:
+    words = [line.removeprefix(prefix).split() for line in told if line.startswith(prefix)]
+    return [(int(lineage), int(iteration)) for lineage, iteration in words]
+
+
+def safe(root: Path, job: str = "job") -> Ground:
+    """Where a restart would go on, by what verifies; (0, 0) for nowhere."""
+    store = open_store(root)
+    lineages = store.lineages(job)
+    for checkpoint, continues in restore.candidates(store, job):
+        manifest = restore.verify(store, job, checkpoint)
+        return (lineages[-1].number if continues and lineages else manifest.lineage), manifest.iteration
+    return (lineages[-1].number, lineages[-1].iteration) if lineages else (0, 0)
+
+
+def violations(root: Path, told: Sequence[str], *, leftovers_allowed: int = 1, job: str = "job") -> list[str]:
+    """What is wrong with a store after its writer died; empty when nothing is."""
+    store, found = open_store(root), []
+    listed = store.checkpoints(job)
+    for checkpoint in listed:
+        try:
+            restore.verify(store, job, checkpoint)
+        except HoldfastError as error:
+            found.append(f"offers {checkpoint}, which is not sound: {error}")
+    if found:
+        return found
+    if (promised := max(acknowledged(told), default=(0, 0))) > (best := safe(root, job)):
+        found.append(f"lost ground: {promised} was acknowledged, {best} is there: {listed}")
+    retiring = {line.split()[1] for line in told if line.startswith("retiring ")}
+    durable = {line.split()[1] for line in told if line.startswith("durable ")}
+    if gone := durable - retiring - set(listed):
+        found.append(f"lost {sorted(gone)}, which nobody deleted; there is {listed}")
+    if len(left := leftovers(root, job)) > leftovers_allowed:
+        found.append(f"too many leftovers: {left}")
+    return found
+
+
+def leftovers(root: Path, job: str = "job") -> list[str]:
+    """What is neither a checkpoint nor a record; what lies within one of them belongs to it."""
+    directory, checkpoints = root / job, open_store(root).checkpoints(job)
+    if not directory.is_dir():
+        return []
+    known = {".lock", *RECORDS, *checkpoints}
+    found = [path for path in directory.iterdir() if path.name not in known]
+    for records in filter(Path.is_dir, (directory / name for name in RECORDS)):
+        found += [path for path in records.iterdir() if path.name.startswith(".")]
+    return sorted(str(path.relative_to(directory)) for path in found)
