@@ -1,6 +1,12 @@
+import os
+import signal
+
 import pytest
+from faulty_store import hear
+from persisting import JOB, faulty, running
 
 from holdfast.persist import Choice
+from holdfast.store import open_store
 
 COSTS = {"thread": 0.041, "process": 0.012, "fork": 0.2}
 
@@ -137,3 +143,28 @@ def test_a_late_measurement_of_another_is_no_harm():
     choice.measured("fork", 0.0, 0.0)
     choice.measured("thread", 0.0, 0.0)
     assert choice.current == "process"
+
+
+def test_a_persister_left_to_choose_writes_with_each_and_stays_with_the_cheapest(tmp_path):
+    store = open_store(tmp_path)
+    store.acquire_attempt(JOB, "first")
+    with running(store, "auto") as job:
+        for _ in range(14):
+            assert job.checkpoint().outcome == "durable"
+            last = job.settled[-1]
+            job.persister.measured(last.backend, COSTS[last.backend], last.seconds)
+        used = [settled.backend for settled in job.settled]
+        assert used == ["thread", "process"] * 4 + ["process"] * 6  # a fork only where it is named
+        assert job.persister.backend == "process"
+        assert job.persister.reason.startswith("process: a checkpoint costs training 12 ms")
+
+
+def test_a_persister_left_to_choose_does_without_one_whose_process_died(tmp_path):
+    with running(faulty(tmp_path, "wait"), "auto") as job:
+        job.persister.measured("thread", 0.1, 0.1)  # so that a process is next
+        snapshot = job.take()
+        os.kill(int(hear(tmp_path / "reached")), signal.SIGKILL)
+        assert snapshot.settled.wait(30)
+        assert [job.checkpoint().outcome for _ in range(2)] == ["durable", "durable"]
+        assert "process" not in [settled.backend for settled in job.settled[1:]]
+        assert job.persister.reason.endswith("process is out: the process that wrote it was killed by SIGKILL")
