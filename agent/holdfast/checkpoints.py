@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,9 @@ from holdfast.store import Lineage, Store
 from holdfast.store.retention import ASKED_FOR, expendable, protected
 
 logger = logging.getLogger("holdfast")
+
+RETURN_SECONDS = 0.05
+"""Training waits no longer to learn whether a store that was away is back."""
 
 
 class Checkpointer:
@@ -65,6 +69,10 @@ class Checkpointer:
             settled=self._on_settled,
         )
         self._backend_told = self.persister.reason
+        self._late: threading.Thread | None = None
+        """Asks a store that was away whether it is back."""
+        self._returned: tuple[int, Lineage] | None = None
+        """The attempt and the lineage that it gave."""
 
     @property
     def active(self) -> bool:
@@ -78,24 +86,15 @@ class Checkpointer:
         except OSError as error:
             self.fail(f"store {self.store.url} is not writable: {error.strerror or error}")
         else:
-            with contextlib.suppress(
-                OSError
-            ):  # it is said where it matters more, when the job is to go on from one
+            # an error is said where it matters more: when the job is to go on from one
+            with contextlib.suppress(OSError):
                 self._asked_for.extend(restore.of_kind(self.store, self.job, "requested"))
 
     def begin_lineage(
         self, iteration: int, parent: str | None, order: str | None = None, *, left: str | None = None
     ) -> None:
         """Note a new lineage durably; only then is training on it. OSError or Fenced when the store refuses."""
-        lineage = Lineage(
-            number=self._next_lineage(),
-            iteration=iteration,
-            parent=parent,
-            order=order,
-            attempt=self.attempt,
-            created_at=time.time(),
-            left=left,
-        )
+        lineage = self._new_lineage(self.attempt, iteration, parent, order, left)
         if self.attempt:
             self.store.begin_lineage(self.job, lineage)
         self.continue_lineage(lineage, parent)
@@ -134,9 +133,7 @@ class Checkpointer:
                 mode=mode,
                 at_once=at_once,
             )
-        except (
-            Exception
-        ) as error:  # the training loop's edge: a checkpoint that cannot be taken is not its problem
+        except Exception as error:  # the loop's edge: a checkpoint that cannot be taken is not its problem
             self.fail(f"could not copy the state: {error}", kind)
             return None
         snapshot.stall_seconds += time.perf_counter() - started
@@ -250,24 +247,52 @@ class Checkpointer:
         kept = protected(self.store.lineages(self.job), self.lineage.number, self._asked_for)
         return kept | {each for each in (self.head, *self.wanted.values()) if each is not None}
 
-    def _next_lineage(self) -> int:
+    def _new_lineage(
+        self, attempt: int, iteration: int, parent: str | None, order: str | None = None, left: str | None = None
+    ) -> Lineage:
         known = [lineage.number for lineage in self.store.lineages(self.job)]
         known += [parse_checkpoint_id(checkpoint)[1] for checkpoint in self.store.checkpoints(self.job)]
-        return max([*known, self.latest_lineage]) + 1
+        return Lineage(
+            number=max([*known, self.latest_lineage]) + 1,
+            iteration=iteration,
+            parent=parent,
+            order=order,
+            attempt=attempt,
+            created_at=time.time(),
+            left=left,
+        )
 
     def _acquire_late(self) -> bool:
-        """A store that was full or away may be back; what it holds is another history, so begin beside it."""
-        self.acquire_attempt(1)
-        if not self.attempt:
+        """A store that was full or away may be back; what it holds is another history, so begin beside it.
+
+        It is asked in the background, for one that is away may take half a minute to say so; a directory answers
+        while this waits.
+        """
+        if self._late is None:
+            self._late = threading.Thread(target=self._return, name="holdfast-return", daemon=True)
+            self._late.start()
+            self._late.join(RETURN_SECONDS)
+        if self._late.is_alive():
             return False
-        try:
-            self.begin_lineage(self.lineage.iteration, None)
-        except (OSError, HoldfastError) as error:
-            self.attempt = 0
-            self.fail(f"could not note a lineage: {error}")
+        self._late = None
+        if self._returned is None:
             return False
+        (self.attempt, lineage), self._returned = self._returned, None
+        self.continue_lineage(lineage, None)
         self._reporter.lineage_began(self.lineage)
         return True
+
+    def _return(self) -> None:
+        try:
+            attempt = self.store.acquire_attempt(self.job, self.uid, 1).number
+            lineage = self._new_lineage(attempt, self.lineage.iteration, None)
+            self.store.begin_lineage(self.job, lineage)
+        except (OSError, HoldfastError) as error:
+            self.fail(f"store {self.store.url} is not writable: {error}")
+        except Exception as error:  # a thread's edge: the next checkpoint that is due tries again
+            self.fail(f"store {self.store.url} is not writable: {type(error).__name__}: {error}")
+        else:
+            self._returned = attempt, lineage
 
     def _event(self, snapshot: Snapshot, state: CheckpointState, **more: object) -> protocol.Checkpoint:
         copied = snapshot.copied.is_set()

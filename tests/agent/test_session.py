@@ -8,8 +8,8 @@ import torch
 from tiny_job import Points, Trainer
 
 import holdfast
+from holdfast import checkpoints, protocol
 from holdfast import format as fmt
-from holdfast import protocol
 from holdfast import session as module
 from holdfast.copying import HostCopies
 from holdfast.protocol import Desired, RestoreOrder
@@ -658,7 +658,10 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
     second.crash()
 
 
-def test_a_store_that_was_away_at_the_start_keeps_its_history_when_it_comes_back(store, tmp_path, linked):
+def test_a_store_that_was_away_at_the_start_keeps_its_history_when_it_comes_back(
+    store, tmp_path, linked, monkeypatch
+):
+    monkeypatch.setattr(checkpoints, "RETURN_SECONDS", 60)
     Trainer(store).run(until=7).crash()
     away = tmp_path / "away"
     store.rename(away)
@@ -675,6 +678,26 @@ def test_a_store_that_was_away_at_the_start_keeps_its_history_when_it_comes_back
         "000000000003-1", "000000000006-1", "000000000006-2", "000000000009-2"
     ]  # fmt: skip
     assert not list((store / "job").glob("*damaged*"))
+
+
+def test_training_does_not_wait_for_a_store_that_does_not_say_whether_it_is_back(store, linked, monkeypatch):
+    store.write_text("not mounted")
+    trainer = Trainer(store, **linked)
+    asked, answer = threading.Event(), threading.Event()
+
+    def silent(*_):
+        asked.set()
+        assert answer.wait(60)
+        raise OSError(errno.ETIMEDOUT, "no answer")
+
+    monkeypatch.setattr(trainer.session._checkpoints.store, "acquire_attempt", silent)
+    trainer.run(until=12)
+    assert asked.is_set()
+    assert trainer.session.iteration == 12
+    answer.set()
+    trainer.session._checkpoints._late.join(60)
+    trainer.crash()
+    assert "no answer" in trainer.link.of(protocol.Checkpoint)[-1].reason
 
 
 def test_a_session_that_is_closed_only_counts(store):

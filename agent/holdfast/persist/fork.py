@@ -36,7 +36,7 @@ def refusal(store: Store) -> str | None:
     """Why a forked child cannot write to such a store here."""
     if not (hasattr(os, "fork") and hasattr(os, "memfd_create")):
         return "this platform has no fork over shared memory"
-    if not getattr(store, "forkable", True):
+    if not store.forkable:
         return f"store {store.url} has connections or threads that do not survive a fork"
     return None
 

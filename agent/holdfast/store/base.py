@@ -114,6 +114,8 @@ class Store(Protocol):
     url: str
     readers: int
     """So many threads that read at once get the most out of it."""
+    forkable: bool
+    """A forked child may go on using it: it has neither threads nor connections of its own."""
 
     def jobs(self) -> list[str]: ...
 

@@ -40,6 +40,8 @@ LINEAGES = "lineages"
 class LocalStore:
     """A `Store` under one directory; see `holdfast.store.base` for the promises."""
 
+    forkable = True
+
     def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = root
         self.url = str(root)
