@@ -424,7 +424,7 @@ def test_what_is_begun_after_that_is_not_held_back_either(tmp_path, backend):
 class Gates:
     """A store whose commits return when and in the order that a test says."""
 
-    url = "memory"
+    url, forkable = "memory", True
 
     def __init__(self):
         self.committed, self.arrived = [], threading.Semaphore(0)
