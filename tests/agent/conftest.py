@@ -1,3 +1,11 @@
+import persisting
+import pytest
 from object_servers import moto, rclone
 
 __all__ = ["moto", "rclone"]
+
+
+@pytest.fixture(autouse=True)
+def strangers():
+    """What a test finds running is not what it has left running."""
+    persisting.meet_strangers()

@@ -124,10 +124,20 @@ def faulty(tmp_path, fault, **details):
     return FaultyStore(tmp_path, fault, **details)
 
 
+STRANGERS = {"processes": set(), "threads": set()}
+"""Those that were there before the test: servers that the whole run shares, threads of sessions past."""
+
+
+def meet_strangers():
+    STRANGERS.update(processes=set(), threads=set())
+    STRANGERS.update(processes=set(children()), threads=set(threading.enumerate()))
+
+
 def children():
-    """Process ids of this process's children, zombies included."""
+    """Process ids of this process's children since the test began, zombies included."""
     found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return sorted(int(pid) for path in found for pid in path.read_text().split())
+    pids = {int(pid) for path in found for pid in path.read_text().split()}
+    return sorted(pids - STRANGERS["processes"])
 
 
 def descriptors(pid="self"):
@@ -140,4 +150,5 @@ def descriptors(pid="self"):
 
 
 def our_threads():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("holdfast")]
+    ours = (thread for thread in threading.enumerate() if thread not in STRANGERS["threads"])
+    return [thread.name for thread in ours if thread.name.startswith("holdfast")]

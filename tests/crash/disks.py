@@ -9,6 +9,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,22 +30,15 @@ def of_my_own() -> None:
 
 
 def why_not(kind: str) -> str | None:
-    """Why file systems of a kind cannot be mounted here: tried in a process that can be left behind."""
+    """Why file systems of a kind cannot be mounted here: tried in a process of its own, as its mounts will be."""
+    package = {"xfs": "xfsprogs"}.get(kind, "e2fsprogs")
     if kind != "tmpfs" and shutil.which(f"mkfs.{kind}") is None:
-        return f"NO mkfs.{kind} HERE (Debian: apt-get install {'xfsprogs' if kind == 'xfs' else 'e2fsprogs'})"
-    pid = os.fork()
-    if pid == 0:
-        try:
-            of_my_own()
-            with tempfile.TemporaryDirectory() as folder:
-                if kind == "tmpfs":
-                    with memory(Path(folder), 1 << 20):
-                        os._exit(0)
-                with Disk(Path(folder), kind).mounted():
-                    os._exit(0)
-        finally:
-            os._exit(1)
-    return None if os.waitpid(pid, 0)[1] == 0 else f"NO {kind} CAN BE MOUNTED HERE: it takes root and loop devices"
+        return f"NO mkfs.{kind} HERE (Debian: apt-get install {package})"
+    tried = subprocess.run([sys.executable, __file__, kind], capture_output=True, text=True)
+    said = tried.stderr.strip().rpartition("\n")[2]
+    return (
+        f"NO {kind} CAN BE MOUNTED HERE, which takes root and loop devices ({said})" if tried.returncode else None
+    )
 
 
 @contextlib.contextmanager
@@ -93,3 +87,15 @@ class Disk:
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
+
+
+def _try(kind: str) -> None:
+    of_my_own()
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        with memory(place / "memory", 1 << 20) if kind == "tmpfs" else Disk(place, kind).mounted():
+            pass
+
+
+if __name__ == "__main__":
+    _try(sys.argv[1])
