@@ -167,6 +167,8 @@ class Persister:
                 else:
                     return _End("durable", backend=backend)
         except Exception as error:  # a thread's edge: the job trains on, the event says what broke
+            if isinstance(error, Lost):  # nobody else clears away what it had half-done before the next attempt
+                self._store.forsake(origin.job, snapshot.id, origin.attempt)
             return _End("failed", self._reason(error, backend, snapshot), backend or None)
 
     def _write(self, name: str, task: Task, snapshot: Snapshot) -> Written:

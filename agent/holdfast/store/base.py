@@ -164,6 +164,10 @@ class Store(Protocol):
         """Remove one of these, as far as that can be done."""
         ...
 
+    def forsake(self, job: str, checkpoint: str, attempt: int) -> None:
+        """Remove what a writer of `attempt` that has died had half-done of a checkpoint; never raises."""
+        ...
+
     def begin_lineage(self, job: str, lineage: Lineage) -> None:
         """Note a lineage durably; FileExistsError when its number is taken."""
         ...

@@ -126,6 +126,10 @@ class LocalStore:
         if LEFTOVER.match(name) and os.sep not in name:
             directories.remove(self.files, self._job(job) / name)
 
+    def forsake(self, job: str, checkpoint: str, attempt: int) -> None:
+        for path in self._job(job).glob(f".tmp-{attempt:08d}-{checkpoint}-*"):
+            directories.remove(self.files, path)
+
     def begin_lineage(self, job: str, lineage: Lineage) -> None:
         self._prepare(job)
         path = self._job(job) / LINEAGES / f"{lineage.number:06d}.json"

@@ -125,6 +125,13 @@ class ObjectStore:
     def remove_leftover(self, job: str, name: str) -> None:
         self._delete(job, [folder for folder, _ in self.survey(job).leftovers() if folder.path == name])
 
+    def forsake(self, job: str, checkpoint: str, attempt: int) -> None:
+        try:
+            folders = self.survey(job, checkpoint).folders
+            self._delete(job, [f for f in folders if f.order[0] == attempt and MANIFEST not in f.files])
+        except OSError as error:
+            logger.warning("what is half-done of %s stays in %s: %s", checkpoint, self.url, error.strerror)
+
     def begin_lineage(self, job: str, lineage: Lineage) -> None:
         survey = self.survey(job)
         require_newest(survey.newest, job, lineage.attempt)
