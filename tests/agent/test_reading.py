@@ -1,3 +1,4 @@
+import contextlib
 import ctypes
 import io
 import logging
@@ -354,3 +355,25 @@ def test_infinite_and_missing_numbers_are_kept_to_the_bit(tmp_path):
     odd = torch.tensor([math.nan, math.inf, -0.0, 1e-45])
     written = commit(tmp_path, {"model.odd": odd})
     assert bits(restore.load(written.store, "job", written.id).tensors["model.odd"]) == bits(odd)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a hook of the user's")])
+def test_a_module_is_loaded_on_one_thread_and_the_others_come_back(tmp_path, error):
+    model, seen = torch.nn.Linear(4, 4), []
+    written = commit_objects(tmp_path, model=model)
+    loaded = restore.load(written.store, "job", written.id)
+
+    def look(module, state, *_):
+        seen.append(torch.get_num_threads())
+        if error:
+            raise error
+
+    model.register_load_state_dict_pre_hook(look)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="a hook") if error else contextlib.nullcontext():
+            Registry({"model": model}).apply(loaded.manifest.state, loaded.tensors)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)

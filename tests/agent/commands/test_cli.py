@@ -23,7 +23,10 @@ SURFACE = {
     "run": ["COMMAND", "--budget", "--grace", "--server", "--starts", "--store"],
     "serve": [],
     "show": ["JOB", "--json", "--server", "--token"],
+    "store export": ["PATH", "JOB", "CHECKPOINT", "TARGET", "--force", "--format", "--json", "--only"],
+    "store gc": ["PATH", "--drop", "--dry-run", "--job", "--json", "--keep", "--while-running", "--yes", "-y"],
     "store ls": ["PATH", "--job", "--json"],
+    "store show": ["PATH", "JOB", "CHECKPOINT", "TENSOR", "--json"],
     "store verify": ["PATH", "--job", "--json"],
 }
 
