@@ -18,6 +18,7 @@ from holdfast import reading
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.protocol import CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.reading import Progress
+from holdfast.runs import Run, runs_to_keep, runs_to_verify
 from holdfast.store import Store
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def verify(store: Store, job: str, checkpoint: str, *, progress: Progress | None
         OSError: the store cannot be read, which says nothing about the checkpoint.
     """
     found = manifest(store, job, checkpoint)
-    runs = [run for file in found.files for run in reading.runs_to_verify(found, file)]
+    runs = [run for file in found.files for run in runs_to_verify(found, file)]
     reading.read(store, job, checkpoint, found, runs, keep=False, progress=progress)
     return found
 
@@ -139,7 +140,7 @@ def load(
     Without `progress` a long one is told in the log. Raises what `verify` does, and MemoryError.
     """
     found = manifest(store, job, checkpoint)
-    runs = [run for file in found.files for run in reading.runs_to_keep(found, file, only)]
+    runs = [run for file in found.files for run in runs_to_keep(found, file, only)]
     stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
     reading.read(
         *(store, job, checkpoint, found, runs),
@@ -167,7 +168,7 @@ def _log_progress(checkpoint: str) -> Progress:
     return tell
 
 
-def _stored(run: reading.Run) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
+def _stored(run: Run) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
     """The tensors in the memory that is read, all of which stays for as long as one of them does."""
     import torch
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import logging
 import math
 import random
@@ -27,6 +28,8 @@ logger = logging.getLogger("holdfast")
 Tree = Any
 RESERVED = ("rng", "session")
 """Entries of a checkpoint that are the session's own."""
+ALONE_BYTES = 1 << 30
+"""A module of at most this is loaded on one thread: a tenth of a second."""
 
 
 @runtime_checkable
@@ -494,10 +497,26 @@ def _device(name: str) -> torch.device:
 def _load_module(module: torch.nn.Module, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
     state = collections.OrderedDict(decode(tree["state"], tensors, copy=False))
     state._metadata = decode(tree["metadata"], tensors, copy=False)  # type: ignore[attr-defined]
-    module.load_state_dict(state)
+    with _one_thread_for(sum(tensor.nbytes for tensor in state.values() if isinstance(tensor, torch.Tensor))):
+        module.load_state_dict(state)
     own = dict(module.named_buffers(remove_duplicate=False))
     for name, saved in decode(tree["buffers"], tensors, copy=False).items():  # those with persistent=False
         own[name].copy_(saved)
+
+
+@contextlib.contextmanager
+def _one_thread_for(size_bytes: int) -> Iterator[None]:
+    """Copy little on this thread alone: where other cores are busy, torch's threads wait for each other at each
+    tensor, which takes longer than the copy."""
+    threads = torch.get_num_threads()
+    if threads == 1 or size_bytes > ALONE_BYTES:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from written import commit_objects
 from holdfast import Variables, exports
 from holdfast.errors import DamagedCheckpoint
 from holdfast.exports import export
-from holdfast.reading import Run
+from holdfast.runs import Run
 
 
 class Tied(torch.nn.Module):

@@ -13,7 +13,7 @@ import torch
 from written import Shard, commit, commit_objects
 
 from holdfast import format as fmt
-from holdfast import reading, restore
+from holdfast import reading, restore, runs
 from holdfast.errors import DamagedCheckpoint
 from holdfast.state import Registry
 from holdfast.store.local import LocalStore
@@ -59,8 +59,8 @@ class Watched:
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(reading, "READ_BYTES", 2 * fmt.BLOCK_BYTES)
-    monkeypatch.setattr(reading, "SMALL_FILE_BYTES", 0)
+    monkeypatch.setattr(runs, "READ_BYTES", 2 * fmt.BLOCK_BYTES)
+    monkeypatch.setattr(runs, "SMALL_FILE_BYTES", 0)
 
 
 def bits(tensor):
@@ -203,17 +203,18 @@ def test_all_memory_is_there_before_the_first_byte_is_read(tmp_path, small_block
     written = commit(tmp_path, ODD)
     looked = threading.Event()
     store = Watching(tmp_path, lambda start, size: looked.wait(30))
-    runs = [run for file in written.manifest.files for run in reading.runs_to_keep(written.manifest, file)]
+    (file,) = written.manifest.files
+    wanted = runs.runs_to_keep(written.manifest, file)
     memories = []
 
     def look():
-        memories.extend(run.memory for run in runs)
+        memories.extend(run.memory for run in wanted)
         looked.set()
 
-    reading.read(store, "job", written.id, written.manifest, runs, meanwhile=look)
-    assert len(runs) > 1
+    reading.read(store, "job", written.id, written.manifest, wanted, meanwhile=look)
+    assert len(wanted) > 1
     assert None not in memories
-    assert [run.memory for run in runs] == memories
+    assert [run.memory for run in wanted] == memories
 
 
 def test_a_long_load_says_in_the_log_how_far_it_is(tmp_path, small_blocks, monkeypatch, caplog):
@@ -240,14 +241,14 @@ def test_a_long_load_says_in_the_log_how_far_it_is(tmp_path, small_blocks, monke
 def memories(monkeypatch):
     """What memory was taken, and is still held."""
     taken = []
-    real = reading.fresh_memory
+    real = runs.fresh_memory
 
     def remember(size_bytes):
         memory = real(size_bytes)
         taken.append((size_bytes, weakref.ref(memory)))
         return memory
 
-    monkeypatch.setattr(reading, "fresh_memory", remember)
+    monkeypatch.setattr(runs, "fresh_memory", remember)
     return lambda: [size for size, memory in taken if memory() is not None]
 
 
@@ -301,8 +302,8 @@ def test_moments_at_odd_addresses_are_copied_to_where_torch_would_have_put_them(
 
 
 def test_verifying_keeps_little_in_memory(tmp_path, memories, monkeypatch):
-    monkeypatch.setattr(reading, "WINDOW_BYTES", 256 << 10)
-    monkeypatch.setattr(reading, "READ_BYTES", 64 << 10)
+    monkeypatch.setattr(runs, "WINDOW_BYTES", 256 << 10)
+    monkeypatch.setattr(runs, "READ_BYTES", 64 << 10)
     written = commit(tmp_path, {f"w{i}": torch.randn(25_000) for i in range(40)})  # 4 MB in windows of 0.2
     most = 0
 
@@ -343,7 +344,7 @@ def test_one_object_is_loaded_without_the_others(tmp_path):
 
 def test_no_memory_is_said_to_be_none(monkeypatch):
     with pytest.raises(MemoryError, match="no memory for 4,611,686,018,427 MB of a checkpoint"):
-        reading.fresh_memory(1 << 62)
+        runs.fresh_memory(1 << 62)
 
 
 def test_reading_needs_no_torch():
