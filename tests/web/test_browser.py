@@ -195,7 +195,7 @@ def test_a_reason_is_told_once_and_goes_when_something_else_is_typed(open_page: 
     errors = page.locator("#controls .field-error:visible")
     expect(page.locator("#budget-preview .field-error")).to_have_count(1)
     expect(errors).to_have_count(1)
-    page.locator("#budget").press_sequentially("0")
+    page.locator("#budget").fill("3000")
     expect(page.locator("#budget-error")).to_have_count(0)
     expect(errors).to_contain_text("'3000'")
     page.locator("#budget").fill("3")
