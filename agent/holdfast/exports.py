@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import ctypes
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -16,10 +15,12 @@ import torch
 from holdfast import format as fmt
 from holdfast import restore
 from holdfast.appearing import appearing, sync
+from holdfast.copying import bytes_of
 from holdfast.dtypes import stored_as
 from holdfast.reading import Progress
-from holdfast.state import RESERVED, decode, tensor_names
+from holdfast.state import RESERVED
 from holdfast.store import Store
+from holdfast.tree import decode, tensor_names
 
 Format = Literal["safetensors", "torch", "dcp"]
 DCP_METADATA = ".metadata"
@@ -136,7 +137,7 @@ def _write_safetensors(path: Path, chosen: _Chosen, written: Exported) -> None:
     with path.open("xb") as file:
         file.write(fmt.payload_header(slots, about | views))
         for slot in slots:
-            file.write(_bytes_of(tensors[slot.name]))
+            file.write(bytes_of(tensors[slot.name]))
     written.tensors = len(slots)
     leaves = _leaves(chosen.states(), "")
     written.left_out = [name for name, value in leaves if not isinstance(value, torch.Tensor)]
@@ -177,11 +178,6 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         return
     for key, item in items:
         yield from _leaves(item, f"{path}.{key}" if path else str(key))
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
-    return memoryview(array).cast("B")
 
 
 def _count_tensors(states: dict[str, Any]) -> int:

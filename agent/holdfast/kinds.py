@@ -1,0 +1,186 @@
+"""How each kind of object goes into a checkpoint, and comes back: modules, optimizers, and whatever else has
+`state_dict` and `load_state_dict`."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from holdfast.capture import OptimizerWatch, Watch, watch_of
+from holdfast.errors import IncompatibleCheckpoint
+from holdfast.tree import Encoder, Tree, decode
+
+ALONE_BYTES = 1 << 30
+"""A module of at most this is loaded on one thread: a tenth of a second."""
+
+Names = Mapping[int, str]
+"""What the script calls its parameters, by their `id`."""
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Dtype and shape of a checkpoint's tensors, by name."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+class Part:
+    """An object of a session under its keyword. This one knows no more of it than its `state_dict`."""
+
+    def __init__(self, keyword: str, item: Stateful) -> None:
+        self.keyword, self._item = keyword, item
+
+    def watch(self) -> Watch | None:
+        """Tells later whether `encode_again` will do; None for what has to be encoded in full each time."""
+        return None
+
+    def encode(self, encoder: Encoder, names: Names) -> Tree:
+        return encoder.encode(self.keyword, self._item.state_dict())
+
+    def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
+        """The tree as it is now, from that of a time since when `watch` has seen no change."""
+        return tree
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        """IncompatibleCheckpoint when the object cannot take it; only its own `load_state_dict` knows."""
+
+    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put a checkpoint's state into the object; what its `load_state_dict` raises passes through."""
+        self._item.load_state_dict(decode(tree, tensors, copy=True))
+
+
+class ModulePart(Part):
+    """A tree of `state`, its `metadata`, and the `buffers` that are no part of it."""
+
+    _item: torch.nn.Module
+
+    def watch(self) -> Watch | None:
+        return watch_of(self._item)
+
+    def encode(self, encoder: Encoder, names: Names) -> Tree:
+        state = self._item.state_dict()
+        buffers = {n: b for n, b in self._buffers().items() if n not in state}
+        return {
+            "state": encoder.encode(self.keyword, state),
+            "metadata": encoder.encode(self.keyword, dict(getattr(state, "_metadata", {}))),
+            "buffers": encoder.encode(self.keyword, buffers),
+        }
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        own, saved = self._item.state_dict(), tree["state"]
+        if missing := sorted(own.keys() - saved.keys()) or sorted(saved.keys() - own.keys()):
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: model and checkpoint differ in {len(missing)} entries, {missing[0]!r} among them"
+            )
+        buffers = {n: b for n, b in self._buffers().items() if n in tree["buffers"]}
+        for name, tensor in {**own, **buffers}.items():
+            entry = saved.get(name) or tree["buffers"][name]
+            if not isinstance(tensor, torch.Tensor) or not isinstance(entry, dict) or "$tensor" not in entry:
+                continue
+            here, there = (str(tensor.dtype), tuple(tensor.shape)), shapes[entry["$tensor"]]
+            if here != there:
+                raise IncompatibleCheckpoint(
+                    f"{self.keyword}.{name}: {here[1]} of {here[0]} in the model, "
+                    f"{there[1]} of {there[0]} in the checkpoint"
+                )
+
+    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
+        state = collections.OrderedDict(decode(tree["state"], tensors, copy=False))
+        state._metadata = decode(tree["metadata"], tensors, copy=False)  # type: ignore[attr-defined]
+        with _one_thread_for(sum(t.nbytes for t in state.values() if isinstance(t, torch.Tensor))):
+            self._item.load_state_dict(state)
+        own = self._buffers()
+        for name, saved in decode(tree["buffers"], tensors, copy=False).items():  # those with persistent=False
+            own[name].copy_(saved)
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return dict(self._item.named_buffers(remove_duplicate=False))
+
+
+class OptimizerPart(Part):
+    """What `state_dict()` gives, its tensors named after their parameters rather than by number."""
+
+    _item: torch.optim.Optimizer
+
+    def watch(self) -> Watch | None:
+        return watch_of(self._item)
+
+    def encode(self, encoder: Encoder, names: Names) -> Tree:
+        keyword, state, parameters = self.keyword, self._item.state_dict(), self._parameters()
+        per_parameter = []
+        for index, values in state["state"].items():
+            if not isinstance(index, int) or not isinstance(values, Mapping):
+                per_parameter.append(
+                    [encoder.encode(keyword, index), encoder.encode(f"{keyword}.{index}", values)]
+                )
+                continue
+            name = names.get(id(parameters[index]), str(index))
+            encoded = {
+                key: encoder.encode(f"{keyword}.state.{key}.{name}", value, deferred=True)
+                for key, value in values.items()
+            }
+            per_parameter.append([index, encoded])
+        rest = {key: value for key, value in state.items() if key != "state"}
+        return {"$pairs": [["state", {"$pairs": per_parameter}], *encoder.encode_pairs(keyword, rest)]}
+
+    def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
+        # a learning rate is a plain number, which no watch sees change
+        assert isinstance(watch, OptimizerWatch)
+        groups = encoder.encode_pairs(self.keyword, {"param_groups": watch.groups()})
+        return {"$pairs": [tree["$pairs"][0], *groups]}
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        saved = dict(tree["$pairs"])["param_groups"]
+        here = [len(group["params"]) for group in self._item.param_groups]
+        there = [len(group["params"]) for group in saved]
+        if here != there:
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: parameter groups of {here} parameters here, of {there} in the checkpoint"
+            )
+
+    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
+        # large moments stay where they were read; what else is kept is copied, or it would keep all that was
+        # read beside it
+        state = decode(tree, tensors, copy=True, adopt=True)
+        self._item.load_state_dict(state)
+        # load_state_dict casts moments to their parameter's dtype; what was saved in float32 goes on in float32
+        parameters = self._parameters()
+        for index, saved in state["state"].items():
+            if not isinstance(saved, Mapping):
+                continue
+            own = self._item.state[parameters[index]]
+            for key, value in saved.items():
+                if isinstance(value, torch.Tensor) and own[key].dtype != value.dtype:
+                    own[key] = value.to(own[key].device)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self._item.param_groups for parameter in group["params"]]
+
+
+def part_of(keyword: str, item: Stateful) -> Part:
+    if isinstance(item, torch.nn.Module):
+        return ModulePart(keyword, item)
+    if isinstance(item, torch.optim.Optimizer):
+        return OptimizerPart(keyword, item)
+    return Part(keyword, item)
+
+
+@contextlib.contextmanager
+def _one_thread_for(size_bytes: int) -> Iterator[None]:
+    """Copy little on this thread alone: where other cores are busy, torch's threads wait for each other at each
+    tensor, which takes longer than the copy."""
+    threads = torch.get_num_threads()
+    if threads == 1 or size_bytes > ALONE_BYTES:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
