@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.store.files import Files
+
 
 @contextlib.contextmanager
 def appearing(target: Path, force: bool) -> Iterator[Path]:
@@ -22,7 +24,7 @@ def appearing(target: Path, force: bool) -> Iterator[Path]:
             _replace_directory(temporary, target)
         else:
             temporary.rename(target)
-        _sync_directory(target.parent)
+        Files().sync_directory(target.parent)
     finally:
         _remove(temporary)
 
@@ -32,7 +34,7 @@ def _replace_directory(temporary: Path, target: Path) -> None:
     target.rename(old)  # one with files in it cannot be renamed over
     try:
         temporary.rename(target)
-    except BaseException:
+    except BaseException:  # even on Ctrl-C what was there comes back
         old.rename(target)
         raise
     _remove(old)
@@ -56,13 +58,5 @@ def sync(path: Path) -> int:
         with each.open("rb") as file:
             os.fsync(file.fileno())
     if path.is_dir():
-        _sync_directory(path)
+        Files().sync_directory(path)
     return sum(each.stat().st_size for each in files)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

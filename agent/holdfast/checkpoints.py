@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib.metadata
 import logging
+import platform
 import threading
 import time
 from collections.abc import Callable
+
+import torch
 
 from holdfast import protocol, restore
 from holdfast.errors import HoldfastError
@@ -39,7 +43,6 @@ class Checkpointer:
         slots: int = 1,
         backend: str = "thread",
         debug: bool = False,
-        versions: dict[str, str],
         reporter: Reporter,
     ) -> None:
         self.store, self.job, self.uid, self.keep = store, job, uid, keep
@@ -50,8 +53,16 @@ class Checkpointer:
         """The highest number a server has seen."""
         self.head: str | None = None
         """The newest durable checkpoint on this lineage."""
-        self.versions, self._reporter, self._standing = versions, reporter, reporter.standing
+        self._reporter, self._standing = reporter, reporter.standing
+        self.versions = {
+            "holdfast": importlib.metadata.version("holdfast"),
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        }
+        """What writes them."""
         self._asked_for: collections.deque[str] = collections.deque(maxlen=ASKED_FOR)
+        self._knows_asked_for = False
+        """Those that attempts before this one took are among them."""
         self._in_flight: list[Snapshot] = []
         self._settled: collections.deque[Settled] = collections.deque()
         self.damaged: set[str] = set()
@@ -80,15 +91,13 @@ class Checkpointer:
         return not self.snapshots.idle
 
     def acquire_attempt(self, at_least: int) -> None:
-        """Fence all earlier attempts. Where the store cannot be written to, training goes on without it."""
+        """Fence all earlier attempts. Where the store cannot be written to, there are no checkpoints for now."""
         try:
-            self.attempt = self.store.acquire_attempt(self.job, self.uid, at_least).number
+            self.attempt = self._become_newest(at_least)
         except OSError as error:
-            self.fail(f"store {self.store.url} is not writable: {error.strerror or error}")
-        else:
-            # an error is said where it matters more: when the job is to go on from one
-            with contextlib.suppress(OSError):
-                self._asked_for.extend(restore.of_kind(self.store, self.job, "requested"))
+            # whether training starts without it is not known yet: that takes a store that can be read, or is new
+            reason = f"store {self.store.url} is not writable: {error.strerror or error}"
+            self._reporter.notice("warning", "checkpoint", f"{reason}; no checkpoint is taken until it is")
 
     def begin_lineage(
         self, iteration: int, parent: str | None, order: str | None = None, *, left: str | None = None
@@ -231,6 +240,8 @@ class Checkpointer:
     def _retire(self) -> None:
         """Delete what retention no longer wants; only ever after a newer checkpoint is durable."""
         try:
+            if not self._knows_asked_for:
+                self._learn_asked_for()
             committed = self.store.checkpoints(self.job)
             gone = expendable(committed, self.keep, self._protected())
             for checkpoint in gone:
@@ -262,6 +273,18 @@ class Checkpointer:
             left=left,
         )
 
+    def _become_newest(self, at_least: int) -> int:
+        """The number of this attempt, which from now on keeps what was asked for before it."""
+        number = self.store.acquire_attempt(self.job, self.uid, at_least).number
+        with contextlib.suppress(OSError):  # asked again before anything is deleted
+            self._learn_asked_for()
+        return number
+
+    def _learn_asked_for(self) -> None:
+        found = restore.of_kind(self.store, self.job, "requested")
+        self._asked_for = collections.deque([*found, *self._asked_for], maxlen=ASKED_FOR)
+        self._knows_asked_for = True
+
     def _acquire_late(self) -> bool:
         """A store that was full or away may be back; what it holds is another history, so begin beside it.
 
@@ -284,11 +307,9 @@ class Checkpointer:
 
     def _return(self) -> None:
         try:
-            attempt = self.store.acquire_attempt(self.job, self.uid, 1).number
+            attempt = self._become_newest(1)
             lineage = self._new_lineage(attempt, self.lineage.iteration, None)
             self.store.begin_lineage(self.job, lineage)
-        except (OSError, HoldfastError) as error:
-            self.fail(f"store {self.store.url} is not writable: {error}")
         except Exception as error:  # a thread's edge: the next checkpoint that is due tries again
             self.fail(f"store {self.store.url} is not writable: {type(error).__name__}: {error}")
         else:

@@ -46,7 +46,7 @@ class HostCopies:
         self._arena = arena
         self._large = [_span(pair) for pair in pairs if _size(pair) >= SMALL_BYTES or arena.fd < 0]
         small = [pair for pair in pairs if 0 < _size(pair) < SMALL_BYTES] if arena.fd >= 0 else []
-        self._small = [(run[0].slot.start, [_bytes_of(pair.source) for pair in run]) for run in _runs(small)]
+        self._small = [(run[0].slot.start, [bytes_of(pair.source) for pair in run]) for run in _runs(small)]
 
     def run(self) -> None:
         for target, source, size in self._large:
@@ -136,7 +136,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def digest_of(tensor: torch.Tensor) -> str:
     whole = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return digest(_bytes_of(whole)) if whole.numel() else ""
+    return digest(bytes_of(whole)) if whole.numel() else ""
 
 
 def _write_all(fd: int, parts: list[memoryview], start: int) -> None:
@@ -170,7 +170,7 @@ def _span(pair: Pair) -> tuple[int, int, int]:
     return pair.target.data_ptr(), pair.source.data_ptr(), _size(pair)
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
     array = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
     return memoryview(array).cast("B")
 

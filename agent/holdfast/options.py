@@ -8,12 +8,13 @@ from typing import Any, Self
 
 from holdfast.pacing import Settings, parse_budget, parse_every, policies
 from holdfast.pacing.settings import DEFAULT_BUDGET
+from holdfast.persist.choice import SIMPLEST_FIRST
 
 DEFAULT_STORE = "checkpoints"
 DEFAULT_KEEP = 12
 DEFAULT_POLICY = "checkfreq"
 DEFAULT_BACKEND = "auto"
-BACKENDS = ("auto", "thread", "process", "fork")
+BACKENDS = ("auto", *SIMPLEST_FIRST)
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 

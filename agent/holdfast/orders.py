@@ -79,6 +79,19 @@ class Orders:
             return None
         return order
 
+    def restore_at_start(self) -> RestoreOrder | None:
+        """The one that was open when this attempt started. After an OSError of the store it still is."""
+        try:
+            return self.restore(self.first)
+        except OSError:
+            self.reopen()
+            raise
+
+    def reopen(self) -> None:
+        """Forget that the order of the start was looked at: the next boundary takes it for a new one."""
+        if self.first.restore is not None:
+            self._answered.discard(self.first.restore.id)
+
 
 def _orders_of(desired: Desired) -> Desired:
     """Without what the server has seen, which is no order."""

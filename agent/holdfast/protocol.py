@@ -55,6 +55,11 @@ def parse_checkpoint_id(checkpoint: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def is_checkpoint_id(name: str) -> bool:
+    """Whether something in a store has a checkpoint's name; there may be other things beside them."""
+    return _CHECKPOINT.fullmatch(name) is not None
+
+
 class Samples(msgspec.Struct, kw_only=True):
     """What was measured at each iteration, by column; all columns have the same length. NaN: not measured."""
 

@@ -7,22 +7,17 @@ import contextlib
 import dataclasses
 import logging
 import os
-import platform
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
-from urllib.parse import quote
-
-import torch
 
 from holdfast import protocol, ranks, restore
 from holdfast.checkpoints import Checkpointer
-from holdfast.errors import DamagedCheckpoint, HoldfastError, RestoreFailed
+from holdfast.errors import RestoreFailed
 from holdfast.link import Link
+from holdfast.link.spool import spool_of
 from holdfast.meter import Meter
 from holdfast.options import Options
 from holdfast.orders import Orders
@@ -30,10 +25,10 @@ from holdfast.pacing import Controller, parse_every
 from holdfast.progress import Progress
 from holdfast.protocol import CheckpointKind, checkpoint_id
 from holdfast.reports import Reporter, Standing, show_log
-from holdfast.restore import Loaded
 from holdfast.rewind import WRITE_SECONDS, Rewinder
 from holdfast.snapshot import Snapshot
-from holdfast.store import Lineage, open_store
+from holdfast.starting import Start, Starter
+from holdfast.store import open_store
 from holdfast.training import Training
 
 logger = logging.getLogger("holdfast")
@@ -94,18 +89,9 @@ class Session:
         self.job = protocol.validate_job(job)
         ranks.require_single_process()
         options = Options.weigh(
-            store=store,
-            server=server,
-            token=token,
-            budget=budget,
-            policy=policy,
-            every=every,
-            keep=keep,
-            slots=slots,
-            backend=backend,
-            spread=spread,
-            debug=debug,
-        )
+            store=store, server=server, token=token, budget=budget, policy=policy, every=every, keep=keep,
+            slots=slots, backend=backend, spread=spread, debug=debug,
+        )  # fmt: skip
         self._spread = options.spread
         self._standing = Standing()
         self._controller = Controller(options.settings)
@@ -119,15 +105,11 @@ class Session:
             slots=options.slots,
             backend=options.backend,
             debug=options.debug,
-            versions={
-                "holdfast": version("holdfast"),
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-            },
             reporter=self._reporter,
         )
         show_log()
         self._orders = Orders(self._checkpoints.store, job, self._reporter, options.settings)
+        self._starter = Starter(self._training, self._checkpoints, self._orders, self._reporter)
         self._rewinder = Rewinder(self._training, self._checkpoints, self._reporter)
         self._meter = Meter(self._controller, self._reporter, self._checkpoints.persister.measured)
         self._progress = Progress()
@@ -136,14 +118,7 @@ class Session:
         self._wanted_restore: str | None = None
         self._retry_at_once = self._prepared = False
         self._open(options.server, options.token)
-        self._hooks = [
-            hook
-            for optimizer in self._training.registry.optimizers.values()
-            for hook in (
-                optimizer.register_step_pre_hook(self._before_update),
-                optimizer.register_step_post_hook(self._after_update),
-            )
-        ]
+        self._training.around_updates(self._before_update, self._meter.clock.update_ends)
         self._process = os.getpid()
         atexit.register(self._at_exit)
 
@@ -178,10 +153,10 @@ class Session:
         Raises:
             IncompatibleCheckpoint: the checkpoint is sound, but the script's objects are others now.
             UnknownFormat: a newer Holdfast wrote it.
+            OSError: the store was asked for half a minute, and could not be read.
         """
         if not self._resumed:
-            self._resumed = True
-            self._begin(*self._choose_start())
+            self._begin(self._starter.choose())
         return self.iteration
 
     def batches(self, loader: Iterable[Any], epochs: int = 1) -> Iterator[Any]:
@@ -285,7 +260,7 @@ class Session:
                 uid=checkpoints.uid,
                 attempt=checkpoints.attempt or at_least,
                 rank=0,
-                spool=_spool(checkpoints.store.url, self.job) if checkpoints.attempt else None,
+                spool=spool_of(checkpoints.store.url, self.job) if checkpoints.attempt else None,
                 on_desired=self._arrived,
             )
             self._reporter.link.start()
@@ -296,62 +271,17 @@ class Session:
             self._checkpoints.wanted["an order"] = desired.restore.checkpoint
         self._orders.arrived(desired)
 
-    def _choose_start(self) -> tuple[Loaded | None, Lineage | None, str | None]:
-        """What was loaded and put in place, the lineage that it continues, the order that asked for it."""
-        store, order = self._checkpoints.store, self._orders.restore(self._orders.first)
-        if order is not None:
-            try:
-                return self._load(order.checkpoint), None, order.id
-            except Exception as error:  # whatever is wrong with an order, the job starts
-                self._reporter.order(order.id, "failed", reason=str(error))
-        for checkpoint, continues in restore.candidates(store, self.job):
-            try:
-                loaded = self._load(checkpoint)
-            except DamagedCheckpoint as error:
-                self._checkpoints.damaged.add(checkpoint)
-                self._reporter.damaged(checkpoint, error)
-                continue
-            lineages = store.lineages(self.job)
-            if not continues:
-                self._reporter.notice("error", "stray", f"nothing else is sound: going on from {checkpoint}")
-            return loaded, lineages[-1] if continues and lineages else None, None
-        return None, None, None
-
-    def _load(self, checkpoint: str) -> Loaded:
-        loaded = restore.load(self._checkpoints.store, self.job, checkpoint)
-        self._training.check(loaded)
-        self._training.apply(loaded)
-        return loaded
-
-    def _begin(self, loaded: Loaded | None, lineage: Lineage | None, order: str | None) -> None:
-        """Training starts here; what it starts from is noted durably and told."""
-        checkpoints, start = self._checkpoints, loaded.id if loaded else None
-        try:
-            if lineage is not None:
-                checkpoints.continue_lineage(lineage, start)
-            else:
-                checkpoints.begin_lineage(self.iteration, start, order)
-            committed = checkpoints.store.checkpoints(self.job)
-        except (OSError, HoldfastError) as error:
-            checkpoints.fail(f"store {checkpoints.store.url}: {error}")
-            committed = []
-        self._reporter.lineage_began(checkpoints.lineage)
-        self._reporter.attempt_began(start, checkpoints.versions, committed)
-        self._reporter.order(order, "restored")
-        logger.info("%s: %s", self.job, self._told(start))
+    def _begin(self, start: Start) -> None:
+        self._resumed = True
+        self._starter.begin(start)
         self._meter.clock.begin()
-
-    def _told(self, start: str | None) -> str:
-        where = f"goes on from iteration {self.iteration:,} ({start})" if start else "starts afresh"
-        store = self._checkpoints.store.url
-        return f"attempt {self.attempt or '?'} {where}, lineage {self.lineage}; checkpoints in {store}"
 
     def _close(self, reason: str) -> None:
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
-        parts = (
+        parts: tuple[Callable[[], object], ...] = (
             lambda: self._take_final() if reason == "finished" else None,
             lambda: self._checkpoints.close(WRITE_SECONDS),
             self._settle,
@@ -359,7 +289,7 @@ class Session:
             lambda: self._reporter.attempt_ended(reason),
             self._reporter.link.close,
             self._progress.close,
-            *(hook.remove for hook in self._hooks),
+            self._training.close,
         )
         for part in parts:
             try:
@@ -390,8 +320,7 @@ class Session:
     def _boundary(self, metrics: dict[str, Any]) -> None:
         self._training.boundary()
         if not self._resumed:  # a loop that neither resumes nor draws its batches here wants a fresh start
-            self._resumed = True
-            self._begin(None, None, None)
+            self._begin(Start())
         self._settle()
         self._meter.end_iteration(metrics)
         desired = self._reporter.link.desired
@@ -446,16 +375,12 @@ class Session:
         self._controller.started(self.iteration)
         return snapshot
 
-    def _before_update(self, *_: object) -> None:
+    def _before_update(self) -> None:
         """An optimizer is about to change what is being copied: let the copy finish first."""
         waited = self._checkpoints.snapshots.wait_copied()
         if waited:
             self._meter.clock.stall("snapshot_wait", waited)
-        self._training.moved()
         self._meter.clock.update_begins()
-
-    def _after_update(self, *_: object) -> None:
-        self._meter.clock.update_ends()
 
     def _restore_target(self) -> tuple[str, str | None] | None:
         """(checkpoint, order) to go back to at this boundary."""
@@ -464,14 +389,6 @@ class Session:
             return checkpoint, None
         order = self._orders.restore()
         return (order.checkpoint, order.id) if order is not None else None
-
-
-def _spool(store: str, job: str) -> Path:
-    """Beside the checkpoints; for an object store, which takes no appended reports, on this machine's disk."""
-    if "://" not in store:
-        return Path(store) / job / "spool"
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(state) / "holdfast" / quote(store, safe="") / job / "spool"
 
 
 def _ending(kind: type[BaseException] | None) -> str:

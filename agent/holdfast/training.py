@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from holdfast.data import Cursor, cursor_over
+from torch.utils.hooks import RemovableHandle
+
+from holdfast.cursor import Cursor, cursor_over
+from holdfast.data import DataLoader
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.pacing import Controller
 from holdfast.reports import Standing
 from holdfast.restore import Loaded
-from holdfast.state import Captured, Registry, decode
+from holdfast.state import Captured, Registry
+from holdfast.tree import decode
 
 
 class Training:
@@ -28,6 +32,7 @@ class Training:
         self._loaded: list[dict[str, Any]] = []
         """Positions from a checkpoint, for loaders that the script has not come to yet."""
         self._moved = False
+        self._hooks: list[RemovableHandle] = []
         self.registry.capture({})  # what cannot be stored shows now, not an hour into training
 
     @property
@@ -41,6 +46,22 @@ class Training:
 
     def moved(self) -> None:
         self._moved = True
+
+    def around_updates(self, before: Callable[[], None], after: Callable[[], None]) -> None:
+        """Have each step of an optimizer call these, until `close`."""
+
+        def about_to_update(*_: object) -> None:
+            before()
+            self.moved()
+
+        for optimizer in self.registry.optimizers.values():
+            self._hooks.append(optimizer.register_step_pre_hook(about_to_update))
+            self._hooks.append(optimizer.register_step_post_hook(lambda *_: after()))
+
+    def close(self) -> None:
+        """Leave the script's objects as they were given."""
+        for hook in self._hooks:
+            hook.remove()
 
     def boundary(self) -> None:
         """An iteration has ended here."""
@@ -71,8 +92,14 @@ class Training:
         )
 
     def check(self, loaded: Loaded) -> None:
-        """IncompatibleCheckpoint when it does not fit the objects, or belongs to another part of the script."""
+        """IncompatibleCheckpoint when it does not fit the objects, or the script cannot be taken back to it."""
         self.registry.check(loaded.manifest.state, loaded.shapes)
+        if any(isinstance(item, DataLoader) and item.drawn_directly for item in self.registry.objects.values()):
+            raise IncompatibleCheckpoint(
+                "this script iterates over its loader itself, and a loop over epochs cannot be taken back from "
+                f"inside: stop the script and order the restore again, and its next start begins at {loaded.id}; "
+                "a loop over session.batches(...) goes back while it runs"
+            )
         if self._loaders and loaded.manifest.state["session"]["loader"] != self._current:
             raise IncompatibleCheckpoint(
                 f"{loaded.id} was taken while the script drew from another loader: a running script cannot go "

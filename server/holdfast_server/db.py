@@ -99,7 +99,7 @@ class Database:
             self._lock_file = _take(self.path)
         try:
             return upgrade(self.url)
-        except BaseException:
+        except BaseException:  # even on Ctrl-C the file is free for the next server
             self.release()
             raise
 
@@ -210,7 +210,7 @@ async def _attempt(connection: AsyncConnection, unit: _Unit) -> None:
     try:
         unit.result = await unit.work(session)
         await session.commit()
-    except Exception as error:
+    except Exception as error:  # work may raise anything: it is for whoever handed the work in
         unit.error = _first(error)
         try:
             await session.rollback()

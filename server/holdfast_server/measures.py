@@ -51,7 +51,7 @@ class ServerMeasures:
         started = time.perf_counter()
         try:
             yield
-        except Exception:
+        except Exception:  # whatever refused it, it is counted; what is answered is decided further out
             self._batches.labels("refused").inc()
             raise
         self._seconds.observe(time.perf_counter() - started)

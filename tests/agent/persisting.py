@@ -78,7 +78,7 @@ def running(*args, **options):
     job = Job(*args, **options)
     try:
         yield job
-    except BaseException:
+    except BaseException:  # even on Ctrl-C: closing would wait for them
         for pid in children():  # they may wait for a word that never comes
             os.kill(pid, signal.SIGKILL)
         raise

@@ -2,10 +2,9 @@
 
 import object_servers
 import pytest
+from small_checkpoints import FIRST, JOB, prepared, read
 
 from holdfast.store import open_store
-
-JOB, FIRST, SECOND = "job", "000000000001-1", "000000000002-1"
 
 
 @pytest.fixture(params=["directory", "rclone", "moto"])
@@ -13,19 +12,6 @@ def store(request, tmp_path, monkeypatch):
     if request.param == "directory":
         return open_store(tmp_path / "store")
     return open_store(object_servers.use(monkeypatch, request.getfixturevalue(request.param).address))
-
-
-def prepared(store, checkpoint, attempt, data=b"tensors"):
-    writer = store.begin(JOB, checkpoint, attempt, len(data))
-    writer.write("rank-0.safetensors", [data])
-    return writer
-
-
-def read(store, checkpoint):
-    with store.open_file(JOB, checkpoint, "rank-0.safetensors") as file:
-        data = bytearray(file.size_bytes)
-        file.read_into(0, memoryview(data))
-    return bytes(data)
 
 
 def test_the_newest_attempt_is_known_with_all_that_it_recorded(store):

@@ -458,7 +458,7 @@ def test_the_newest_durable_checkpoint_never_goes_back(slots, runs):
     for seed in range(runs):
         try:
             run_in_any_order(slots, random.Random(seed))
-        except BaseException:
+        except BaseException:  # whatever went wrong, the seed repeats it
             print(f"slots {slots}, seed {seed}")
             raise
 

@@ -1,20 +1,22 @@
 import errno
+import functools
 import json
 import math
 import threading
+import types
 
 import pytest
 import torch
 from tiny_job import Points, Trainer
 
 import holdfast
-from holdfast import checkpoints, protocol
+from holdfast import checkpoints, protocol, reading, starting
 from holdfast import format as fmt
 from holdfast import session as module
 from holdfast.copying import HostCopies
 from holdfast.protocol import Desired, RestoreOrder
 from holdfast.store import open_store
-from holdfast.store.local import LocalWriter
+from holdfast.store.local import LocalStore, LocalWriter
 
 
 class FakeLink:
@@ -485,6 +487,7 @@ def test_a_job_name_must_be_one(store):
 
 
 def test_several_ranks_are_refused_with_what_is_missing(store, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ValueError, match="runs 4 ranks; this version checkpoints jobs of one process"):
         holdfast.Session("job", store=store)
@@ -680,24 +683,207 @@ def test_a_store_that_was_away_at_the_start_keeps_its_history_when_it_comes_back
     assert not list((store / "job").glob("*damaged*"))
 
 
+def test_what_was_asked_for_outlives_retention_when_the_store_comes_back_late(store, tmp_path, monkeypatch):
+    def ask(trainer):
+        if trainer.session.iteration == 3:
+            trainer.session.checkpoint()
+
+    def mount(trainer):
+        if trainer.session.iteration == 2:
+            store.unlink()
+            away.rename(store)
+
+    monkeypatch.setattr(checkpoints, "RETURN_SECONDS", 60)
+    Trainer(store, every=1, keep=2).run(until=6, after=ask).crash()
+    away = tmp_path / "away"
+    store.rename(away)
+    store.write_text("not mounted")
+    Trainer(store, every=1, keep=2).run(until=14, after=mount).crash()
+    kept = open_store(store).checkpoints("job")
+    assert "000000000004-1" in kept
+    assert "000000000014-2" in kept
+    assert len(kept) < 8
+
+
+def test_what_was_asked_for_outlives_retention_when_the_start_could_not_read_it(store, monkeypatch):
+    def ask(trainer):
+        if trainer.session.iteration == 3:
+            trainer.session.checkpoint()
+
+    def away(*_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    Trainer(store, every=1, keep=2).run(until=6, after=ask).crash()
+    with monkeypatch.context() as patched:
+        patched.setattr(module.restore, "of_kind", away)
+        trainer = Trainer(store, every=1, keep=2)
+    trainer.run(until=14).crash()
+    assert 4 in committed(store)
+    assert len(committed(store)) < 8
+
+
 def test_training_does_not_wait_for_a_store_that_does_not_say_whether_it_is_back(store, linked, monkeypatch):
     store.write_text("not mounted")
     trainer = Trainer(store, **linked)
-    asked, answer = threading.Event(), threading.Event()
+    asking, answer = [], threading.Event()
 
     def silent(*_):
-        asked.set()
-        assert answer.wait(60)
+        asking.append(threading.current_thread())
+        assert threading.current_thread() is threading.main_thread() or answer.wait(60)
         raise OSError(errno.ETIMEDOUT, "no answer")
 
     monkeypatch.setattr(trainer.session._checkpoints.store, "acquire_attempt", silent)
     trainer.run(until=12)
-    assert asked.is_set()
     assert trainer.session.iteration == 12
     answer.set()
-    trainer.session._checkpoints._late.join(60)
+    late = trainer.session._checkpoints._late
+    late.join(60)
+    assert asking == [late]
     trainer.crash()
     assert "no answer" in trainer.link.of(protocol.Checkpoint)[-1].reason
+
+
+class Outage:
+    """A clock that only waiting moves; until it shows `until_seconds`, every use of `broken` fails."""
+
+    def __init__(self, monkeypatch, owner, broken, until_seconds):
+        self.seconds, self.pauses, self.asked = 0.0, [], 0
+        real = getattr(owner, broken)
+
+        def answer(*args, **options):
+            self.asked += 1
+            if self.seconds < until_seconds:
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, broken, answer)
+        patient = functools.partial(starting.Patience, clock=lambda: self.seconds, wait=self.wait)
+        monkeypatch.setattr(starting, "Patience", patient)
+
+    def wait(self, seconds):
+        self.pauses.append(seconds)
+        self.seconds += seconds
+
+
+def notices(trainer, code):
+    return [notice.message for notice in trainer.link.of(protocol.Notice) if notice.code == code]
+
+
+@pytest.mark.parametrize(
+    ("owner", "broken"),
+    [(LocalStore, "checkpoints"), (LocalStore, "lineages"), (LocalStore, "open_file"), (reading, "read")],
+)
+def test_a_start_waits_for_a_store_that_is_away_for_a_moment(
+    store, linked, monkeypatch, uninterrupted, owner, broken
+):
+    Trainer(store).run(until=8).crash()
+    outage = Outage(monkeypatch, owner, broken, until_seconds=20)
+    trainer = Trainer(store, **linked)
+    assert (trainer.session.resume(), trainer.session.lineage) == (6, 1)
+    assert 20 <= outage.seconds <= 30
+    (told,) = notices(trainer, "store")
+    assert f"store {store} does not answer: [Errno {errno.ESTALE}] Stale file handle; the start asks it" in told
+    assert not notices(trainer, "damaged")
+    trainer.run(until=10).crash()
+    assert trainer.losses == [(i, uninterrupted[i]) for i in range(7, 11)]
+
+
+def test_a_start_gives_a_store_up_that_stays_away_and_can_be_tried_again(store, linked, monkeypatch):
+    Trainer(store).run(until=8).crash()
+    outage = Outage(monkeypatch, LocalStore, "checkpoints", until_seconds=40)
+    trainer = Trainer(store, **linked)
+    outage.asked = 0
+    with pytest.raises(OSError, match="Stale file handle"):
+        trainer.session.resume()
+    assert outage.seconds == pytest.approx(30)
+    assert outage.asked == len(outage.pauses) + 1
+    assert len(notices(trainer, "store")) == 1
+    assert trainer.session.iteration == 0
+    assert (trainer.session.resume(), trainer.session.lineage) == (6, 1)
+    trainer.crash()
+
+
+def test_a_start_is_patient_anew_with_a_store_that_was_back_meanwhile(monkeypatch):
+    clock = types.SimpleNamespace(seconds=0.0)
+    answers = iter([OSError(), "one", OSError(), OSError(), "two"])
+
+    def wait(seconds):
+        clock.seconds += 29
+
+    def ask():
+        if isinstance(answer := next(answers), OSError):
+            raise answer
+        return answer
+
+    told = []
+    patience = starting.Patience(told.append, clock=lambda: clock.seconds, wait=wait)
+    assert (patience.ask(ask), patience.ask(ask)) == ("one", "two")
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("broken", ["lineages", "open_file"])
+def test_an_order_at_the_start_waits_for_a_store_that_is_away_for_a_moment(store, linked, monkeypatch, broken):
+    Trainer(store).run(until=10).crash()
+    FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))
+    Outage(monkeypatch, LocalStore, broken, until_seconds=20)
+    trainer = Trainer(store, **linked)
+    assert (trainer.session.resume(), trainer.session.lineage) == (3, 2)
+    assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restored"]
+    trainer.crash()
+
+
+def test_an_order_that_the_start_could_not_read_stays_open_and_is_carried_out_later(
+    store, linked, monkeypatch, uninterrupted
+):
+    Trainer(store).run(until=10).crash()
+    FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))
+    real, away = LocalStore.open_file, True
+
+    def unreadable(self, job, checkpoint, *args, **options):
+        if away and checkpoint == "000000000003-1":
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, job, checkpoint, *args, **options)
+
+    monkeypatch.setattr(LocalStore, "open_file", unreadable)
+    outage = Outage(monkeypatch, LocalStore, "checkpoints", until_seconds=0)
+    trainer = Trainer(store, **linked)
+    assert (trainer.session.resume(), trainer.session.lineage) == (9, 1)
+    assert outage.seconds == pytest.approx(30)
+    assert not trainer.link.of(protocol.OrderMoved)
+    (told,) = notices(trainer, "restore")
+    assert "the order to restore waits, the store is away: [Errno 5]" in told
+    away = False
+    trainer.link.desired = FakeLink.first
+    trainer.run(until=12).crash()
+    assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restoring", "restored"]
+    assert [i for i, _ in trainer.losses] == [10, *range(4, 13)]
+    assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(4, 13)}
+
+
+def test_a_load_state_dict_that_raises_an_error_of_the_system_fails_the_order(store, linked, monkeypatch):
+    Trainer(store).run(until=7).crash()
+    FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))
+    trainer = Trainer(store, **linked)
+    real, calls = trainer.loop.load_state_dict, []
+
+    def load(state):
+        calls.append(state)
+        if len(calls) == 1:
+            raise OSError("the script's own")
+        real(state)
+
+    trainer.loop.load_state_dict = load
+    assert trainer.session.resume() == 6
+    assert [(e.state, e.reason) for e in trainer.link.of(protocol.OrderMoved)] == [("failed", "the script's own")]
+    trainer.crash()
+
+
+def test_where_the_store_is_away_at_the_start_nothing_is_said_of_training(store, caplog):
+    store.write_text("not mounted")
+    trainer = Trainer(store)
+    assert f"store {store} is not writable: Not a directory; no checkpoint is taken until it is" in caplog.text
+    assert "training goes on" not in caplog.text
+    trainer.crash()
 
 
 def test_a_session_that_is_closed_only_counts(store):

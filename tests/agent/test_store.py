@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from recorded_files import FailingFiles
+from small_checkpoints import FIRST, JOB, SECOND, commit, read
 
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.store import Lineage, open_store
@@ -16,28 +17,12 @@ from holdfast.store.files import Files
 from holdfast.store.local import LocalStore
 from holdfast.store.retention import expendable
 
-JOB = "job"
-FIRST, SECOND = "000000000001-1", "000000000002-1"
-
 
 @pytest.fixture
 def store(tmp_path):
     store = open_store(tmp_path / "store")
     store.acquire_attempt(JOB, "first")
     return store
-
-
-def commit(store, checkpoint=FIRST, attempt=1, data=b"tensors", **options):
-    writer = store.begin(JOB, checkpoint, attempt, len(data))
-    writer.write("rank-0.safetensors", [data[:3], memoryview(data)[3:]])
-    writer.commit(b"{}", **options)
-
-
-def read(store, checkpoint=FIRST):
-    with store.open_file(JOB, checkpoint, "rank-0.safetensors") as file:
-        data = bytearray(file.size_bytes)
-        file.read_into(0, memoryview(data))
-    return bytes(data)
 
 
 def leftovers(store):
@@ -75,9 +60,33 @@ def test_an_older_attempt_commits_and_deletes_nothing(store):
     assert store.acquire_attempt(JOB, "second").number == 2
     with pytest.raises(Fenced, match="attempt 2 of job has started"):
         store.delete(JOB, FIRST, attempt=1)
-    with pytest.raises(FileNotFoundError):  # its temporary directory went with the start of attempt 2
+    # its temporary directory went with the start of attempt 2
+    with pytest.raises(Fenced, match="attempt 2 of job has started"):
         old.write("rank-0.safetensors", [b"tensors"])
+    with pytest.raises(Fenced, match="attempt 2 of job has started"):
+        old.commit(b"{}")
     assert store.checkpoints(JOB) == [FIRST]
+
+
+def test_an_attempt_that_is_fenced_before_it_syncs_what_it_wrote_says_so(tmp_path):
+    class Overtaken(Files):
+        def sync_directory(self, path):
+            if path.name.startswith(".tmp-"):
+                open_store(tmp_path / "store").acquire_attempt(JOB, "second")
+            super().sync_directory(path)
+
+    store = LocalStore(tmp_path / "store", Overtaken())
+    store.acquire_attempt(JOB, "first")
+    with pytest.raises(Fenced, match="attempt 2 of job has started"):
+        commit(store)
+    assert (store.checkpoints(JOB), leftovers(store)) == ([], [])
+
+
+def test_a_directory_that_went_without_a_newer_attempt_is_missed_by_its_name(store):
+    writer = store.begin(JOB, FIRST, 1, 7)
+    shutil.rmtree(writer._temporary)
+    with pytest.raises(FileNotFoundError, match=writer._temporary.name):
+        writer.write("rank-0.safetensors", [b"tensors"])
 
 
 def test_a_fenced_attempt_that_had_everything_written_still_commits_nothing(store, tmp_path):

@@ -10,13 +10,11 @@ import uuid
 
 import object_servers
 import pytest
+from small_checkpoints import FILE, FIRST, JOB, SECOND, commit, prepared, read
 
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.store import Lineage, open_store
 
-JOB = "job"
-FIRST, SECOND = "000000000001-1", "000000000002-1"
-FILE = "rank-0.safetensors"
 MIB = 1 << 20
 
 
@@ -37,23 +35,6 @@ def store(url):
     store = open_store(url)
     store.acquire_attempt(JOB, "first")
     return store
-
-
-def prepared(store, checkpoint=FIRST, attempt=1, data=b"tensors"):
-    writer = store.begin(JOB, checkpoint, attempt, len(data))
-    writer.write(FILE, [data[:3], memoryview(data)[3:]])
-    return writer
-
-
-def commit(store, checkpoint=FIRST, attempt=1, data=b"tensors", **options):
-    prepared(store, checkpoint, attempt, data).commit(b"{}", **options)
-
-
-def read(store, checkpoint=FIRST):
-    with store.open_file(JOB, checkpoint, FILE) as file:
-        data = bytearray(file.size_bytes)
-        file.read_into(0, memoryview(data))
-    return bytes(data)
 
 
 def leftovers(store):

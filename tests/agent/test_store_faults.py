@@ -51,7 +51,7 @@ def save(store, checkpoint, value, attempt, **options):
     try:
         writer.write(FILE, [b"header", payload(value)])
         writer.commit(b"{}", **options)
-    except BaseException:
+    except BaseException:  # as a backend does
         writer.abort()
         raise
 

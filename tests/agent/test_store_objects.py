@@ -14,14 +14,12 @@ import time
 import object_servers
 import pytest
 from object_servers import BUCKET, KEY, Proxy, Rclone, running
+from small_checkpoints import FILE, FIRST, JOB, SECOND, THIRD, commit, prepared, read
 
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.store import Lineage, bucket, connection, open_store
 from holdfast.store.bucket_errors import Unanswered
 
-JOB = "job"
-FIRST, SECOND, THIRD = (f"{iteration:012d}-1" for iteration in (1, 2, 3))
-FILE = "rank-0.safetensors"
 MIB = 1 << 20
 LARGE = random.Random(1).randbytes(20 * MIB)
 
@@ -59,23 +57,6 @@ def behind(at, proxy):
     store = at(proxy.address)
     store.acquire_attempt(JOB, "first")
     return store
-
-
-def prepared(store, checkpoint=FIRST, attempt=1, data=b"tensors", **options):
-    writer = store.begin(JOB, checkpoint, attempt, len(data))
-    writer.write(FILE, [data], **options)
-    return writer
-
-
-def commit(store, checkpoint=FIRST, attempt=1, data=b"tensors", **options):
-    prepared(store, checkpoint, attempt, data).commit(b"{}", **options)
-
-
-def read(store, checkpoint=FIRST):
-    with store.open_file(JOB, checkpoint, FILE) as file:
-        data = bytearray(file.size_bytes)
-        file.read_into(0, memoryview(data))
-    return bytes(data)
 
 
 def objects(store):
@@ -116,7 +97,7 @@ def in_thread(call):
     def run():
         try:
             call()
-        except Exception as error:
+        except Exception as error:  # the test looks which it was
             raised.append(error)
 
     thread = threading.Thread(target=run)

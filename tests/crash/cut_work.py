@@ -109,7 +109,7 @@ def _fork(work: Callable[[Stage], None]) -> tuple[int, socket.socket]:
 def _live(work: Callable[[Stage], None], line: socket.socket) -> NoReturn:
     try:
         work(Stage(line))
-    except BaseException:
+    except BaseException:  # a fork's edge: the parent's stack must not go on in the child
         traceback.print_exc()
         os._exit(1)
     os._exit(0)

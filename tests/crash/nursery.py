@@ -218,7 +218,7 @@ def _live(order: dict[str, Any], line: socket.socket) -> None:
     try:
         getattr(sys.modules[module], function)(Stage(line), **order["options"])
         status = 0
-    except BaseException:
+    except BaseException:  # a fork's edge: the parent's stack must not go on in the child
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stderr.flush()

@@ -48,7 +48,7 @@ def save(store: Store, attempt: int, checkpoint: str, size_bytes: int, parent: s
     try:
         writer.write(FILE, [header, payload])
         writer.commit(fmt.encode_manifest(manifest))
-    except BaseException:
+    except BaseException:  # as a backend does
         writer.abort()
         raise
 

@@ -8,6 +8,7 @@ import hashlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,19 @@ def wake(child: Hatchling) -> None:
     child.wait()
 
 
+@contextlib.contextmanager
+def stopped_at(
+    point: Point, scenario: Scenario, nursery: Nursery, folder: Path
+) -> Iterator[tuple[Hatchling, bool]]:
+    """A first attempt, and whether it was stopped at `point`; it may be let go on until the end of the block."""
+    root, trace = folder / "store", folder / "trace"
+    with nursery.hatch(scenario.workload, folder / "old", root=str(root), **scenario.options) as old:
+        old.await_ready()
+        with traced([old.pid], trace, point.inject("signal=SIGSTOP")):
+            old.let_go()
+            yield old, stopped(old, trace)
+
+
 def spread(points: list[Point], count: int) -> list[Point]:
     return [points[i * len(points) // count] for i in range(min(count, len(points)))]
 
@@ -74,19 +88,16 @@ def test_a_stopped_attempt_that_wakes_up_publishes_and_deletes_nothing(
 
     def trial(nursery: Nursery, point: Point) -> list[str]:
         folder = scenario.stage()
-        root, trace = folder / "store", folder / "trace"
-        with nursery.hatch("store_work.train", folder / "old", root=str(root), **scenario.options) as old:
-            old.await_ready()
-            with traced([old.pid], trace, point.inject("signal=SIGSTOP")):
-                old.let_go()
-                if not stopped(old, trace):
-                    return [f"was not stopped: {old.account()}"]
-                complete, locked = "durable 000000000006-1" in old.told, is_locked(root)
-                if locked:  # then the new attempt has to wait for it, which it does for some seconds
-                    wake(old)
-                new = scenario.again(nursery, folder)
-                before = contents(root)
+        root = folder / "store"
+        with stopped_at(point, scenario, nursery, folder) as (old, in_time):
+            if not in_time:
+                return [f"was not stopped: {old.account()}"]
+            complete, locked = "durable 000000000006-1" in old.told, is_locked(root)
+            if locked:  # then the new attempt has to wait for it, which it does for some seconds
                 wake(old)
+            new = scenario.again(nursery, folder)
+            before = contents(root)
+            wake(old)
         if new.status != 0:
             return [f"the new attempt fails: {new.account()}"]
         found = violations(root, new.told)
@@ -117,17 +128,14 @@ def test_training_that_wakes_up_in_the_past_goes_on_and_leaves_the_store_alone(
 
     def trial(nursery: Nursery, point: Point) -> list[str]:
         folder = scenario.stage()
-        root, trace = folder / "store", folder / "trace"
-        with nursery.hatch("train_work.train", folder / "old", root=str(root), **scenario.options) as old:
-            old.await_ready()
-            with traced([old.pid], trace, point.inject("signal=SIGSTOP")):
-                old.let_go()
-                if not stopped(old, trace) or is_locked(root):
-                    return []  # what becomes of that, the test above has shown
-                published = (root / "job" / checkpoint_id(options["until"], 1)).exists()
-                new = scenario.again(nursery, folder)
-                before = contents(root)
-                wake(old)
+        root = folder / "store"
+        with stopped_at(point, scenario, nursery, folder) as (old, in_time):
+            if not in_time or is_locked(root):
+                return []  # what becomes of that, the test above has shown
+            published = (root / "job" / checkpoint_id(options["until"], 1)).exists()
+            new = scenario.again(nursery, folder)
+            before = contents(root)
+            wake(old)
         found = violations(root, new.told)
         if contents(root) != before:
             found.append(f"the old attempt changed {set(contents(root).items()) ^ set(before.items())}")

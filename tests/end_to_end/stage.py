@@ -65,7 +65,7 @@ def spawned(command: Sequence[str], log: Path, env: dict[str, str]) -> Iterator[
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
     try:
         yield process
-    except BaseException:
+    except BaseException:  # whatever went wrong, what the process said explains it
         print(f"--- {log.name}\n{log.read_text()[-4000:]}")
         raise
     finally:

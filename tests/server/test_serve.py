@@ -208,7 +208,7 @@ def test_what_was_acknowledged_survives_being_killed_in_the_middle(serve, fresh_
                     try:
                         agent.train(3)
                         agent.iteration = agent.sequence
-                    except Exception:
+                    except Exception:  # however a server that is killed ends the conversation
                         return
                     acknowledged[name] = agent.sequence
 

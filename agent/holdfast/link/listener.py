@@ -53,8 +53,7 @@ class Listener:
                     pause = HASTY_SECONDS
             except NoAnswer as reason:
                 after, pause = None, self._backoff.next_seconds(reason.retry_seconds)
-            except Exception:
-                # A thread of ours must not end for a reason nobody thought of; nobody would start it again.
+            except Exception:  # a thread's edge: ended by what nobody thought of, it would stay ended
                 log.debug("asking for the desired state failed", exc_info=True)
                 after, pause = None, self._backoff.next_seconds(HASTY_SECONDS)
             if pause:

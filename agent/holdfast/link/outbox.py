@@ -211,8 +211,7 @@ class Outbox:
 def _encode(batch: Batch) -> bytes:
     try:
         return _encoder.encode(batch)
-    except Exception as error:
-        # One text that is no text, whatever its source, must not take a whole batch with it.
+    except Exception as error:  # one text that is no text, whatever its source, must not take a batch with it
         log.warning("Something that cannot be sent is left out of a report: %s", error)
         batch.events = [event for event in batch.events if _can_be_sent(event)]
         if not _can_be_sent(batch.samples):

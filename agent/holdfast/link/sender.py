@@ -71,8 +71,7 @@ class Sender:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception:
-            # A thread of ours must not end for a reason nobody thought of; nobody would start it again.
+        except Exception:  # a thread's edge: ended by what nobody thought of, it would stay ended
             log.debug("sending to the server failed", exc_info=True)
             self._retry_at = monotonic() + self._backoff.next_seconds(self._flush_seconds)
 

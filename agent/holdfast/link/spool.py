@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 log = logging.getLogger("holdfast")
 
@@ -125,6 +126,14 @@ class Spool:
         if not self._warned:
             self._warned = True
             log.warning("Reports for the server cannot be kept in %s: %s", self._directory, reason)
+
+
+def spool_of(store: str, job: str) -> Path:
+    """Beside the checkpoints; for an object store, which takes no appended reports, on this machine's disk."""
+    if "://" not in store:
+        return Path(store) / job / "spool"
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state) / "holdfast" / quote(store, safe="") / job / "spool"
 
 
 def _key(name: str) -> Key | None:

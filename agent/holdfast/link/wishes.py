@@ -71,6 +71,5 @@ class Wishes:
             return
         try:
             self._on_desired(desired)
-        except Exception:
-            # The session's own callback: the conversation must go on whatever it does.
+        except Exception:  # the session's own callback: the conversation must go on whatever it does
             log.exception("What the server wants could not be passed on to the session")

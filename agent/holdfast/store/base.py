@@ -56,6 +56,7 @@ class CheckpointWriter(Protocol):
         child must. `pace` is called before each stretch of bytes is written and may wait.
 
         Raises:
+            Fenced: a newer attempt has begun, and removed what was written; a store need not notice yet.
             OSError: the store cannot; what was written so far is nobody's.
         """
         ...

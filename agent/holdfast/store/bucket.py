@@ -236,7 +236,7 @@ def _part_bytes(size: int) -> int:
 def _slices(
     parts: Sequence[memoryview | bytes], slice_bytes: int, pace: Pace | None, failed: list[BaseException]
 ) -> Iterator[memoryview]:
-    """The bytes of `parts`, each slice once there is room for it. obstore would tell another error than pace's."""
+    """The bytes of `parts`, each slice once there is room for it. an error of pace's is noted in `failed`."""
     try:
         for part in parts:
             for start in range(0, len(part), slice_bytes):
@@ -244,6 +244,6 @@ def _slices(
                 if pace is not None:
                     pace(len(piece))
                 yield piece
-    except BaseException as error:
+    except BaseException as error:  # `upload` raises it again: obstore would put one of its own in its place
         failed.append(error)
         raise

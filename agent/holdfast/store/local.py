@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.errors import Fenced
 from holdfast.format import MANIFEST
-from holdfast.protocol import checkpoint_id, parse_checkpoint_id, validate_job
+from holdfast.protocol import checkpoint_id, is_checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.store import directories
 from holdfast.store.base import Attempt, Leftover, Lineage, Pace
 from holdfast.store.files import Files
@@ -59,7 +59,7 @@ class LocalStore:
         directory = self._job(job)
         if not directory.exists():
             return []
-        found = [name for name in os.listdir(directory) if _is_checkpoint(name)]
+        found = [name for name in os.listdir(directory) if is_checkpoint_id(name)]
         return sorted((n for n in found if (directory / n / MANIFEST).exists()), key=parse_checkpoint_id)
 
     def read_manifest(self, job: str, checkpoint: str) -> bytes:
@@ -149,10 +149,13 @@ class LocalStore:
     def only_newest(self, job: str, attempt: int) -> Iterator[None]:
         """Hold the job's lock, with `attempt` its newest: no newer one can begin meanwhile."""
         with self._locked(job):
-            newest = self.latest_attempt(job)
-            if newest > attempt:
-                raise Fenced(f"attempt {newest} of {job} has started; attempt {attempt} commits nothing more")
+            self.require_newest(job, attempt)
             yield
+
+    def require_newest(self, job: str, attempt: int) -> None:
+        newest = self.latest_attempt(job)
+        if newest > attempt:
+            raise Fenced(f"attempt {newest} of {job} has started; attempt {attempt} commits nothing more")
 
     def path(self, job: str, checkpoint: str) -> Path:
         return self._job(job) / checkpoint_id(*parse_checkpoint_id(checkpoint))
@@ -207,12 +210,14 @@ class LocalWriter:
     def write(
         self, file: str, parts: Sequence[memoryview | bytes], *, threads: bool = True, pace: Pace | None = None
     ) -> None:
-        path = self._temporary / file
-        write_durably(self._files, path, parts, self._volume, threads=threads, pace=pace)
+        with self._unless_cleared_away():
+            path = self._temporary / file
+            write_durably(self._files, path, parts, self._volume, threads=threads, pace=pace)
 
     def commit(self, manifest: bytes, *, replace: bool = False) -> None:
         self.write(MANIFEST, [manifest])
-        self._files.sync_directory(self._temporary)
+        with self._unless_cleared_away():
+            self._files.sync_directory(self._temporary)
         with self._store.only_newest(self._job, self._attempt):
             if self._final.exists():
                 self._set_aside(replace)
@@ -225,6 +230,15 @@ class LocalWriter:
 
     def abort(self) -> None:
         directories.remove(self._files, self._temporary)
+
+    @contextlib.contextmanager
+    def _unless_cleared_away(self) -> Iterator[None]:
+        """Fenced, where a newer attempt has begun and removed what this one was writing."""
+        try:
+            yield
+        except FileNotFoundError:
+            self._store.require_newest(self._job, self._attempt)
+            raise
 
     def _set_aside(self, replace: bool) -> None:
         if not replace:
@@ -252,11 +266,3 @@ def _size(directory: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             size += path.stat().st_size
     return size
-
-
-def _is_checkpoint(name: str) -> bool:
-    try:
-        parse_checkpoint_id(name)
-    except ValueError:
-        return False
-    return True

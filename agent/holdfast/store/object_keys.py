@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holdfast.format import MANIFEST
-from holdfast.protocol import parse_checkpoint_id
+from holdfast.protocol import is_checkpoint_id
 
 ATTEMPTS, LINEAGES = "attempts", "lineages"
 _ATTEMPT = re.compile(r"(\d{8,})-(.+?)(\.seen)?\.json")
@@ -158,14 +158,6 @@ def folders_of(sizes: Mapping[str, int]) -> list[Folder]:
     found: dict[tuple[str, str], dict[str, int]] = {}
     for name, size in sizes.items():
         match name.split("/"):
-            case [checkpoint, folder, file] if _is_checkpoint(checkpoint) and _FOLDER.fullmatch(folder):
+            case [checkpoint, folder, file] if is_checkpoint_id(checkpoint) and _FOLDER.fullmatch(folder):
                 found.setdefault((checkpoint, folder), {})[file] = size
     return [Folder(checkpoint, folder, files) for (checkpoint, folder), files in found.items()]
-
-
-def _is_checkpoint(name: str) -> bool:
-    try:
-        parse_checkpoint_id(name)
-    except ValueError:
-        return False
-    return True

@@ -1,0 +1,174 @@
+"""How an attempt starts: from which checkpoint, on which lineage, and what is told of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from holdfast import restore
+from holdfast.checkpoints import Checkpointer
+from holdfast.errors import DamagedCheckpoint, HoldfastError
+from holdfast.link.backoff import Backoff
+from holdfast.orders import Orders
+from holdfast.protocol import RestoreOrder
+from holdfast.reports import Reporter
+from holdfast.restore import Loaded
+from holdfast.store import Lineage
+from holdfast.training import Training
+
+T = TypeVar("T")
+logger = logging.getLogger("holdfast")
+
+PATIENCE_SECONDS = 30.0
+"""How long a start waits for a store that does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is in place when training starts; by itself: nothing, a fresh start."""
+
+    loaded: Loaded | None = None
+    lineage: Lineage | None = None
+    """The one that it continues; None for a new one."""
+    order: str | None = None
+    """The order that asked for it."""
+
+
+class Patience:
+    """Asks a store that is away again, until it has been for so long that waiting any longer makes no sense."""
+
+    def __init__(
+        self,
+        tell: Callable[[OSError], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._tell, self._clock, self._wait = tell, clock, wait
+        self._backoff = Backoff()
+        self._until: float | None = None
+        self._told = False
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """The answer, or the OSError of the last try."""
+        while True:
+            try:
+                answer = question()
+            except OSError as error:
+                if not self._paused(error):
+                    raise
+            else:
+                self._until = None
+                self._backoff.reset()
+                return answer
+
+    def _paused(self, error: OSError) -> bool:
+        """Wait before another try; False when the time for that is up."""
+        now = self._clock()
+        if self._until is None:
+            self._until = now + PATIENCE_SECONDS
+        if now >= self._until:
+            return False
+        if not self._told:
+            self._told = True
+            self._tell(error)
+        self._wait(min(self._until - now, self._backoff.next_seconds()))
+        return True
+
+
+class Starter:
+    """Chooses and loads what a job goes on from, and begins the attempt there."""
+
+    def __init__(self, training: Training, checkpoints: Checkpointer, orders: Orders, reporter: Reporter) -> None:
+        self._training, self._checkpoints, self._orders = training, checkpoints, orders
+        self._reporter = reporter
+        self._patience = Patience(self._tell_away)
+
+    def choose(self) -> Start:
+        """Load what an open order asks for, else the best sound checkpoint, and put it in place.
+
+        Raises:
+            IncompatibleCheckpoint, UnknownFormat: the best one is sound, but cannot be used here.
+            OSError: the store does not answer, and has not for PATIENCE_SECONDS.
+        """
+        self._patience = Patience(self._tell_away)  # anew, where a script tries once more after an error
+        return self._ordered() or self._newest()
+
+    def begin(self, start: Start) -> None:
+        """Training starts here; what it starts from is noted durably and told."""
+        checkpoints, store = self._checkpoints, self._checkpoints.store
+        loaded = start.loaded.id if start.loaded else None
+        try:
+            if start.lineage is not None:
+                checkpoints.continue_lineage(start.lineage, loaded)
+            else:
+                checkpoints.begin_lineage(self._reporter.standing.iteration, loaded, start.order)
+            committed = store.checkpoints(checkpoints.job)
+        except (OSError, HoldfastError) as error:
+            checkpoints.fail(f"store {store.url}: {error}")
+            committed = []
+        self._reporter.lineage_began(checkpoints.lineage)
+        self._reporter.attempt_began(loaded, checkpoints.versions, committed)
+        self._reporter.order(start.order, "restored")
+        logger.info("%s: %s", checkpoints.job, self._told(loaded))
+
+    def _ordered(self) -> Start | None:
+        """None where no order is open, or none that can be carried out now."""
+        try:
+            order = self._patience.ask(self._orders.restore_at_start)
+            return self._carried_out(order) if order is not None else None
+        except OSError as error:
+            self._orders.reopen()
+            self._reporter.notice("warning", "restore", f"the order to restore waits, the store is away: {error}")
+            return None
+
+    def _carried_out(self, order: RestoreOrder) -> Start | None:
+        loaded = None
+        try:
+            loaded = self._load(order.checkpoint)
+            self._put_in_place(loaded)
+        except Exception as error:  # whatever is wrong with an order, the job starts
+            if loaded is None and isinstance(error, OSError):
+                raise  # the store's: it says nothing of the order, which a boundary may carry out later
+            self._reporter.order(order.id, "failed", reason=str(error))
+            return None
+        return Start(loaded, order=order.id)
+
+    def _newest(self) -> Start:
+        store, job = self._checkpoints.store, self._checkpoints.job
+        for checkpoint, continues in self._patience.ask(lambda: list(restore.candidates(store, job))):
+            try:
+                loaded = self._load(checkpoint)
+                self._put_in_place(loaded)
+            except DamagedCheckpoint as error:
+                self._checkpoints.damaged.add(checkpoint)
+                self._reporter.damaged(checkpoint, error)
+                continue
+            if not continues:
+                self._reporter.notice("error", "stray", f"nothing else is sound: going on from {checkpoint}")
+                return Start(loaded)
+            lineages = self._patience.ask(lambda: store.lineages(job))
+            return Start(loaded, lineage=lineages[-1] if lineages else None)
+        return Start()
+
+    def _load(self, checkpoint: str) -> Loaded:
+        store, job = self._checkpoints.store, self._checkpoints.job
+        return self._patience.ask(lambda: restore.load(store, job, checkpoint))
+
+    def _put_in_place(self, loaded: Loaded) -> None:
+        self._training.check(loaded)
+        self._training.apply(loaded)
+
+    def _tell_away(self, error: OSError) -> None:
+        url, seconds = self._checkpoints.store.url, PATIENCE_SECONDS
+        message = f"store {url} does not answer: {error}; the start asks it again, for up to {seconds:.0f} s"
+        self._reporter.notice("warning", "store", message)
+
+    def _told(self, start: str | None) -> str:
+        checkpoints, standing = self._checkpoints, self._reporter.standing
+        where = f"goes on from iteration {standing.iteration:,} ({start})" if start else "starts afresh"
+        attempt = checkpoints.attempt or "?"
+        return f"attempt {attempt} {where}, lineage {standing.lineage}; checkpoints in {checkpoints.store.url}"
