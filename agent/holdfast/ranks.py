@@ -8,10 +8,12 @@ import torch.distributed
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """From torch.distributed where it is set up, else from torchrun's environment, else (0, 1)."""
+    """From torch.distributed where it is set up, else from RANK and WORLD_SIZE where both are, else (0, 1)."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return 0, 1
 
 
 def require_single_process() -> None:

@@ -35,6 +35,7 @@ class Rewinder:
         try:
             loaded = restore.load(self._checkpoints.store, self._checkpoints.job, checkpoint)
             self._training.check(loaded)
+            self._training.require_way_back()
             safety = self._take_safety()
             self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
         except Exception as error:  # the loop's edge: whatever is wrong with a restore, training goes on

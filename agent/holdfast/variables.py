@@ -14,6 +14,9 @@ class Variables:
     """
 
     def __init__(self, **values: Any) -> None:
+        for name in values:
+            if name == "_declared" or hasattr(type(self), name):
+                raise ValueError(f"Variables({name}=...): a name that it needs itself; give the value another")
         self.__dict__.update(values, _declared=frozenset(values))
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,55 +1,65 @@
+import functools
+import pickle
 import random
 
 import numpy
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, RandomSampler
+from noisy import Ledger, Noisy, epoch, indices, random_states
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
 
 from holdfast import DataLoader
-from holdfast.data import cursor_over
+from holdfast.data import Position
+
+shuffled = functools.partial(DataLoader, Noisy(), batch_size=4, shuffle=True, seed=3)
+PERSISTENT = {"num_workers": 2, "persistent_workers": True}
 
 
-class Noisy(Dataset):
-    """Samples that carry their index and random numbers from every generator in use."""
-
-    def __init__(self, size=23):
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        return index, random.random(), numpy.random.rand(), torch.rand(1).item()
+@pytest.fixture(scope="module")
+def two_epochs():
+    loader = shuffled()
+    return epoch(loader), epoch(loader)
 
 
-def epoch(loader):
-    return [tuple(map(tuple, (c.tolist() for c in batch))) for batch in loader]
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+@pytest.mark.parametrize("how", [*({"num_workers": n} for n in (0, 1, 2, 4)), PERSISTENT], ids=str)
+def test_epochs_are_the_same_for_any_number_of_workers(how, two_epochs):
+    loader = shuffled(**how)
+    assert (epoch(loader), epoch(loader)) == two_epochs
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_epochs_are_the_same_for_any_number_of_workers(workers):
-    plain = DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3)
-    other = DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3, num_workers=workers)
-    first = epoch(plain)
-    assert first == epoch(other)
-    second = epoch(plain)
-    assert second == epoch(other)
-    assert first != second
-    assert sorted(i for batch in second for i in batch[0]) == list(range(23))
+def test_an_epoch_has_every_sample_once_and_an_order_and_noise_of_its_own(two_epochs):
+    first, second = two_epochs
+    for batches in two_epochs:
+        assert sorted(i for batch in batches for i in batch[0]) == list(range(23))
+    assert [b[0] for b in first] != [b[0] for b in second]
+    noise = [
+        {batch[0][k]: batch[1:][0][k] for batch in batches for k in range(len(batch[0]))} for batches in two_epochs
+    ]
+    assert all(noise[0][index] != noise[1][index] for index in range(23))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", [{"num_workers": 0}, {"num_workers": 2}, PERSISTENT], ids=str)
 @pytest.mark.parametrize("stop", [0, 1, 3, 6])
-def test_a_resumed_epoch_goes_on_with_the_next_sample(workers, stop):
-    whole = epoch(DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3))
-    before = DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3, num_workers=workers)
+def test_a_resumed_epoch_goes_on_with_the_next_sample_although_workers_had_read_ahead(how, stop, two_epochs):
+    before, after = shuffled(**how), shuffled(**how)
     batches = iter(before)
     for _ in range(stop):
         next(batches)
-    after = DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3, num_workers=workers)
     after.load_state_dict(before.state_dict())
-    assert epoch(after) == whole[stop:]
+    assert epoch(after) == two_epochs[0][stop:]
     assert after.position.epoch == 1
+    assert epoch(after) == two_epochs[1]
+
+
+def test_a_run_that_is_resumed_again_and_again_sees_what_one_run_sees(two_epochs):
+    seen, state = [], shuffled().state_dict()
+    while state["epoch"] < 2:
+        loader = shuffled(num_workers=len(seen) % 2)
+        loader.load_state_dict(state)
+        seen += [tuple(map(tuple, (c.tolist() for c in batch))) for batch in [next(iter(loader), None)] if batch]
+        state = loader.state_dict()
+    assert seen == two_epochs[0] + two_epochs[1]
 
 
 def test_a_position_holds_under_another_batch_size_and_other_workers():
@@ -62,14 +72,21 @@ def test_a_position_holds_under_another_batch_size_and_other_workers():
     assert sorted(i for batch in seen for i in batch) == list(range(23))
 
 
-def test_the_training_process_keeps_its_random_state():
-    def states():
-        return random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+def draws(samples):
+    random.random(), numpy.random.rand(), torch.rand(1)
+    return default_collate(samples)
 
-    for options in ({}, {"num_workers": 1}):
-        before = states()
-        epoch(DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3, **options))
-        assert states() == before
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"collate_fn": draws}, {"batch_size": None}], ids=str)
+def test_the_training_process_keeps_its_random_state(options):
+    before = random_states()
+    for _ in shuffled(**options):
+        pass
+    assert random_states() == before
+    sampler = RandomSampler(Noisy())
+    for _ in DataLoader(Noisy(), sampler=sampler, **{"batch_size": 4} | options):
+        pass
+    assert random_states() == before
 
 
 def test_workers_that_persist_follow_a_rewind():
@@ -77,7 +94,7 @@ def test_workers_that_persist_follow_a_rewind():
     first = epoch(loader)
     batches = iter(loader)
     next(batches)
-    loader.load_state_dict({"seed": 3, "epoch": 0, "samples": 8, "batches": 2})
+    loader.seek(Position(taken=8))
     batches.close()
     assert epoch(loader) == first[2:]
     assert loader.position.epoch == 1
@@ -109,39 +126,65 @@ def test_the_length_is_that_of_a_whole_epoch():
     assert len(DataLoader(Noisy(), batch_size=None)) == 23
 
 
-def test_another_seed_is_refused_as_another_order():
-    with pytest.raises(ValueError, match=r"seed=3.*counted with seed=4"):
-        DataLoader(Noisy(), seed=3).load_state_dict({"seed": 4, "epoch": 0, "samples": 0, "batches": 0})
+def within_an_epoch(**options):
+    loader = DataLoader(**{"dataset": Ledger(10), "batch_size": 4} | options)
+    next(iter(loader))
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "message"),
+    [
+        ({"seed": 4}, {"seed": 3}, "seed is 3, but .* counted with seed 4"),
+        ({"shuffle": True}, {}, "order is 'sequential', but .* counted with order 'shuffled'"),
+        ({"batch_size": 1, "batch_sampler": [[1, 2], [3]]}, {}, "order is 'sequential', but .* 'list'"),
+    ],
+)
+def test_a_position_within_an_epoch_of_another_order_is_refused(then, now, message):
+    with pytest.raises(ValueError, match=message):
+        DataLoader(Ledger(10), batch_size=4, **now).load_state_dict(within_an_epoch(**then))
+    edge = DataLoader(Ledger(10), **{"batch_size": 4} | then).state_dict()
+    DataLoader(Ledger(10), batch_size=4, **now).load_state_dict(edge)  # nothing is counted yet
+
+
+def test_a_position_from_before_the_order_was_ours_is_refused_with_the_way_out():
+    with pytest.raises(ValueError, match=r"earlier Holdfast.*start the job anew"):
+        DataLoader(Ledger(10)).load_state_dict({"seed": 0, "epoch": 0, "samples": 8, "batches": 2})
+
+
+def test_a_dataset_that_has_grown_is_said_so_in_the_middle_of_an_epoch_alone():
+    loader = DataLoader(Ledger(12), batch_size=4)
+    loader.load_state_dict(within_an_epoch())
+    assert "counted in 10 samples, now there are 12 samples" in loader.gap
+    loader.load_state_dict(DataLoader(Ledger(10), batch_size=4).state_dict())
+    assert loader.gap is None
+
+
+def test_nothing_that_was_passed_over_is_read_and_the_position_is_a_few_numbers():
+    size = 3_000_000_000
+    before, after = Ledger(size), Ledger(size)
+    loader = DataLoader(before, batch_size=4, shuffle=True, seed=1)
+    loader.seek(Position(taken=1_000_000_000))
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    resumed = DataLoader(after, batch_size=4, shuffle=True, seed=1)
+    resumed.load_state_dict(state)
+    assert next(iter(resumed)).tolist() == next(batches).tolist() == after.read
+    assert len(pickle.dumps(state)) <= len(pickle.dumps(within_an_epoch())) + 20
+
+
+def test_a_sampler_is_drawn_again_but_no_sample_that_it_named_is_read():
+    data = Ledger(100)
+    loader = DataLoader(data, sampler=RandomSampler(range(100)), batch_size=4, seed=1)
+    loader.seek(Position(taken=92))
+    assert len(indices(loader)) == 2
+    assert len(data.read) == 8
 
 
 def test_a_generator_is_refused_with_the_way_out():
     with pytest.raises(ValueError, match="give seed="):
         DataLoader(Noisy(), generator=torch.Generator())
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(10))
-
-
-@pytest.mark.parametrize(
-    ("make", "promise"),
-    [
-        (lambda: DataLoader(Noisy(), batch_size=4), None),
-        (lambda: DataLoader(Stream(), batch_size=2), "read again from its start"),
-        (lambda: torch.utils.data.DataLoader(Noisy(8), batch_size=2), "cannot go on from a position"),
-        (lambda: [10, 20, 30], "cannot go on from a position"),
-    ],
-)
-def test_every_loader_goes_on_and_says_what_it_cannot_promise(make, promise):
-    cursor = cursor_over(make())
-    assert (cursor.gap is None) if promise is None else (promise in cursor.gap)
-    source = cursor.batches()
-    next(source), next(source)
-    resumed = cursor_over(make())
-    resumed.load_state_dict(cursor.state_dict())
-    assert len(list(resumed.batches())) == len(list(source))
-    assert (cursor.epoch, resumed.epoch) == (1, 1)
 
 
 def test_torchs_random_samplers_resume_exactly_although_they_know_no_epoch():
@@ -170,14 +213,15 @@ def test_a_subset_is_seeded_by_sample_like_any_other_set():
     assert samples(2) == samples(4)
 
 
-def test_a_loader_set_elsewhere_in_the_middle_of_an_epoch_goes_on_from_there():
-    loader = DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3)
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2}, PERSISTENT], ids=str)
+def test_a_loader_set_elsewhere_in_the_middle_of_an_epoch_goes_on_from_there(how):
+    loader = DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3, **how)
     whole = [b[0].tolist() for b in DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3)]
     seen = []
     for batch in loader:
         seen.append(batch[0].tolist())
         if len(seen) == 3:
-            loader.load_state_dict({"seed": 3, "epoch": 0, "samples": 4, "batches": 1})
+            loader.seek(Position(taken=4))
     assert seen == [*whole[:3], *whole[1:]]
     assert loader.position.epoch == 1
 
@@ -196,13 +240,126 @@ def test_it_answers_like_torchs_loader():
         {"sampler": [1, 2], "shuffle": True},
         {"batch_sampler": [[1]], "batch_size": 4},
         {"batch_sampler": [[1]], "drop_last": True},
+        {"in_order": False},
+        {"batch_size": 0},
     ],
 )
-def test_arguments_that_exclude_each_other_are_refused(options):
-    with pytest.raises(ValueError, match="drop"):
+def test_arguments_that_exclude_each_other_or_make_no_sense_are_refused(options):
+    with pytest.raises(ValueError, match=r"drop|at least 1"):
         DataLoader(Noisy(), **options)
 
 
 def test_one_sample_at_a_time_with_a_numpy_sampler():
     loader = DataLoader(Noisy(), batch_size=None, sampler=numpy.arange(5))
     assert [sample[0] for sample in loader] == [0, 1, 2, 3, 4]
+
+
+def noise_of(samples):
+    return samples, random.random()
+
+
+def test_a_collate_function_draws_the_same_for_any_number_of_workers():
+    found = [list(shuffled(collate_fn=noise_of, num_workers=n)) for n in (0, 2)]
+    assert found[0] == found[1]
+    assert len({noise for _, noise in found[0]}) == 6
+
+
+class Lazy(Ledger):
+    """Draws a number when a process first reads from it."""
+
+    def __getitem__(self, index):
+        if not self.read:
+            random.random()
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_nor_do_its_numbers_depend_on_what_else_a_process_has_read(batch_size):
+    found = [list(DataLoader(Lazy(8), batch_size, collate_fn=noise_of, num_workers=workers)) for workers in (0, 2)]
+    assert found[0] == found[1]
+
+
+def test_a_sampler_of_whole_batches_and_keys_that_are_no_numbers_reach_the_dataset_as_they_are():
+    class Keyed(Noisy):
+        def __getitem__(self, key):
+            return key
+
+    batches = BatchSampler(SequentialSampler(range(5)), 2, False)
+    assert [b.tolist() if hasattr(b, "tolist") else b for b in DataLoader(Keyed(), None, sampler=batches)] == [
+        [0, 1], [2, 3], [4]
+    ]  # fmt: skip
+    assert list(DataLoader(Keyed(), sampler=["a", "b", "c"], batch_size=2)) == [["a", "b"], ["c"]]
+
+
+class Opened(Ledger):
+    handle = None
+
+    def open(self):
+        return 7
+
+    def __getitem__(self, index):
+        return self.handle
+
+
+def open_in_worker(_):
+    data = torch.utils.data.get_worker_info().dataset
+    data.handle = data.open()
+
+
+def test_a_worker_init_fn_reaches_the_dataset():
+    loader = DataLoader(Opened(4), batch_size=2, num_workers=1, worker_init_fn=open_in_worker)
+    assert [b.tolist() for b in loader] == [[7, 7], [7, 7]]
+
+
+def test_workers_may_be_spawned():
+    loader = shuffled(num_workers=1, multiprocessing_context="spawn")
+    assert epoch(loader) == epoch(shuffled())
+
+
+class Keys:
+    """Samples by name, and nobody knows how many."""
+
+    def __getitem__(self, key):
+        return key
+
+
+def test_a_dataset_without_a_length_needs_a_sampler():
+    with pytest.raises(TypeError, match=r"Keys has no len\(\); give a sampler"):
+        DataLoader(Keys())
+    assert list(DataLoader(Keys(), sampler=["a", "b"])) == [["a"], ["b"]]
+
+
+def test_a_sampler_without_an_end_goes_on_and_is_told_to_promise_nothing():
+    class Endless:
+        def __iter__(self):
+            yield from range(100, 123)
+
+    loader = DataLoader(Keys(), batch_size=4, sampler=Endless())
+    assert "Endless has no len() and is drawn from as training goes" in loader.gap
+    source = iter(loader)
+    next(source)
+    resumed = DataLoader(Keys(), batch_size=4, sampler=Endless())
+    resumed.load_state_dict(loader.state_dict())
+    assert indices(resumed) == [b.tolist() for b in source]
+    with pytest.raises(TypeError, match="Endless has no len"):
+        len(loader)
+
+
+def test_it_knows_whether_a_loop_of_the_scripts_own_is_drawing_from_it():
+    loader = shuffled()
+    assert not loader.drawn_directly
+    for _ in loader:
+        assert loader.drawn_directly
+    assert not loader.drawn_directly
+    next(iter(loader))
+    assert not loader.drawn_directly
+    source = loader.rest_of_epoch()
+    next(source)
+    assert not loader.drawn_directly
+
+
+def test_the_end_of_an_epoch_is_where_the_loop_finds_no_more():
+    loader = shuffled()
+    seen = [loader.epoch for _ in loader]
+    assert seen == [0] * 6
+    assert (loader.epoch, loader.position) == (1, Position(epoch=1))

@@ -1,0 +1,240 @@
+"""Datasets whose samples are asked for by index: in which order, by which rank, and how far that has come."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import BatchSampler, Dataset, Sampler
+
+from holdfast.order import Permutation, Share
+from holdfast.seeding import Key, Seeded, as_it_is, random_state_kept, seed_all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where training stands in its data: what finished iterations have taken of `epoch` (from 0).
+
+    In samples, on all ranks together. Where a batch_sampler makes the batches: in batches, on all ranks together.
+    For an iterable dataset: in batches, of this rank.
+    """
+
+    epoch: int = 0
+    taken: int = 0
+    padded: int = 0
+    """Given a second time so far, in all epochs, so that every rank got equally many."""
+
+
+class Drawn(Protocol):
+    """The order of one epoch."""
+
+    size: int
+
+    def at(self, places: range) -> Iterator[Any]: ...
+
+
+class Order(Protocol):
+    """What decides on the order of every epoch."""
+
+    name: str
+    """A position counted in an order of another name means nothing here."""
+    shards: int
+    """Among how many ranks it shares itself out. Then what is drawn is one rank's part."""
+
+    @property
+    def gap(self) -> str | None:
+        """What it cannot promise, in words."""
+        ...
+
+    @property
+    def size(self) -> int | None:
+        """Of an epoch; None where only reading to its end would tell."""
+        ...
+
+    def draw(self, epoch: int) -> Drawn: ...
+
+
+class OwnOrder:
+    """Of a dataset's indices: as they are, or shuffled anew each epoch."""
+
+    gap: str | None = None
+    shards = 1
+
+    def __init__(self, dataset: Dataset[Any], seed: int, shuffle: bool) -> None:
+        if not isinstance(dataset, Sized):
+            raise TypeError(f"DataLoader: {type(dataset).__name__} has no len(); give a sampler")
+        self._dataset, self._seed, self._shuffle = dataset, seed, shuffle
+        self.name = "shuffled" if shuffle else "sequential"
+
+    @property
+    def size(self) -> int:
+        return len(self._dataset)
+
+    def draw(self, epoch: int) -> Drawn:
+        return Permutation(self.size, self._seed, epoch) if self._shuffle else _Listed(range(self.size))
+
+
+class SamplerOrder:
+    """Of somebody else's making: what a sampler, or a batch sampler, gives when it is iterated."""
+
+    def __init__(self, source: Iterable[Any], seed: int) -> None:
+        self._source, self._seed = source, seed
+        self._parts: tuple[Any, ...] = (source, getattr(source, "sampler", None))
+        self.name = type(source).__name__
+        sharing = (part for part in self._parts if hasattr(part, "num_replicas") and hasattr(part, "rank"))
+        self.shards = int(getattr(next(sharing, None), "num_replicas", 1))
+
+    @property
+    def size(self) -> int | None:
+        return len(self._source) if isinstance(self._source, Sized) else None
+
+    @property
+    def gap(self) -> str | None:
+        if self.size is None:
+            return (
+                f"{self.name} has no len() and is drawn from as training goes: unless its order follows from the "
+                "epoch, samples may come twice or not at all after a resume"
+            )
+        if any(getattr(part, "generator", None) is not None for part in self._parts):
+            return (
+                f"{self.name} draws its order from a generator of its own, which is not checkpointed: "
+                "after a resume samples may come twice or not at all"
+            )
+        if self.shards > 1:
+            return (
+                f"{self.name} shares samples among {self.shards} ranks by itself: on another number of ranks some "
+                "may come twice or not at all. Without it holdfast.DataLoader shares them, for any number"
+            )
+        return None
+
+    def draw(self, epoch: int) -> Drawn:
+        """A sampler that draws at random draws the same whenever it draws for this epoch."""
+        for part in self._parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        if self.size is None:
+            return _Read(self._source)
+        with random_state_kept():
+            seed_all(self._seed, "order", epoch)
+            return _Listed(list(self._source))
+
+
+class _Listed:
+    def __init__(self, items: list[Any] | range) -> None:
+        self._items, self.size = items, len(items)
+
+    def at(self, places: range) -> Iterator[Any]:
+        return (self._items[place % self.size] for place in places)
+
+
+class _Read:
+    """Ends when it ends."""
+
+    size = sys.maxsize
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+
+    def at(self, places: range) -> Iterator[Any]:
+        return itertools.islice(self._source, places.start, None, places.step)
+
+
+class Indexed:
+    """The batches of a map-style dataset, from any position on.
+
+    Args:
+        order: of samples; or, with `by_batch`, of batches, each a collection of indices.
+        share: what this rank takes of it.
+        options: for the torch loader, which reads as it is told.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        order: Order,
+        share: Share,
+        seed: int,
+        options: dict[str, Any],
+        *,
+        batch_size: int | None,
+        by_batch: bool = False,
+    ) -> None:
+        self._order, self._batch_size, self._by_batch = order, batch_size, by_batch
+        self._share = share if order.shards == 1 else replace(share, rank=0, world_size=1)
+        self._indices = _Indices()
+        self._by_sample = by_sample = batch_size is None and not by_batch
+        self.collate_fn = options.pop("collate_fn", None) or (
+            torch.utils.data.default_convert if by_sample else torch.utils.data.default_collate
+        )
+        how = {"batch_size": None, "sampler": self._indices} if by_sample else {"batch_sampler": self._indices}
+        self.loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+            Seeded(dataset, seed, self.collate_fn), collate_fn=as_it_is, **how, **options
+        )
+
+    @property
+    def order(self) -> str:
+        return self._order.name
+
+    @property
+    def extent(self) -> str:
+        """What positions are counted among."""
+        size = self._order.size
+        return f"{'?' if size is None else format(size, ',')} {self._items}"
+
+    @property
+    def gap(self) -> str | None:
+        size, ranks = self._order.size, self._share.world_size
+        if self._order.gap or size is None or self._share.tail != "pad" or size % ranks == 0:
+            return self._order.gap
+        return (
+            f"{size:,} {self._items} do not divide among {ranks} ranks: {-size % ranks} come twice in an epoch, "
+            "so that all ranks make equally many iterations; with drop_last=True or tail='short' none does"
+        )
+
+    def __len__(self) -> int:
+        if self._order.size is None:
+            raise TypeError(f"DataLoader: {self._order.name} has no len()")
+        return self._share.iterations(0, self._order.size)
+
+    def batches(self, start: Position) -> Iterator[tuple[Position, Any]]:
+        """Each with the position after it."""
+        drawn, first = self._order.draw(start.epoch), start.taken // self._order.shards
+        items = drawn.at(self._share.places(first, drawn.size))
+        # drawn here, once for all that workers read ahead: meanwhile the loader may be set elsewhere
+        self._indices.remaining = self._keyed(start.epoch, items)
+        for number, batch in enumerate(self.loader, start=1):
+            place, padded = self._share.after(first, number, drawn.size)
+            yield replace(start, taken=place * self._order.shards, padded=start.padded + padded), batch
+
+    def _keyed(self, epoch: int, items: Iterator[Any]) -> Iterator[Key | list[Key]]:
+        if self._by_sample:
+            return (_key(epoch, index) for index in items)
+        if self._batch_size is not None:
+            items = iter(BatchSampler(items, self._batch_size, self._share.tail == "drop"))
+        return ([_key(epoch, index) for index in batch] for batch in items)
+
+    @property
+    def _items(self) -> str:
+        return "batches" if self._by_batch else "samples"
+
+
+class _Indices(Sampler[Any]):
+    """What torch's loader draws from: whatever is to come next."""
+
+    remaining: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.remaining
+
+
+def _key(epoch: int, index: Any) -> Key:
+    """With the epoch, since workers that persist learn of it by no other way."""
+    try:
+        return epoch, operator.index(index)
+    except TypeError:
+        return epoch, index

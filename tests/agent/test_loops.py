@@ -1,0 +1,224 @@
+"""The three shapes of a training loop, killed and started again, and taken back while they run.
+
+Each is compared with the same loop left alone: iteration, epoch, indices and loss, to the bit.
+"""
+
+import functools
+import math
+
+import pytest
+import torch
+from noisy import Noisy
+
+import holdfast
+import holdfast.session
+from holdfast.protocol import Desired, RestoreOrder
+
+EPOCHS = 3
+pytestmark = pytest.mark.filterwarnings(  # a resume at an epoch's edge does first what comes after the last batch
+    "ignore:Detected call of `lr_scheduler.step\\(\\)` before"
+)
+
+
+class Died(Exception):
+    """The process is gone: nothing more is saved or said."""
+
+
+class Job:
+    """A model with dropout and a schedule that moves once an epoch; `log` is what it has done."""
+
+    def __init__(self, store, size=23, seed=0, **objects):
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+        self.loader = holdfast.DataLoader(Noisy(size), batch_size=4, shuffle=True, seed=1)
+        self.loop = holdfast.Variables(best=math.inf)
+        objects = {name: getattr(self, name) for name in ("loop", *objects)}
+        self.session = holdfast.Session(
+            "job", store=store, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler,
+            every=1, keep=1000, backend="thread", **objects,
+        )  # fmt: skip
+        self.log, self.dies_in, self.dies_after, self.goes_back = [], None, None, {}
+
+    def iterate(self, batch, epoch):
+        iteration = self.session.iteration + 1
+        if iteration == self.dies_in:
+            raise Died
+        loss = (self.model(batch[3].float().unsqueeze(1)) - 1).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.loop.best = min(self.loop.best, loss.item())
+        self.log.append((iteration, epoch, batch[0].tolist(), loss.item(), self.loop.best))
+        if iteration in self.goes_back:
+            self.session.restore(self.goes_back.pop(iteration))
+        self.session.step(loss=loss)
+        assert self.session._checkpoints.wait_settled(60)
+        if iteration == self.dies_after:
+            raise Died
+
+    def end_epoch(self, epoch):
+        self.scheduler.step()
+        self.log.append(("end of epoch", epoch, self.scheduler.get_last_lr()))
+
+
+def drawn_by_the_session(job):
+    for batch in job.session.batches(job.loader, epochs=EPOCHS):
+        job.iterate(batch, job.session.epoch)
+
+
+def counting_iterations(job):
+    job.session.resume()
+    batches = job.session.batches(job.loader, epochs=None)
+    while job.session.iteration < EPOCHS * len(job.loader):
+        job.iterate(next(batches), job.session.epoch)
+
+
+def choosing_its_own_batches(job):
+    """No loader at all: where it is in its data is a variable of the loop."""
+    loop, size = job.loop, len(job.loader.dataset)
+    if "place" not in loop.state_dict():
+        loop.place = 0
+    job.session.resume()
+    while job.session.iteration < EPOCHS * len(job.loader):
+        index = torch.arange(loop.place, loop.place + 4) % size
+        loop.place += 4
+        job.iterate((index, None, None, torch.rand(4)), loop.place // size)
+
+
+def nested(job):
+    job.session.resume()
+    for epoch in range(job.loader.epoch, EPOCHS):
+        for batch in job.loader:
+            job.iterate(batch, epoch)
+        job.end_epoch(epoch)
+
+
+LOOPS = [drawn_by_the_session, counting_iterations, choosing_its_own_batches, nested]
+REWINDING = LOOPS[:3]
+GIVEN = {nested: {"loader": True}}
+
+
+def run(loop, store, *, size=23, seed=0, **plans):
+    """What the loop did until it ended, or died."""
+    job = Job(store, size, seed, **GIVEN.get(loop, {}))
+    for plan, value in plans.items():
+        setattr(job, plan, value)
+    try:
+        loop(job)
+        job.session.close()
+    except Died:
+        job.session._close("SIGKILL")
+    return job.log
+
+
+@pytest.fixture(scope="module")
+def left_alone(tmp_path_factory):
+    @functools.cache
+    def log(loop, size):
+        return run(loop, tmp_path_factory.mktemp("store"), size=size)
+
+    return log
+
+
+def test_an_epoch_that_is_left_alone_has_every_sample_once(left_alone):
+    for loop in (drawn_by_the_session, counting_iterations, nested):
+        for epoch in range(EPOCHS):
+            seen = [
+                i
+                for kind, e, *rest in left_alone(loop, 23)
+                if e == epoch and kind != "end of epoch"
+                for i in rest[0]
+            ]
+            assert sorted(seen) == list(range(23))
+    assert left_alone(drawn_by_the_session, 23) == left_alone(counting_iterations, 23)
+
+
+def once(log):
+    """Without the ends of epochs that were come to again, since no checkpoint held them."""
+    return [entry for entry, before in zip(log, [None, *log], strict=False) if entry != before]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    ("when", "iteration"), [("dies_in", 2), ("dies_in", 7), ("dies_in", 12), ("dies_after", 6), ("dies_after", 18)]
+)
+def test_a_loop_goes_on_wherever_it_died(loop, when, iteration, tmp_path, left_alone):
+    """Six batches an epoch: in the first and the last of one, at its edge, and in the very last."""
+    seen = run(loop, tmp_path, **{when: iteration}) + run(loop, tmp_path, seed=9)
+    assert once(seen) == left_alone(loop, 23)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_that_dies_again_and_again_gets_there_all_the_same(loop, tmp_path, left_alone):
+    seen = []
+    for number, death in enumerate((1, 2, 3, 6, 7, 7, 13, 18)):
+        seen += run(loop, tmp_path, seed=max(number - 1, 0), dies_in=death)
+    seen += run(loop, tmp_path, seed=9)
+    assert once(seen) == left_alone(loop, 23)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("when", "iteration"), [("dies_in", 2), ("dies_after", 2), ("dies_after", 3)])
+def test_a_dataset_smaller_than_a_batch(loop, when, iteration, tmp_path, left_alone):
+    seen = run(loop, tmp_path, size=3, **{when: iteration}) + run(loop, tmp_path, size=3, seed=9)
+    assert once(seen) == left_alone(loop, 3)
+
+
+@pytest.mark.parametrize("loop", REWINDING)
+@pytest.mark.parametrize(("at", "to"), [(9, 8), (13, 6), (12, 1), (18, 12)])
+def test_a_running_loop_is_taken_back_and_trains_the_same_again(loop, at, to, tmp_path, left_alone):
+    whole = left_alone(loop, 23)
+    assert run(loop, tmp_path, goes_back={at: to}) == whole[:at] + whole[to:]
+
+
+@pytest.mark.parametrize("to", [8, 3])
+def test_a_nested_loop_cannot_be_taken_back_from_inside_and_says_what_can(to, tmp_path, left_alone, caplog):
+    assert run(nested, tmp_path, goes_back={9: to}) == left_alone(nested, 23)
+    assert f"restore of {to:012d}-1 refused" in caplog.text
+    assert "stop the script and order the restore again" in caplog.text
+    assert "session.batches" in caplog.text
+
+
+class Server:
+    """Wants the job at iteration 8; takes no notice of what it is told."""
+
+    desired = None
+
+    def __init__(self, **_): ...
+
+    def first_desired(self, _):
+        return Desired(version=1, restore=RestoreOrder(id="o", checkpoint="000000000008-1", fence=1))
+
+    def start(self): ...
+    def event(self, event): ...
+    def sample(self, **sample): ...
+    def close(self, deadline_seconds=0): ...
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_any_loop_is_taken_back_when_it_is_started_again(loop, tmp_path, left_alone, monkeypatch):
+    run(loop, tmp_path, dies_after=15)
+    monkeypatch.setattr(holdfast.session, "Link", Server)
+    monkeypatch.setenv("HOLDFAST_SERVER", "http://127.0.0.1:1")
+    whole = left_alone(loop, 23)
+    assert run(loop, tmp_path, seed=9) == whole[[entry[0] for entry in whole].index(9) :]
+
+
+def test_a_loop_that_nothing_is_known_of_is_not_taken_back_while_it_runs(tmp_path, caplog):
+    session = holdfast.Session("job", store=tmp_path, every=1, backend="thread", model=torch.nn.Linear(1, 1))
+    for _ in torch.utils.data.DataLoader(Noisy(5)):
+        session.step()
+        assert session._checkpoints.wait_settled(60)
+        if session.iteration == 3:
+            session.restore(1)
+    assert session.iteration == 5
+    assert "give loop=holdfast.Variables() when the loop counts session.iteration" in caplog.text
+    session._close("SIGKILL")
+
+
+def test_what_a_loader_given_by_keyword_cannot_promise_is_said_at_the_start(tmp_path, caplog):
+    loader = holdfast.DataLoader(Noisy(5), batch_size=2, rank=0, world_size=2)
+    holdfast.Session("job", store=tmp_path, backend="thread", loader=loader).resume()
+    assert "5 samples do not divide among 2 ranks" in caplog.text
