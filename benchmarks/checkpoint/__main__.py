@@ -17,7 +17,7 @@ from .registry import CONTENDERS
 from .results import Plan
 from .scale import Scale
 
-AFTER_ROUNDS_SECONDS = 75
+AFTER_ROUNDS_SECONDS = 120
 """What comes after the rounds takes about so long."""
 
 
@@ -38,7 +38,7 @@ def main() -> None:
             rounds=1 if options.quick else options.rounds,
             until=until,
             idle_pairs=6 if options.quick else 60,
-            growth_checkpoints=60 if options.quick else 300,
+            growth_checkpoints=60 if options.quick else 1000,
         )
         report(Run(plan).everything(), plan)
 

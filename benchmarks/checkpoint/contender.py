@@ -31,6 +31,8 @@ class Contender:
     """How many checkpoints its memory can hold at once."""
     hook_seconds = 0.0
     """How long hooks of its own held optimizer steps up, where `before_step` does not see it."""
+    persist_seconds: float | None = None
+    """From the end of the copy in memory until the last checkpoint was durable; None where nobody can tell."""
 
     def __init__(self, training: Training, folder: Path) -> None:
         self.training, self.folder = training, folder

@@ -143,7 +143,7 @@ class Run:
             return None
 
     def _turn(self, number: int, name: str, turns: list[tuple[Any, ...]]) -> None:
-        seen: dict[str, float] = {}
+        seen: dict[str, list[float]] = {}
         began = time.monotonic()
         try:
             for what, *arguments in turns:
@@ -154,14 +154,15 @@ class Run:
             return
         self._note(self.results.samples[name], seen)
         self.say(
-            f"round {number}: {name}: blocked {seen['blocked']:.4f} s, slowed down by {seen['slowdown']:+.3f} s, "
-            f"durable after {seen['durable']:.2f} s ({time.monotonic() - began:.0f} s)"
+            f"round {number}: {name}: blocked {seen['blocked'][-1]:.4f} s, slowed down by "
+            f"{seen['slowdown'][-1]:+.3f} s, durable after {seen['durable'][-1]:.2f} s "
+            f"({time.monotonic() - began:.0f} s)"
         )
 
     @staticmethod
-    def _note(samples: dict[str, list[float]], seen: dict[str, float]) -> None:
-        for measure, value in seen.items():
-            samples.setdefault(measure, []).append(value)
+    def _note(samples: dict[str, list[float]], seen: dict[str, list[float]]) -> None:
+        for measure, values in seen.items():
+            samples.setdefault(measure, []).extend(values)
 
     def _own(self) -> None:
         worker = self._worker("own", "own")

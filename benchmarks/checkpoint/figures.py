@@ -11,7 +11,7 @@ from holdfast.persist.choice import TRIES, WARM_UP, Choice
 
 from .registry import BACKENDS, CONTENDERS, OURS, PLAIN, TORCH_SAVE
 from .results import Plan, Results
-from .table import LEAST_SECONDS, Medians, best, medians, ratio, render, slope
+from .table import LEAST_SECONDS, Medians, best, best_ways, medians, ratio, render, slope
 
 Say = Callable[[str], None]
 
@@ -20,7 +20,8 @@ LEGEND = """\
 blocked s        the loop's thread waited: in save, before optimizer steps, in hooks
 slow-down s      what a checkpoint adds to the {k} iterations after it, interference included; and of an iteration
 backgr. CPU s    of other threads and processes, for one checkpoint
-durable s        from save until fsynced, while training goes on; "idle s" with nothing beside it
+durable s        from save until fsynced, while training goes on; "idle s" with nothing beside it, and of that
+                 "persist s", from the end of the copy in memory
 memory MB        at most, of all processes, helpers' interpreters included, beyond training without the library
 restore          into a new model and optimizer, every page touched; compared bit for bit
 each iter.       a checkpoint after every iteration ÷ none
@@ -30,7 +31,7 @@ each iter.       a checkpoint after every iteration ÷ none
 def report(results: Results, plan: Plan, say: Say = print) -> None:
     order = [entry.name for entry in CONTENDERS if entry.name in results.samples]
     contenders = {name: _medians_of(name, results) for name in order}
-    limits = medians(results.limits)
+    limits = best_ways(medians(results.limits))
     lines = [
         *_heading(contenders, results),
         *render(contenders),
@@ -56,8 +57,9 @@ def figures(contenders: dict[str, Medians], limits: Medians, results: Results) -
     Ours is the backend that "auto" would choose by this very table. The best peer is the best of all peers and
     settings for that figure. Waits of less than a millisecond count as one; slow-downs of less than what two
     plain stretches differ by count as that, or the luckiest of so many peers would seem to cost nothing.
-    `persist_vs_bare_write`: from the decision until durable with nothing beside it, copy and digests included, ÷
-    the quickest bare write and fsync of as many bytes. `restore_…`: cold cache, unless the name says warm.
+    `persist_vs_bare_write`: from the copy in memory until durable with nothing beside it, digests, manifest and
+    commit included, ÷ the quickest bare write and fsync of as many bytes; `durable_…` has the copy in it.
+    `restore_…`: cold cache, unless the name says warm.
     `slot_bytes_vs_state`: extra memory of all processes, a slot.
     """
     ours, peers = contenders.get(_choice(contenders)[0], {}), _peers(contenders)
@@ -75,7 +77,8 @@ def figures(contenders: dict[str, Medians], limits: Medians, results: Results) -
         "blocked_vs_best_peer": beside("blocked", LEAST_SECONDS),
         "slowdown_vs_best_peer": beside("slowdown", max(LEAST_SECONDS, _noise_seconds(results))),
         "durable_vs_best_peer": beside("durable"),
-        "persist_vs_bare_write": ratio(ours.get("durable_idle"), bare_write),
+        "persist_vs_bare_write": ratio(ours.get("persist_idle"), bare_write),
+        "durable_vs_bare_write": ratio(ours.get("durable_idle"), bare_write),
         "restore_vs_bare_read": ratio(ours.get("restore_cold"), limits.get("read_cold")),
         "restore_vs_best_peer": beside("restore_cold"),
         "slot_bytes_vs_state": ratio(ours.get("slot_bytes"), results.state_bytes),
@@ -109,9 +112,9 @@ def _medians_of(name: str, results: Results) -> Medians:
 
 def _heading(contenders: dict[str, Medians], results: Results) -> list[str]:
     iteration = statistics.median([each["iteration"] for each in contenders.values()])
-    rounds = max(len(each["blocked"]) for each in results.samples.values())
+    taken = max(len(each["blocked"]) for each in results.samples.values())
     size = f"{results.state_bytes / 1e6:,.0f} MB"
-    return ["", f"State {size}, iteration {iteration:.3f} s, medians of {rounds} interleaved rounds", ""]
+    return ["", f"State {size}, iteration {iteration:.3f} s, medians of {taken} interleaved checkpoints", ""]
 
 
 def _choice(contenders: dict[str, Medians]) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import math
 import mmap
 import os
 import time
@@ -15,11 +16,11 @@ from pathlib import Path
 MIB = 1 << 20
 WRITERS = (1, 2, 4)
 CHUNKS_BYTES = (4 * MIB, 16 * MIB)
-READERS = (1, 2)
+READERS = (1, 2, 4)
 
 
 class Limits:
-    """A worker's turns. Each figure is the best of several ways to do the same."""
+    """A worker's turns. What can be done in several ways is measured in each: `what way`."""
 
     def start(self, size_bytes: int, folder: Path, device: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,19 +32,22 @@ class Limits:
         _fill(self._copy)
         self._pool = ThreadPoolExecutor(max(WRITERS))
 
-    def measure(self) -> dict[str, float]:
-        figures = {
-            "memcpy": min(_seconds(self._memcpy) for _ in range(3)),
-            "write_direct": self._write(os.O_DIRECT),
-            "write_buffered": self._write(0),
-        }
+    def measure(self) -> dict[str, list[float]]:
+        figures = {"memcpy": [_seconds(self._memcpy) for _ in range(3)]}
+        for flags, what, writers in ((os.O_DIRECT, "write_direct", WRITERS), (0, "write_buffered", WRITERS[:2])):
+            for count, chunk in itertools.product(writers, CHUNKS_BYTES):
+                if (seconds := self._write(count, chunk, flags)) is not None:
+                    figures[f"{what} {count} x {chunk // MIB} MiB"] = [seconds]
         if self._device == "cuda":
-            figures["device_copy"] = self._device_copy()
-        figures["read_cold"] = min(
-            self._read(readers, flags, cold=True) for readers in READERS for flags in (0, os.O_DIRECT)
-        )
-        self._read_once(1, 0)  # now it is cached
-        figures["read_warm"] = min(self._read(readers, 0, cold=False) for readers in READERS)
+            figures["device_copy"] = [self._device_copy()]
+        for flags, count in itertools.product((os.O_DIRECT, 0), READERS):
+            # written anew each time, as a checkpoint is: devices keep what was read before in caches of their own
+            self._write(WRITERS[1], CHUNKS_BYTES[1], os.O_DIRECT) or self._write(1, CHUNKS_BYTES[1], 0)
+            forget_cached(self._file)
+            if (seconds := self._read(count, flags)) is not None:
+                figures[f"read_cold {count} {'direct' if flags else 'buffered'}"] = [seconds]
+        fill_cache(self._file)
+        figures |= {f"read_warm {count}": [self._read(count, 0) or math.inf] for count in READERS}
         self._file.unlink()
         return figures
 
@@ -68,14 +72,10 @@ class Limits:
         copy()
         return min(_seconds(copy) for _ in range(3)) * self._size / piece
 
-    def _write(self, flags: int) -> float:
-        """Seconds from creating the file to the end of its fsync; infinite where direct I/O does not work."""
-        best = float("inf")
-        for writers, chunk in itertools.product(WRITERS if flags else (1, 2), CHUNKS_BYTES):
-            self._file.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                best = min(best, _seconds(lambda w=writers, c=chunk: self._write_once(w, c, flags)))
-        return best
+    def _write(self, writers: int, chunk: int, flags: int) -> float | None:
+        """Seconds from creating the file to the end of its fsync; None where direct I/O does not work."""
+        self._file.unlink(missing_ok=True)
+        return _seconds_if_it_works(lambda: self._write_once(writers, chunk, flags))
 
     def _write_once(self, writers: int, chunk: int, flags: int) -> None:
         view = memoryview(self._memory)
@@ -84,13 +84,8 @@ class Limits:
             self._spread(writers, chunk, lambda start, end: _pwrite_all(fd, view[start:end], start))
             os.fsync(fd)
 
-    def _read(self, readers: int, flags: int, *, cold: bool) -> float:
-        if cold:
-            forget_cached(self._file)
-        try:
-            return _seconds(lambda: self._read_once(readers, flags))
-        except OSError:
-            return float("inf")
+    def _read(self, readers: int, flags: int) -> float | None:
+        return _seconds_if_it_works(lambda: self._read_once(readers, flags))
 
     def _read_once(self, readers: int, flags: int) -> None:
         view = memoryview(_memory(self._size))
@@ -116,6 +111,15 @@ def forget_cached(path: Path) -> None:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def fill_cache(path: Path) -> None:
+    """Read a file, or all files below a directory, through the page cache."""
+    for each in path.rglob("*") if path.is_dir() else [path]:
+        if each.is_file():
+            with each.open("rb") as file:
+                while file.read(CHUNKS_BYTES[1]):
+                    pass
+
+
 def direct_io_works(folder: Path) -> bool:
     """Whether files there can be written past the page cache."""
     path = folder / "direct-io"
@@ -133,6 +137,13 @@ def _seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+def _seconds_if_it_works(work: Callable[[], object]) -> float | None:
+    try:
+        return _seconds(work)
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager

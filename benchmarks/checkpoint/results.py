@@ -25,7 +25,7 @@ class Plan:
 @dataclass(slots=True)
 class Results:
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """By contender, by measure, one a round."""
+    """By contender, by measure, in the order of the rounds."""
     limits: dict[str, list[float]] = field(default_factory=dict)
     memory_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Extra memory, and for how many slots."""

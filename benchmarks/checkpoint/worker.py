@@ -13,8 +13,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+PAIRS = 2
+"""Checkpoints a turn."""
 STATES_ON_DEVICE = 4
 """Free memory asked for: one trains, another is restored into, and what was read may be there once more."""
+
+Measured = dict[str, list[float]]
+"""By measure, one for each time that it was taken."""
 
 
 class Turns:
@@ -64,10 +69,22 @@ class Turns:
         self._contender.prune()
         return self._contender.slots
 
-    def pair(self, k: int) -> dict[str, float]:
-        """A checkpoint and the k iterations after it, beside k iterations without one."""
-        self._training.iterate()  # what others left in the caches is not to be seen in the first of a pair
-        plain = self.iterate(k)
+    def pair(self, k: int) -> Measured:
+        """Two checkpoints and the k iterations after each, between stretches of k iterations without one.
+
+        Each is compared with those before and after it: what slowly changes in a machine is not seen then.
+        """
+        self._training.iterate()  # what others left in the caches is not to be seen in the first stretch
+        before, found = self.iterate(k), []
+        for _ in range(PAIRS):
+            seen = self._checkpointed(k)
+            after = self.iterate(k)
+            plain, before = (before + after) / 2, after
+            found.append(seen | {"iteration": plain / k, "slowdown": seen["slowdown"] - plain})
+        return {measure: [each[measure] for each in found] for measure in found[0]}
+
+    def _checkpointed(self, k: int) -> dict[str, float]:
+        """`slowdown` is the whole time yet."""
         cpu, own_cpu, hooks = self._cpu(), time.thread_time(), self._contender.hook_seconds
         started = time.perf_counter()
         blocked = self._save()
@@ -84,14 +101,13 @@ class Turns:
         background = self._cpu() - cpu - (time.thread_time() - own_cpu)
         self._contender.prune()
         return {
-            "iteration": plain / k,
             "blocked": blocked,
-            "slowdown": seconds - plain,
+            "slowdown": seconds,
             "background_cpu": max(0.0, background),  # where there is none, /proc's clock may be behind ours
             "durable": durable,
         }
 
-    def every(self, count: int) -> dict[str, float]:
+    def every(self, count: int) -> Measured:
         """A checkpoint after each iteration, beside iterations without."""
         self._training.iterate()
         plain = self.iterate(count)
@@ -105,9 +121,9 @@ class Turns:
         seconds = time.perf_counter() - started
         self._contender.finish()
         self._contender.prune()
-        return {"every_iteration": seconds / plain}
+        return {"every_iteration": [seconds / plain]}
 
-    def restore(self) -> dict[str, float]:
+    def restore(self) -> Measured:
         """A checkpoint with nothing beside it, then restored with a cold cache and with a warm one."""
         self._training.iterate()
         self._training.synchronize()
@@ -115,11 +131,13 @@ class Turns:
         self._save()
         durable = self._contender.finish() - started
         self._contender.prune()
-        return {
-            "durable_idle": durable,
-            "restore_cold": self._restore(cold=True),
-            "restore_warm": self._restore(cold=False),
+        found = {
+            "durable_idle": [durable],
+            "restore_cold": [self._restore(cold=True)],
+            "restore_warm": [self._restore(cold=False)],
         }
+        persist = self._contender.persist_seconds
+        return found if persist is None else found | {"persist_idle": [persist]}
 
     def close(self) -> None:
         self._contender.close()
@@ -140,17 +158,18 @@ class Turns:
         return time.perf_counter() - started
 
     def _restore(self, *, cold: bool) -> float:
-        from .limits import forget_cached
+        from .limits import fill_cache, forget_cached
         from .training import Training, differing
 
         fresh = Training(self._training.scale, blank=True)
         self._contender.before_restore(fresh)
-        if cold:
-            forget_cached(self._contender.newest)
+        (forget_cached if cold else fill_cache)(self._contender.newest)
         started = time.perf_counter()
         self._contender.restore(fresh)
         fresh.touch()
-        seconds = time.perf_counter() - started
+        touched = time.perf_counter()
+        fresh.touch()  # what it takes when all is there already is none of the restoring
+        seconds = touched - started - (time.perf_counter() - touched)
         self._contender.after_restore()
         if wrong := differing(self._training, fresh):
             raise RuntimeError(f"{len(wrong)} tensors came back wrong: {', '.join(wrong[:3])}")
