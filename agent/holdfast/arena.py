@@ -1,28 +1,32 @@
-"""Host memory for snapshots: allocated once, page-aligned, and shareable with a process that outlives this one."""
+"""Host memory for snapshots: allocated once, and page-aligned as direct I/O wants it."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
-import sys
 
 import torch
 
 GRAIN_BYTES = 2 << 20
 """Arenas grow in steps of this: a state that gains a few bytes needs no new one."""
+CAN_SHARE = hasattr(os, "memfd_create")
+ADVICE = [getattr(mmap, name) for name in ("MADV_HUGEPAGE", "MADV_DONTFORK") if hasattr(mmap, name)]
+"""Not for children: a loader's workers would hold each page that a snapshot overwrites after they were forked."""
 
 
 class Arena:
     """Memory for one snapshot.
 
-    It is a memory file (memfd) rather than the allocator's: another process can map it, a forked child shares
-    it without copy-on-write, and it begins on a page, as direct I/O wants.
+    Shared, it is a memory file (memfd), which another process can map and a forked child has without
+    copy-on-write. Kernels as a rule give such files small pages. Private memory is in huge ones, which a device
+    takes from in a fraction of the requests: measured, a direct write of it takes half as long.
     """
 
     def __init__(self) -> None:
         self.fd = -1
-        """-1 on platforms without memory files: only this process has the memory then."""
+        """Of the memory file; -1 where only this process has the memory."""
         self.size_bytes = 0
         self.generation = 0
         """Changes when the memory is replaced: who has mapped it must map it anew."""
@@ -31,15 +35,16 @@ class Arena:
         self.address = 0
         self.pinned = False
 
-    def reserve(self, size_bytes: int, *, pinned: bool = False) -> None:
-        """Grow to `size_bytes` if need be; pages are touched here, not during the first copy.
+    def reserve(self, size_bytes: int, *, shared: bool = True, pinned: bool = False) -> None:
+        """Grow to `size_bytes` if need be, of that kind; pages are touched here, not during the first copy.
 
         Raises:
             MemoryError: there is no room for it; nothing is held then.
         """
-        if self.size_bytes < size_bytes:
+        shared = shared and CAN_SHARE
+        if self.size_bytes < size_bytes or shared != (self.fd >= 0):
             self.close()  # the old memory goes before the new comes
-            self._allocate(-(-size_bytes // GRAIN_BYTES) * GRAIN_BYTES)
+            self._allocate(max(1, -(-size_bytes // GRAIN_BYTES)) * GRAIN_BYTES, shared)
         if pinned and not self.pinned and self.size_bytes:
             self._pin()
 
@@ -62,13 +67,9 @@ class Arena:
         self.fd, self.size_bytes, self.address = -1, 0, 0
         self._memory, self._map = memoryview(b""), None  # unmapped with its last view
 
-    def _allocate(self, size_bytes: int) -> None:
+    def _allocate(self, size_bytes: int, shared: bool) -> None:
         try:
-            if sys.platform == "linux":
-                self.fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
-                # reserves the pages: a full memory shows here as an error, not later as a bus error
-                os.posix_fallocate(self.fd, 0, size_bytes)
-            self._map = mmap.mmap(self.fd, size_bytes)
+            self._map = self._shared_memory(size_bytes) if shared else _private_memory(size_bytes)
         except OSError as error:
             self.close()
             size = f"{size_bytes / 1e6:,.0f} MB"
@@ -78,7 +79,21 @@ class Arena:
         ctypes.memset(self.address, 0, size_bytes)  # without the interpreter lock
         self.generation += 1
 
+    def _shared_memory(self, size_bytes: int) -> mmap.mmap:
+        self.fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
+        # reserves the pages: a full memory shows here as an error, not later as a bus error
+        os.posix_fallocate(self.fd, 0, size_bytes)
+        return mmap.mmap(self.fd, size_bytes)
+
     def _pin(self) -> None:
         """Let a device copy into it at full speed; plain memory does as well, only slower."""
         error = torch.cuda.cudart().cudaHostRegister(self.address, self.size_bytes, 0)  # type: ignore[no-untyped-call]
         self.pinned = int(error) == 0
+
+
+def _private_memory(size_bytes: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in ADVICE:
+        with contextlib.suppress(OSError):  # a kernel without it: the memory is as good, only slower
+            memory.madvise(advice)
+    return memory

@@ -79,7 +79,10 @@ class Checkpointer:
             began=self._began,
             settled=self._on_settled,
         )
+        self.snapshots.shared = self.persister.shares_memory
         self._backend_told = self.persister.reason
+        self.unprepared = True
+        """There is something for `prepare` to do."""
         self._late: threading.Thread | None = None
         """Asks a store that was away whether it is back."""
         self._returned: tuple[int, Lineage] | None = None
@@ -114,8 +117,13 @@ class Checkpointer:
         self._standing.lineage = lineage.number
 
     def prepare(self, capture: Callable[[], Captured]) -> None:
-        """Allocate the arena in the background, so that the first checkpoint does not wait for it."""
-        self.snapshots.prepare(capture())
+        """Allocate memory in the background, so that the first checkpoint does not wait for it.
+
+        Once more when a choice of "auto" asks for another kind of memory.
+        """
+        if self.snapshots.free:
+            self.unprepared = False
+            self.snapshots.prepare(capture())
 
     def take(
         self,
@@ -181,6 +189,8 @@ class Checkpointer:
         if found and (reason := self.persister.reason) != self._backend_told:
             self._backend_told = reason
             self._reporter.notice("info", "backend", f"checkpoints are written by {reason}")
+            if (shared := self.persister.shares_memory) != self.snapshots.shared:
+                self.snapshots.shared, self.unprepared = shared, True
         return found
 
     def close(self, timeout_seconds: float) -> None:

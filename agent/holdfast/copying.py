@@ -7,21 +7,17 @@ snapshot of the same structure.
 from __future__ import annotations
 
 import ctypes
-import itertools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from holdfast.arena import Arena
 from holdfast.format import SMALL_BYTES, Slot, digest
+from holdfast.hostmemory import MOST_SPANS, Gather, is_plain
 
 EDGE_BYTES = 64
 SPREAD = 64
 """So many elements of a frozen tensor are compared before its old copy is taken for good."""
-MOST_PARTS = 1024
-"""The most that one vectored write takes (IOV_MAX)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +32,22 @@ class Pair:
 class HostCopies:
     """Tensors that lie in host memory one element behind the other, copied as bytes.
 
-    Large ones go with one memmove each. Small ones, which lie together in the arena, go with one vectored
-    write to the arena's file for hundreds of them: a call each would hand the interpreter lock to and fro as
-    often, and hold up the thread that trains. `Tensor.copy_` would call up a second team of compute threads,
-    which fights with the one that runs forward.
+    Large ones go with one memmove each. Small ones, which lie together in the arena, go with one call for
+    hundreds of them: a call each would hand the interpreter lock to and fro as often, and hold up the thread
+    that trains. `Tensor.copy_` would call up a second team of compute threads, which fights with the one that
+    runs forward.
     """
 
-    def __init__(self, pairs: Sequence[Pair], arena: Arena) -> None:
-        self._arena = arena
-        self._large = [_span(pair) for pair in pairs if _size(pair) >= SMALL_BYTES or arena.fd < 0]
-        small = [pair for pair in pairs if 0 < _size(pair) < SMALL_BYTES] if arena.fd >= 0 else []
-        self._small = [(run[0].slot.start, [bytes_of(pair.source) for pair in run]) for run in _runs(small)]
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self._large = [_span(pair) for pair in pairs if _size(pair) >= SMALL_BYTES]
+        small = [pair for pair in pairs if 0 < _size(pair) < SMALL_BYTES]
+        self._small = [Gather([_span(pair) for pair in run]) for run in _runs(small)]
 
     def run(self) -> None:
         for target, source, size in self._large:
             ctypes.memmove(target, source, size)
-        for start, parts in self._small:
-            _write_all(self._arena.fd, parts, start)
+        for together in self._small:
+            together.run()
 
 
 class Watchdog:
@@ -67,29 +62,25 @@ class Watchdog:
         self._pairs = pairs
         self._sources = [pair.source for pair in pairs]
         edged = [pair for pair in pairs if is_plain(pair.source) and pair.source.numel()]
-        self._live = [edge for pair in edged for edge in _edges(pair.source)]
-        self._copied = [edge for pair in edged for edge in _edges(pair.target)]
-        size = sum(edge.numel() for edge in self._live)
-        self._before, self._after = torch.empty(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+        self._live = [bytes_of(edge) for pair in edged for edge in _edges(pair.source)]
+        self._copied = [bytes_of(edge) for pair in edged for edge in _edges(pair.target)]
         self._edged = edged
         self._versions: list[int] = []
+        self._before = b""
         self._digests: list[str] | None = None
 
     def remember(self, *, digests: bool = False) -> None:
         """How things are now, before the copy."""
         self._versions = self._counters()
-        if self._live:
-            torch.cat(self._live, out=self._before)
+        self._before = b"".join(self._live)  # a tenth of what torch.cat takes for so many so small
         self._digests = [digest_of(source) for source in self._sources] if digests else None
 
     def changed(self) -> list[str]:
         """Names of the tensors whose copies are not what `remember` saw."""
         counters = zip(self._pairs, self._counters(), self._versions, strict=True)
         found = [pair.slot.name for pair, now, then in counters if now != then]
-        if self._live:
-            torch.cat(self._copied, out=self._after)
-            if not torch.equal(self._before, self._after):
-                found += self._edges_that_differ()
+        if (after := b"".join(self._copied)) != self._before:
+            found += self._edges_that_differ(after)
         if self._digests is not None:
             targets = [digest_of(pair.target) for pair in self._pairs]
             pairs = zip(self._pairs, targets, self._digests, strict=True)
@@ -99,11 +90,11 @@ class Watchdog:
     def _counters(self) -> list[int]:
         return [source._version for source in self._sources]
 
-    def _edges_that_differ(self) -> list[str]:
+    def _edges_that_differ(self, after: bytes) -> list[str]:
         names, at = [], 0
         for pair in self._edged:
             size = sum(edge.numel() for edge in _edges(pair.source))
-            if not torch.equal(self._before[at : at + size], self._after[at : at + size]):
+            if self._before[at : at + size] != after[at : at + size]:
                 names.append(pair.slot.name)
             at += size
         return names
@@ -112,9 +103,9 @@ class Watchdog:
 class Frozen:
     """Tensors that no optimizer trains: copied into an arena once, and again when they have changed."""
 
-    def __init__(self, pairs: Sequence[Pair], arena: Arena) -> None:
+    def __init__(self, pairs: Sequence[Pair]) -> None:
         self._pairs = pairs
-        self._copies = HostCopies(pairs, arena)
+        self._copies = HostCopies(pairs)
         self._looks = [look for pair in pairs for look in _looks(pair.source)]
         self._seen: tuple[list[int], torch.Tensor] | None = None
 
@@ -129,22 +120,9 @@ class Frozen:
         return True
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in host memory one behind the other, as they are."""
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-
-
 def digest_of(tensor: torch.Tensor) -> str:
     whole = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return digest(bytes_of(whole)) if whole.numel() else ""
-
-
-def _write_all(fd: int, parts: list[memoryview], start: int) -> None:
-    written = os.pwritev(fd, parts, start)
-    for part in parts:
-        if written < len(part):  # a signal cut it short
-            os.pwrite(fd, part[max(0, written) :], start + max(0, written))
-        start, written = start + len(part), written - len(part)
 
 
 def _edges(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,18 +154,11 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _runs(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Pairs whose slots lie back to back, together, as many at a time as one vectored write takes."""
+    """Pairs whose slots lie back to back, together, as many at a time as one call takes."""
     runs: list[list[Pair]] = []
     for pair in sorted(pairs, key=lambda pair: pair.slot.start):
-        if runs and runs[-1][-1].slot.end == pair.slot.start and len(runs[-1]) < MOST_PARTS:
+        if runs and runs[-1][-1].slot.end == pair.slot.start and len(runs[-1]) < MOST_SPANS:
             runs[-1].append(pair)
         else:
             runs.append([pair])
     return runs
-
-
-def live_ranges(pairs: Sequence[Pair]) -> list[tuple[int, int]]:
-    """(address, bytes) of the host memory that training goes on changing."""
-    plain = (pair.source for pair in pairs if is_plain(pair.source))
-    found = sorted((source.data_ptr(), source.numel() * source.element_size()) for source in plain)
-    return [key for key, _ in itertools.groupby(found)]

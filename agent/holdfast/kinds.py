@@ -12,6 +12,8 @@ import torch
 
 from holdfast.capture import OptimizerWatch, Watch, watch_of
 from holdfast.errors import IncompatibleCheckpoint
+from holdfast.format import SMALL_BYTES
+from holdfast.hostmemory import is_plain, populate
 from holdfast.tree import Encoder, Tree, decode
 
 ALONE_BYTES = 1 << 30
@@ -53,6 +55,9 @@ class Part:
     def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put a checkpoint's state into the object; what its `load_state_dict` raises passes through."""
         self._item.load_state_dict(decode(tree, tensors, copy=True))
+
+    def make_room(self) -> None:
+        """Touch the memory that `load` will copy into, without a change to what is in it."""
 
 
 class ModulePart(Part):
@@ -98,6 +103,11 @@ class ModulePart(Part):
         own = self._buffers()
         for name, saved in decode(tree["buffers"], tensors, copy=False).items():  # those with persistent=False
             own[name].copy_(saved)
+
+    def make_room(self) -> None:
+        for tensor in self._item.parameters():
+            if is_plain(tensor) and tensor.nbytes >= SMALL_BYTES:
+                populate(tensor.data_ptr(), tensor.nbytes)
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         return dict(self._item.named_buffers(remove_duplicate=False))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from holdfast.arena import Arena
-from holdfast.copying import Frozen, HostCopies, Pair, Watchdog, is_plain, live_ranges
+from holdfast.copying import Frozen, HostCopies, Pair, Watchdog
 from holdfast.devices import DeviceCopies
 from holdfast.dtypes import PAIRED, stored_as
 from holdfast.format import Slot, lay_out
+from holdfast.hostmemory import is_plain
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.state import Captured
 
@@ -16,32 +17,36 @@ from holdfast.state import Captured
 class Layout:
     """One arena, and all that depends only on a state's structure: worked out once, used for every snapshot."""
 
+    slots: list[Slot]
+    views: dict[str, str]
+    live: list[torch.Tensor]
+    """In host memory, and changed by every update."""
+
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.slots: list[Slot] = []
-        self.views: dict[str, str] = {}
-        self.live: list[tuple[int, int]] = []
         self._structure: object = None
+        self._shared = True
+        self._forget()
 
-    def fit(self, captured: Captured) -> None:
+    def fit(self, captured: Captured, *, shared: bool) -> None:
         """Get ready for such a state; nothing to do when it is built as the one before.
 
         Raises:
             MemoryError: there is no room for it.
             TypeError: it holds a tensor of a kind that cannot be stored.
         """
-        if self._structure is captured.structure:
+        if self._structure is captured.structure and self._shared == shared:
             return
         self._structure = None
         self._forget()
         stored = {name: stored_as(name, tensor) for name, tensor in captured.tensors.items()}
         slots = lay_out((name, dtype, shape) for name, (dtype, shape, _) in stored.items())
         pinned = any(tensor.is_cuda for tensor in captured.tensors.values())
-        self.arena.reserve(slots[-1].end if slots else 0, pinned=pinned)
+        self.arena.reserve(slots[-1].end if slots else 0, shared=shared, pinned=pinned)
         self.slots = slots
         self.views = {name: view for name, (_, _, view) in stored.items() if view is not None}
         self._plan(captured)
-        self._structure = captured.structure
+        self._structure, self._shared = captured.structure, shared
 
     def start(self, captured: Captured, mode: SnapshotMode, *, digests: bool) -> None:
         """Copy what forward may change, and remember how the rest is now."""
@@ -97,7 +102,7 @@ class Layout:
         self._at_once: list[str] = []
         self._devices: list[DeviceCopies] = []
         self._odd: list[Pair] = []
-        self._host, self._frozen = HostCopies([], self.arena), Frozen([], self.arena)
+        self._host, self._frozen = HostCopies([]), Frozen([])
         self._watchdog = Watchdog([])
 
     def _plan(self, captured: Captured) -> None:
@@ -111,11 +116,11 @@ class Layout:
         self._at_once = [name for name in host if name not in later]
         frozen = {name: pair for name, pair in later.items() if name in captured.frozen and is_plain(pair.source)}
         moving = [pair for name, pair in later.items() if name not in frozen]
-        self._frozen = Frozen(list(frozen.values()), self.arena)
-        self._host = HostCopies([pair for pair in moving if is_plain(pair.source)], self.arena)
+        self._frozen = Frozen(list(frozen.values()))
+        self._host = HostCopies([pair for pair in moving if is_plain(pair.source)])
         self._odd = [pair for pair in moving if not is_plain(pair.source)]
         self._watchdog = Watchdog(list(later.values()))
-        self.live = live_ranges(list(later.values()))
+        self.live = [pair.source for pair in later.values() if is_plain(pair.source)]
         self._devices = [self._on(device, pairs, captured) for device in _cuda_devices(captured)]
 
     def _on(self, device: torch.device, pairs: dict[str, Pair], captured: Captured) -> DeviceCopies:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -134,18 +134,25 @@ def load(
     *,
     only: Collection[str] | None = None,
     progress: Progress | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Loaded:
     """Read and verify a checkpoint, or `only` the tensors of these names; nothing comes back that is not whole.
 
-    Without `progress` a long one is told in the log. Raises what `verify` does, and MemoryError.
+    Without `progress` a long one is told in the log. `meanwhile` is called while threads read. Raises what
+    `verify` does, and MemoryError.
     """
     found = manifest(store, job, checkpoint)
     runs = [run for file in found.files for run in runs_to_keep(found, file, only)]
     stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
+
+    def prepare() -> None:
+        stored.extend(pair for run in runs for pair in _stored(run))
+        meanwhile()
+
     reading.read(
         *(store, job, checkpoint, found, runs),
         progress=progress or _log_progress(checkpoint),
-        meanwhile=lambda: stored.extend(pair for run in runs for pair in _stored(run)),
+        meanwhile=prepare,
     )
     return Loaded(checkpoint, found, _placed(stored))
 

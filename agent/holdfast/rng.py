@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import random
 import sys
 from collections.abc import Mapping
@@ -14,13 +15,14 @@ def rng_state() -> dict[str, Any]:
     """Random state of this process: Python, NumPy's global one where NumPy is in use, torch, each CUDA device."""
     version, keys, gauss = random.getstate()
     state: dict[str, Any] = {
-        "python": [version, torch.tensor(keys), gauss],  # 625 numbers, as one tensor
+        # 625 numbers as one tensor, by way of an array: torch.tensor looks at each of them several times
+        "python": [version, torch.frombuffer(array.array("q", keys), dtype=torch.int64), gauss],
         "torch": torch.get_rng_state(),
     }
-    if (numpy := sys.modules.get("numpy")) is not None:
+    if (numpy := sys.modules.get("numpy")) is not None and "numpy.random" in sys.modules:
         kind, keys, position, has_gauss, gauss = numpy.random.get_state()
         state["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = list(torch.cuda.get_rng_state_all())
     return state
 

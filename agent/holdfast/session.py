@@ -116,7 +116,7 @@ class Session:
         self._resumed = self._closed = False
         self._wanted: CheckpointKind | None = None
         self._wanted_restore: str | None = None
-        self._retry_at_once = self._prepared = False
+        self._retry_at_once = False
         self._open(options.server, options.token)
         self._training.around_updates(self._before_update, self._meter.clock.update_ends)
         self._process = os.getpid()
@@ -159,13 +159,16 @@ class Session:
             self._begin(self._starter.choose())
         return self.iteration
 
-    def batches(self, loader: Iterable[Any], epochs: int = 1) -> Iterator[Any]:
-        """The batches of `epochs` epochs in all, from where training stands; rewinds in place when told to."""
+    def batches(self, loader: Iterable[Any], epochs: int | None = 1) -> Iterator[Any]:
+        """The batches of `epochs` epochs in all, from where training stands; rewinds in place when told to.
+
+        None is without end, for a loop that counts iterations: `batch = next(batches)`.
+        """
         self.resume()
         cursor = self._training.enter(loader)
         if cursor.gap:
             self._reporter.notice("warning", "loader", cursor.gap)
-        while cursor.epoch < epochs:
+        while epochs is None or cursor.epoch < epochs:
             rewinds = self._training.rewinds
             source = cursor.batches()
             while self._training.rewinds == rewinds:
@@ -274,6 +277,8 @@ class Session:
     def _begin(self, start: Start) -> None:
         self._resumed = True
         self._starter.begin(start)
+        for gap in self._training.gaps():
+            self._reporter.notice("warning", "loader", gap)
         self._meter.clock.begin()
 
     def _close(self, reason: str) -> None:
@@ -337,8 +342,7 @@ class Session:
             self._rewinder.rewind(*target)
             self._checkpoints.wanted.clear()
             self._meter.clock.restart()
-        if not self._prepared and self._checkpoints.snapshots.free:
-            self._prepared = True
+        if self._checkpoints.unprepared:
             self._checkpoints.prepare(self._training.capture)
         self._meter.in_flight = self._checkpoints.active
 

@@ -18,8 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from holdfast.arena import Arena
 from holdfast.format import Slot
+from holdfast.hostmemory import is_plain
 from holdfast.layout import Layout
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.protocol import checkpoint_id
@@ -39,8 +42,8 @@ class Snapshot:
     slots: list[Slot]
     views: dict[str, str]
     arena: Arena
-    live: list[tuple[int, int]]
-    """(address, bytes) of the host memory that was copied from, and that training goes on changing."""
+    live: Callable[[], list[torch.Tensor]]
+    """What training goes on changing in host memory, now."""
     started_at: float
     seconds: float = 0.0
     stall_seconds: float = 0.0
@@ -75,11 +78,12 @@ class Snapshotter:
 
     Args:
         slots: how many snapshots may be held at the same time, each in host memory of the state's size.
+        shared: into memory that another process can map; see `Arena`. It holds for those begun later.
         debug: digest every tensor before and after it is copied, while training waits.
     """
 
-    def __init__(self, slots: int = 1, *, debug: bool = False) -> None:
-        self._debug = debug
+    def __init__(self, slots: int = 1, *, shared: bool = True, debug: bool = False) -> None:
+        self.shared, self._debug = shared, debug
         self._layouts = [Layout(Arena()) for _ in range(slots)]
         self._free = list(self._layouts)
         self._changed = threading.Condition()
@@ -118,7 +122,7 @@ class Snapshotter:
         def reserve() -> None:
             for layout in taken:
                 try:
-                    layout.fit(captured)
+                    layout.fit(captured, shared=self.shared)
                 except Exception as error:  # a thread's edge; `begin` meets it again and reports it
                     logger.debug("no arena yet: %s", error)
                 finally:
@@ -149,7 +153,7 @@ class Snapshotter:
         started = time.perf_counter()
         layout = self._free.pop()
         try:
-            layout.fit(captured)
+            layout.fit(captured, shared=self.shared)
             if not layout.copied_on_device and self._current is not None:
                 mode = "gpu"  # once, where there is a device with room: Algorithm 1 wants to know what it costs
             snapshot = Snapshot(
@@ -160,7 +164,7 @@ class Snapshotter:
                 layout.slots,
                 layout.views,
                 layout.arena,
-                layout.live,
+                lambda: [*layout.live, *filter(is_plain, captured.gradients())],
                 started_at=time.time(),
             )
             layout.start(captured, mode, digests=self._debug)

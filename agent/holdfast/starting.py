@@ -156,7 +156,7 @@ class Starter:
 
     def _load(self, checkpoint: str) -> Loaded:
         store, job = self._checkpoints.store, self._checkpoints.job
-        return self._patience.ask(lambda: restore.load(store, job, checkpoint))
+        return self._patience.ask(lambda: restore.load(store, job, checkpoint, meanwhile=self._training.make_room))
 
     def _put_in_place(self, loaded: Loaded) -> None:
         self._training.check(loaded)

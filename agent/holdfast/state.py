@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ class Captured:
     """Names of those that only an optimizer's step changes; the others must be copied at once."""
     frozen: set[str] = field(default_factory=set)
     """Names of those that no optimizer trains: parameters which, as a rule, never change."""
+    gradients: Callable[[], list[torch.Tensor]] = list
+    """Those that there are, at the time of the call."""
     structure: object = field(default_factory=object)
     """The same object as last time when names, dtypes, shapes and addresses are: what was laid out still fits."""
 
@@ -72,6 +74,7 @@ class Registry:
             tensors={**known.tensors, **encoder.tensors},
             deferred=known.deferred | encoder.deferred,
             frozen=known.frozen,
+            gradients=self._gradients,
             structure=self._structured(known, encoder),
         )
 
@@ -87,6 +90,11 @@ class Registry:
         for keyword, part in self._parts.items():
             part.load(trees[keyword], tensors)
         restore_rng(decode(trees["rng"], tensors, copy=True))
+
+    def make_room(self) -> None:
+        """Touch the memory that `apply` will copy into, where that was never used: it can be done before."""
+        for part in self._parts.values():
+            part.make_room()
 
     def _walk(self) -> _Known:
         """Everything that can be watched from here on, in full."""
@@ -126,6 +134,10 @@ class Registry:
             if any(id(parameter) in trained for parameter in parameters):
                 still |= set(_storages(p for p in parameters if not p.requires_grad and id(p) not in trained))
         return {name for name, t in tensors.items() if t.untyped_storage().data_ptr() in still}
+
+    def _gradients(self) -> list[torch.Tensor]:
+        parameters = (parameter for module in self.modules.values() for parameter in module.parameters())
+        return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}

@@ -15,6 +15,7 @@ from holdfast.reports import Standing
 from holdfast.restore import Loaded
 from holdfast.state import Captured, Registry
 from holdfast.tree import decode
+from holdfast.variables import Variables
 
 
 class Training:
@@ -91,6 +92,10 @@ class Training:
             }
         )
 
+    def make_room(self) -> None:
+        """For what `apply` will put there; to be called while there is nothing else to do."""
+        self.registry.make_room()
+
     def check(self, loaded: Loaded) -> None:
         """IncompatibleCheckpoint when it does not fit the objects, or the script cannot be taken back to it."""
         self.registry.check(loaded.manifest.state, loaded.shapes)
@@ -104,6 +109,19 @@ class Training:
             raise IncompatibleCheckpoint(
                 f"{loaded.id} was taken while the script drew from another loader: a running script cannot go "
                 "back to that part; start it again to restore this checkpoint"
+            )
+
+    def gaps(self) -> list[str]:
+        """What loaders that the script draws from itself cannot promise."""
+        return [item.gap for item in self.registry.objects.values() if isinstance(item, DataLoader) and item.gap]
+
+    def require_way_back(self) -> None:
+        """IncompatibleCheckpoint when nothing says that the running loop would follow its state back."""
+        if not self._loaders and not any(isinstance(item, Variables) for item in self.registry.objects.values()):
+            raise IncompatibleCheckpoint(
+                "this script's batches come neither from session.batches(...) nor is its loop's place in a "
+                "holdfast.Variables, so a running loop would go on with other data: stop the script and order the "
+                "restore again, or give loop=holdfast.Variables() when the loop counts session.iteration"
             )
 
     def apply(self, loaded: Loaded) -> None:

@@ -28,7 +28,7 @@ def origin(**changes):
 
 def empty_snapshot(iteration):
     """One that holds nothing, for tests of what becomes of it."""
-    snapshot = Snapshot(iteration, 1, "scheduled", {}, [], {}, Arena(), [], started_at=0.0)
+    snapshot = Snapshot(iteration, 1, "scheduled", {}, [], {}, Arena(), list, started_at=0.0)
     snapshot.copied.set()
     return snapshot
 
@@ -49,6 +49,7 @@ class Job:
             began=lambda _: None,
             settled=self.settled.append,
         )
+        self.snapshots.shared = self.persister.shares_memory
 
     def take(self, **changes):
         """A snapshot of this instant, on its way to the store."""

@@ -119,6 +119,16 @@ def test_a_state_that_outgrows_its_arena_gets_a_new_one(store, backend):
     assert committed_bytes(store, snapshot.id) == bytes_of(job.tensors)
 
 
+def test_what_lies_in_private_memory_a_thread_writes(store):
+    """As after a change of mind: the memory that another process can map comes with the snapshot after it."""
+    with running(store, "process") as job:
+        job.snapshots.shared = False
+        job.checkpoint()
+        job.snapshots.shared = True
+        job.checkpoint()
+    assert [(each.state, each.backend) for each in job.settled] == [("durable", "thread"), ("durable", "process")]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_error_of_the_store_is_told_as_it_was(tmp_path, backend):
     with running(faulty(tmp_path, "errno", number=errno.ENOSPC), backend) as job:
@@ -292,6 +302,7 @@ def test_a_helper_that_died_is_replaced_with_the_next_checkpoint(store):
 @pytest.mark.parametrize("backend", [ProcessBackend, ForkBackend])
 def test_a_writing_process_that_hangs_is_given_up(tmp_path, backend):
     job = Job(faulty(tmp_path, "wait"), "thread")
+    job.snapshots.shared = True
     writes = backend(job.store, hung_seconds=3)
     job.persister._backends["thread"] = writes
     try:
@@ -561,6 +572,7 @@ def test_an_arena_is_not_given_back_while_its_digests_are_computed(tmp_path, mon
 
 def test_errors_come_through_a_process_as_what_they_were(tmp_path):
     job = Job(faulty(tmp_path, "errno", number=errno.EACCES), "thread")
+    job.snapshots.shared = True
     snapshot = job.checkpoint()
     backend = ProcessBackend(job.store)
     try:

@@ -1,11 +1,14 @@
 import errno
 import os
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from holdfast import arena as arena_module
+from holdfast import hostmemory
 from holdfast.copying import HostCopies
 from holdfast.layout import Layout
 from holdfast.snapshot import Snapshotter
@@ -188,8 +191,19 @@ def test_conjugated_tensors_are_copied_as_they_read(snapshotter):
     assert torch.equal(contents(snapshotter, snapshot)["c"], expected)
 
 
-def test_hundreds_of_small_tensors_are_copied_to_the_bit(snapshotter):
-    """More than one vectored write takes, of odd sizes, between large ones."""
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_hundreds_of_small_tensors_are_copied_to_the_bit(snapshotter, monkeypatch, shared, forbidden):
+    """More than one call takes, of odd sizes, between large ones; also where a sandbox forbids that call."""
+    calls = []
+
+    def refused(*_):
+        calls.append(True)
+        return -1
+
+    if forbidden:
+        monkeypatch.setattr(hostmemory, "_write", refused)
+    snapshotter.shared = shared
     tensors = {f"t{i}": torch.randn(1 + i % 37) for i in range(2500)} | {"big": torch.randn(50_000)}
     expected = {name: tensor.clone() for name, tensor in tensors.items()}
     what = captured(deferred=tensors, **tensors)
@@ -198,6 +212,41 @@ def test_hundreds_of_small_tensors_are_copied_to_the_bit(snapshotter):
         found = contents(snapshotter, snapshot)
         assert all(torch.equal(found[name], expected[name]) for name in tensors)
         snapshotter.release(snapshot)
+    assert bool(calls) == forbidden
+
+
+def test_memory_becomes_private_and_shared_again_between_snapshots(snapshotter):
+    what = captured(w=torch.arange(1000.0))
+    kinds = []
+    for shared in (True, False, False, True):
+        snapshotter.shared = shared
+        snapshot = begin(snapshotter, what, at_once=True)
+        assert contents(snapshotter, snapshot)["w"].tolist() == list(range(1000))
+        kinds.append(snapshot.arena.fd >= 0)
+        snapshotter.release(snapshot)
+    assert kinds == [True, False, False, True]
+    assert snapshot.arena.generation == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="as Linux tells it")
+def test_private_memory_is_not_for_children(snapshotter):
+    """A loader's workers would hold every page of it that a snapshot writes to after they were forked."""
+    snapshotter.shared = False
+    snapshot = begin(snapshotter, captured(w=torch.ones(1000)), at_once=True)
+    assert "dc" in flags_of(snapshot.arena.address)
+
+
+def flags_of(address):
+    """What the kernel has noted of the mapping at an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if not first.endswith(":"):
+            start, end = (int(part, 16) for part in first.split("-"))
+            inside = start <= address < end
+        elif inside and first == "VmFlags:":
+            return line.split()[1:]
+    return []
 
 
 def test_a_second_snapshot_begins_while_the_first_is_held(monkeypatch):
@@ -222,7 +271,7 @@ def test_a_frozen_tensor_is_copied_once_and_again_when_it_changed(snapshotter, m
     copied, real = [], HostCopies.run
 
     def run(copies):
-        copied.append(len(copies._large) + sum(len(parts) for _, parts in copies._small))
+        copied.append(len(copies._large) + sum(len(together._spans) for together in copies._small))
         real(copies)
 
     monkeypatch.setattr(HostCopies, "run", run)

@@ -57,6 +57,12 @@ class Backend(Protocol):
         ...
 
 
+def require_shared(snapshot: Snapshot) -> None:
+    """Refused for one that lies in this process's private memory."""
+    if snapshot.arena.fd < 0:
+        raise Refused("the snapshot is in memory that no other process can read")
+
+
 _replies = msgspec.msgpack.Decoder(Reply)
 
 

@@ -43,6 +43,11 @@ class Choice:
         return min(self._candidates, key=lambda name: len(self._measured[name]))
 
     @property
+    def possible(self) -> list[str]:
+        """Those that may write a checkpoint which is begun now."""
+        return [self._chosen] if self._chosen is not None else list(self._candidates)
+
+    @property
     def reason(self) -> str:
         """In words, for people."""
         return "; ".join([self._why, *(f"{name} is out: {why}" for name, why in self._out.items())])
@@ -51,7 +56,9 @@ class Choice:
         """What a checkpoint cost training, stalls and interference, and how long it took to become durable."""
         if backend not in self._candidates or len(self._candidates) == 1:
             return
-        self._measured[backend].append((cost_seconds, persist_seconds))
+        measured = self._measured[backend]
+        measured.append((cost_seconds, persist_seconds))
+        del measured[WARM_UP : -TRIES - 1]  # no more are ever looked at
         if self._chosen is None:
             self._choose_if_known()
         elif backend == self._chosen and self._is_dearer():

@@ -17,7 +17,7 @@ import warnings
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.persist import memory
-from holdfast.persist.backend import HUNG_SECONDS, Lost, Refused, await_reply
+from holdfast.persist.backend import HUNG_SECONDS, Lost, Refused, await_reply, require_shared
 from holdfast.persist.courtesy import be_nice, volunteer
 from holdfast.persist.messages import Channel, Failed, Hurry, Reply
 from holdfast.persist.pacer import Pacer
@@ -54,6 +54,7 @@ class ForkBackend:
         memory.prepare()
 
     def write(self, task: Task, snapshot: Snapshot) -> Written:
+        require_shared(snapshot)
         if snapshot.arena.pinned and _cuda_is_initialised():
             raise Refused("CUDA has pinned the arena's memory, which a child must not touch")
         channel, child = self._fork(task, snapshot)
@@ -86,10 +87,12 @@ class ForkBackend:
 
     def _fork(self, task: Task, snapshot: Snapshot) -> tuple[Channel, _Child]:
         ours, theirs = socket.socketpair()
-        payload, live = snapshot.payload(), snapshot.live
+        payload = snapshot.payload()
+        # gradients come and go: held here, their memory is nothing else's by the time of the fork
+        live = snapshot.live()
         with theirs:
             try:
-                pid = _fork_quietly(live)
+                pid = _fork_quietly(sorted({(tensor.data_ptr(), tensor.nbytes) for tensor in live}))
             except OSError as error:
                 ours.close()
                 raise Lost(f"no child could be forked: {error.strerror}") from error

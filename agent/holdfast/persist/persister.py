@@ -80,6 +80,12 @@ class Persister:
         with self._lock:
             return self._choice.reason
 
+    @property
+    def shares_memory(self) -> bool:
+        """Snapshots must lie where another process can get at them; until one does, a thread writes them."""
+        with self._lock:
+            return self._choice.possible != ["thread"]
+
     def measured(self, backend: str, cost_seconds: float, persist_seconds: float) -> None:
         """What a checkpoint that `backend` wrote cost training, for "auto" to choose by."""
         with self._lock:
@@ -158,7 +164,7 @@ class Persister:
             self._began(snapshot)
             task = Task.of(snapshot, origin)
             while True:
-                backend = self.backend
+                backend = self.backend if snapshot.arena.fd >= 0 else "thread"
                 try:
                     self._write(backend, task, snapshot)
                 except Refused as refused:

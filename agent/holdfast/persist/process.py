@@ -15,7 +15,7 @@ import tempfile
 import threading
 from typing import IO, TYPE_CHECKING
 
-from holdfast.persist.backend import HUNG_SECONDS, Lost, await_reply
+from holdfast.persist.backend import HUNG_SECONDS, Lost, await_reply, require_shared
 from holdfast.persist.messages import Channel, Hurry, Write
 from holdfast.persist.task import Task, Written
 from holdfast.store import Store
@@ -55,6 +55,7 @@ class ProcessBackend:
         self._hurried = self._closed = False
 
     def write(self, task: Task, snapshot: Snapshot) -> Written:
+        require_shared(snapshot)
         helper = self._take(snapshot.arena)
         try:
             return helper.write(task, snapshot.size_bytes)

@@ -45,7 +45,7 @@ class LocalStore:
     def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = root
         self.url = str(root)
-        self.readers = 4  # on two cores as well: they wait for the device more than they compute
+        self.readers = 8  # on two cores as well: a device answers late what it has not been asked before
         self.files = files or Files()
         self._prepared: set[str] = set()
         self._volumes: dict[int, Volume] = {}
