@@ -3,7 +3,8 @@
 Between two checkpoints a model and its optimizer change their numbers, rarely their names, shapes or memory.
 A watch remembers every leaf that a first, full capture met; as long as the same objects still lie at the same
 addresses, their names and trees hold, and what is left to do at the boundary takes a millisecond or two for
-hundreds of tensors, most of it waiting for objects that an iteration has driven out of the caches. Whatever a watch cannot vouch for is walked in full each time.
+hundreds of tensors: most of that is waiting for objects that an iteration has driven out of the caches.
+Whatever a watch cannot vouch for is walked in full each time.
 """
 
 from __future__ import annotations

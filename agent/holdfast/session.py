@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
@@ -59,7 +60,7 @@ class Session:
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
             element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
         **objects: what makes up the training state, by keyword: model, optimizer, scheduler, scaler …
-            Anything with `state_dict` and `load_state_dict`.
+            Anything with `state_dict` and `load_state_dict`, and random generators of torch, NumPy and Python.
 
     Raises:
         TypeError: an object has no state_dict, or one that cannot be stored; names the keyword.
@@ -113,14 +114,14 @@ class Session:
         self._rewinder = Rewinder(self._training, self._checkpoints, self._reporter)
         self._meter = Meter(self._controller, self._reporter, self._checkpoints.persister.measured)
         self._progress = Progress()
-        self._resumed = self._closed = False
+        self._resumed = self._closed = self._forked = False
         self._wanted: CheckpointKind | None = None
         self._wanted_restore: str | None = None
         self._retry_at_once = False
         self._open(options.server, options.token)
         self._training.around_updates(self._before_update, self._meter.clock.update_ends)
-        self._process = os.getpid()
         atexit.register(self._at_exit)
+        _sessions.add(self)
 
     # What a loop uses
 
@@ -191,6 +192,13 @@ class Session:
         """
         self._standing.iteration += 1
         if self._closed:
+            if self._forked:
+                self._forked = False
+                logger.warning(
+                    "%s: this process was forked from the one that made the session, and takes no checkpoints; "
+                    "make the session after the fork",
+                    self.job,
+                )
             return
         try:
             self._boundary(metrics)
@@ -279,6 +287,8 @@ class Session:
         self._starter.begin(start)
         for gap in self._training.gaps():
             self._reporter.notice("warning", "loader", gap)
+        for what in self._training.missing(start.loaded):
+            self._reporter.notice("warning", "inventory", what)
         self._meter.clock.begin()
 
     def _close(self, reason: str) -> None:
@@ -315,8 +325,6 @@ class Session:
         self._take("final", at_once=True)
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._process:
-            return  # a forked child has neither the threads nor the right
         error = getattr(sys, "last_value", None)
         self._close(_ending(type(error) if error is not None else None))
 
@@ -343,7 +351,7 @@ class Session:
             self._checkpoints.wanted.clear()
             self._meter.clock.restart()
         if self._checkpoints.unprepared:
-            self._checkpoints.prepare(self._training.capture)
+            self._checkpoints.prepare(self._training.outline)
         self._meter.in_flight = self._checkpoints.active
 
     def _settings_changed(self) -> None:
@@ -393,6 +401,20 @@ class Session:
             return checkpoint, None
         order = self._orders.restore()
         return (order.checkpoint, order.id) if order is not None else None
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _leave_child() -> None:
+    """A forked child has neither the threads nor the right: there a session only counts."""
+    for session in _sessions:
+        session._closed = session._forked = True
+        session._checkpoints.snapshots.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_child)
 
 
 def _ending(kind: type[BaseException] | None) -> str:

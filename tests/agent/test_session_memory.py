@@ -1,8 +1,13 @@
 """Where a session keeps its snapshots: it follows from what writes them."""
 
+import os
+import threading
+
+import pytest
 import torch
 
 import holdfast
+from holdfast.copying import HostCopies
 
 TRIES = 6
 
@@ -74,3 +79,39 @@ def test_what_a_fork_leaves_out_are_weights_moments_and_the_gradients_of_the_mom
         assert {tensor.data_ptr() for tensor in tensors} <= live
         optimizer.zero_grad()
         assert len(taken[0].live()) == len(live) - 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a platform with forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_forked_within_a_copy_trains_on_without_the_session(tmp_path, monkeypatch, caplog):
+    go, real = threading.Event(), HostCopies.run
+
+    def run(copies):
+        assert go.wait(30)
+        real(copies)
+
+    model, optimizer, session = session_of(tmp_path, backend="thread")
+    monkeypatch.setattr(HostCopies, "run", run)
+    with session:
+        model(torch.ones(2, 4)).sum().backward()
+        session.step()
+        assert session._checkpoints.snapshots.copying
+        pid = os.fork()
+        if not pid:
+            try:
+                optimizer.step()  # would wait for ever for a thread that is not there
+                session.step()
+                session.step()
+                said = [
+                    record.message
+                    for record in caplog.records
+                    if "make the session after the fork" in record.message
+                ]
+                os._exit(0 if len(said) == 1 and session.iteration == 3 else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        go.set()
+        optimizer.step()
+        session.step()
+    assert session._checkpoints.head is not None
