@@ -9,8 +9,12 @@ from typing import Any
 from holdfast.pacing import Controller, Observation
 from holdfast.persist import Settled
 from holdfast.prices import Prices
-from holdfast.profile import IterationClock, MetricReader
+from holdfast.profile import Iteration, IterationClock, MetricReader
 from holdfast.reports import Reporter
+
+BATCH_ITERATIONS = 16
+BATCH_SECONDS = 0.1
+"""At most so many iterations, and about so long, before the controller learns of them."""
 
 
 class Meter:
@@ -25,6 +29,9 @@ class Meter:
         self.in_flight = False
         """A checkpoint is under way at the start of this iteration."""
         self._prices = Prices(measured)
+        self._unlearnt: list[tuple[Iteration, bool]] = []
+        """Iterations, and whether a checkpoint was under way."""
+        self._learnt_at = 0.0
 
     def end_iteration(self, metrics: Mapping[str, Any]) -> None:
         """Book the iteration that ends here. What a checkpoint begun now costs falls into the next one."""
@@ -32,21 +39,44 @@ class Meter:
         measured = self.clock.end(standing.iteration, standing.lineage)
         if measured is None:
             return
-        self._metrics.add(measured, metrics)
-        self.send_samples(wait=False)
-        self._reporter.stalls(measured)
-        self._prices.iteration(measured.seconds - measured.data_seconds, in_flight=self.in_flight)
-        plan = self._controller.observe(
-            Observation(
-                iteration=measured.iteration,
-                seconds=measured.seconds,
-                checkpoint_stall_seconds=measured.checkpoint_stall_seconds,
-                data_seconds=measured.data_seconds,
-                in_flight=self.in_flight,
-                update_seconds=measured.update_seconds,
+        if self._reporter.heard:
+            self._metrics.add(measured, metrics)
+            self.send_samples(wait=False)
+            self._reporter.stalls(measured)
+        self._unlearnt.append((measured, self.in_flight))
+        if (
+            self.in_flight
+            or len(self._unlearnt) >= BATCH_ITERATIONS
+            or measured.at - self._learnt_at >= BATCH_SECONDS
+            or self._controller.plan is None
+        ):
+            self.learn()
+
+    def learn(self) -> None:
+        """Let the controller have what was measured since it last did.
+
+        Quick iterations with nothing under way wait for each other: an iteration drives all that was run before
+        out of the processor's caches, and to run it again for each takes as long as for several.
+        """
+        if not self._unlearnt:
+            return
+        changed = False
+        for measured, in_flight in self._unlearnt:
+            self._learnt_at = measured.at
+            self._prices.iteration(measured.seconds - measured.data_seconds, in_flight=in_flight)
+            plan = self._controller.observe(
+                Observation(
+                    iteration=measured.iteration,
+                    seconds=measured.seconds,
+                    checkpoint_stall_seconds=measured.checkpoint_stall_seconds,
+                    data_seconds=measured.data_seconds,
+                    in_flight=in_flight,
+                    update_seconds=measured.update_seconds,
+                )
             )
-        )
-        self._reporter.pace(self._controller, changed=plan is not None)
+            changed = changed or plan is not None
+        self._unlearnt.clear()
+        self._reporter.pace(self._controller, changed=changed)
 
     def checkpoint_settled(self, settled: Settled) -> None:
         snapshot = settled.snapshot

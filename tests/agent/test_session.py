@@ -22,6 +22,7 @@ from holdfast.store.local import LocalStore, LocalWriter
 class FakeLink:
     """A server that answers with whatever a test puts into `desired`, and remembers what it was told."""
 
+    heard = True
     first: Desired | None = None
 
     def __init__(self, *, on_desired=None, **_):

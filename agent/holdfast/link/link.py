@@ -31,6 +31,8 @@ class Link:
         spool_bytes: most bytes that the spool may hold.
     """
 
+    heard = True
+
     def __init__(
         self,
         *,

@@ -8,6 +8,7 @@ from holdfast.protocol import Desired, Event
 class NoLink:
     """The methods of `Link`, doing nothing."""
 
+    heard = False
     desired: Desired | None = None
 
     def start(self) -> None: ...

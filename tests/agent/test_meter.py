@@ -1,0 +1,85 @@
+"""When the controller learns of an iteration: not later than it matters, and not one by one."""
+
+import types
+
+import pytest
+
+from holdfast import profile
+from holdfast.meter import BATCH_ITERATIONS, BATCH_SECONDS, Meter
+from holdfast.reports import Reporter, Standing
+
+
+class FakeController:
+    """Remembers what it was told, and in which portions."""
+
+    def __init__(self):
+        self.plan = object()
+        self.portions = []
+        self.settings = types.SimpleNamespace(policy="fixed", budget=0.1)
+
+    def observe(self, seen):
+        self.portions[-1].append((seen.iteration, seen.in_flight))
+
+
+class Loop:
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(profile.time, "time", lambda: self.now)
+        self.standing, self.controller = Standing(), FakeController()
+        self.meter = Meter(self.controller, Reporter("job", self.standing), lambda *_: None)
+        monkeypatch.setattr(self.meter._reporter, "pace", lambda *_, **__: self.controller.portions.append([]))
+        self.controller.portions.append([])
+        self.meter.clock.begin()
+
+    def iterate(self, seconds=0.001):
+        self.now += seconds
+        self.standing.iteration += 1
+        self.meter.end_iteration({})
+
+    @property
+    def portions(self):
+        return [[iteration for iteration, _ in portion] for portion in self.controller.portions if portion]
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    return Loop(monkeypatch)
+
+
+def test_quick_iterations_are_learnt_of_together_and_in_order(loop):
+    loop.iterate()  # long after whatever was before
+    for _ in range(2 * BATCH_ITERATIONS):
+        loop.iterate()
+    assert [len(portion) for portion in loop.portions] == [1, BATCH_ITERATIONS, BATCH_ITERATIONS]
+    assert [each for portion in loop.portions for each in portion] == list(range(1, 2 * BATCH_ITERATIONS + 2))
+
+
+def test_slow_iterations_are_learnt_of_one_by_one(loop):
+    for _ in range(3):
+        loop.iterate(BATCH_SECONDS)
+    assert loop.portions == [[1], [2], [3]]
+
+
+def test_beside_a_checkpoint_each_is_learnt_of_at_once_after_those_before(loop):
+    loop.iterate()
+    loop.iterate()
+    loop.meter.in_flight = True
+    loop.iterate()
+    loop.iterate()
+    assert loop.portions == [[1], [2, 3], [4]]
+    assert [seen for portion in loop.controller.portions for seen in portion][1:3] == [(2, False), (3, True)]
+
+
+def test_nothing_waits_while_there_is_no_plan_yet(loop):
+    loop.controller.plan = None
+    for _ in range(3):
+        loop.iterate()
+    assert loop.portions == [[1], [2], [3]]
+
+
+def test_whoever_needs_to_know_has_them_learnt_of(loop):
+    for _ in range(4):
+        loop.iterate()
+    loop.meter.learn()
+    loop.meter.learn()
+    assert loop.portions == [[1], [2, 3, 4]]
