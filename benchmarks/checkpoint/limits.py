@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import math
 import mmap
 import os
 import time
@@ -16,7 +15,15 @@ from pathlib import Path
 MIB = 1 << 20
 WRITERS = (1, 2, 4)
 CHUNKS_BYTES = (4 * MIB, 16 * MIB)
-READERS = (1, 2, 4)
+READING = (
+    ("read_cold", 1, False),
+    ("read_cold", 4, False),
+    ("read_cold", 4, True),
+    ("read_buffered", 1, False),
+    ("read_warm", 1, False),
+    ("read_warm", 4, False),
+)
+"""Past the page cache, through it when cold, and when warm; by so many threads; into huge pages?"""
 
 
 class Limits:
@@ -40,14 +47,15 @@ class Limits:
                     figures[f"{what} {count} x {chunk // MIB} MiB"] = [seconds]
         if self._device == "cuda":
             figures["device_copy"] = [self._device_copy()]
-        for flags, count in itertools.product((os.O_DIRECT, 0), READERS):
+        # all into memory that was never used, as in a process that has just begun: touched by reading only
+        fresh = [_memory(self._size, huge=huge) for _, _, huge in READING]
+        for memory, (how, count, huge) in zip(fresh, READING, strict=True):
             # written anew each time, as a checkpoint is: devices keep what was read before in caches of their own
             self._write(WRITERS[1], CHUNKS_BYTES[1], os.O_DIRECT) or self._write(1, CHUNKS_BYTES[1], 0)
-            forget_cached(self._file)
-            if (seconds := self._read(count, flags)) is not None:
-                figures[f"read_cold {count} {'direct' if flags else 'buffered'}"] = [seconds]
-        fill_cache(self._file)
-        figures |= {f"read_warm {count}": [self._read(count, 0) or math.inf] for count in READERS}
+            (fill_cache if how == "read_warm" else forget_cached)(self._file)
+            flags = os.O_DIRECT if how == "read_cold" else 0
+            if (seconds := self._read(memory, count, flags)) is not None:
+                figures[f"{how} {count}{', huge pages' if huge else ''}"] = [seconds]
         self._file.unlink()
         return figures
 
@@ -84,11 +92,11 @@ class Limits:
             self._spread(writers, chunk, lambda start, end: _pwrite_all(fd, view[start:end], start))
             os.fsync(fd)
 
-    def _read(self, readers: int, flags: int) -> float | None:
-        return _seconds_if_it_works(lambda: self._read_once(readers, flags))
+    def _read(self, memory: mmap.mmap, readers: int, flags: int) -> float | None:
+        return _seconds_if_it_works(lambda: self._read_once(memory, readers, flags))
 
-    def _read_once(self, readers: int, flags: int) -> None:
-        view = memoryview(_memory(self._size))
+    def _read_once(self, memory: mmap.mmap, readers: int, flags: int) -> None:
+        view = memoryview(memory)
         with _opened(self._file, os.O_RDONLY | flags) as fd:
             self._spread(readers, max(CHUNKS_BYTES), lambda start, end: _pread_all(fd, view[start:end], start))
 
@@ -155,11 +163,12 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _memory(size_bytes: int) -> mmap.mmap:
+def _memory(size_bytes: int, *, huge: bool = True) -> mmap.mmap:
     """Begins on a page, as direct I/O wants; huge pages where there are any."""
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError, AttributeError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    if huge:
+        with contextlib.suppress(OSError, AttributeError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 

@@ -159,8 +159,10 @@ class Turns:
 
     def _restore(self, *, cold: bool) -> float:
         from .limits import fill_cache, forget_cached
+        from .processes import give_memory_back
         from .training import Training, differing
 
+        give_memory_back()
         fresh = Training(self._training.scale, blank=True)
         self._contender.before_restore(fresh)
         (forget_cached if cold else fill_cache)(self._contender.newest)
