@@ -136,8 +136,10 @@ def meet_strangers():
 
 def children():
     """Process ids of this process's children since the test began, zombies included."""
-    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    pids = {int(pid) for path in found for pid in path.read_text().split()}
+    pids = set()
+    for path in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that of a thread which has just ended
+            pids.update(map(int, path.read_text().split()))
     return sorted(pids - STRANGERS["processes"])
 
 
