@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -15,6 +16,8 @@ from holdfast.store.files import Files
 @contextlib.contextmanager
 def appearing(target: Path, force: bool) -> Iterator[Path]:
     """A temporary name beside `target` that takes its place at the end, and is gone if that is not reached."""
+    if not target.parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "there is no such directory to write to", str(target.parent))
     temporary = _beside(target)
     try:
         yield temporary

@@ -9,11 +9,14 @@ import os
 
 import torch
 
+from holdfast.hostmemory import can_share
+
 GRAIN_BYTES = 2 << 20
 """Arenas grow in steps of this: a state that gains a few bytes needs no new one."""
-CAN_SHARE = hasattr(os, "memfd_create")
-ADVICE = [getattr(mmap, name) for name in ("MADV_HUGEPAGE", "MADV_DONTFORK") if hasattr(mmap, name)]
-"""Not for children: a loader's workers would hold each page that a snapshot overwrites after they were forked."""
+MADV_WIPEONFORK = 18
+ADVICE = [mmap.MADV_HUGEPAGE, MADV_WIPEONFORK] if hasattr(mmap, "MADV_HUGEPAGE") else []
+"""Empty in children: a loader's workers would hold each page that a snapshot overwrites after they were forked.
+Not MADV_DONTFORK: what a child maps into such a hole is unmapped when the child drops the arena."""
 
 
 class Arena:
@@ -41,7 +44,7 @@ class Arena:
         Raises:
             MemoryError: there is no room for it; nothing is held then.
         """
-        shared = shared and CAN_SHARE
+        shared = shared and can_share()
         if self.size_bytes < size_bytes or shared != (self.fd >= 0):
             self.close()  # the old memory goes before the new comes
             self._allocate(max(1, -(-size_bytes // GRAIN_BYTES)) * GRAIN_BYTES, shared)

@@ -94,7 +94,7 @@ class Watched:
         self._leaves = self._all_leaves()
         # a parameter is a leaf of its module and of its optimizer, there as a key and in its group
         self._tensors = list({id(leaf): leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)}.values())
-        self._addresses = _addresses(self._tensors)
+        self._places = _places(self._tensors)
         self.steady = all(type(tensor) in PLAIN for tensor in self._tensors)
         """There is nothing among them whose memory cannot be told by its address."""
 
@@ -103,7 +103,7 @@ class Watched:
         return (
             len(leaves) == len(self._leaves)
             and all(map(operator.is_, leaves, self._leaves))
-            and _addresses(self._tensors) == self._addresses
+            and _places(self._tensors) == self._places
         )
 
     def _all_leaves(self) -> list[Any]:
@@ -119,8 +119,9 @@ def watch_of(item: object) -> ModuleWatch | OptimizerWatch | None:
     return None
 
 
-def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
+def _places(tensors: Sequence[torch.Tensor]) -> list[tuple[object, ...]]:
+    """A tensor whose `data` was set may be another view of the same memory."""
+    return [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
 
 
 def _is_leaf(value: object) -> bool:

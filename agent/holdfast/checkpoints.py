@@ -15,6 +15,7 @@ import torch
 
 from holdfast import protocol, restore
 from holdfast.errors import HoldfastError
+from holdfast.fingerprint import fingerprint
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist import Origin, Persister, Settled
 from holdfast.protocol import CheckpointKind, CheckpointState, checkpoint_id, parse_checkpoint_id
@@ -80,9 +81,11 @@ class Checkpointer:
             settled=self._on_settled,
         )
         self.snapshots.shared = self.persister.shares_memory
-        self._backend_told = self.persister.reason
+        self._backend_told = self.persister.chosen
         self.unprepared = True
         """There is something for `prepare` to do."""
+        self._at_least = 1
+        """The number that this attempt must have at least."""
         self._late: threading.Thread | None = None
         """Asks a store that was away whether it is back."""
         self._returned: tuple[int, Lineage] | None = None
@@ -95,6 +98,7 @@ class Checkpointer:
 
     def acquire_attempt(self, at_least: int) -> None:
         """Fence all earlier attempts. Where the store cannot be written to, there are no checkpoints for now."""
+        self._at_least = at_least
         try:
             self.attempt = self._become_newest(at_least)
         except OSError as error:
@@ -124,6 +128,7 @@ class Checkpointer:
         if self.snapshots.free:
             self.unprepared = False
             self.snapshots.prepare(capture())
+            self.persister.prepare()
 
     def take(
         self,
@@ -170,6 +175,7 @@ class Checkpointer:
             parent=self.head or self.lineage.parent,
             world_size=1,
             versions=self.versions,
+            fingerprint=fingerprint(),
             replaces=snapshot.id in self.damaged,
             bytes_per_second=snapshot.size_bytes / over_seconds if over_seconds > 0 else None,
         )
@@ -186,11 +192,12 @@ class Checkpointer:
         found = []
         while self._settled:
             found.append(self._settled.popleft())
-        if found and (reason := self.persister.reason) != self._backend_told:
-            self._backend_told = reason
-            self._reporter.notice("info", "backend", f"checkpoints are written by {reason}")
+        if found:
             if (shared := self.persister.shares_memory) != self.snapshots.shared:
                 self.snapshots.shared, self.unprepared = shared, True
+            if (chosen := self.persister.chosen) not in (None, self._backend_told):
+                self._backend_told = chosen
+                self._reporter.notice("info", "backend", f"checkpoints are written by {self.persister.reason}")
         return found
 
     def close(self, timeout_seconds: float) -> None:
@@ -311,14 +318,15 @@ class Checkpointer:
         if self._returned is None:
             return False
         (self.attempt, lineage), self._returned = self._returned, None
-        self.continue_lineage(lineage, None)
+        self.continue_lineage(lineage, lineage.parent)
         self._reporter.lineage_began(self.lineage)
         return True
 
     def _return(self) -> None:
         try:
-            attempt = self._become_newest(1)
-            lineage = self._new_lineage(attempt, self.lineage.iteration, None)
+            attempt = self._become_newest(self._at_least)
+            start = parse_checkpoint_id(self.head)[0] if self.head is not None else self.lineage.iteration
+            lineage = self._new_lineage(attempt, start, self.head)
             self.store.begin_lineage(self.job, lineage)
         except Exception as error:  # a thread's edge: the next checkpoint that is due tries again
             self.fail(f"store {self.store.url} is not writable: {type(error).__name__}: {error}")

@@ -16,8 +16,6 @@ from holdfast.format import SMALL_BYTES, Slot, digest
 from holdfast.hostmemory import MOST_SPANS, Gather, is_plain
 
 EDGE_BYTES = 64
-SPREAD = 64
-"""So many elements of a frozen tensor are compared before its old copy is taken for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +99,28 @@ class Watchdog:
 
 
 class Frozen:
-    """Tensors that no optimizer trains: copied into an arena once, and again when they have changed."""
+    """Tensors that no optimizer trains: copied into an arena once, and again when they have changed.
+
+    Digests tell, since a change through `.data` shows nowhere else: to read is cheaper than to copy.
+    """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self._pairs = pairs
         self._copies = HostCopies(pairs)
-        self._looks = [look for pair in pairs for look in _looks(pair.source)]
-        self._seen: tuple[list[int], torch.Tensor] | None = None
+        self._held: list[str] = []
+        """Digests of what the arena holds."""
 
     def run(self) -> bool:
         """Copy unless the arena holds them as they are; whether it did."""
-        now = [pair.source._version for pair in self._pairs], torch.cat(self._looks or [torch.empty(0)])
-        if self._seen is not None and self._seen[0] == now[0] and torch.equal(self._seen[1], now[1]):
+        if self._held and self._held == [digest_of(pair.source) for pair in self._pairs]:
             return False
-        self._seen = None  # should the copy fail half-way
+        self._held = []  # should the copy fail half-way
         self._copies.run()
-        self._seen = now
+        self._held = [digest_of(pair.target) for pair in self._pairs]
         return True
+
+    def forget(self) -> None:
+        self._held = []
 
 
 def digest_of(tensor: torch.Tensor) -> str:
@@ -129,11 +132,6 @@ def _edges(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     raw = _raw(tensor)
     edge = min(EDGE_BYTES, raw.numel())
     return raw[:edge], raw[raw.numel() - edge :]
-
-
-def _looks(tensor: torch.Tensor) -> list[torch.Tensor]:
-    raw = _raw(tensor)
-    return [*_edges(tensor), raw[:: max(1, raw.numel() // SPREAD)]]
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

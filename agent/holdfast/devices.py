@@ -6,6 +6,7 @@ thread that trains does not wait at all; the thread that copies waits for the co
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,11 @@ class DeviceCopies:
             self.device_copy_seconds = self._began.elapsed_time(self._ready) / 1000
         self._sources = []  # the copies on the device go now
         return self._torn
+
+    def quiesce(self) -> None:
+        with contextlib.suppress(RuntimeError):  # a device that has failed writes nothing more either
+            self._stream.synchronize()
+        self._sources = []
 
     def _look(self) -> None:
         """Compare version counters, once: before the update that changes them by right."""

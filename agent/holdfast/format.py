@@ -89,6 +89,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     JSON has no word for. One entry an object of the session, `rng` and `session` among them."""
     timings: dict[str, float] = {}
     versions: dict[str, str] = {}
+    fingerprint: dict[str, str] = {}
+    """What the bits of a result depend on besides the state: devices, threads, flags … Compared at a resume."""
     manifest_digest: str | msgspec.UnsetType = msgspec.UNSET
     """Of the file's bytes up to the comma before this, its last entry; there in files only."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import sys
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
 MOST_SPANS = 1024
 """The most that one call takes (IOV_MAX)."""
 MADV_POPULATE_WRITE = 23
+
+
+@functools.cache
+def can_share() -> bool:
+    """Whether there can be memory that another process maps; a sandbox may forbid it."""
+    try:
+        os.close(os.memfd_create("holdfast-try"))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

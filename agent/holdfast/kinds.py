@@ -14,6 +14,7 @@ from holdfast.capture import OptimizerWatch, Watch, watch_of
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import SMALL_BYTES
 from holdfast.hostmemory import is_plain, populate
+from holdfast.rng import OwnGenerator
 from holdfast.tree import Encoder, Tree, decode
 
 ALONE_BYTES = 1 << 30
@@ -102,7 +103,11 @@ class ModulePart(Part):
             self._item.load_state_dict(state)
         own = self._buffers()
         for name, saved in decode(tree["buffers"], tensors, copy=False).items():  # those with persistent=False
-            own[name].copy_(saved)
+            if name in own:
+                own[name].copy_(saved)
+            else:  # one that the first use of a model makes, as caches are
+                holder, _, last = name.rpartition(".")
+                self._item.get_submodule(holder).register_buffer(last, saved.clone(), persistent=False)
 
     def make_room(self) -> None:
         for tensor in self._item.parameters():
@@ -153,6 +158,13 @@ class OptimizerPart(Part):
             raise IncompatibleCheckpoint(
                 f"{self.keyword}: parameter groups of {here} parameters here, of {there} in the checkpoint"
             )
+        for group, before in zip(self._item.param_groups, saved, strict=True):
+            new, gone = sorted(group.keys() - before.keys()), sorted(before.keys() - group.keys())
+            if new and gone:  # a newer torch or a schedule alone adds settings, another optimizer has others
+                raise IncompatibleCheckpoint(
+                    f"{self.keyword}: this {type(self._item).__name__} has {', '.join(new)}, "
+                    f"that of the checkpoint had {', '.join(gone)} in their place"
+                )
 
     def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
         # large moments stay where they were read; what else is kept is copied, or it would keep all that was
@@ -162,15 +174,25 @@ class OptimizerPart(Part):
         # load_state_dict casts moments to their parameter's dtype; what was saved in float32 goes on in float32
         parameters = self._parameters()
         for index, saved in state["state"].items():
-            if not isinstance(saved, Mapping):
-                continue
-            own = self._item.state[parameters[index]]
-            for key, value in saved.items():
-                if isinstance(value, torch.Tensor) and own[key].dtype != value.dtype:
-                    own[key] = value.to(own[key].device)
+            if isinstance(saved, Mapping):
+                own = self._item.state[parameters[index]]
+                own.update({key: _uncast(own[key], value) for key, value in saved.items()})
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self._item.param_groups for parameter in group["params"]]
+
+
+class GeneratorPart(Part):
+    """A random generator of the script's own."""
+
+    _item: OwnGenerator
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        there = tree.get("kind") if isinstance(tree, dict) else None
+        if there != self._item.kind:
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: {self._item.kind} here, {there or 'something else'} in the checkpoint"
+            )
 
 
 def part_of(keyword: str, item: Stateful) -> Part:
@@ -178,7 +200,20 @@ def part_of(keyword: str, item: Stateful) -> Part:
         return ModulePart(keyword, item)
     if isinstance(item, torch.optim.Optimizer):
         return OptimizerPart(keyword, item)
+    if isinstance(item, OwnGenerator):
+        return GeneratorPart(keyword, item)
     return Part(keyword, item)
+
+
+def _uncast(own: Any, saved: Any) -> Any:
+    """What an optimizer has taken from `saved`, with every tensor in the dtype that it was saved in."""
+    if isinstance(saved, torch.Tensor):
+        return saved.to(own.device) if own.dtype != saved.dtype else own
+    if type(saved) is dict:
+        return {key: _uncast(own[key], value) for key, value in saved.items()}
+    if type(saved) in (list, tuple):
+        return type(saved)(_uncast(*pair) for pair in zip(own, saved, strict=True))
+    return own
 
 
 @contextlib.contextmanager

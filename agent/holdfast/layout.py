@@ -68,11 +68,19 @@ class Layout:
         self._host.run()
         for pair in self._odd:
             pair.target.copy_(pair.source.detach())
-        return self._watchdog.changed()
+        changed = self._watchdog.changed()
+        if changed:
+            self._frozen.forget()  # what it holds may be among them
+        return changed
 
     def hold_update(self) -> None:
         for device in self._devices:
             device.hold_update()
+
+    def quiesce(self) -> None:
+        """After a failure: wait until no device writes to the arena any more."""
+        for device in self._devices:
+            device.quiesce()
 
     def finish(self) -> list[str]:
         """Wait until what devices hold is in the arena, too; names of the tensors that changed meanwhile."""

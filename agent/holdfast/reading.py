@@ -112,8 +112,9 @@ class _Reading:
             for number in range(min(self._threads, self._count))
         ]
         try:
-            for thread in threads:
-                thread.start()
+            threads = _started(threads)
+            if not threads:
+                self._work()
             meanwhile()
             for thread in threads:
                 self._watch(thread, progress)
@@ -157,6 +158,16 @@ class _Reading:
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._failure = self._failure or error
+
+
+def _started(threads: list[threading.Thread]) -> list[threading.Thread]:
+    """As many of them as there may be: fewer do it all."""
+    for number, thread in enumerate(threads):
+        try:
+            thread.start()
+        except RuntimeError:
+            return threads[:number]
+    return threads
 
 
 class _Source:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from holdfast import protocol
+from holdfast import fingerprint, protocol
 from holdfast.link import Link, NoLink
 from holdfast.pacing import Controller, Profile
 from holdfast.profile import DATA_STALLS, Iteration
@@ -38,6 +38,11 @@ class Reporter:
         self.job, self.standing = job, standing
         self.link: Link | NoLink = NoLink()
         self._paced_at = 0.0
+
+    @property
+    def heard(self) -> bool:
+        """There is a server to report to: what is told in every iteration need not be put together without one."""
+        return self.link.heard
 
     def event(self, event: protocol.Event) -> None:
         self.link.event(event)
@@ -169,6 +174,11 @@ class Reporter:
                 reason=text(str(error)),
             )
         )
+
+    def trained_elsewhere(self, then: dict[str, str]) -> None:
+        """Said where a checkpoint was taken under another `then` than training goes on under."""
+        if (difference := fingerprint.difference(then, fingerprint.fingerprint())) is not None:
+            self.notice("warning", "fingerprint", difference)
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
         message = text(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from holdfast import restore
@@ -11,6 +12,8 @@ from holdfast.protocol import parse_checkpoint_id
 from holdfast.reports import Reporter
 from holdfast.restore import Loaded
 from holdfast.training import Training
+
+logger = logging.getLogger("holdfast")
 
 WRITE_SECONDS = 600.0
 """How long a restore waits for the checkpoint of the state it leaves."""
@@ -48,6 +51,11 @@ class Rewinder:
         self._reporter.lineage_began(self._checkpoints.lineage)
         self._reporter.stall("restore", seconds, standing.iteration, standing.lineage)
         if restored:
+            logger.info(
+                "%s: restored to iteration %d, lineage %d; the state that was left is kept as %s",
+                *(self._checkpoints.job, standing.iteration, standing.lineage, safety),
+            )
+            self._reporter.trained_elsewhere(loaded.manifest.fingerprint)
             self._reporter.order(order, "restored", seconds=seconds, safety=safety)
 
     def _take_safety(self) -> str:

@@ -1,4 +1,4 @@
-"""The random state of a process, of every generator that training draws from by default."""
+"""The random state of a process, of every generator that training draws from by default, and of a script's own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ import torch
 
 def rng_state() -> dict[str, Any]:
     """Random state of this process: Python, NumPy's global one where NumPy is in use, torch, each CUDA device."""
-    version, keys, gauss = random.getstate()
-    state: dict[str, Any] = {
-        # 625 numbers as one tensor, by way of an array: torch.tensor looks at each of them several times
-        "python": [version, torch.frombuffer(array.array("q", keys), dtype=torch.int64), gauss],
-        "torch": torch.get_rng_state(),
-    }
+    state: dict[str, Any] = {"python": _of_python(random.getstate()), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None and "numpy.random" in sys.modules:
         kind, keys, position, has_gauss, gauss = numpy.random.get_state()
         state["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]
@@ -29,8 +24,7 @@ def rng_state() -> dict[str, Any]:
 
 def restore_rng(state: Mapping[str, Any]) -> None:
     """Put back what `rng_state` gave; what this process has no use for is passed over."""
-    version, keys, gauss = state["python"]
-    random.setstate((version, tuple(keys.tolist()), gauss))
+    random.setstate(_to_python(state["python"]))
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
         import numpy
@@ -39,3 +33,66 @@ def restore_rng(state: Mapping[str, Any]) -> None:
         numpy.random.set_state((kind, words.numpy().astype("uint32"), *rest))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def is_generator(item: object) -> bool:
+    """A generator of the script's own: torch's, NumPy's new kind or its old one, Python's."""
+    return _kind(item) is not None
+
+
+class OwnGenerator:
+    """A generator of the script's own, as something that has a `state_dict`."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        self.kind = _kind(generator)
+        """Which states it takes: torch's depend on the device, NumPy's on the algorithm."""
+
+    def state_dict(self) -> dict[str, Any]:
+        generator = self._generator
+        if isinstance(generator, torch.Generator):
+            state: Any = generator.get_state()
+        elif isinstance(generator, random.Random):
+            state = _of_python(generator.getstate())
+        elif hasattr(generator, "get_state"):
+            state = generator.get_state(
+                legacy=False
+            )  # NumPy's old kind keeps half a normal deviate beside its bits
+        else:
+            state = generator.bit_generator.state
+        return {"kind": self.kind, "state": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        generator, state = self._generator, state_dict["state"]
+        if isinstance(generator, torch.Generator):
+            generator.set_state(state)
+        elif isinstance(generator, random.Random):
+            generator.setstate(_to_python(state))
+        elif hasattr(generator, "set_state"):
+            generator.set_state(state)
+        else:
+            generator.bit_generator.state = state
+
+
+def _kind(item: object) -> str | None:
+    if isinstance(item, torch.Generator):
+        return f"torch.Generator on {item.device.type}"
+    if isinstance(item, random.Random) and not isinstance(item, random.SystemRandom):
+        return "random.Random"
+    random_of_numpy = getattr(sys.modules.get("numpy"), "random", None)
+    if random_of_numpy is not None and isinstance(item, random_of_numpy.Generator):
+        return f"numpy.random.Generator of {type(item.bit_generator).__name__}"
+    if random_of_numpy is not None and isinstance(item, random_of_numpy.RandomState):
+        return "numpy.random.RandomState"
+    return None
+
+
+def _of_python(state: tuple[Any, ...]) -> list[Any]:
+    version, keys, gauss = state
+    # 625 numbers as one tensor, by way of an array: torch.tensor looks at each of them several times
+    return [version, torch.frombuffer(array.array("q", keys), dtype=torch.int64), gauss]
+
+
+def _to_python(state: list[Any]) -> tuple[Any, ...]:
+    version, keys, gauss = state
+    return version, tuple(keys.tolist()), gauss

@@ -24,7 +24,7 @@ from holdfast.options import Options
 from holdfast.orders import Orders
 from holdfast.pacing import Controller, parse_every
 from holdfast.progress import Progress
-from holdfast.protocol import CheckpointKind, checkpoint_id
+from holdfast.protocol import CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.reports import Reporter, Standing, show_log
 from holdfast.rewind import WRITE_SECONDS, Rewinder
 from holdfast.snapshot import Snapshot
@@ -117,6 +117,7 @@ class Session:
         self._resumed = self._closed = self._forked = False
         self._wanted: CheckpointKind | None = None
         self._wanted_restore: str | None = None
+        self._last_fault: str | None = None
         self._retry_at_once = False
         self._open(options.server, options.token)
         self._training.around_updates(self._before_update, self._meter.clock.update_ends)
@@ -205,8 +206,11 @@ class Session:
         except RestoreFailed:
             raise
         except Exception as error:  # the training loop's edge: a fault of ours must not end the user's job
-            logger.exception("%s: iteration %d was not recorded", self.job, self.iteration)
-            self._reporter.notice("error", "internal", f"{type(error).__name__}: {error}")
+            what = f"{type(error).__name__}: {error}"
+            if what != self._last_fault:  # in full once, or it would bury all else that the job prints
+                self._last_fault = what
+                logger.exception("%s: iteration %d was not recorded", self.job, self.iteration)
+                self._reporter.notice("error", "internal", what)
 
     def checkpoint(self) -> None:
         """Take a checkpoint at the end of this iteration, whatever the interval."""
@@ -291,6 +295,19 @@ class Session:
             self._reporter.notice("warning", "inventory", what)
         self._meter.clock.begin()
 
+    def _begin_afresh(self) -> None:
+        unused: list[str] = []
+        with contextlib.suppress(OSError):  # what cannot be listed cannot be told
+            unused = self._checkpoints.store.checkpoints(self.job)
+        self._begin(Start())
+        if unused:
+            self._reporter.notice(
+                "warning",
+                "afresh",
+                f"training starts afresh beside {len(unused)} checkpoints, of which the newest is {unused[-1]}: "
+                "to go on from it, call session.resume() or draw from session.batches(...) before the first step",
+            )
+
     def _close(self, reason: str) -> None:
         if self._closed:
             return
@@ -305,12 +322,23 @@ class Session:
             self._reporter.link.close,
             self._progress.close,
             self._training.close,
+            self._tell_what_is_kept,
         )
         for part in parts:
             try:
                 part()
             except Exception:  # the loop may be ending with an error of its own, which must not be hidden
                 logger.exception("%s: while closing", self.job)
+
+    def _tell_what_is_kept(self) -> None:
+        head = self._checkpoints.head
+        kept = parse_checkpoint_id(head)[0] if head is not None else 0
+        if self.iteration > kept:
+            where = f"goes on from iteration {kept:,}" if kept else "begins anew"
+            logger.warning(
+                "%s: what was trained after iteration %s is in no checkpoint: the next start %s",
+                *(self.job, f"{kept:,}", where),
+            )
 
     def _take_final(self) -> None:
         """So that a job started again after its end finds all its work done."""
@@ -333,7 +361,7 @@ class Session:
     def _boundary(self, metrics: dict[str, Any]) -> None:
         self._training.boundary()
         if not self._resumed:  # a loop that neither resumes nor draws its batches here wants a fresh start
-            self._begin(Start())
+            self._begin_afresh()
         self._settle()
         self._meter.end_iteration(metrics)
         desired = self._reporter.link.desired
@@ -347,6 +375,7 @@ class Session:
         if (target := self._restore_target()) is None:
             self._checkpoint_if_due()
         else:
+            self._meter.learn()
             self._rewinder.rewind(*target)
             self._checkpoints.wanted.clear()
             self._meter.clock.restart()
@@ -367,14 +396,22 @@ class Session:
                 self._reporter.notice("warning", "torn", f"{settled.reason}; taken again at once")
 
     def _checkpoint_if_due(self) -> None:
-        due = self._wanted or self._retry_at_once or self._controller.due(self.iteration)
-        if due and self._checkpoints.snapshots.free:
+        if self._is_due() and self._checkpoints.snapshots.free:
             # while the one before is being written, this one waits some iterations rather than stall training
             self._take(self._wanted or "scheduled", at_once=self._retry_at_once)
             self._wanted, self._retry_at_once = None, False
 
+    def _is_due(self) -> bool:
+        if self._wanted or self._retry_at_once:
+            return True
+        if not self._controller.due(self.iteration):
+            return False
+        self._meter.learn()  # after which it may not be
+        return self._controller.due(self.iteration)
+
     def _take(self, kind: CheckpointKind, *, at_once: bool) -> Snapshot | None:
         started = time.perf_counter()
+        self._meter.learn()  # what came before belongs to the time before
         plan = self._controller.plan
         snapshot = self._checkpoints.take(
             self._training.capture,

@@ -117,7 +117,7 @@ class Snapshotter:
 
     def prepare(self, captured: Captured) -> None:
         """Allocate what snapshots of such a state need, in the background; a failure shows in `begin`."""
-        taken, self._free = self._free, []
+        taken = list(self._free)
 
         def reserve() -> None:
             for layout in taken:
@@ -128,7 +128,9 @@ class Snapshotter:
                 finally:
                     self._give_back(layout)
 
-        self._submit(reserve)
+        self._start_thread()
+        del self._free[: len(taken)]
+        self._work.put(reserve)
 
     def begin(
         self,
@@ -151,7 +153,7 @@ class Snapshotter:
         """
         assert self.free, "every arena still holds a snapshot, or the copy before is not complete"
         started = time.perf_counter()
-        layout = self._free.pop()
+        layout = self._free.pop(0)  # all in turn, or one that is rarely used would keep an old state's tensors
         try:
             layout.fit(captured, shared=self.shared)
             if not layout.copied_on_device and self._current is not None:
@@ -168,13 +170,18 @@ class Snapshotter:
                 started_at=time.time(),
             )
             layout.start(captured, mode, digests=self._debug)
-            self._current, self._current_layout = snapshot, layout
-            self._submit(lambda: self._copy_rest(snapshot, layout, started))
+            self._start_thread()
         except BaseException:
             self._give_back(layout)  # or no checkpoint would ever be taken again
             raise
+        self._current, self._current_layout = snapshot, layout
+        self._work.put(lambda: self._copy_rest(snapshot, layout, started))
         if at_once:
-            snapshot.copied.wait()
+            try:
+                snapshot.copied.wait()
+            except BaseException:  # Ctrl-C: nobody will have it, and so nobody would give its memory back
+                self._work.put(lambda: self._give_back(layout))
+                raise
         return snapshot
 
     def wait_copied(self) -> float:
@@ -184,7 +191,10 @@ class Snapshotter:
             return 0.0
         started = time.perf_counter()
         snapshot.safe.wait()
-        layout.hold_update()
+        try:
+            layout.hold_update()
+        except Exception as error:  # the update goes on, and the copy is worth nothing
+            snapshot.failure = error
         waited = time.perf_counter() - started
         snapshot.stall_seconds += waited
         return waited
@@ -207,11 +217,12 @@ class Snapshotter:
             self._free.append(layout)
             self._changed.notify_all()
 
-    def _submit(self, work: Callable[[], None]) -> None:
+    def _start_thread(self) -> None:
+        """RuntimeError where there can be no more threads."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="holdfast-snapshot", daemon=True)
-            self._thread.start()
-        self._work.put(work)
+            thread = threading.Thread(target=self._run, name="holdfast-snapshot", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -226,6 +237,7 @@ class Snapshotter:
             snapshot.device_memory = layout.device_memory
         except Exception as error:  # a thread's edge: whatever went wrong, the step that waits must go on
             snapshot.failure = error
+            layout.quiesce()
         finally:
             snapshot.seconds = time.perf_counter() - started
             snapshot.safe.set()

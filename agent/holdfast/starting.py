@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from holdfast import restore
 from holdfast.checkpoints import Checkpointer
-from holdfast.errors import DamagedCheckpoint, HoldfastError
+from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
 from holdfast.link.backoff import Backoff
 from holdfast.orders import Orders
 from holdfast.protocol import RestoreOrder
@@ -57,6 +57,8 @@ class Patience:
         while True:
             try:
                 answer = question()
+            except PermissionError:  # which time does not mend
+                raise
             except OSError as error:
                 if not self._paused(error):
                     raise
@@ -113,6 +115,8 @@ class Starter:
         self._reporter.lineage_began(checkpoints.lineage)
         self._reporter.attempt_began(loaded, checkpoints.versions, committed)
         self._reporter.order(start.order, "restored")
+        if start.loaded is not None:
+            self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)
         logger.info("%s: %s", checkpoints.job, self._told(loaded))
 
     def _ordered(self) -> Start | None:
@@ -143,6 +147,11 @@ class Starter:
             try:
                 loaded = self._load(checkpoint)
                 self._put_in_place(loaded)
+            except IncompatibleCheckpoint as error:
+                raise IncompatibleCheckpoint(
+                    f"{error}. The checkpoint is {checkpoint} of job {job} in {store.url}; a script that has "
+                    "become another is another job: give it another name, or another store"
+                ) from error
             except DamagedCheckpoint as error:
                 self._checkpoints.damaged.add(checkpoint)
                 self._reporter.damaged(checkpoint, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +11,14 @@ import torch
 
 from holdfast.capture import Watch, Watched
 from holdfast.errors import IncompatibleCheckpoint
+from holdfast.gradients import Gradients, Parameters, put_back
 from holdfast.kinds import Names, Shapes, Stateful, part_of
-from holdfast.rng import restore_rng, rng_state
+from holdfast.rng import OwnGenerator, is_generator, restore_rng, rng_state
 from holdfast.tree import Encoder, Tree, decode
 
-RESERVED = ("rng", "session")
+logger = logging.getLogger("holdfast")
+
+RESERVED = ("rng", "session", "gradients")
 """Entries of a checkpoint that are the session's own."""
 
 
@@ -39,25 +43,21 @@ class Registry:
     """The objects of a session, by the keyword they were given under."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
-        for keyword, item in objects.items():
-            if not isinstance(item, Stateful):
-                raise TypeError(
-                    f"Session({keyword}=...): {type(item).__name__} has no state_dict() and load_state_dict(). "
-                    f"Put plain values into holdfast.Variables, or drop the keyword."
-                )
-            if keyword in RESERVED:
-                raise ValueError(f"Session({keyword}=...): this name is taken in checkpoints; give it another")
-        # a compiled module shares everything with the plain one inside, whose names do not depend on compiling
-        self.objects: dict[str, Stateful] = {k: getattr(o, "_orig_mod", o) for k, o in objects.items()}
+        self.given = dict(objects)
+        self.objects = {keyword: _stateful(keyword, item) for keyword, item in objects.items()}
         self.modules = {k: o for k, o in self.objects.items() if isinstance(o, torch.nn.Module)}
         self.optimizers = {k: o for k, o in self.objects.items() if isinstance(o, torch.optim.Optimizer)}
+        self.gradients = Gradients()
         self._parts = {keyword: part_of(keyword, item) for keyword, item in self.objects.items()}
         self._warned: set[str] = set()
         self._known: _Known | None = None
         self._structure: tuple[object, ...] = ()
 
-    def capture(self, session: Mapping[str, Any]) -> Captured:
-        """References to all state, the session's own among it. TypeError names what cannot be stored."""
+    def capture(self, session: Mapping[str, Any], *, gradients: bool = True) -> Captured:
+        """References to all state, the session's own among it. TypeError names what cannot be stored.
+
+        Without `gradients` it is what a checkpoint of most loops will hold.
+        """
         known = self._known
         if known is None or not known.watched.unchanged():
             known = self._known = self._walk()
@@ -69,6 +69,8 @@ class Registry:
                 trees[keyword] = part.encode_again(known.trees[keyword], watch, encoder)
         trees["session"] = encoder.encode("session", session)
         trees["rng"] = encoder.encode("rng", rng_state())
+        if gradients and (pending := self.gradients.pending(known.parameters)):
+            trees["gradients"] = self._encode_gradients(encoder, pending)
         return Captured(
             trees=trees,
             tensors={**known.tensors, **encoder.tensors},
@@ -89,6 +91,7 @@ class Registry:
         """Put a checkpoint's state into the objects; the random state last, since loading may draw from it."""
         for keyword, part in self._parts.items():
             part.load(trees[keyword], tensors)
+        put_back(self.modules, decode(trees.get("gradients", {}), tensors, copy=True))
         restore_rng(decode(trees["rng"], tensors, copy=True))
 
     def make_room(self) -> None:
@@ -113,7 +116,23 @@ class Registry:
             frozen=self._frozen(encoder.tensors),
             names=names,
             step_storages=step_storages,
+            parameters=[(k, n, p) for k, module in self.modules.items() for n, p in module.named_parameters()],
         )
+
+    def _encode_gradients(self, encoder: Encoder, pending: Parameters) -> Tree:
+        trees: dict[str, dict[str, Tree]] = {}
+        for keyword, name, parameter in pending:
+            path = f"{keyword}.grad.{name}"
+            gradient = parameter.grad
+            assert gradient is not None
+            if gradient.layout == torch.strided:
+                trees.setdefault(keyword, {})[name] = encoder.encode(path, gradient)
+            elif path not in self._warned:
+                self._warned.add(path)
+                logger.warning(
+                    "%s is sparse: a resume lacks it, where it is not applied within its iteration", path
+                )
+        return trees
 
     def _structured(self, known: _Known, loose: Encoder) -> object:
         """The same object as long as `known` and the rest's names, dtypes and shapes are the same."""
@@ -165,6 +184,23 @@ class _Known:
     frozen: set[str]
     names: Names
     step_storages: set[int]
+    parameters: Parameters
+
+
+def _stateful(keyword: str, item: Any) -> Stateful:
+    """What a session keeps of an object that it was given. TypeError or ValueError when it cannot."""
+    if keyword in RESERVED:
+        raise ValueError(f"Session({keyword}=...): this name is taken in checkpoints; give it another")
+    if is_generator(item):
+        return OwnGenerator(item)
+    if not isinstance(item, Stateful):
+        raise TypeError(
+            f"Session({keyword}=...): {type(item).__name__} has no state_dict() and load_state_dict(). "
+            f"Put plain values into holdfast.Variables, or drop the keyword."
+        )
+    # a compiled module shares everything with the plain one inside, whose names do not depend on compiling
+    inside: Stateful = getattr(item, "_orig_mod", item)
+    return inside
 
 
 def _storages(tensors: Iterator[torch.Tensor]) -> Iterator[int]:

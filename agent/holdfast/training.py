@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch.utils.hooks import RemovableHandle
 
+from holdfast import inventory
 from holdfast.cursor import Cursor, cursor_over
 from holdfast.data import DataLoader
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.pacing import Controller
 from holdfast.reports import Standing
 from holdfast.restore import Loaded
-from holdfast.state import Captured, Registry
+from holdfast.state import RESERVED, Captured, Registry
 from holdfast.tree import decode
 from holdfast.variables import Variables
 
@@ -34,7 +36,7 @@ class Training:
         """Positions from a checkpoint, for loaders that the script has not come to yet."""
         self._moved = False
         self._hooks: list[RemovableHandle] = []
-        self.registry.capture({})  # what cannot be stored shows now, not an hour into training
+        self.registry.capture({}, gradients=False)  # what cannot be stored shows now, not an hour into training
 
     @property
     def epoch(self) -> int:
@@ -50,14 +52,21 @@ class Training:
 
     def around_updates(self, before: Callable[[], None], after: Callable[[], None]) -> None:
         """Have each step of an optimizer call these, until `close`."""
+        gradients, controller = self.registry.gradients, self._controller
+        gradients.asked_soon = lambda: controller.plan is None or controller.due(self._standing.iteration + 1)
 
-        def about_to_update(*_: object) -> None:
+        def about_to_update(optimizer: torch.optim.Optimizer, *_: object) -> None:
             before()
+            gradients.before_update(optimizer)
             self.moved()
+
+        def updated(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            gradients.after_update(optimizer)
+            after()
 
         for optimizer in self.registry.optimizers.values():
             self._hooks.append(optimizer.register_step_pre_hook(about_to_update))
-            self._hooks.append(optimizer.register_step_post_hook(lambda *_: after()))
+            self._hooks.append(optimizer.register_step_post_hook(updated))
 
     def close(self) -> None:
         """Leave the script's objects as they were given."""
@@ -79,8 +88,15 @@ class Training:
             self._loaders.append((loader, cursor))
         return self._loaders[self._current][1]
 
+    def outline(self) -> Captured:
+        """What a capture will most likely consist of."""
+        return self._capture(gradients=False)
+
     def capture(self) -> Captured:
         """The state of this instant. TypeError names what cannot be stored."""
+        return self._capture(gradients=True)
+
+    def _capture(self, *, gradients: bool) -> Captured:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
         return self.registry.capture(
             {
@@ -89,7 +105,8 @@ class Training:
                 "loaders": [*positions, *self._loaded[len(positions) :]],
                 "loader": self._current,
                 "controller": self._controller.state_dict(),
-            }
+            },
+            gradients=gradients,
         )
 
     def make_room(self) -> None:
@@ -114,6 +131,11 @@ class Training:
     def gaps(self) -> list[str]:
         """What loaders that the script draws from itself cannot promise."""
         return [item.gap for item in self.registry.objects.values() if isinstance(item, DataLoader) and item.gap]
+
+    def missing(self, loaded: Loaded | None) -> list[str]:
+        """What changes in training, as far as its objects show it, and is in no checkpoint."""
+        there = loaded.manifest.state if loaded is not None else {}
+        return inventory.missing(self.registry.given, [keyword for keyword in there if keyword not in RESERVED])
 
     def require_way_back(self) -> None:
         """IncompatibleCheckpoint when nothing says that the running loop would follow its state back."""

@@ -127,6 +127,16 @@ def swap_weights_through_data(job):
     job.model.embedding.weight.data = torch.full((16, 8), 0.5)
 
 
+def look_at_the_same_memory_otherwise(job):
+    weight = job.model.embedding.weight
+    weight.data = weight.data.view(8, 16).t()
+
+
+def shrink_in_place(job):
+    weight = job.model.embedding.weight
+    weight.data = weight.data[:8]
+
+
 def halve(job):
     job.model.frozen.half()
 
@@ -156,7 +166,8 @@ def more_variables(job):
 
 
 CHANGES = [
-    add_a_parameter, add_a_layer_within, replace_a_buffer, swap_weights_through_data, halve, load, untie, hook,
+    add_a_parameter, add_a_layer_within, replace_a_buffer, swap_weights_through_data,
+    look_at_the_same_memory_otherwise, shrink_in_place, halve, load, untie, hook,
     unfreeze, more_variables,
 ]  # fmt: skip
 

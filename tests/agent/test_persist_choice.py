@@ -125,9 +125,10 @@ def test_when_the_chosen_one_becomes_much_dearer_all_are_tried_again():
     choice = Choice("auto", {})
     run(choice)
     dearer = COSTS | {"process": 0.1}
-    used = run(choice, dearer, checkpoints=14)
-    assert used[:2] == ["process", "process"]
-    assert used[2:] == ["thread", "process", "fork"] * 4
+    used = run(choice, dearer, checkpoints=30)
+    before = used.index("thread")
+    assert 5 <= before <= 9  # a few dear ones may be a neighbour's doing
+    assert used[before : before + 12] == ["thread", "process", "fork"] * 4
     assert choice.current == "thread"
 
 

@@ -506,10 +506,11 @@ def test_the_supervisors_file_is_told_of_every_iteration(store, tmp_path, monkey
 
 def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrupted, monkeypatch):
     """Copies are slow enough for the next update to run into them; only every fourth iteration waits for disk."""
-    real, waits = HostCopies.run, []
+    real, waits, waiting = HostCopies.run, [], threading.Event()
 
     def slow(copies):
-        threading.Event().wait(0.02)
+        waiting.wait(0.2)  # for the update, but not for ever: some copies are made while there is none
+        waiting.clear()
         real(copies)
 
     monkeypatch.setattr(HostCopies, "run", slow)
@@ -517,9 +518,13 @@ def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrup
     monkeypatch.setattr(Trainer, "settle", lambda self: settle(self) if self.session.iteration % 4 == 0 else None)
     trainer = Trainer(store, every=1)
     wait = trainer.session._checkpoints.snapshots.wait_copied
-    monkeypatch.setattr(
-        trainer.session._checkpoints.snapshots, "wait_copied", lambda: waits.append(wait()) or waits[-1]
-    )
+
+    def noted():
+        waiting.set()
+        waits.append(wait())
+        return waits[-1]
+
+    monkeypatch.setattr(trainer.session._checkpoints.snapshots, "wait_copied", noted)
     trainer.run(until=12).crash()
     assert max(waits) > 0
     assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 13)}

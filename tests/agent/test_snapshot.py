@@ -9,6 +9,7 @@ import torch
 
 from holdfast import arena as arena_module
 from holdfast import hostmemory
+from holdfast import snapshot as snapshot_module
 from holdfast.copying import HostCopies
 from holdfast.layout import Layout
 from holdfast.snapshot import Snapshotter
@@ -233,7 +234,7 @@ def test_private_memory_is_not_for_children(snapshotter):
     """A loader's workers would hold every page of it that a snapshot writes to after they were forked."""
     snapshotter.shared = False
     snapshot = begin(snapshotter, captured(w=torch.ones(1000)), at_once=True)
-    assert "dc" in flags_of(snapshot.arena.address)
+    assert "wf" in flags_of(snapshot.arena.address)
 
 
 def flags_of(address):
@@ -288,6 +289,26 @@ def test_a_frozen_tensor_is_copied_once_and_again_when_it_changed(snapshotter, m
     assert [take(), take()] == [2, 1]
     frozen.data[512:].mul_(3)  # past the version counter
     assert [take(), take()] == [2, 1]
+    frozen.data[501] = 7.0
+    assert [take(), take()] == [2, 1]
+
+
+def test_a_copy_that_is_given_up_while_it_is_waited_for_gives_its_memory_back(snapshotter, monkeypatch):
+    class Interrupted(threading.Event):
+        def wait(self, timeout=None):
+            raise KeyboardInterrupt
+
+    def make(*args, real=snapshot_module.Snapshot, **options):
+        snapshot = real(*args, **options)
+        snapshot.copied = Interrupted()
+        return snapshot
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot_module, "Snapshot", make)
+        with pytest.raises(KeyboardInterrupt):
+            begin(snapshotter, captured(w=torch.ones(4)), at_once=True)
+    assert snapshotter.wait_idle(10)
+    assert begin(snapshotter, captured(w=torch.ones(4)), at_once=True).torn == []
 
 
 def test_in_debug_mode_a_single_element_changed_past_the_version_counter_is_seen(held):

@@ -13,7 +13,7 @@ class Beside(Generic[T]):
     """Runs `compute` at once on a thread, or when it is asked for where there can be none."""
 
     def __init__(self, name: str, compute: Callable[[], T], *, threads: bool = True) -> None:
-        self._compute = compute
+        self._compute: Callable[[], T] | None = compute
         self._found: list[T] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True) if threads else None
@@ -27,8 +27,9 @@ class Beside(Generic[T]):
         self.wait()
         if self._error is not None:
             raise self._error
-        if not self._found:
+        if self._compute is not None:
             self._found.append(self._compute())
+            self._compute = None
         return self._found[0]
 
     def wait(self) -> None:
@@ -37,7 +38,9 @@ class Beside(Generic[T]):
             self._thread.join()
 
     def _run(self) -> None:
+        assert self._compute is not None
         try:
             self._found.append(self._compute())
         except BaseException as error:  # a thread's edge: it is raised where the result is wanted
             self._error = error
+        self._compute = None  # it may hold what holds this, and all the memory of a snapshot with it

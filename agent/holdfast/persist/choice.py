@@ -15,8 +15,8 @@ NOISE_SHARE = 0.2
 """Costs that differ by less are alike: then the simplest wins …"""
 SLOWER = 2.0
 """… unless another is durable so many times sooner."""
-DEARER = 2.0
-"""When the chosen one costs so many times what it did, all are tried again."""
+DEARER, DEARER_SECONDS, LATELY = 2.0, 0.01, 9
+"""When the last so many cost so many times what they did at the choice, and clearly more, all are tried anew."""
 
 
 class Choice:
@@ -24,7 +24,7 @@ class Choice:
 
     Args:
         wanted: a backend, or "auto".
-        refused: why this platform or store cannot have a backend, by its name.
+        refused: why this platform or store cannot have a backend, by its name; empty where it goes without saying.
     """
 
     def __init__(self, wanted: str, refused: Mapping[str, str]) -> None:
@@ -43,6 +43,11 @@ class Choice:
         return min(self._candidates, key=lambda name: len(self._measured[name]))
 
     @property
+    def chosen(self) -> str | None:
+        """None while several are tried."""
+        return self._chosen
+
+    @property
     def possible(self) -> list[str]:
         """Those that may write a checkpoint which is begun now."""
         return [self._chosen] if self._chosen is not None else list(self._candidates)
@@ -50,7 +55,7 @@ class Choice:
     @property
     def reason(self) -> str:
         """In words, for people."""
-        return "; ".join([self._why, *(f"{name} is out: {why}" for name, why in self._out.items())])
+        return "; ".join([self._why, *(f"{name} is out: {why}" for name, why in self._out.items() if why)])
 
     def measured(self, backend: str, cost_seconds: float, persist_seconds: float) -> None:
         """What a checkpoint cost training, stalls and interference, and how long it took to become durable."""
@@ -58,7 +63,7 @@ class Choice:
             return
         measured = self._measured[backend]
         measured.append((cost_seconds, persist_seconds))
-        del measured[WARM_UP : -TRIES - 1]  # no more are ever looked at
+        del measured[WARM_UP:-LATELY]  # no more are ever looked at
         if self._chosen is None:
             self._choose_if_known()
         elif backend == self._chosen and self._is_dearer():
@@ -107,7 +112,9 @@ class Choice:
 
     def _is_dearer(self) -> bool:
         assert self._chosen is not None
-        return self._median(self._chosen, 0) > DEARER * self._cost_when_chosen + NOISE_SECONDS
+        lately = [cost_seconds for cost_seconds, _ in self._measured[self._chosen][WARM_UP:]]
+        dear = DEARER * self._cost_when_chosen + DEARER_SECONDS
+        return len(lately) >= LATELY and statistics.median(lately) > dear
 
 
 def _noise(cost_seconds: float) -> float:

@@ -16,6 +16,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, NoReturn
 
+from holdfast.hostmemory import can_share
 from holdfast.persist import memory
 from holdfast.persist.backend import HUNG_SECONDS, Lost, Refused, await_reply, require_shared
 from holdfast.persist.courtesy import be_nice, volunteer
@@ -34,7 +35,7 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 
 def refusal(store: Store) -> str | None:
     """Why a forked child cannot write to such a store here."""
-    if not (hasattr(os, "fork") and hasattr(os, "memfd_create")):
+    if not (hasattr(os, "fork") and can_share()):
         return "this platform has no fork over shared memory"
     if not store.forkable:
         return f"store {store.url} has connections or threads that do not survive a fork"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -81,6 +82,12 @@ class Persister:
             return self._choice.reason
 
     @property
+    def chosen(self) -> str | None:
+        """What writes them from now on; None while several are tried."""
+        with self._lock:
+            return self._choice.chosen
+
+    @property
     def shares_memory(self) -> bool:
         """Snapshots must lie where another process can get at them; until one does, a thread writes them."""
         with self._lock:
@@ -93,13 +100,27 @@ class Persister:
 
     def submit(self, snapshot: Snapshot, origin: Origin) -> None:
         with self._lock:
+            if len(self._lanes) < min(self._open + 1, self._slots):
+                self._start_lane()
             self._submitted += 1
             self._open += 1
-            if len(self._lanes) < min(self._open, self._slots):
-                lane = threading.Thread(target=self._run, name="holdfast-persist", daemon=True)
-                self._lanes.append(lane)
-                lane.start()
             self._queue.put(_Submitted(self._submitted, snapshot, origin))
+
+    def prepare(self) -> None:
+        """Start a thread while that is possible: a script's only checkpoint may be the one at its exit."""
+        with self._lock:
+            if not self._lanes:
+                self._start_lane()
+
+    def _start_lane(self) -> None:
+        lane = threading.Thread(target=self._run, name="holdfast-persist", daemon=True)
+        try:
+            lane.start()
+        except RuntimeError:  # as many as there may be: those that there are do it all
+            if not self._lanes:
+                raise
+        else:
+            self._lanes.append(lane)
 
     def close(self, timeout_seconds: float | None = None) -> bool:
         """Finish what was submitted, at full speed; False when `timeout_seconds` was not enough.
@@ -152,6 +173,15 @@ class Persister:
                 with self._lock:
                     self._open -= 1
                 snapshot.settled.set()
+                self._let_go_of_unused()
+
+    def _let_go_of_unused(self) -> None:
+        """A helper of a backend that was not chosen would keep memory for nothing."""
+        with self._lock:
+            unused = [name for name in self._backends if name not in self._choice.possible]
+            backends = [self._backends.pop(name) for name in unused]
+        for backend in backends:
+            backend.close()
 
     def _persist(self, snapshot: Snapshot, origin: Origin) -> _End:
         if snapshot.failure is not None:
@@ -174,7 +204,8 @@ class Persister:
                     return _End("durable", backend=backend)
         except Exception as error:  # a thread's edge: the job trains on, the event says what broke
             if isinstance(error, Lost):  # nobody else clears away what it had half-done before the next attempt
-                self._store.forsake(origin.job, snapshot.id, origin.attempt)
+                with contextlib.suppress(OSError):
+                    self._store.forsake(origin.job, snapshot.id, origin.attempt)
             return _End("failed", self._reason(error, backend, snapshot), backend or None)
 
     def _write(self, name: str, task: Task, snapshot: Snapshot) -> Written:
@@ -194,6 +225,8 @@ class Persister:
             case OSError():
                 place = f" ({error.filename})" if error.filename else ""
                 return f"{error.strerror or error}{place}"
+        with self._lock:
+            self._choice.failed(backend, f"{type(error).__name__}: {error}")
         logger.error("persisting the checkpoint of iteration %d failed", snapshot.iteration, exc_info=error)
         return str(error) if isinstance(error, RemoteError) else f"{type(error).__name__}: {error}"
 
@@ -221,6 +254,6 @@ _MAKERS: dict[str, Callable[[Store], Backend]] = {
 
 def _refusals(store: Store, wanted: str) -> dict[str, str]:
     # never unasked: in the trainer's process a fork runs whatever hooks other libraries have registered for one
-    forking = "used only when it is named" if wanted == "auto" else fork.refusal(store)
+    forking = "" if wanted == "auto" else fork.refusal(store)
     found = {"process": process.refusal(store), "fork": forking}
     return {name: why for name, why in found.items() if why is not None}

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from typing import IO, TYPE_CHECKING
 
+from holdfast.hostmemory import can_share
 from holdfast.persist.backend import HUNG_SECONDS, Lost, await_reply, require_shared
 from holdfast.persist.messages import Channel, Hurry, Write
 from holdfast.persist.task import Task, Written
@@ -30,7 +31,7 @@ END_SECONDS = 5.0
 
 def refusal(store: Store) -> str | None:
     """Why no other process can write to such a store here."""
-    if not hasattr(os, "memfd_create"):
+    if not can_share():
         return "this platform has no memory that another process can map"
     if opener(store) is None:
         return f"store {store.url} cannot be opened by another process"

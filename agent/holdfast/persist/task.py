@@ -20,6 +20,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None
     world_size: int
     versions: dict[str, str]
+    fingerprint: dict[str, str] = {}
     replaces: bool = False
     """A checkpoint of the same name was found to be damaged."""
     bytes_per_second: float | None = None

@@ -119,6 +119,7 @@ class _Writing:
             state=task.state,
             timings=task.timings | {"write_seconds": write_seconds},
             versions=task.origin.versions,
+            fingerprint=task.origin.fingerprint,
         )
 
 

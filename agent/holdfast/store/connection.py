@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -146,7 +147,9 @@ def _start_runtime() -> None:
         from obstore.store import MemoryStore
 
         if sys.platform == "linux":  # where niceness belongs to a thread, not to the whole process
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+            thread = threading.get_native_id()
+            with contextlib.suppress(OSError):  # a sandbox without that call
+                os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
         obstore.put(MemoryStore(), "first", b"")
 
     starter = threading.Thread(target=start, name="holdfast-obstore")

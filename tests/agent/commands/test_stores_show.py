@@ -21,6 +21,7 @@ def store(tmp_path: Path) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.9)
     model(torch.randn(6, 8)).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     loop = Variables(best=math.inf, names=["a", "b"], seen={3}, long=list(range(50)))
     for iteration, lineage in ((10, 1), (20, 1), (15, 2)):
         commit_objects(tmp_path, iteration, lineage, model=model, optimizer=optimizer, loop=loop)
