@@ -7,8 +7,8 @@ import threading
 
 import pytest
 import torch
+from small_session import iterate, session_of
 
-import holdfast
 from holdfast import restore
 from holdfast.store import open_store
 
@@ -25,23 +25,6 @@ def no_threads(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", start)
     return refused
-
-
-def session_of(store, **options):
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(model.parameters())
-    return (
-        model,
-        optimizer,
-        holdfast.Session("m", store=store, every=1, model=model, optimizer=optimizer, **options),
-    )
-
-
-def iterate(model, optimizer, session):
-    optimizer.zero_grad()
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    session.step()
 
 
 def test_training_goes_on_and_checkpoints_come_back(tmp_path, no_threads):

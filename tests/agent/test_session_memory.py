@@ -4,29 +4,17 @@ import os
 import threading
 
 import pytest
+import small_session
 import torch
+from small_session import session_of
 
-import holdfast
 from holdfast.copying import HostCopies
 
 TRIES = 6
 
 
-def session_of(store, **options):
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(model.parameters())
-    return (
-        model,
-        optimizer,
-        holdfast.Session("m", store=store, every=1, model=model, optimizer=optimizer, **options),
-    )
-
-
 def iterate(model, optimizer, session):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    session.step()
+    small_session.iterate(model, optimizer, session)
     assert session._checkpoints.wait_settled(60)
 
 
