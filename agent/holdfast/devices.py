@@ -17,6 +17,8 @@ from holdfast.copying import Pair
 from holdfast.pacing.profile import SnapshotMode
 
 Tensors = Mapping[str, torch.Tensor]
+Copy = tuple[torch.Tensor, torch.Tensor]
+"""(to host memory, from a device)"""
 logger = logging.getLogger("holdfast")
 
 RESERVE = 0.1
@@ -49,7 +51,9 @@ class DeviceCopies:
         with torch.cuda.device(self._device):
             self._began = _event(enable_timing=True)
             self._began.record()
-            self._sources = [(targets[name], tensors[name].detach().clone()) for name in self._at_once]
+            self._sources = self._copied_at_once(
+                [(targets[name], tensors[name].detach()) for name in self._at_once]
+            )
             self.mode = mode if mode == "gpu" and self._clone_deferred() else "cpu"
             if self.mode == "cpu":
                 self._sources += [(pair.target, pair.source) for pair in self._deferred]
@@ -95,6 +99,14 @@ class DeviceCopies:
                 pairs = zip(self._deferred, self._versions, strict=True)
                 self._torn = [pair.slot.name for pair, version in pairs if pair.source._version != version]
             self._versions = None
+
+    def _copied_at_once(self, pairs: Sequence[Copy]) -> list[Copy]:
+        """Copies within the device's memory; where that is short the host's, for which training waits."""
+        if has_room(sum(source.numel() * source.element_size() for _, source in pairs), *self.memory):
+            return [(target, source.clone()) for target, source in pairs]
+        for target, source in pairs:
+            target.copy_(source)
+        return []
 
     def _clone_deferred(self) -> bool:
         """Copy within the device's memory; False when that would come near to what training needs."""

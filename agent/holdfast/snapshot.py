@@ -87,6 +87,7 @@ class Snapshotter:
         self._layouts = [Layout(Arena()) for _ in range(slots)]
         self._free = list(self._layouts)
         self._changed = threading.Condition()
+        self._tried_on_device = False
         self._current: Snapshot | None = None
         self._current_layout: Layout | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -156,8 +157,9 @@ class Snapshotter:
         layout = self._free.pop(0)  # all in turn, or one that is rarely used would keep an old state's tensors
         try:
             layout.fit(captured, shared=self.shared)
-            if not layout.copied_on_device and self._current is not None:
+            if not (layout.copied_on_device or self._tried_on_device) and self._current is not None:
                 mode = "gpu"  # once, where there is a device with room: Algorithm 1 wants to know what it costs
+                self._tried_on_device = True
             snapshot = Snapshot(
                 iteration,
                 lineage,
