@@ -61,7 +61,7 @@ class _Writing:
             writer.write(PAYLOAD, [self._header, self._payload], threads=self._threads, pace=self._pace)
             write_seconds = time.perf_counter() - started
             self._commit(writer, fmt.encode_manifest(self._manifest(write_seconds)))
-        except BaseException:
+        except BaseException:  # whatever it was, half a checkpoint must not stay; it is raised again
             writer.abort()
             raise
         return write_seconds

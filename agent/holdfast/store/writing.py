@@ -50,7 +50,7 @@ def write_durably(
         try:
             _Writing(files, fd, parts, volume, pace).run(threads=threads)
             files.sync(fd)
-        except BaseException:
+        except BaseException:  # the first error is the one to tell, not that of closing after it
             with contextlib.suppress(OSError):
                 files.close(fd)
             raise
@@ -110,7 +110,7 @@ class _Writing:
                 if self._large and not self._direct:
                     self._write_out(block, before)
                     before = block
-        except BaseException:
+        except BaseException:  # the other threads have nothing left to do; it is raised again
             self._blocks.clear()
             raise
 
