@@ -1,0 +1,44 @@
+"""What a script is told that trains beside its checkpoints, or whose end no checkpoint holds."""
+
+import gc
+import logging
+import weakref
+
+from small_session import iterate, session_of
+
+from holdfast.persist.beside import Beside
+
+
+def test_a_loop_that_does_not_go_on_from_its_checkpoints_is_told(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "holdfast")
+    for _ in range(2):
+        model, optimizer, session = session_of(tmp_path, backend="thread")
+        with session:
+            iterate(model, optimizer, session)
+    said = [record.message for record in caplog.records if "call session.resume()" in record.message]
+    assert len(said) == 1
+    assert "beside 1 checkpoints, of which the newest is 000000000001-1" in said[0]
+
+
+def test_at_the_end_it_is_said_what_no_checkpoint_holds(tmp_path, caplog):
+    model, optimizer, session = session_of(tmp_path, backend="thread")
+    session.every(10**9)
+    iterate(model, optimizer, session)
+    session._close("interrupted")
+    assert "after iteration 0 is in no checkpoint: the next start begins anew" in caplog.text
+
+
+def test_a_computation_beside_is_let_go_of_when_it_is_done():
+    class Large:
+        def compute(self):
+            return 1
+
+    large = Large()
+    seen, beside = weakref.ref(large), Beside("test", large.compute)
+    assert beside.result() == 1
+    del large
+    gc.disable()
+    try:
+        assert seen() is None
+    finally:
+        gc.enable()
