@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 DEMO_SECONDS ?=
+# How many tests run at once. Much of their time is spent waiting, for disks, processes and browsers.
+WORKERS ?= 2
 # Another package index for torch alone, where the usual one has only a CUDA build that is not wanted.
 TORCH_INDEX ?=
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -30,7 +32,7 @@ demo: setup  ## server, dashboard and a training run; DEMO_SECONDS=120 breaks it
 	@exec $(BIN)/python tools/demo.py $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
 test: lint browser tracer  ## lint, then every test that takes no minutes
-	$(BIN)/pytest -m "not long"
+	$(BIN)/pytest -m "not long" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-long: setup tracer  ## every crash point, hundreds of power cuts, ten minutes of random crashes
 	$(BIN)/pytest -m long -s

@@ -77,7 +77,11 @@ def draws(samples):
     return default_collate(samples)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"collate_fn": draws}, {"batch_size": None}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 1}, {"collate_fn": draws}, {"batch_size": None}],
+    ids=["as it is", "a worker", "collate_fn", "no batches"],
+)
 def test_the_training_process_keeps_its_random_state(options):
     before = random_states()
     for _ in shuffled(**options):

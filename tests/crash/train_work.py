@@ -18,6 +18,7 @@ from tiny_job import Trainer
 
 import holdfast
 import holdfast.session
+import holdfast.starting
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.store import open_store
 
@@ -85,8 +86,9 @@ def train(
     stage.tell("done", trainer.session.iteration)
 
 
-def wander(stage: Stage, root: str, seed: int, **options: Any) -> None:
-    """Train to the end at full speed, checkpoints in the background, and go back in place now and then."""
+def wander(stage: Stage, root: str, seed: int, further: int, **options: Any) -> None:
+    """Train so many iterations at full speed, checkpoints in the background, and go back in place now and then."""
+    holdfast.starting.PATIENCE_SECONDS = 1.0  # a store that fails for good is not worth half a minute of each test
     torch.set_num_threads(1)
     logging.getLogger("holdfast").addHandler(_Notices(stage))
     moments = random.Random(seed)
@@ -94,7 +96,8 @@ def wander(stage: Stage, root: str, seed: int, **options: Any) -> None:
     trainer = Trainer(root, **options)
     session = trainer.session
     stage.tell("resumed", session.lineage, session.resume())
-    if session.iteration < WHOLE:
+    until = min(session.iteration + further, WHOLE)
+    if session.iteration < until:
         for x, y in session.batches(trainer.loader, epochs=3):
             trainer.iterate(x, y)
             iteration, loss = trainer.losses[-1]
@@ -103,6 +106,8 @@ def wander(stage: Stage, root: str, seed: int, **options: Any) -> None:
                 stage.tell("ground", session.lineage, parse_checkpoint_id(head)[0])
                 if moments.random() < 0.03:
                     session.restore(parse_checkpoint_id(head)[0])
+            if session.iteration >= until:
+                break
     session.close()
     stage.tell("done", session.iteration)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +14,6 @@ from holdfast.client import Client
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture
-def server(tmp_path: Path, port: int) -> Iterator[Client]:
-    with served(tmp_path, port) as client:
+def server(tmp_path: Path) -> Iterator[Client]:
+    with served(tmp_path) as client:
         yield client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.client import Client, Job, ServerError, UnreachableError
+from holdfast.client import Client, Job, ServerError
 
 TRAINER = Path(__file__).with_name("trainer.py")
 SAMPLES = 211
@@ -79,22 +80,24 @@ def spawned(command: Sequence[str], log: Path, env: dict[str, str]) -> Iterator[
 
 
 @contextmanager
-def served(folder: Path, port: int) -> Iterator[Client]:
+def served(folder: Path) -> Iterator[Client]:
     """A client of a server that is up."""
-    command = [*HOLDFAST, "serve", "--port", str(port), "--db", str(folder / "holdfast.db")]
-    client = Client(f"http://127.0.0.1:{port}")
-    with spawned(command, folder / "server.log", environment(folder)) as process:
+    command, log = [*HOLDFAST, "serve", "--port", "0", "--db", str(folder / "holdfast.db")], folder / "server.log"
+    with spawned(command, log, environment(folder)) as process:
 
         def is_up() -> bool:
             assert process.poll() is None, "the server ended"
-            try:
-                client.jobs()
-            except UnreachableError:
-                return False
-            return True
+            return _address(log) is not None
 
-        until(is_up, "the server to answer")
-        yield client
+        until(is_up, "the server to say where it is")
+        address = _address(log)
+        assert address is not None
+        yield Client(address)
+
+
+def _address(log: Path) -> str | None:
+    found = re.search(r"Holdfast is at (http://\S+:\d+) ", log.read_text())
+    return found[1] if found else None
 
 
 def known(client: Client, job: str) -> Job | None:

@@ -131,8 +131,8 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> ServerSettings:
-    return ServerSettings(database=str(tmp_path / "holdfast.db"))
+def settings(empty_database: str) -> ServerSettings:
+    return ServerSettings(database=empty_database)
 
 
 @pytest.fixture

@@ -439,7 +439,7 @@ def test_a_body_of_unsaid_length_over_the_limit_is_refused(client):
     assert (reply.status_code, reply.json()["error"]) == (413, "too_large")
 
 
-@pytest.mark.parametrize("body", [b"", b"not gzip", gzip.compress(b"cut short" * 100)[:-10]])
+@pytest.mark.parametrize("body", [b"", b"not gzip", gzip.compress(b"cut short" * 100, mtime=0)[:-10]])
 def test_a_body_that_cannot_be_decompressed_is_refused(client, body):
     reply = post(client, body, **{"Content-Encoding": "gzip"})
     assert (reply.status_code, reply.json()["error"]) == (422, "invalid_batch")

@@ -44,9 +44,9 @@ def clock() -> SetClock:
 
 
 @pytest.fixture
-def client(tmp_path: Path, clock: SetClock) -> Iterator[TestClient]:
+def client(empty_database: str, clock: SetClock) -> Iterator[TestClient]:
     """The application as a person without scripts meets it."""
-    settings = ServerSettings(database=str(tmp_path / "holdfast.db"))
+    settings = ServerSettings(database=empty_database)
     with TestClient(
         create_app(settings, clock=clock), base_url="http://127.0.0.1:7117", follow_redirects=False
     ) as client:

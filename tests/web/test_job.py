@@ -5,10 +5,10 @@ import re
 
 import msgspec
 import pytest
-from conftest import SetClock
 from fake_agent import FakeAgent, over_client
 from starlette.testclient import TestClient
 
+from conftest import SetClock
 from holdfast.protocol import AttemptFinished, Inventory, Paced
 
 JOB = "/jobs/char-gpt"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -14,8 +13,8 @@ HTML = {"Accept": "text/html"}
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[TestClient]:
-    settings = ServerSettings(database=str(tmp_path / "holdfast.db"), token=TOKEN)
+def guarded(empty_database: str) -> Iterator[TestClient]:
+    settings = ServerSettings(database=empty_database, token=TOKEN)
     with TestClient(create_app(settings), base_url="http://127.0.0.1:7117", follow_redirects=False) as client:
         yield client
 
