@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from holdfast.sharding import is_sharded, local
+
 PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
-"""Types whose memory is what `data_ptr` says: no wrapper, no shard."""
+"""Types whose memory is what `data_ptr` says: no wrapper."""
 IMMUTABLE = (type(None), bool, int, float, str)
 
 
@@ -94,7 +96,9 @@ class Watched:
         self._leaves = self._all_leaves()
         # a parameter is a leaf of its module and of its optimizer, there as a key and in its group
         self._tensors = list({id(leaf): leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)}.values())
-        self._places = _places(self._tensors)
+        self._sharded = [tensor for tensor in self._tensors if is_sharded(tensor)]
+        self._tensors = [tensor for tensor in self._tensors if not is_sharded(tensor)]
+        self._places = self._all_places()
         self.steady = all(type(tensor) in PLAIN for tensor in self._tensors)
         """There is nothing among them whose memory cannot be told by its address."""
 
@@ -103,8 +107,13 @@ class Watched:
         return (
             len(leaves) == len(self._leaves)
             and all(map(operator.is_, leaves, self._leaves))
-            and _places(self._tensors) == self._places
+            and self._all_places() == self._places
         )
+
+    def _all_places(self) -> list[tuple[object, ...]]:
+        """A tensor whose `data` was set may be another view of the same memory."""
+        parts = [*self._tensors, *map(local, self._sharded)] if self._sharded else self._tensors
+        return [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in parts]
 
     def _all_leaves(self) -> list[Any]:
         return list(itertools.chain.from_iterable(watch.leaves() for watch in self._watches))
@@ -119,11 +128,6 @@ def watch_of(item: object) -> ModuleWatch | OptimizerWatch | None:
     return None
 
 
-def _places(tensors: Sequence[torch.Tensor]) -> list[tuple[object, ...]]:
-    """A tensor whose `data` was set may be another view of the same memory."""
-    return [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
-
-
 def _is_leaf(value: object) -> bool:
     # a list would be the same object when its contents have changed
     return isinstance(value, torch.Tensor) or type(value) in IMMUTABLE
@@ -136,5 +140,11 @@ def _is_plain_module(module: nn.Module) -> bool:
         and kind._save_to_state_dict is nn.Module._save_to_state_dict
         and kind.get_extra_state is nn.Module.get_extra_state
         and not module._state_dict_hooks
-        and not module._state_dict_pre_hooks
+        and all(map(_only_reshards, module._state_dict_pre_hooks.values()))
     )
+
+
+def _only_reshards(hook: object) -> bool:
+    """That of `fully_shard`: where an iteration ends there is nothing left for it to do."""
+    name = getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")
+    return name[0].startswith("torch.distributed.fsdp.") and name[1].endswith(".to_sharded_hook")

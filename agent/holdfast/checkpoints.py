@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
 
 from holdfast import protocol, restore
@@ -19,6 +20,7 @@ from holdfast.fingerprint import fingerprint
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist import Origin, Persister, Settled
 from holdfast.protocol import CheckpointKind, CheckpointState, checkpoint_id, parse_checkpoint_id
+from holdfast.ranks import Ranks, SideGroup
 from holdfast.reports import Reporter, text
 from holdfast.snapshot import Snapshot, Snapshotter
 from holdfast.state import Captured
@@ -27,6 +29,8 @@ from holdfast.store.retention import ASKED_FOR, expendable, protected
 
 logger = logging.getLogger("holdfast")
 
+FREE_SECONDS = 10.0
+"""How long a rank waits for memory that the one that decides already had: far longer than that takes."""
 RETURN_SECONDS = 0.05
 """Training waits no longer to learn whether a store that was away is back."""
 
@@ -45,7 +49,11 @@ class Checkpointer:
         backend: str = "thread",
         debug: bool = False,
         reporter: Reporter,
+        ranks: Ranks,
     ) -> None:
+        self._ranks = ranks
+        self._number = 0
+        """How many were begun by this attempt: the same on all ranks."""
         self.store, self.job, self.uid, self.keep = store, job, uid, keep
         self.attempt = 0
         """0 while the store could not be written to."""
@@ -79,6 +87,7 @@ class Checkpointer:
             release=self.snapshots.release,
             began=self._began,
             settled=self._on_settled,
+            line=ranks if isinstance(ranks, SideGroup) else None,
         )
         self.snapshots.shared = self.persister.shares_memory
         self._backend_told = self.persister.chosen
@@ -97,10 +106,13 @@ class Checkpointer:
         return not self.snapshots.idle
 
     def acquire_attempt(self, at_least: int) -> None:
-        """Fence all earlier attempts. Where the store cannot be written to, there are no checkpoints for now."""
+        """Fence all earlier attempts; of several ranks, rank 0 does.
+
+        Where the store cannot be written to, there are no checkpoints for now.
+        """
         self._at_least = at_least
         try:
-            self.attempt = self._become_newest(at_least)
+            self.attempt = self._ranks.decide(lambda: self._become_newest(at_least), int)
         except OSError as error:
             # whether training starts without it is not known yet: that takes a store that can be read, or is new
             reason = f"store {self.store.url} is not writable: {error.strerror or error}"
@@ -110,15 +122,24 @@ class Checkpointer:
         self, iteration: int, parent: str | None, order: str | None = None, *, left: str | None = None
     ) -> None:
         """Note a new lineage durably; only then is training on it. OSError or Fenced when the store refuses."""
-        lineage = self._new_lineage(self.attempt, iteration, parent, order, left)
-        if self.attempt:
-            self.store.begin_lineage(self.job, lineage)
-        self.continue_lineage(lineage, parent)
+
+        def noted() -> Lineage:
+            lineage = self._new_lineage(self.attempt, iteration, parent, order, left)
+            if self.attempt:
+                self.store.begin_lineage(self.job, lineage)
+            return lineage
+
+        self.continue_lineage(self._ranks.decide(noted, Lineage), parent)
 
     def continue_lineage(self, lineage: Lineage, head: str | None) -> None:
         """Go on along a lineage, from the checkpoint `head`."""
         self.lineage, self.head = lineage, head
         self._standing.lineage = lineage.number
+
+    def follow_lineage(self, number: int) -> None:
+        """Rank 0 has begun another one since the store is back."""
+        if number != self.lineage.number:
+            self.continue_lineage(msgspec.structs.replace(self.lineage, number=number), self.head)
 
     def prepare(self, capture: Callable[[], Captured]) -> None:
         """Allocate memory in the background, so that the first checkpoint does not wait for it.
@@ -141,12 +162,17 @@ class Checkpointer:
     ) -> Snapshot | None:
         """Begin a checkpoint of this instant; None when it could not even begin, which is then an event.
 
-        Its bytes are written over `over_seconds` rather than as fast as they can.
+        Its bytes are written over `over_seconds` rather than as fast as they can. Of several ranks all call it at
+        the same boundary.
         """
-        if not self.attempt and not self._acquire_late():
+        self._number += 1
+        if self._ranks.leads and not self.attempt and not self._acquire_late():
+            self._decline("the store is not writable")
             return None
         started = time.perf_counter()
         try:
+            if not self.snapshots.wait_free(FREE_SECONDS):  # another rank's was free a moment ago
+                raise HoldfastError("the snapshot before is still being written")
             snapshot = self.snapshots.begin(
                 capture(),
                 iteration=self._standing.iteration,
@@ -156,8 +182,10 @@ class Checkpointer:
                 at_once=at_once,
             )
         except Exception as error:  # the loop's edge: a checkpoint that cannot be taken is not its problem
+            self._decline(f"could not copy the state: {error}")
             self.fail(f"could not copy the state: {error}", kind)
             return None
+        snapshot.number = self._number
         snapshot.stall_seconds += time.perf_counter() - started
         try:
             self._reporter.event(self._event(snapshot, "snapshot"))
@@ -168,12 +196,17 @@ class Checkpointer:
         self._in_flight = [each for each in self._in_flight if not each.settled.is_set()] + [snapshot]
         return snapshot
 
+    def _decline(self, reason: str) -> None:
+        if self._ranks.world_size > 1:
+            self.persister.decline(self._number, reason)
+
     def _origin(self, snapshot: Snapshot, over_seconds: float) -> Origin:
         return Origin(
             job=self.job,
             attempt=self.attempt,
             parent=self.head or self.lineage.parent,
-            world_size=1,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
             versions=self.versions,
             fingerprint=fingerprint(),
             replaces=snapshot.id in self.damaged,
@@ -251,7 +284,7 @@ class Checkpointer:
             )
         )
         self._settled.append(settled)
-        if state == "durable":
+        if state == "durable" and self._ranks.leads:
             self._retire()
 
     def _retire(self) -> None:
@@ -342,7 +375,7 @@ class Checkpointer:
             lineage=snapshot.lineage,
             kind=snapshot.kind,  # type: ignore[arg-type]
             state=state,
-            payload_bytes=snapshot.size_bytes,
+            payload_bytes=snapshot.stored_bytes or snapshot.size_bytes,
             snapshot_started_at=snapshot.started_at,
             snapshot_seconds=snapshot.seconds if copied else None,
             stall_seconds=snapshot.stall_seconds if copied else None,

@@ -16,6 +16,10 @@ class DamagedCheckpoint(HoldfastError):
         self.reason = reason
 
 
+class IncompleteParts(HoldfastError):
+    """What the ranks of a job have written does not make a whole checkpoint, which must not be committed."""
+
+
 class UnknownFormat(HoldfastError):
     """A checkpoint written by a newer Holdfast."""
 

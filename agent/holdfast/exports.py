@@ -18,13 +18,15 @@ from holdfast.appearing import appearing, sync
 from holdfast.copying import bytes_of
 from holdfast.dtypes import stored_as
 from holdfast.reading import Progress
+from holdfast.shards import names_in
 from holdfast.state import RESERVED
 from holdfast.store import Store
-from holdfast.tree import decode, tensor_names
+from holdfast.tree import decode
 
 Format = Literal["safetensors", "torch", "dcp"]
 DCP_METADATA = ".metadata"
 """What shows that a directory is a torch.distributed.checkpoint, which `force` may replace."""
+EXPORTED_RANK = 0
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ def export(
     """Write a checkpoint, verified on the way, to `target`, which is there whole or not at all.
 
     A module's tensors have the names of its state_dict(). With `only`, one object of the session is written.
+    What several ranks stored of a tensor is put together; of what each had of its own, that of rank 0 is written.
 
     Raises:
         FileExistsError: there is something at `target`; with `force`, something that is no export.
@@ -60,13 +63,14 @@ def export(
     """
     _require_free(target, format, force)
     manifest = restore.manifest(store, job, checkpoint)
-    trees = {keyword: tree for keyword, tree in manifest.state.items() if keyword not in RESERVED}
+    state = fmt.state_for(manifest, EXPORTED_RANK)
+    trees = {keyword: tree for keyword, tree in state.items() if keyword not in RESERVED}
     if only is not None:
         if only not in trees:
             raise LookupError(f"{checkpoint} has no object {only!r}; it has {', '.join(trees)}")
         trees = {only: trees[only]}
-    wanted = set(tensor_names(list(trees.values())))
-    loaded = restore.load(store, job, checkpoint, only=wanted, progress=progress)
+    wanted = names_in(list(trees.values()))
+    loaded = restore.load(store, job, checkpoint, only=wanted, rank=EXPORTED_RANK, progress=progress)
     chosen = _Chosen(manifest, trees, loaded.tensors, alone=only is not None)
     written = Exported(list(trees))
     with appearing(target, force) as temporary:
@@ -95,7 +99,7 @@ class _Chosen:
                 entries = dict(_leaves(_state_dict(tree, self.tensors), keyword))
                 found |= {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
             else:
-                found |= {name: self.tensors[name] for name in tensor_names(tree)}
+                found |= {name: self.tensors[name] for name in names_in(tree)}
         (keyword, *_) = self.trees
         return {n.removeprefix(f"{keyword}."): t for n, t in found.items()} if self.alone else found
 

@@ -55,6 +55,8 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The digest of every 16 MiB of a tensor that is larger than that."""
     view: str | None = None
     """The torch dtype to view the stored elements as, where safetensors has none of its own: complex128."""
+    rank: int | None = None
+    """Of this rank alone; None for what all ranks share."""
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +89,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     state: dict[str, Any]
     """The tree of names: JSON with `{"$tensor": name}` where a tensor belongs, and other `$` tags for what
     JSON has no word for. One entry an object of the session, `rng` and `session` among them."""
+    rank_states: dict[str, dict[str, Any]] = {}
+    """Entries of `state` that are otherwise on other ranks, by rank; `{"$absent": true}` for those not there."""
     timings: dict[str, float] = {}
     versions: dict[str, str] = {}
     fingerprint: dict[str, str] = {}
@@ -100,6 +104,9 @@ SEAL = b',\n "manifest_digest": "%b"\n}\n'
 _SEAL_FOUND = re.compile(SEAL % b"([0-9a-f]{32})")
 _SEAL_BYTES = len(SEAL % bytes(32))
 _SEALED = Manifest.__struct_fields__[:-1]
+
+
+ABSENT = {"$absent": True}
 
 
 class _Numbered(msgspec.Struct):
@@ -163,6 +170,14 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     shape: tuple[int, ...]
     start: int
     end: int
+
+
+class Shard(msgspec.Struct, frozen=True, gc=False):
+    """Where a part of a tensor lies in the whole."""
+
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    """One a dimension."""
 
 
 SMALL_BYTES = 64 << 10
@@ -278,3 +293,29 @@ def check_digest(file: File, piece: Piece, found: str) -> None:
 
 def tensors_of(manifest: Manifest, file: str) -> Iterator[Tensor]:
     return (tensor for tensor in manifest.tensors if tensor.file == file)
+
+
+def saved_rank(manifest: Manifest, rank: int) -> int:
+    """Whose own tensors and trees a rank takes: with more ranks than there were, several take the same."""
+    return rank % manifest.world_size
+
+
+def tensors_for(manifest: Manifest, rank: int) -> dict[str, list[Tensor]]:
+    """What a rank sees under each name: its own tensor where it has one, else the shards of the shared one."""
+    saved = saved_rank(manifest, rank)
+    shared: dict[str, list[Tensor]] = {}
+    own: dict[str, list[Tensor]] = {}
+    for tensor in manifest.tensors:
+        if tensor.rank is None:
+            shared.setdefault(tensor.name, []).append(tensor)
+        elif tensor.rank == saved:
+            own.setdefault(tensor.name, []).append(tensor)
+    return shared | own if own else shared
+
+
+def state_for(manifest: Manifest, rank: int) -> dict[str, Any]:
+    """The tree of names as a rank sees it."""
+    own = manifest.rank_states.get(str(saved_rank(manifest, rank)))
+    if not own:
+        return manifest.state
+    return {keyword: tree for keyword, tree in (manifest.state | own).items() if tree != ABSENT}

@@ -15,6 +15,8 @@ from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import SMALL_BYTES
 from holdfast.hostmemory import is_plain, populate
 from holdfast.rng import OwnGenerator
+from holdfast.sharding import is_sharded, local
+from holdfast.shards import names_in
 from holdfast.tree import Encoder, Tree, decode
 
 ALONE_BYTES = 1 << 30
@@ -52,6 +54,10 @@ class Part:
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         """IncompatibleCheckpoint when the object cannot take it; only its own `load_state_dict` knows."""
+
+    def sharded(self, tree: Tree, shapes: Shapes) -> dict[str, torch.Tensor]:
+        """Tensors of a checkpoint that are to be sharded as these are, where `encode` would not show it yet."""
+        return {}
 
     def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put a checkpoint's state into the object; what its `load_state_dict` raises passes through."""
@@ -110,7 +116,7 @@ class ModulePart(Part):
                 self._item.get_submodule(holder).register_buffer(last, saved.clone(), persistent=False)
 
     def make_room(self) -> None:
-        for tensor in self._item.parameters():
+        for tensor in map(local, self._item.parameters()):
             if is_plain(tensor) and tensor.nbytes >= SMALL_BYTES:
                 populate(tensor.data_ptr(), tensor.nbytes)
 
@@ -136,8 +142,9 @@ class OptimizerPart(Part):
                 )
                 continue
             name = names.get(id(parameters[index]), str(index))
+            shared = encoder.is_spread(parameters[index])
             encoded = {
-                key: encoder.encode(f"{keyword}.state.{key}.{name}", value, deferred=True)
+                key: encoder.encode(f"{keyword}.state.{key}.{name}", value, deferred=True, shared=shared)
                 for key, value in values.items()
             }
             per_parameter.append([index, encoded])
@@ -177,6 +184,17 @@ class OptimizerPart(Part):
             if isinstance(saved, Mapping):
                 own = self._item.state[parameters[index]]
                 own.update({key: _uncast(own[key], value) for key, value in saved.items()})
+
+    def sharded(self, tree: Tree, shapes: Shapes) -> dict[str, torch.Tensor]:
+        # before the first step an optimizer has no state; what is as large as its parameter goes the same way
+        found, parameters = {}, self._parameters()
+        for index, values in dict(tree["$pairs"])["state"]["$pairs"]:
+            parameter = parameters[index] if isinstance(index, int) and index < len(parameters) else None
+            if parameter is not None and is_sharded(parameter):
+                for name in names_in(values):
+                    if name in shapes and shapes[name][1] == tuple(parameter.shape):
+                        found[name] = parameter
+        return found
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self._item.param_groups for parameter in group["params"]]

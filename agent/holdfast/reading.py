@@ -49,17 +49,15 @@ def read(
 
 
 def read_tensor(
-    store: Store, job: str, checkpoint: str, manifest: fmt.Manifest, name: str
+    store: Store, job: str, checkpoint: str, manifest: fmt.Manifest, name: str, rank: int = 0
 ) -> list[tuple[fmt.Tensor, memoryview]]:
-    """A tensor's shards and their bytes, reading nothing else. KeyError for no such name; else as `read`."""
+    """A tensor's shards and their bytes, as a rank sees them, reading nothing else.
+
+    KeyError for no such name; else as `read`.
+    """
     files = {file.name: file for file in manifest.files}
-    runs = [
-        Run(files[tensor.file], list(fmt.pieces_of(tensor)), [tensor])
-        for tensor in manifest.tensors
-        if tensor.name == name
-    ]
-    if not runs:
-        raise KeyError(name)
+    shards = fmt.tensors_for(manifest, rank)[name]
+    runs = [Run(files[shard.file], list(fmt.pieces_of(shard)), [shard]) for shard in shards]
     read(store, job, checkpoint, manifest, runs)
     return [(tensor, run.view(tensor.start, tensor.end)) for run in runs for tensor in run.tensors]
 

@@ -32,10 +32,13 @@ class Standing:
 
 
 class Reporter:
-    """Writes events to the link, and those that a person must not miss to the log as well."""
+    """Writes events to the link, and those that a person must not miss to the log as well.
 
-    def __init__(self, job: str, standing: Standing) -> None:
-        self.job, self.standing = job, standing
+    A `quiet` one logs errors alone: the rest is told by another rank of the job.
+    """
+
+    def __init__(self, job: str, standing: Standing, *, quiet: bool = False) -> None:
+        self.job, self.standing, self._quiet = job, standing, quiet
         self.link: Link | NoLink = NoLink()
         self._paced_at = 0.0
 
@@ -69,7 +72,9 @@ class Reporter:
             )
         )
 
-    def attempt_began(self, resumed_from: str | None, versions: dict[str, str], committed: list[str]) -> None:
+    def attempt_began(
+        self, resumed_from: str | None, versions: dict[str, str], committed: list[str], world_size: int
+    ) -> None:
         now = time.time()
         self.event(
             protocol.AttemptStarted(
@@ -79,6 +84,7 @@ class Reporter:
                 resumed_from=resumed_from,
                 host=platform.node(),
                 pid=os.getpid(),
+                world_size=world_size,
                 supervised="HOLDFAST_SUPERVISED" in os.environ,
                 previous_exit=os.environ.get("HOLDFAST_PREVIOUS_EXIT") or None,
                 versions=versions,
@@ -182,7 +188,8 @@ class Reporter:
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
         message = text(message)
-        logger.log(getattr(logging, level.upper()), "%s: %s", self.job, message)
+        if not self._quiet or level == "error":
+            logger.log(getattr(logging, level.upper()), "%s: %s", self.job, message)
         self.event(
             protocol.Notice(
                 at=time.time(),

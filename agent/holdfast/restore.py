@@ -9,9 +9,9 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast import format as fmt
 from holdfast import reading
@@ -19,27 +19,45 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.protocol import CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.reading import Progress
 from holdfast.runs import Run, runs_to_keep, runs_to_verify
+from holdfast.shards import require_whole
 from holdfast.store import Store
 
 if TYPE_CHECKING:
     import torch
 
+    from holdfast.resharding import Region, Wanted
+
 logger = logging.getLogger("holdfast")
+
+Tree = Any
+Shape = tuple[str, tuple[int, ...]]
+"""A dtype and a shape as torch says them."""
+Regions = Callable[[Mapping[str, Tree], Mapping[str, Shape]], "Mapping[str, Region]"]
 
 FIRST_TOLD_SECONDS, TOLD_EVERY_SECONDS = 1.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A verified checkpoint in memory; its tensors are views into the files read."""
+    """A verified checkpoint in memory, as one rank sees it; its tensors are views into the files read."""
 
     id: str
     manifest: fmt.Manifest
     tensors: dict[str, torch.Tensor]
+    """Whole ones, but for those of which a region was asked for."""
+    rank: int = 0
+    """The saved rank whose own tensors and trees these are."""
 
     @property
-    def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        return {name: (str(t.dtype), tuple(t.shape)) for name, t in self.tensors.items()}
+    def state(self) -> dict[str, Tree]:
+        """The trees of this rank."""
+        return fmt.state_for(self.manifest, self.rank)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Dtype and global shape of the tensors, by name."""
+        seen = fmt.tensors_for(self.manifest, self.rank)
+        return _shapes({name: seen[name] for name in self.tensors})
 
 
 def chain(store: Store, job: str) -> list[str]:
@@ -122,6 +140,7 @@ def verify(store: Store, job: str, checkpoint: str, *, progress: Progress | None
         OSError: the store cannot be read, which says nothing about the checkpoint.
     """
     found = manifest(store, job, checkpoint)
+    require_whole(found)
     runs = [run for file in found.files for run in runs_to_verify(found, file)]
     reading.read(store, job, checkpoint, found, runs, keep=False, progress=progress)
     return found
@@ -133,6 +152,8 @@ def load(
     checkpoint: str,
     *,
     only: Collection[str] | None = None,
+    rank: int = 0,
+    regions: Regions | None = None,
     progress: Progress | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Loaded:
@@ -140,9 +161,17 @@ def load(
 
     Without `progress` a long one is told in the log. `meanwhile` is called while threads read. Raises what
     `verify` does, and MemoryError.
+
+    Args:
+        rank: for which rank: what each had of its own is that of `format.saved_rank`. What of several ranks this
+            one has no use for is not read.
+        regions: asked, with the trees of this rank and the dtypes and global shapes of its tensors, of which
+            tensors it wants a region only. All others are put together whole.
     """
     found = manifest(store, job, checkpoint)
-    runs = [run for file in found.files for run in runs_to_keep(found, file, only)]
+    saved = fmt.saved_rank(found, rank)
+    wanted = _wanted(found, saved, only, regions)
+    runs = _runs(found, wanted)
     stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
 
     def prepare() -> None:
@@ -154,7 +183,42 @@ def load(
         progress=progress or _log_progress(checkpoint),
         meanwhile=prepare,
     )
-    return Loaded(checkpoint, found, _placed(stored))
+    return Loaded(checkpoint, found, _placed(stored, wanted), saved)
+
+
+def _wanted(
+    manifest: fmt.Manifest, rank: int, only: Collection[str] | None, regions: Regions | None
+) -> dict[str, Wanted] | None:
+    """What a rank has a use for; None where that is all there is, as it is."""
+    if only is None and regions is None and manifest.world_size == 1:
+        return None
+    from holdfast.resharding import wanted
+
+    seen = fmt.tensors_for(manifest, rank)
+    if only is not None:
+        seen = {name: shards for name, shards in seen.items() if name in only}
+    asked = regions(fmt.state_for(manifest, rank), _shapes(seen)) if regions is not None else {}
+    if only is None and not asked and manifest.world_size == 1:
+        return None
+    return {name: wanted(name, shards, asked.get(name)) for name, shards in seen.items()}
+
+
+def _runs(manifest: fmt.Manifest, wanted: Mapping[str, Wanted] | None) -> list[Run]:
+    """What to read: all there is, or what is `wanted`."""
+    if wanted is None:
+        return [run for file in manifest.files for run in runs_to_keep(manifest, file)]
+    names: dict[str, set[str]] = {}
+    for each in wanted.values():
+        for copy in each.copies:
+            names.setdefault(copy.shard.file, set()).add(copy.shard.name)
+    files = [file for file in manifest.files if file.name in names]
+    return [run for file in files for run in runs_to_keep(manifest, file, names[file.name])]
+
+
+def _shapes(seen: Mapping[str, Sequence[fmt.Tensor]]) -> dict[str, Shape]:
+    from holdfast.resharding import shape_of
+
+    return {name: shape_of(shards[0]) for name, shards in seen.items()}
 
 
 def _log_progress(checkpoint: str) -> Progress:
@@ -193,18 +257,17 @@ def _stored(run: Run) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
         yield tensor, flat if len(shape) == 1 else flat.view(shape)
 
 
-def _placed(stored: list[tuple[fmt.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """By name, as torch's own dtypes; tensors that several ranks wrote are put together again."""
-    found: dict[str, torch.Tensor] = {}
-    for tensor, shard in stored:
-        if tensor.shape == tensor.global_shape:
-            found[tensor.name] = shard
-            continue
-        target = found.setdefault(tensor.name, shard.new_zeros(tensor.global_shape))
-        for dimension, (start, length) in enumerate(zip(tensor.offsets, tensor.shape, strict=True)):
-            target = target.narrow(dimension, start, length)
-        target.copy_(shard)
-    views = {tensor.name: tensor.view for tensor, _ in stored if tensor.view is not None}
+def _placed(
+    stored: list[tuple[fmt.Tensor, torch.Tensor]], wanted: Mapping[str, Wanted] | None
+) -> dict[str, torch.Tensor]:
+    """By name, as torch's own dtypes, put together of what several ranks stored."""
+    if wanted is None:
+        found = {tensor.name: read for tensor, read in stored}
+        views = {tensor.name: tensor.view for tensor, _ in stored if tensor.view is not None}
+    else:
+        by_entry = {id(tensor): read for tensor, read in stored}
+        found = {name: each.made_of(by_entry) for name, each in wanted.items()}
+        views = {name: each.view for name, each in wanted.items() if each.view is not None}
     return found | {name: _viewed(found[name], view) for name, view in views.items()}
 
 

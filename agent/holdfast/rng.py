@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import hashlib
 import random
 import sys
 from collections.abc import Mapping
@@ -33,6 +34,16 @@ def restore_rng(state: Mapping[str, Any]) -> None:
         numpy.random.set_state((kind, words.numpy().astype("uint32"), *rest))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def branch_rng(key: int) -> None:
+    """Begin streams of random numbers that follow from where those of this process are, and from `key`."""
+    drawn = torch.randint(2**62, (2,), device="cpu").tolist()
+    seed = int.from_bytes(hashlib.blake2b(f"{drawn}/{key}".encode(), digest_size=8).digest(), "little")
+    random.seed(seed)
+    torch.manual_seed(seed >> 1)
+    if (numpy := sys.modules.get("numpy")) is not None and "numpy.random" in sys.modules:
+        numpy.random.seed(seed & 0xFFFF_FFFF)
 
 
 def is_generator(item: object) -> bool:

@@ -13,6 +13,8 @@ WINDOW_BYTES = 64 << 20
 """Memory for each stretch that is read to be verified only; about as many are held as there are threads."""
 SMALL_FILE_BYTES = 1 << 20
 """A file of at most this is read at once."""
+BRIDGED_BYTES = 64 << 10
+"""A stretch that nobody wants is read along up to this length: another read takes longer."""
 
 
 class Run:
@@ -43,7 +45,7 @@ class Run:
 
 
 def runs_to_keep(manifest: fmt.Manifest, file: fmt.File, only: Collection[str] | None = None) -> list[Run]:
-    """The header and the tensors of a file; or `only` the tensors of these names.
+    """The header and the tensors of a file; or `only` the tensors of these names, reading around the others.
 
     What is kept together lies together: the memory of a module's tensors goes once they are copied, while an
     optimizer goes on with its own as they are. Small tensors, which are always copied, lie with the header; in
@@ -53,7 +55,8 @@ def runs_to_keep(manifest: fmt.Manifest, file: fmt.File, only: Collection[str] |
     groups = [list(group) for _, group in itertools.groupby(tensors, key=lambda each: _kept_with(file, each))]
     if only is not None:
         groups = [[tensor for tensor in group if tensor.name in only] for group in groups]
-        return [Run(file, list(_pieces(group)), group) for group in groups if group]
+        near = [tensors for group in groups for tensors in _near(group)]
+        return [Run(file, list(_pieces(tensors)), tensors) for tensors in near]
     header = next(fmt.pieces(manifest, file))
     beside = groups.pop(0) if groups and not _kept_with(file, tensors[0]) else []
     first = Run(file, [header, *_pieces(beside)], beside)
@@ -64,9 +67,21 @@ def _pieces(tensors: Iterable[fmt.Tensor]) -> Iterator[fmt.Piece]:
     return (piece for tensor in tensors for piece in fmt.pieces_of(tensor))
 
 
+def _near(tensors: Sequence[fmt.Tensor]) -> Iterator[list[fmt.Tensor]]:
+    """Those that lie so near to each other that they are read together."""
+    found: list[fmt.Tensor] = []
+    for tensor in tensors:
+        if found and tensor.start - found[-1].end > BRIDGED_BYTES:
+            yield found
+            found = []
+        found.append(tensor)
+    if found:
+        yield found
+
+
 def _kept_with(file: fmt.File, tensor: fmt.Tensor) -> str:
     is_large = file.size_bytes > SMALL_FILE_BYTES and tensor.end - tensor.start >= fmt.SMALL_BYTES
-    return object_of(tensor) if is_large else ""
+    return object_of(tensor.name) if is_large else ""
 
 
 def runs_to_verify(manifest: fmt.Manifest, file: fmt.File) -> Iterator[Run]:
@@ -80,9 +95,9 @@ def runs_to_verify(manifest: fmt.Manifest, file: fmt.File) -> Iterator[Run]:
     yield Run(file, pieces)
 
 
-def object_of(tensor: fmt.Tensor) -> str:
+def object_of(name: str) -> str:
     """The keyword of the object that a tensor belongs to."""
-    return tensor.name.partition(".")[0]
+    return name.partition(".")[0]
 
 
 def fresh_memory(size_bytes: int) -> mmap.mmap:

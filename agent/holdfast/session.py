@@ -25,10 +25,11 @@ from holdfast.orders import Orders
 from holdfast.pacing import Controller, parse_every
 from holdfast.progress import Progress
 from holdfast.protocol import CheckpointKind, checkpoint_id, parse_checkpoint_id
+from holdfast.ranks import RanksLost
 from holdfast.reports import Reporter, Standing, show_log
 from holdfast.rewind import WRITE_SECONDS, Rewinder
-from holdfast.snapshot import Snapshot
 from holdfast.starting import Start, Starter
+from holdfast.steering import Adrift, Decision, steering_of
 from holdfast.store import open_store
 from holdfast.training import Training
 
@@ -64,7 +65,8 @@ class Session:
 
     Raises:
         TypeError: an object has no state_dict, or one that cannot be stored; names the keyword.
-        ValueError: a job name, budget, interval or policy that makes no sense; or several ranks.
+        ValueError: a job name, budget, interval or policy that makes no sense; or this is one of several ranks,
+            and torch.distributed is not set up yet.
 
     The loop runs under `session.batches(...)`, or calls `session.resume()` and draws its own batches; each
     iteration ends with `session.step()`. Not thread-safe: use it from the thread that trains.
@@ -88,16 +90,16 @@ class Session:
         **objects: Any,
     ) -> None:
         self.job = protocol.validate_job(job)
-        ranks.require_single_process()
         options = Options.weigh(
             store=store, server=server, token=token, budget=budget, policy=policy, every=every, keep=keep,
             slots=slots, backend=backend, spread=spread, debug=debug,
         )  # fmt: skip
+        self._ranks = ranks.join()
         self._spread = options.spread
         self._standing = Standing()
         self._controller = Controller(options.settings)
-        self._training = Training(objects, self._standing, self._controller)
-        self._reporter = Reporter(job, self._standing)
+        self._training = Training(objects, self._standing, self._controller, self._ranks)
+        self._reporter = Reporter(job, self._standing, quiet=not self._ranks.leads)
         self._checkpoints = Checkpointer(
             open_store(options.store),
             job,
@@ -107,20 +109,26 @@ class Session:
             backend=options.backend,
             debug=options.debug,
             reporter=self._reporter,
+            ranks=self._ranks,
         )
         show_log()
         self._orders = Orders(self._checkpoints.store, job, self._reporter, options.settings)
-        self._starter = Starter(self._training, self._checkpoints, self._orders, self._reporter)
-        self._rewinder = Rewinder(self._training, self._checkpoints, self._reporter)
+        self._starter = Starter(self._training, self._checkpoints, self._orders, self._reporter, self._ranks)
+        self._rewinder = Rewinder(self._training, self._checkpoints, self._reporter, self._ranks)
+        self._steering = steering_of(self._ranks, self._choose)
         self._meter = Meter(self._controller, self._reporter, self._checkpoints.persister.measured)
-        self._progress = Progress()
+        self._progress = Progress(None if self._ranks.leads else "")
         self._resumed = self._closed = self._forked = False
         self._wanted: CheckpointKind | None = None
         self._wanted_restore: str | None = None
         self._last_fault: str | None = None
         self._retry_at_once = False
         self._open(options.server, options.token)
-        self._training.around_updates(self._before_update, self._meter.clock.update_ends)
+        self._training.around_updates(
+            self._before_update,
+            self._meter.clock.update_ends,
+            lambda iteration: self._steering.may_act_after(iteration),
+        )
         atexit.register(self._at_exit)
         _sessions.add(self)
 
@@ -156,6 +164,7 @@ class Session:
             IncompatibleCheckpoint: the checkpoint is sound, but the script's objects are others now.
             UnknownFormat: a newer Holdfast wrote it.
             OSError: the store was asked for half a minute, and could not be read.
+            RanksLost: another rank of this job is gone.
         """
         if not self._resumed:
             self._begin(self._starter.choose())
@@ -257,6 +266,8 @@ class Session:
     def _open(self, server: str | None, token: str | None) -> None:
         """Become the newest attempt, and learn what is wanted before training starts."""
         checkpoints, first = self._checkpoints, None
+        if not self._ranks.leads:
+            server = None  # rank 0 reports and listens, for all
         if server:
             probe = Link(
                 server=server, token=token, job=self.job, uid=checkpoints.uid, attempt=0, rank=0, spool=None
@@ -293,6 +304,7 @@ class Session:
             self._reporter.notice("warning", "loader", gap)
         for what in self._training.missing(start.loaded):
             self._reporter.notice("warning", "inventory", what)
+        self._steering.begin(self.iteration)
         self._meter.clock.begin()
 
     def _begin_afresh(self) -> None:
@@ -316,6 +328,7 @@ class Session:
         parts: tuple[Callable[[], object], ...] = (
             lambda: self._take_final() if reason == "finished" else None,
             lambda: self._checkpoints.close(WRITE_SECONDS),
+            self._ranks.close,
             self._settle,
             lambda: self._meter.send_samples(wait=True),
             lambda: self._reporter.attempt_ended(reason),
@@ -333,7 +346,7 @@ class Session:
     def _tell_what_is_kept(self) -> None:
         head = self._checkpoints.head
         kept = parse_checkpoint_id(head)[0] if head is not None else 0
-        if self.iteration > kept:
+        if self.iteration > kept and self._ranks.leads:
             where = f"goes on from iteration {kept:,}" if kept else "begins anew"
             logger.warning(
                 "%s: what was trained after iteration %s is in no checkpoint: the next start %s",
@@ -342,15 +355,18 @@ class Session:
 
     def _take_final(self) -> None:
         """So that a job started again after its end finds all its work done."""
-        if not self.iteration or not self._checkpoints.wait_settled(WRITE_SECONDS):
+        settled = bool(self.iteration) and self._checkpoints.wait_settled(WRITE_SECONDS)
+        if settled and not self._training.at_boundary:
+            logger.info("%s: the loop ended within an iteration; no last checkpoint was taken", self.job)
+        try:
+            if not self._steering.end(self.iteration, whole=settled and self._training.at_boundary):
+                return
+        except RanksLost as error:
+            self._reporter.notice("warning", "ranks", f"no last checkpoint: {error}")
             return
         self._settle()
-        if self._checkpoints.head == checkpoint_id(self.iteration, self.lineage):
-            return
-        if not self._training.at_boundary:
-            logger.info("%s: the loop ended within an iteration; no last checkpoint was taken", self.job)
-            return
-        self._take("final", at_once=True)
+        if self._checkpoints.head != checkpoint_id(self.iteration, self.lineage):
+            self._take(Decision(checkpoint="final", at_once=True))
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
@@ -361,7 +377,38 @@ class Session:
     def _boundary(self, metrics: dict[str, Any]) -> None:
         self._training.boundary()
         if not self._resumed:  # a loop that neither resumes nor draws its batches here wants a fresh start
-            self._begin_afresh()
+            try:
+                self._begin_afresh()
+            except RanksLost as error:
+                self._cast_adrift(error)
+        try:
+            self._learn(metrics)
+        finally:  # the other ranks count on this one
+            self._steer()
+
+    def _steer(self) -> None:
+        try:
+            try:
+                self._act(self._steering.decision(self.iteration))
+            except RestoreFailed:  # no rank goes on
+                raise
+            except BaseException:
+                self._steering.look_ahead(self.iteration)
+                raise
+            self._steering.look_ahead(self.iteration)
+        except RanksLost as error:
+            self._cast_adrift(error)
+
+    def _cast_adrift(self, error: RanksLost) -> None:
+        """What all ranks do together is over; the others find out at once if they have not yet."""
+        self._steering = Adrift()
+        self._ranks.close()
+        self._reporter.notice(
+            "error", "ranks", f"{error}; no checkpoint is taken any more, training goes on as far as it can"
+        )
+
+    def _learn(self, metrics: dict[str, Any]) -> None:
+        """What the iteration that ends here took, and what operators want by now."""
         self._settle()
         self._meter.end_iteration(metrics)
         desired = self._reporter.link.desired
@@ -372,13 +419,17 @@ class Session:
             self._reporter.applied(desired.version)
             self._reporter.pace(self._controller, changed=True)
         self._progress.update(self.iteration)
-        if (target := self._restore_target()) is None:
-            self._checkpoint_if_due()
-        else:
+
+    def _act(self, decision: Decision) -> None:
+        if (target := decision.restore) is not None:
             self._meter.learn()
-            self._rewinder.rewind(*target)
+            self._rewinder.rewind(*self._ranks.decide(lambda: target, tuple[str, str | None]))
             self._checkpoints.wanted.clear()
             self._meter.clock.restart()
+            self._steering.begin(self.iteration)
+        elif decision.checkpoint is not None:
+            self._checkpoints.follow_lineage(decision.lineage or self.lineage)
+            self._take(decision)
         if self._checkpoints.unprepared:
             self._checkpoints.prepare(self._training.outline)
         self._meter.in_flight = self._checkpoints.active
@@ -395,34 +446,49 @@ class Session:
                 self._retry_at_once = True
                 self._reporter.notice("warning", "torn", f"{settled.reason}; taken again at once")
 
-    def _checkpoint_if_due(self) -> None:
-        if self._is_due() and self._checkpoints.snapshots.free:
+    def _choose(self, iteration: int) -> Decision:
+        """What to do at the boundary after `iteration`, which is this one or a later one."""
+        if (target := self._restore_target()) is not None:
+            return Decision(restore=target)
+        if not self._is_due(iteration):
+            return Decision()
+        if not self._checkpoints.snapshots.free:
             # while the one before is being written, this one waits some iterations rather than stall training
-            self._take(self._wanted or "scheduled", at_once=self._retry_at_once)
-            self._wanted, self._retry_at_once = None, False
-
-    def _is_due(self) -> bool:
-        if self._wanted or self._retry_at_once:
-            return True
-        if not self._controller.due(self.iteration):
-            return False
-        self._meter.learn()  # after which it may not be
-        return self._controller.due(self.iteration)
-
-    def _take(self, kind: CheckpointKind, *, at_once: bool) -> Snapshot | None:
-        started = time.perf_counter()
-        self._meter.learn()  # what came before belongs to the time before
+            return Decision(waits=True)
+        kind, at_once = self._wanted or "scheduled", self._retry_at_once
+        self._wanted, self._retry_at_once = None, False
         plan = self._controller.plan
-        snapshot = self._checkpoints.take(
-            self._training.capture,
-            kind,
+        return Decision(
+            checkpoint=kind,
+            at_once=at_once,
             mode=plan.mode if plan is not None else "cpu",
             over_seconds=0.0 if at_once else self._spread * self._controller.interval_seconds,
-            at_once=at_once,
+            lineage=self.lineage,
         )
+
+    def _is_due(self, iteration: int) -> bool:
+        if self._wanted or self._retry_at_once:
+            return True
+        if not self._controller.due(iteration):
+            return False
+        self._meter.learn()  # after which it may not be
+        return self._controller.due(iteration)
+
+    def _take(self, decision: Decision) -> None:
+        assert decision.checkpoint is not None
+        started = time.perf_counter()
+        try:
+            self._meter.learn()  # what came before belongs to the time before
+        finally:  # the other ranks count on this one
+            self._checkpoints.take(
+                self._training.capture,
+                decision.checkpoint,
+                mode=decision.mode,
+                over_seconds=decision.over_seconds,
+                at_once=decision.at_once,
+            )
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
         self._controller.started(self.iteration)
-        return snapshot
 
     def _before_update(self) -> None:
         """An optimizer is about to change what is being copied: let the copy finish first."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from holdfast.arena import Arena
-from holdfast.format import Slot
+from holdfast.format import Shard, Slot
 from holdfast.hostmemory import is_plain
 from holdfast.layout import Layout
 from holdfast.pacing.profile import SnapshotMode
@@ -45,6 +45,14 @@ class Snapshot:
     live: Callable[[], list[torch.Tensor]]
     """What training goes on changing in host memory, now."""
     started_at: float
+    shards: dict[str, Shard] = field(default_factory=dict)
+    """Of tensors that are parts of larger ones."""
+    own: set[str] = field(default_factory=set)
+    """Names of tensors that may be otherwise on other ranks."""
+    number: int = 0
+    """Which of the attempt's it is: the same on all ranks."""
+    stored_bytes: int = 0
+    """What all ranks together have stored of it; 0 while that is not known, and where there is one rank."""
     seconds: float = 0.0
     stall_seconds: float = 0.0
     device_copy_seconds: float | None = None
@@ -97,6 +105,11 @@ class Snapshotter:
     def free(self) -> bool:
         """A snapshot can begin: there is an arena that none holds, and the copy before is complete."""
         return bool(self._free) and not self.copying
+
+    @property
+    def has_room(self) -> bool:
+        """There is an arena that none holds: a snapshot can begin when the copy before is complete."""
+        return bool(self._free)
 
     @property
     def idle(self) -> bool:
@@ -170,6 +183,8 @@ class Snapshotter:
                 layout.arena,
                 lambda: [*layout.live, *filter(is_plain, captured.gradients())],
                 started_at=time.time(),
+                shards=captured.shards,
+                own=captured.own,
             )
             layout.start(captured, mode, digests=self._debug)
             self._start_thread()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast import restore
 from holdfast.checkpoints import Checkpointer
@@ -14,6 +15,7 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckp
 from holdfast.link.backoff import Backoff
 from holdfast.orders import Orders
 from holdfast.protocol import RestoreOrder
+from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
 from holdfast.restore import Loaded
 from holdfast.store import Lineage
@@ -82,11 +84,21 @@ class Patience:
 
 
 class Starter:
-    """Chooses and loads what a job goes on from, and begins the attempt there."""
+    """Chooses and loads what a job goes on from, and begins the attempt there.
 
-    def __init__(self, training: Training, checkpoints: Checkpointer, orders: Orders, reporter: Reporter) -> None:
+    All ranks of a job go through it together, rank 0 deciding.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        checkpoints: Checkpointer,
+        orders: Orders,
+        reporter: Reporter,
+        ranks: Ranks,
+    ) -> None:
         self._training, self._checkpoints, self._orders = training, checkpoints, orders
-        self._reporter = reporter
+        self._reporter, self._ranks = reporter, ranks
         self._patience = Patience(self._tell_away)
 
     def choose(self) -> Start:
@@ -103,26 +115,30 @@ class Starter:
         """Training starts here; what it starts from is noted durably and told."""
         checkpoints, store = self._checkpoints, self._checkpoints.store
         loaded = start.loaded.id if start.loaded else None
+        committed: list[str] = []
         try:
             if start.lineage is not None:
                 checkpoints.continue_lineage(start.lineage, loaded)
             else:
                 checkpoints.begin_lineage(self._reporter.standing.iteration, loaded, start.order)
-            committed = store.checkpoints(checkpoints.job)
+            if self._ranks.leads:
+                committed = store.checkpoints(checkpoints.job)
+        except RanksLost:
+            raise
         except (OSError, HoldfastError) as error:
             checkpoints.fail(f"store {store.url}: {error}")
-            committed = []
         self._reporter.lineage_began(checkpoints.lineage)
-        self._reporter.attempt_began(loaded, checkpoints.versions, committed)
+        self._reporter.attempt_began(loaded, checkpoints.versions, committed, self._ranks.world_size)
         self._reporter.order(start.order, "restored")
         if start.loaded is not None:
             self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)
-        logger.info("%s: %s", checkpoints.job, self._told(loaded))
+        if self._ranks.leads:
+            logger.info("%s: %s", checkpoints.job, self._told(loaded))
 
     def _ordered(self) -> Start | None:
         """None where no order is open, or none that can be carried out now."""
         try:
-            order = self._patience.ask(self._orders.restore_at_start)
+            order = self._asked(self._orders.restore_at_start, RestoreOrder | None)
             return self._carried_out(order) if order is not None else None
         except OSError as error:
             self._orders.reopen()
@@ -134,6 +150,8 @@ class Starter:
         try:
             loaded = self._load(order.checkpoint)
             self._put_in_place(loaded)
+        except RanksLost:
+            raise
         except Exception as error:  # whatever is wrong with an order, the job starts
             if loaded is None and isinstance(error, OSError):
                 raise  # the store's: it says nothing of the order, which a boundary may carry out later
@@ -143,7 +161,8 @@ class Starter:
 
     def _newest(self) -> Start:
         store, job = self._checkpoints.store, self._checkpoints.job
-        for checkpoint, continues in self._patience.ask(lambda: list(restore.candidates(store, job))):
+        candidates = self._asked(lambda: list(restore.candidates(store, job)), list[tuple[str, bool]])
+        for checkpoint, continues in candidates:
             try:
                 loaded = self._load(checkpoint)
                 self._put_in_place(loaded)
@@ -159,17 +178,25 @@ class Starter:
             if not continues:
                 self._reporter.notice("error", "stray", f"nothing else is sound: going on from {checkpoint}")
                 return Start(loaded)
-            lineages = self._patience.ask(lambda: store.lineages(job))
+            lineages = self._asked(lambda: store.lineages(job), list[Lineage])
             return Start(loaded, lineage=lineages[-1] if lineages else None)
         return Start()
 
+    def _asked(self, question: Callable[[], T], kind: Any) -> T:
+        """What the store says to rank 0."""
+        return self._ranks.decide(lambda: self._patience.ask(question), kind)
+
     def _load(self, checkpoint: str) -> Loaded:
+        """Verified on every rank before anything is put in place on any."""
         store, job = self._checkpoints.store, self._checkpoints.job
-        return self._patience.ask(lambda: restore.load(store, job, checkpoint, meanwhile=self._training.make_room))
+        load = functools.partial(self._training.load, store, job, checkpoint)
+        return self._ranks.together(lambda: self._patience.ask(load))
 
     def _put_in_place(self, loaded: Loaded) -> None:
-        self._training.check(loaded)
-        self._training.apply(loaded)
+        self._ranks.together(lambda: self._training.check(loaded))
+        for told in self._training.warm_up(loaded):
+            self._reporter.notice("warning", "reducer", told)
+        self._ranks.together(lambda: self._training.apply(loaded))
 
     def _tell_away(self, error: OSError) -> None:
         url, seconds = self._checkpoints.store.url, PATIENCE_SECONDS

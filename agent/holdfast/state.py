@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from holdfast.capture import Watch, Watched
 from holdfast.errors import IncompatibleCheckpoint
+from holdfast.format import Shard
 from holdfast.gradients import Gradients, Parameters, put_back
 from holdfast.kinds import Names, Shapes, Stateful, part_of
+from holdfast.resharding import Region
 from holdfast.rng import OwnGenerator, is_generator, restore_rng, rng_state
+from holdfast.sharding import is_possible, is_sharded, like, local, shard_of, shared_out, storages
 from holdfast.tree import Encoder, Tree, decode
 
 logger = logging.getLogger("holdfast")
@@ -28,7 +32,8 @@ class Captured:
 
     trees: dict[str, Tree] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By name; tensors that share memory (tied weights) once, under the first name met."""
+    """By name; tensors that share memory (tied weights) once, under the first name met. Of what several ranks
+    have, those that this rank stores."""
     deferred: set[str] = field(default_factory=set)
     """Names of those that only an optimizer's step changes; the others must be copied at once."""
     frozen: set[str] = field(default_factory=set)
@@ -37,13 +42,20 @@ class Captured:
     """Those that there are, at the time of the call."""
     structure: object = field(default_factory=object)
     """The same object as last time when names, dtypes, shapes and addresses are: what was laid out still fits."""
+    shards: dict[str, Shard] = field(default_factory=dict)
+    """Of those that are this rank's part of a larger one: where they lie in it."""
+    own: set[str] = field(default_factory=set)
+    """Names of those that may be otherwise on other ranks, which store theirs under the same names."""
 
 
 class Registry:
-    """The objects of a session, by the keyword they were given under."""
+    """The objects of a session, by the keyword they were given under, on one rank of a job."""
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
+    def __init__(self, objects: Mapping[str, Any], rank: int = 0, world_size: int = 1) -> None:
+        self._rank, self._world_size = rank, world_size
         self.given = dict(objects)
+        self.replicated = {k: ddp for k, item in objects.items() if (ddp := _replicated(item)) is not None}
+        """Those that DistributedDataParallel keeps the same on all ranks."""
         self.objects = {keyword: _stateful(keyword, item) for keyword, item in objects.items()}
         self.modules = {k: o for k, o in self.objects.items() if isinstance(o, torch.nn.Module)}
         self.optimizers = {k: o for k, o in self.objects.items() if isinstance(o, torch.optim.Optimizer)}
@@ -61,7 +73,7 @@ class Registry:
         known = self._known
         if known is None or not known.watched.unchanged():
             known = self._known = self._walk()
-        encoder, trees = Encoder(known.step_storages, self._warned), {}
+        encoder, trees = self._encoder(known.step_storages), {}
         for keyword, part in self._parts.items():
             if (watch := known.watches.get(keyword)) is None:
                 trees[keyword] = part.encode(encoder, known.names)
@@ -71,13 +83,17 @@ class Registry:
         trees["rng"] = encoder.encode("rng", rng_state())
         if gradients and (pending := self.gradients.pending(known.parameters)):
             trees["gradients"] = self._encode_gradients(encoder, pending)
+        tensors, shards = self._stored(encoder)
+        names = known.encoder.shared | known.encoder.sharded.keys() | encoder.shared | encoder.sharded.keys()
         return Captured(
             trees=trees,
-            tensors={**known.tensors, **encoder.tensors},
-            deferred=known.deferred | encoder.deferred,
+            tensors={**known.tensors, **tensors},
+            deferred=known.encoder.deferred | encoder.deferred,
             frozen=known.frozen,
             gradients=self._gradients,
             structure=self._structured(known, encoder),
+            shards={**known.shards, **shards},
+            own={n for n in (*known.tensors, *tensors) if n not in names} if self._world_size > 1 else set(),
         )
 
     def check(self, trees: Mapping[str, Tree], shapes: Shapes) -> None:
@@ -87,8 +103,27 @@ class Registry:
                 raise IncompatibleCheckpoint(f"the checkpoint holds no {keyword!r}; it has {', '.join(trees)}")
             part.check(trees[keyword], shapes)
 
-    def apply(self, trees: Mapping[str, Tree], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put a checkpoint's state into the objects; the random state last, since loading may draw from it."""
+    def regions(self, trees: Mapping[str, Tree], shapes: Shapes) -> dict[str, Region]:
+        """What this rank needs of those tensors of a checkpoint that are sharded here."""
+        found = {}
+        for name, tensor in self._sharded(trees, shapes).items():
+            shard, _ = shard_of(name, tensor)
+            found[name] = Region(shard.offsets, tuple(local(tensor).shape))
+        return found
+
+    def apply(
+        self,
+        trees: Mapping[str, Tree],
+        tensors: Mapping[str, torch.Tensor],
+        shapes: Shapes = MappingProxyType({}),
+    ) -> None:
+        """Put a checkpoint's state into the objects; the random state last, since loading may draw from it.
+
+        Of what is sharded here `tensors` has this rank's part, as `regions` gave it, and `shapes` the whole.
+        """
+        if sharded := self._sharded(trees, shapes):
+            parts = {name: like(tensor, tensors[name]) for name, tensor in sharded.items()}
+            tensors = {**tensors, **parts}
         for keyword, part in self._parts.items():
             part.load(trees[keyword], tensors)
         put_back(self.modules, decode(trees.get("gradients", {}), tensors, copy=True))
@@ -106,18 +141,57 @@ class Registry:
         if not watched.steady:
             watches, watched = {}, Watched([])
         names, step_storages = self._parameter_names(), self._step_storages()
-        encoder = Encoder(step_storages, self._warned)
+        encoder = self._encoder(step_storages)
+        trees = {keyword: self._parts[keyword].encode(encoder, names) for keyword in watches}
+        tensors, shards = self._stored(encoder)
         return _Known(
             watched=watched,
             watches=watches,
-            trees={keyword: self._parts[keyword].encode(encoder, names) for keyword in watches},
-            tensors=encoder.tensors,
-            deferred=encoder.deferred,
-            frozen=self._frozen(encoder.tensors),
+            trees=trees,
+            encoder=encoder,
+            tensors=tensors,
+            shards=shards,
+            frozen=self._frozen(tensors),
             names=names,
             step_storages=step_storages,
             parameters=[(k, n, p) for k, module in self.modules.items() for n, p in module.named_parameters()],
         )
+
+    def _encoder(self, step_storages: Collection[int]) -> Encoder:
+        shared = (
+            parameter
+            for ddp in self.replicated.values()
+            for name, parameter in ddp.module.named_parameters()
+            if name not in ddp.parameters_to_ignore
+        )
+        return Encoder(step_storages, self._warned, set(storages(shared)))
+
+    def _stored(self, encoder: Encoder) -> tuple[dict[str, torch.Tensor], dict[str, Shard]]:
+        """Of what was encoded, what this rank stores."""
+        if self._world_size == 1:
+            return encoder.tensors, encoder.shards
+        sizes = [(name, encoder.tensors[name].nbytes) for name in encoder.shared]
+        elsewhere = {name for name, rank in shared_out(sizes, self._world_size).items() if rank != self._rank}
+        elsewhere |= encoder.sharded.keys() - encoder.shards.keys()
+        return {name: t for name, t in encoder.tensors.items() if name not in elsewhere}, encoder.shards
+
+    def _sharded(self, trees: Mapping[str, Tree], shapes: Shapes) -> dict[str, torch.Tensor]:
+        """Tensors of the script's that are sharded, by the names of those in a checkpoint that go the same way."""
+        if not is_possible():
+            return {}
+        encoder, names = Encoder((), self._warned), self._parameter_names()
+        for part in self._parts.values():
+            part.encode(encoder, names)
+        found = {name: tensor for name, tensor in encoder.sharded.items() if name in shapes}
+        for keyword, part in self._parts.items():
+            if keyword in trees:
+                found |= part.sharded(trees[keyword], shapes)
+        for keyword, gradients in trees.get("gradients", {}).items():
+            parameters = dict(self.modules[keyword].named_parameters()) if keyword in self.modules else {}
+            for name, tree in gradients.items():
+                if name in parameters and is_sharded(parameters[name]):
+                    found[tree["$tensor"]] = parameters[name]
+        return found
 
     def _encode_gradients(self, encoder: Encoder, pending: Parameters) -> Tree:
         trees: dict[str, dict[str, Tree]] = {}
@@ -151,12 +225,12 @@ class Registry:
         for module in self.modules.values():
             parameters = list(module.parameters())
             if any(id(parameter) in trained for parameter in parameters):
-                still |= set(_storages(p for p in parameters if not p.requires_grad and id(p) not in trained))
+                still |= set(storages(p for p in parameters if not p.requires_grad and id(p) not in trained))
         return {name for name, t in tensors.items() if t.untyped_storage().data_ptr() in still}
 
     def _gradients(self) -> list[torch.Tensor]:
         parameters = (parameter for module in self.modules.values() for parameter in module.parameters())
-        return [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
@@ -169,7 +243,7 @@ class Registry:
         """Storages that only `optimizer.step` writes to: parameters of modules, whoever trains them."""
         if not self.optimizers:
             return set()
-        return {storage for module in self.modules.values() for storage in _storages(module.parameters())}
+        return {storage for module in self.modules.values() for storage in storages(module.parameters())}
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -179,8 +253,9 @@ class _Known:
     watched: Watched
     watches: dict[str, Watch]
     trees: dict[str, Tree]
+    encoder: Encoder
     tensors: dict[str, torch.Tensor]
-    deferred: set[str]
+    shards: dict[str, Shard]
     frozen: set[str]
     names: Names
     step_storages: set[int]
@@ -198,10 +273,29 @@ def _stateful(keyword: str, item: Any) -> Stateful:
             f"Session({keyword}=...): {type(item).__name__} has no state_dict() and load_state_dict(). "
             f"Put plain values into holdfast.Variables, or drop the keyword."
         )
-    # a compiled module shares everything with the plain one inside, whose names do not depend on compiling
-    inside: Stateful = getattr(item, "_orig_mod", item)
+    inside: Stateful = _unwrapped(item)
     return inside
 
 
-def _storages(tensors: Iterator[torch.Tensor]) -> Iterator[int]:
-    return (tensor.untyped_storage().data_ptr() for tensor in tensors)
+def _unwrapped(item: Any) -> Any:
+    """A module inside what compiles it or keeps it the same on all ranks: its names depend on neither."""
+    while True:
+        if hasattr(item, "_orig_mod"):
+            item = item._orig_mod
+        elif _is_replicated(item):
+            item = item.module
+        else:
+            return item
+
+
+def _replicated(item: Any) -> Any:
+    """The DistributedDataParallel that keeps a module the same on all ranks; None where nothing does."""
+    while hasattr(item, "_orig_mod"):
+        item = item._orig_mod
+    if not _is_replicated(item):
+        return None
+    return item if item.process_group.size() == torch.distributed.get_world_size() else None
+
+
+def _is_replicated(item: Any) -> bool:
+    return torch.distributed.is_available() and isinstance(item, torch.nn.parallel.DistributedDataParallel)

@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from holdfast import inventory
+from holdfast import inventory, restore
 from holdfast.cursor import Cursor, cursor_over
 from holdfast.data import DataLoader
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.pacing import Controller
+from holdfast.ranks import Ranks
+from holdfast.reducers import bucket_layout, warm_up
 from holdfast.reports import Standing
 from holdfast.restore import Loaded
+from holdfast.rng import branch_rng
 from holdfast.state import RESERVED, Captured, Registry
+from holdfast.store import Store
 from holdfast.tree import decode
 from holdfast.variables import Variables
 
@@ -23,8 +28,11 @@ from holdfast.variables import Variables
 class Training:
     """Captured at the boundary between two iterations, and put back to one."""
 
-    def __init__(self, objects: Mapping[str, Any], standing: Standing, controller: Controller) -> None:
-        self.registry = Registry(objects)
+    def __init__(
+        self, objects: Mapping[str, Any], standing: Standing, controller: Controller, ranks: Ranks
+    ) -> None:
+        self._ranks = ranks
+        self.registry = Registry(objects, ranks.rank, ranks.world_size)
         self.rewinds = 0
         """How often the state was put back, so that whoever draws batches notices."""
         self._standing, self._controller = standing, controller
@@ -50,10 +58,25 @@ class Training:
     def moved(self) -> None:
         self._moved = True
 
-    def around_updates(self, before: Callable[[], None], after: Callable[[], None]) -> None:
-        """Have each step of an optimizer call these, until `close`."""
+    def around_updates(
+        self,
+        before: Callable[[], None],
+        after: Callable[[], None],
+        may_act_after: Callable[[int], bool | None] = lambda _: None,
+    ) -> None:
+        """Have each step of an optimizer call these, until `close`.
+
+        `may_act_after` tells whether a checkpoint may be taken after an iteration, where that is not the pacing's.
+        """
         gradients, controller = self.registry.gradients, self._controller
-        gradients.asked_soon = lambda: controller.plan is None or controller.due(self._standing.iteration + 1)
+
+        def asked_soon() -> bool:
+            following = self._standing.iteration + 1
+            if (known := may_act_after(following)) is not None:
+                return known
+            return controller.plan is None or controller.due(following)
+
+        gradients.asked_soon = asked_soon
 
         def about_to_update(optimizer: torch.optim.Optimizer, *_: object) -> None:
             before()
@@ -90,13 +113,18 @@ class Training:
 
     def outline(self) -> Captured:
         """What a capture will most likely consist of."""
-        return self._capture(gradients=False)
+        return self._capture(gradients=False, reducers={})
 
     def capture(self) -> Captured:
         """The state of this instant. TypeError names what cannot be stored."""
-        return self._capture(gradients=True)
+        return self._capture(gradients=True, reducers=self._reducers())
 
-    def _capture(self, *, gradients: bool) -> Captured:
+    def _reducers(self) -> dict[str, list[list[int]]]:
+        """What each DistributedDataParallel reduces together: it decides on the last bits of a sum."""
+        found = {keyword: bucket_layout(ddp) for keyword, ddp in self.registry.replicated.items()}
+        return {keyword: layout for keyword, layout in found.items() if layout is not None}
+
+    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> Captured:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
         return self.registry.capture(
             {
@@ -105,24 +133,30 @@ class Training:
                 "loaders": [*positions, *self._loaded[len(positions) :]],
                 "loader": self._current,
                 "controller": self._controller.state_dict(),
+                "reducers": reducers,
             },
             gradients=gradients,
         )
 
-    def make_room(self) -> None:
-        """For what `apply` will put there; to be called while there is nothing else to do."""
-        self.registry.make_room()
+    def load(self, store: Store, job: str, checkpoint: str) -> Loaded:
+        """Read and verify what this rank needs of a checkpoint. Raises what `restore.load` does."""
+        return restore.load(
+            *(store, job, checkpoint),
+            rank=self._ranks.rank,
+            regions=self.registry.regions if self._ranks.world_size > 1 else None,
+            meanwhile=self.registry.make_room,
+        )
 
     def check(self, loaded: Loaded) -> None:
         """IncompatibleCheckpoint when it does not fit the objects, or the script cannot be taken back to it."""
-        self.registry.check(loaded.manifest.state, loaded.shapes)
+        self.registry.check(loaded.state, loaded.shapes)
         if any(isinstance(item, DataLoader) and item.drawn_directly for item in self.registry.objects.values()):
             raise IncompatibleCheckpoint(
                 "this script iterates over its loader itself, and a loop over epochs cannot be taken back from "
                 f"inside: stop the script and order the restore again, and its next start begins at {loaded.id}; "
                 "a loop over session.batches(...) goes back while it runs"
             )
-        if self._loaders and loaded.manifest.state["session"]["loader"] != self._current:
+        if self._loaders and loaded.state["session"]["loader"] != self._current:
             raise IncompatibleCheckpoint(
                 f"{loaded.id} was taken while the script drew from another loader: a running script cannot go "
                 "back to that part; start it again to restore this checkpoint"
@@ -134,7 +168,7 @@ class Training:
 
     def missing(self, loaded: Loaded | None) -> list[str]:
         """What changes in training, as far as its objects show it, and is in no checkpoint."""
-        there = loaded.manifest.state if loaded is not None else {}
+        there = loaded.state if loaded is not None else {}
         return inventory.missing(self.registry.given, [keyword for keyword in there if keyword not in RESERVED])
 
     def require_way_back(self) -> None:
@@ -146,10 +180,26 @@ class Training:
                 "restore again, or give loop=holdfast.Variables() when the loop counts session.iteration"
             )
 
+    def warm_up(self, loaded: Loaded) -> list[str]:
+        """Have new processes sum up gradients in the order of those that took the checkpoint.
+
+        All ranks do it together. What could not be brought to that, in words: the next losses may differ in their
+        last bits.
+        """
+        told = []
+        layouts = loaded.state["session"].get("reducers", {})
+        if loaded.manifest.world_size == self._ranks.world_size:  # otherwise the sums are others anyway
+            for keyword, ddp in self.registry.replicated.items():
+                if keyword in layouts and (reason := _warmed_up(ddp, layouts[keyword])) is not None:
+                    told.append(f"{keyword}: gradients may be summed up in another order than before: {reason}")
+        return told
+
     def apply(self, loaded: Loaded) -> None:
         """Put everything back to the checkpoint; whatever a load_state_dict raises passes through."""
-        self.registry.apply(loaded.manifest.state, loaded.tensors)
-        state = decode(loaded.manifest.state["session"], loaded.tensors, copy=True)
+        self.registry.apply(loaded.state, loaded.tensors, loaded.shapes)
+        if self._ranks.rank >= loaded.manifest.world_size:
+            branch_rng(self._ranks.rank)  # what another rank goes on from is no randomness of this one's
+        state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._standing.iteration = loaded.manifest.iteration
         self._loaded = state["loaders"]
         if self._controller.plan is None:  # a restart; in place, what is measured by now is better
@@ -158,3 +208,10 @@ class Training:
         self.rewinds += 1
         for i, (_, cursor) in enumerate(self._loaders):
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
+
+
+def _warmed_up(ddp: DistributedDataParallel, layout: list[list[int]]) -> str | None:
+    try:
+        return warm_up(ddp, layout)
+    except Exception as error:  # it is about the last bits of sums: a job goes on without them
+        return f"{type(error).__name__}: {error}"

@@ -11,13 +11,14 @@ import collections
 import logging
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
 from holdfast.errors import IncompatibleCheckpoint
-from holdfast.format import LINE_BYTES, SMALL_BYTES
+from holdfast.format import LINE_BYTES, SMALL_BYTES, Shard
+from holdfast.sharding import is_sharded, local, shard_of
 
 logger = logging.getLogger("holdfast")
 
@@ -30,21 +31,37 @@ class Encoder:
     Args:
         step_storages: addresses of storages that only an optimizer's step writes to.
         warned: paths of functions that were told of before; those met are added.
+        shared_storages: addresses of storages that hold the same on every rank.
     """
 
-    def __init__(self, step_storages: Collection[int], warned: set[str]) -> None:
+    def __init__(
+        self, step_storages: Collection[int], warned: set[str], shared_storages: Collection[int] = ()
+    ) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        """By name, which is the path under which each was met first."""
+        """By name, which is the path under which each was met first; of a sharded one this rank's part."""
         self.deferred: set[str] = set()
         """Names of those that only an optimizer's step changes."""
-        self._step_storages, self._warned = step_storages, warned
-        self._shared: dict[tuple[Any, ...], str] = {}
+        self.sharded: dict[str, torch.Tensor] = {}
+        """Those of which this rank has a part, as they are in the script."""
+        self.shards: dict[str, Shard] = {}
+        """Where these parts lie, of those that this rank stores."""
+        self.shared: set[str] = set()
+        """Names of those that are the same on every rank."""
+        self._step_storages, self._warned, self._shared_storages = step_storages, warned, shared_storages
+        self._known: dict[tuple[Any, ...], str] = {}
 
-    def encode(self, path: str, value: Any, *, deferred: bool = False) -> Tree:
-        """The tree of a value; TypeError names the path of what it cannot hold."""
+    def is_spread(self, parameter: torch.Tensor) -> bool:
+        """Several ranks train it together: what an optimizer keeps of it is a part, or the same everywhere."""
+        return is_sharded(parameter) or parameter.untyped_storage().data_ptr() in self._shared_storages
+
+    def encode(self, path: str, value: Any, *, deferred: bool = False, shared: bool = False) -> Tree:
+        """The tree of a value; TypeError names the path of what it cannot hold.
+
+        A tensor that is `shared`, or in a shared storage, is the same on every rank.
+        """
         if isinstance(value, torch.Tensor):
-            found = {"$tensor": self._add(path, value, deferred)}
-            return found if value.device.type == "cpu" else found | {"device": str(value.device)}
+            found = {"$tensor": self._add(path, value, deferred, shared)}
+            return found if value.device.type == "cpu" else found | {"device": _named(value.device)}
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
@@ -120,10 +137,10 @@ class Encoder:
             logger.warning("%s is a function: it is taken from your script, not from checkpoints", path)
         return False
 
-    def _add(self, path: str, tensor: torch.Tensor, deferred: bool) -> str:
+    def _add(self, path: str, tensor: torch.Tensor, deferred: bool, shared: bool) -> str:
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise TypeError(f"{path}: cannot store a {tensor.layout} tensor; give a dense one")
-        tensor = tensor.detach()
+        whole, tensor = tensor, local(tensor).detach()
         storage = tensor.untyped_storage().data_ptr()
         key = (
             storage,
@@ -133,30 +150,26 @@ class Encoder:
             tensor.dtype,
             tensor.is_conj(),
         )
-        if tensor.numel() and key in self._shared:
-            return self._shared[key]
+        # a rank that has no rows of tied weights must name them as the others do
+        is_tellable = tensor.numel() or (is_sharded(whole) and storage)
+        if is_tellable and key in self._known:
+            return self._known[key]
         name, copies = path, 1
         while name in self.tensors:
             copies += 1
             name = f"{path}#{copies}"
-        self._shared[key] = name
+        self._known[key] = name
         self.tensors[name] = tensor
         if deferred or storage in self._step_storages:
             self.deferred.add(name)
+        if is_sharded(whole):
+            self.sharded[name] = whole
+            shard, stores = shard_of(name, whole)
+            if stores:
+                self.shards[name] = shard
+        elif shared or storage in self._shared_storages:
+            self.shared.add(name)
         return name
-
-
-def tensor_names(tree: Tree) -> Iterator[str]:
-    """All tensors that a tree refers to."""
-    if isinstance(tree, dict):
-        if "$tensor" in tree:
-            yield tree["$tensor"]
-        else:
-            for value in tree.values():
-                yield from tensor_names(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from tensor_names(value)
 
 
 def decode(tree: Tree, tensors: Mapping[str, torch.Tensor], *, copy: bool, adopt: bool = False) -> Any:
@@ -224,6 +237,12 @@ def _device(name: str) -> torch.device:
     """Where a tensor was; the CPU on a machine that has no such device."""
     device = torch.device(name)
     return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+
+
+def _named(device: torch.device) -> str:
+    """That of this process without its number, which is another one on each rank."""
+    here = device.type == "cuda" and device.index == torch.cuda.current_device()
+    return device.type if here else str(device)
 
 
 def _numpy_array(value: Any) -> Any:

@@ -1,8 +1,9 @@
 import persisting
 import pytest
+from crowd import crowd
 from object_servers import moto, rclone
 
-__all__ = ["moto", "rclone"]
+__all__ = ["crowd", "moto", "rclone"]
 
 
 @pytest.fixture(autouse=True)

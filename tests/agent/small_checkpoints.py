@@ -2,7 +2,7 @@
 
 JOB = "job"
 FIRST, SECOND, THIRD = (f"{iteration:012d}-1" for iteration in (1, 2, 3))
-FILE = "rank-0.safetensors"
+FILE, OTHER_FILE = "rank-0.safetensors", "rank-1.safetensors"
 
 
 def prepared(store, checkpoint=FIRST, attempt=1, data=b"tensors"):
@@ -12,12 +12,20 @@ def prepared(store, checkpoint=FIRST, attempt=1, data=b"tensors"):
     return writer
 
 
+def joined(store, place, checkpoint=FIRST, attempt=1, data=b"others"):
+    """The writer of another process, with its file written."""
+    writer = store.join(JOB, checkpoint, attempt, place, len(data))
+    writer.write(OTHER_FILE, [data])
+    writer.settle()
+    return writer
+
+
 def commit(store, checkpoint=FIRST, attempt=1, data=b"tensors", **options):
     prepared(store, checkpoint, attempt, data).commit(b"{}", **options)
 
 
-def read(store, checkpoint=FIRST):
-    with store.open_file(JOB, checkpoint, FILE) as file:
+def read(store, checkpoint=FIRST, file=FILE):
+    with store.open_file(JOB, checkpoint, file) as file:
         data = bytearray(file.size_bytes)
         file.read_into(0, memoryview(data))
     return bytes(data)

@@ -4,6 +4,7 @@ import math
 import pytest
 import safetensors
 import torch
+from many_ranks import Own, Shared, by_rows, commit
 from safetensors.torch import load_file
 from torch.distributed import checkpoint as dcp
 from written import commit_objects
@@ -12,6 +13,7 @@ from holdfast import Variables, exports
 from holdfast.errors import DamagedCheckpoint
 from holdfast.exports import export
 from holdfast.runs import Run
+from holdfast.state import Registry
 
 
 class Tied(torch.nn.Module):
@@ -206,6 +208,50 @@ def test_an_object_that_is_not_there_is_refused_with_those_that_are(made, tmp_pa
     written, *_ = made
     with pytest.raises(LookupError, match="no object 'modle'; it has model, optimizer, loop"):
         export(written.store, "job", written.id, tmp_path / "x", "torch", only="modle")
+
+
+@pytest.fixture
+def of_three_ranks(tmp_path):
+    """Parameters and their moments by rows, the buffers of each rank its own: those of rank 1 are 100 larger."""
+    model, optimizer = trained()
+    captured = Registry({"model": model, "optimizer": optimizer}).capture({})
+    buffers = {f"model.{name}" for name, _ in model.named_buffers()}
+    tensors = {}
+    for name, tensor in captured.tensors.items():
+        if name in buffers or name.startswith("rng"):
+            tensors[name] = Own([tensor, tensor + 100, tensor])
+        else:
+            tensors[name] = by_rows(tensor, 3) if tensor.dim() else Shared(tensor, by=2)
+    states = [captured.trees | {"loop": {"rank": rank}} for rank in range(3)]
+    return commit(tmp_path / "store", 3, tensors, states), model, optimizer
+
+
+@pytest.mark.parametrize("kind", exports._WRITERS)
+def test_what_several_ranks_stored_is_exported_whole_and_their_own_as_rank_0_had_it(
+    of_three_ranks, tmp_path, kind
+):
+    written, model, optimizer = of_three_ranks
+    result = export(written.store, "job", written.id, tmp_path / "x", kind)
+    assert result.objects == ["model", "optimizer", "loop"]
+    other, its_optimizer = trained(seed=1)
+    if kind == "safetensors":
+        found = load_file(tmp_path / "x")
+        other.load_state_dict({n.removeprefix("model."): t for n, t in found.items() if n.startswith("model.")})
+        moment = found["optimizer.state.exp_avg.norm.weight"]
+        assert len(found) == result.tensors == len(model.state_dict()) + 3 * len(list(model.parameters()))
+    else:
+        state = {"model": other.state_dict(), "optimizer": its_optimizer.state_dict()}
+        if kind == "dcp":
+            with pytest.warns(UserWarning, match="assuming the intent is to load in a single process"):
+                dcp.load(state, checkpoint_id=tmp_path / "x")
+        else:
+            state = torch.load(tmp_path / "x", weights_only=True)
+            assert state["loop"] == {"rank": 0}
+        other.load_state_dict(state["model"])
+        its_optimizer.load_state_dict(state["optimizer"])
+        moment = its_optimizer.state[other.norm.weight]["exp_avg"]
+    same(other.state_dict(), model.state_dict())
+    assert torch.equal(moment, optimizer.state[model.norm.weight]["exp_avg"])
 
 
 def names(directory):

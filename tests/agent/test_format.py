@@ -60,3 +60,45 @@ def test_a_future_format_is_named_with_the_way_out():
 def test_what_is_no_manifest_is_damaged(data):
     with pytest.raises(DamagedCheckpoint, match="is not a manifest"):
         fmt.decode_manifest(data)
+
+
+def tensor(name, rank=None, file="rank-0.safetensors"):
+    return fmt.Tensor(
+        name=name, dtype="U8", shape=(1,), global_shape=(1,), offsets=(0,), file=file, start=0, end=1, digest="",
+        rank=rank,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("rank", "saved"), [(0, 0), (1, 1), (2, 2), (3, 0), (7, 1)])
+def test_a_rank_sees_what_all_share_and_what_the_saved_one_in_its_place_had(rank, saved):
+    shards = [tensor("w", file=f"rank-{number}.safetensors") for number in range(3)]
+    own = [tensor("rng", number, f"rank-{number}.safetensors") for number in range(3)]
+    made = manifest(
+        world_size=3,
+        tensors=[*shards, *own, tensor("late", 1)],
+        state={"loop": 0, "gradients": {}},
+        rank_states={"1": {"loop": 1, "late": {"$tensor": "late"}}, "2": {"gradients": fmt.ABSENT}},
+    )
+    read = fmt.decode_manifest(fmt.encode_manifest(made))
+    assert fmt.saved_rank(read, rank) == saved
+    late = {"late": [tensor("late", 1)]} if saved == 1 else {}
+    assert fmt.tensors_for(read, rank) == {"w": shards, "rng": [own[saved]]} | late
+    states = [
+        {"loop": 0, "gradients": {}},
+        {"loop": 1, "gradients": {}, "late": {"$tensor": "late"}},
+        {"loop": 0},
+    ]
+    assert fmt.state_for(read, rank) == states[saved]
+
+
+def test_a_ranks_own_tensor_goes_before_a_shared_one_of_its_name():
+    made = manifest(world_size=2, tensors=[tensor("w", 1, "rank-1.safetensors"), tensor("w")])
+    assert fmt.tensors_for(made, 0)["w"] == [tensor("w")]
+    assert fmt.tensors_for(made, 1)["w"] == [tensor("w", 1, "rank-1.safetensors")]
+
+
+def test_a_manifest_of_before_there_were_ranks_is_read():
+    told = msgspec.json.decode(fmt.encode_manifest(manifest(tensors=[tensor("w")])))
+    del told["rank_states"], told["tensors"][0]["rank"], told["manifest_digest"]
+    body = msgspec.json.encode(told)[:-1]
+    assert fmt.decode_manifest(body + fmt.SEAL % fmt.digest(body).encode()) == manifest(tensors=[tensor("w")])

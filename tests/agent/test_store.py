@@ -174,6 +174,62 @@ def test_no_room_is_known_before_anything_is_written(store, monkeypatch):
     assert leftovers(store) == []
 
 
+def test_a_process_that_joins_needs_room_for_its_part(store, monkeypatch):
+    writer = store.begin(JOB, FIRST, 1, 7)
+    usage = shutil.disk_usage(store.root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    with pytest.raises(OSError, match="1 MB free, too little for a checkpoint of 5 MB"):
+        store.join(JOB, FIRST, 1, writer.place, 5_000_000)
+
+
+def test_a_place_that_another_host_does_not_see_is_told_with_the_way_out(store, tmp_path):
+    writer = store.begin(JOB, FIRST, 1, 7)
+    elsewhere = open_store(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError, match="all ranks need the same store") as caught:
+        elsewhere.join(JOB, FIRST, 1, writer.place, 7)
+    assert caught.value.filename == str(elsewhere.root / JOB / writer.place)
+    assert not elsewhere.root.exists()
+
+
+def test_a_place_is_that_of_one_checkpoint(store):
+    place = store.begin(JOB, FIRST, 1, 7).place
+    with pytest.raises(ValueError, match=f"no place where attempt 1 writes {SECOND}"):
+        store.join(JOB, SECOND, 1, place, 7)
+
+
+def test_nothing_stays_of_what_is_written_while_the_checkpoint_is_aborted(store):
+    class Meanwhile(Files):
+        """Others make files while it is removed."""
+
+        def remove_directory(self, path):
+            for name in ("late-1", "late-2"):
+                with pytest.raises(FileNotFoundError):
+                    part.write(name, [b"bytes"])
+            super().remove_directory(path)
+
+    store.files = Meanwhile()
+    writer = store.begin(JOB, FIRST, 1, 7)
+    part = LocalStore(store.root).join(JOB, FIRST, 1, writer.place, 7)
+    part.write("rank-1.safetensors", [b"early"])
+    writer.abort()
+    assert leftovers(store) == []
+    with pytest.raises(FileNotFoundError):
+        part.settle()
+
+
+def test_what_is_cut_short_in_aborting_goes_with_the_next_attempt(store):
+    class Stuck(Files):
+        def remove_directory(self, path):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+    store.files = Stuck()
+    store.begin(JOB, FIRST, 1, 7).abort()
+    assert len(leftovers(store)) == 1
+    store.files = Files()
+    store.acquire_attempt(JOB, "second")
+    assert leftovers(store) == []
+
+
 def test_a_store_where_no_directory_can_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="Not a directory"):
@@ -425,7 +481,9 @@ def test_a_worker_forked_while_the_lock_is_held_does_not_keep_it(store):
         os.waitpid(child, 0)
 
 
-def test_commit_syncs_files_then_their_directory_then_renames_then_syncs_the_parent(store, monkeypatch):
+@pytest.fixture
+def syncs(monkeypatch):
+    """What is synced and renamed, in order."""
     log, names = [], {}
 
     def opened(path, *args, _real=os.open, **kwargs):
@@ -444,11 +502,23 @@ def test_commit_syncs_files_then_their_directory_then_renames_then_syncs_the_par
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
+    return log
+
+
+def test_commit_syncs_files_then_their_directory_then_renames_then_syncs_the_parent(store, syncs):
     writer = store.begin(JOB, FIRST, 1, 7)
     writer.write("rank-0.safetensors", [b"tensors"])
     writer.commit(b"{}")
     temporary = writer._temporary.name
-    assert log == [
+    assert syncs == [
         ("fsync", "rank-0.safetensors"), ("fsync", "manifest.json"), ("fsync", temporary), ("rename", FIRST),
         ("fsync", JOB),
     ]  # fmt: skip
+
+
+def test_what_has_settled_is_synced_with_its_name(store, syncs):
+    place = store.begin(JOB, FIRST, 1, 7).place
+    writer = store.join(JOB, FIRST, 1, place, 7)
+    writer.write("rank-1.safetensors", [b"tensors"])
+    writer.settle()
+    assert syncs == [("fsync", "rank-1.safetensors"), ("fsync", place)]

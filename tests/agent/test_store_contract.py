@@ -1,5 +1,6 @@
 """What every store promises, whatever keeps its bytes. HOLDFAST_TEST_S3_URL adds a bucket of your own."""
 
+import contextlib
 import itertools
 import os
 import random
@@ -10,7 +11,7 @@ import uuid
 
 import object_servers
 import pytest
-from small_checkpoints import FILE, FIRST, JOB, SECOND, commit, prepared, read
+from small_checkpoints import FILE, FIRST, JOB, OTHER_FILE, SECOND, commit, joined, prepared, read
 
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.store import Lineage, open_store
@@ -293,3 +294,89 @@ def test_a_missing_file_is_named(store):
     commit(store)
     with pytest.raises(DamagedCheckpoint, match=r"rank-1\.safetensors"):
         store.open_file(JOB, FIRST, "rank-1.safetensors")
+
+
+def test_what_several_processes_write_in_one_place_is_one_checkpoint(store):
+    writer = prepared(store)
+    others = open_store(store.url)
+    part = joined(others, writer.place)
+    assert part.place == writer.place
+    assert store.checkpoints(JOB) == []
+    writer.settle()
+    writer.commit(b"{}")
+    part.abort()
+    assert (store.checkpoints(JOB), leftovers(store)) == ([FIRST], [])
+    assert (read(store), read(store, file=OTHER_FILE)) == (b"tensors", b"others")
+    assert read(others, file=OTHER_FILE) == b"others"
+
+
+def test_the_process_that_has_begun_a_checkpoint_may_also_join_it(store):
+    writer = store.begin(JOB, FIRST, 1, 13)
+    part = store.join(JOB, FIRST, 1, writer.place, 7)
+    part.write(FILE, [b"tensors"])
+    writer.commit(b"{}")
+    assert read(store) == b"tensors"
+
+
+def test_only_the_process_that_has_begun_a_checkpoint_commits_or_removes_it(store):
+    writer = prepared(store)
+    part = joined(open_store(store.url), writer.place)
+    with pytest.raises(AssertionError, match="the process that has begun it"):
+        part.commit(b"{}")
+    part.abort()
+    assert store.checkpoints(JOB) == []
+    writer.commit(b"{}")
+    assert read(store, file=OTHER_FILE) == b"others"
+
+
+def test_what_others_wrote_goes_with_a_checkpoint_that_is_aborted(store):
+    writer = prepared(store)
+    joined(open_store(store.url), writer.place)
+    writer.abort()
+    assert (store.checkpoints(JOB), leftovers(store)) == ([], [])
+    again = prepared(store)
+    joined(open_store(store.url), again.place, data=b"anew")
+    again.commit(b"{}")
+    assert read(store, file=OTHER_FILE) == b"anew"
+
+
+def test_a_checkpoint_that_is_aborted_while_others_write_never_comes_to_be(store):
+    writer = prepared(store)
+    part = open_store(store.url).join(JOB, FIRST, 1, writer.place, 40 * MIB)
+    with contextlib.suppress(OSError):
+        part.write(OTHER_FILE, [bytes(40 * MIB)], pace=lambda _: writer.abort())
+        part.settle()
+    assert store.checkpoints(JOB) == []
+    commit(store, data=b"another")
+    store.acquire_attempt(JOB, "second")
+    assert (store.checkpoints(JOB), leftovers(store)) == ([FIRST], [])
+    assert read(store) == b"another"
+    with pytest.raises(DamagedCheckpoint):
+        store.open_file(JOB, FIRST, OTHER_FILE)
+
+
+def test_what_several_left_half_done_goes_with_the_next_attempt(store):
+    place = prepared(store).place
+    others = open_store(store.url)
+    part = joined(others, place)
+    newer = open_store(store.url)
+    newer.acquire_attempt(JOB, "second")
+    assert (newer.checkpoints(JOB), leftovers(newer)) == ([], [])
+    with pytest.raises(Fenced, match="attempt 2 of job has started"):
+        others.join(JOB, FIRST, 1, place, 7)
+    with contextlib.suppress(Fenced):  # a bucket takes it, and nobody reads it
+        part.write("rank-2.safetensors", [b"late"])
+        part.settle()
+    newer.acquire_attempt(JOB, "third")
+    assert (newer.checkpoints(JOB), leftovers(newer)) == ([], [])
+
+
+def test_a_place_that_nobody_can_have_begun_is_refused(store):
+    place = prepared(store).place
+    of_another = place.replace("00000001", "00000002", 1)
+    for wrong in (
+        "", ".", "..", f"../{place}", f"{place}/..", f"/{place}", f"{place}\0", f"{place}\n", f"{place}x",
+        of_another, FIRST, "attempts",
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="is no place where attempt 1 writes 000000000001-1"):
+            store.join(JOB, FIRST, 1, wrong, 7)

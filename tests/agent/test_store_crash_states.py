@@ -59,9 +59,10 @@ class Life:
         self.store.begin_lineage(JOB, lineage)
         self.expect(("lineage", number), lineage)
 
-    def save(self, checkpoint, value, *, instead_of=None):
+    def save(self, checkpoint, value, *, instead_of=None, by_another=False):
         self.allow((checkpoint,), instead_of, None, value)
-        write(self.store, checkpoint, self.attempt, value, replace=instead_of is not None)
+        writer = joined if by_another else None
+        write(self.store, checkpoint, self.attempt, value, replace=instead_of is not None, through=writer)
         self.expect((checkpoint,), value)
 
     def delete(self, checkpoint, value):
@@ -82,12 +83,18 @@ class Life:
         self.expectations.append(Expectation(len(self.files.log) + 1, what, allowed))
 
 
-def write(store, checkpoint, attempt, value, *, replace=False):
+def joined(store, checkpoint, attempt, place):
+    """What another process writes with."""
+    return LocalStore(store.root, store.files).join(JOB, checkpoint, attempt, place, 0)
+
+
+def write(store, checkpoint, attempt, value, *, replace=False, through=None):
     payload = memoryview(mmap.mmap(-1, fmt.BLOCK_BYTES + 904))
     payload[:] = bytes([value]) * len(payload)
     header, manifest = described(checkpoint, payload)
     writer = store.begin(JOB, checkpoint, attempt, len(payload))
-    writer.write(FILE, [header, payload])
+    part = through(store, checkpoint, attempt, writer.place) if through else writer
+    part.write(FILE, [header, payload])
     writer.commit(manifest, replace=replace)
 
 
@@ -211,6 +218,20 @@ def test_no_power_cut_loses_what_was_acknowledged_or_lists_what_is_torn(begin, j
     a_jobs_life(life)
     assert list(judge.violations(life)) == []
     assert sum(1 for point in range(len(life.files.log) + 1) for _ in crash_states(life.files, point)) > 3000
+
+
+def a_life_in_which_others_write(life: Life):
+    life.start()
+    life.save(FIRST, 1, by_another=True)
+    life.save(SECOND, 2, by_another=True)
+    life.save(SECOND, 3, instead_of=2, by_another=True)
+    life.delete(FIRST, 1)
+
+
+def test_what_another_process_wrote_is_as_durable(begin, judge):
+    life = begin()
+    a_life_in_which_others_write(life)
+    assert list(judge.violations(life)) == []
 
 
 def test_every_sync_is_needed_and_its_absence_seen(begin, judge):

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from holdfast.errors import IncompatibleCheckpoint
-from holdfast.tree import Encoder, decode, tensor_names
+from holdfast.shards import names_in
+from holdfast.tree import Encoder, decode
 
 
 def there_and_back(value):
     """Through a tree, as JSON holds it, and tensors copied as a snapshot would."""
     encoder = Encoder((), set())
     tree = json.loads(json.dumps(encoder.encode("value", value), allow_nan=False))
-    assert set(tensor_names(tree)) == encoder.tensors.keys()
+    assert names_in(tree) == encoder.tensors.keys()
     return decode(tree, {name: tensor.clone() for name, tensor in encoder.tensors.items()}, copy=True)
 
 

@@ -72,6 +72,10 @@ class Hatchling:
         """Until the workload has come to the part that matters."""
         self._next("ready")
 
+    def fileno(self) -> int:
+        """To wait for several at once."""
+        return self._line.fileno()
+
     def let_go(self) -> None:
         self._line.sendall(b"go\n")
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import everything
 import pytest
 import torch
+from crowd import Crowd
 from nursery import Nursery
 from oracle import Log
 
@@ -40,3 +42,24 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Crowd]:
+    crowd = Crowd("ranks_work")
+    yield crowd
+    crowd.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed_ranks(ranks: Crowd) -> Callable[..., list[Log]]:
+    """The logs of a job's ranks that nothing interrupts, by rank."""
+    known: dict[str, list[Log]] = {}
+
+    def logs(kind: str, world_size: int, **options: Any) -> list[Log]:
+        key = f"{kind} {world_size} {options}"
+        if key not in known:
+            known[key] = ranks.run(world_size, "ranks_work.undisturbed", kind=kind, **options)
+        return known[key]
+
+    return logs

@@ -34,24 +34,27 @@ class Died(Exception):
 class Points(Dataset[tuple[int, Tensor, Tensor]]):
     """Each sample with its index and random disturbances from every global generator."""
 
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self._samples = samples
+
     def __len__(self) -> int:
-        return SAMPLES
+        return self._samples
 
     def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
         noise = torch.randn(6) + random.random() + float(numpy.random.rand())
-        return index, noise + index / SAMPLES, torch.tensor(float(index % 5))
+        return index, noise + index / self._samples, torch.tensor(float(index % 5))
 
 
 class Net(nn.Module):
     """BatchNorm, dropout, tied weights, a buffer that no state_dict has, and a head in bfloat16."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 12) -> None:
         super().__init__()
-        self.inner, self.norm, self.dropout = nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Dropout(0.2)
-        self.there, self.back = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.inner, self.norm, self.dropout = nn.Linear(6, width), nn.BatchNorm1d(width), nn.Dropout(0.2)
+        self.there, self.back = nn.Linear(width, width), nn.Linear(width, width)
         self.back.weight = self.there.weight
-        self.head = nn.Linear(12, 1, dtype=torch.bfloat16)
-        self.register_buffer("drift", torch.zeros(12), persistent=False)
+        self.head = nn.Linear(width, 1, dtype=torch.bfloat16)
+        self.register_buffer("drift", torch.zeros(width), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dropout(torch.relu(self.norm(self.inner(x))))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from holdfast.persist.messages import Beat, Channel, Failed, Reply
+from holdfast.persist.messages import Beat, Channel, Reply
 from holdfast.persist.task import Task, Written
+from holdfast.remote import Failed
 
 if TYPE_CHECKING:
     from holdfast.snapshot import Snapshot

@@ -20,10 +20,11 @@ from holdfast.hostmemory import can_share
 from holdfast.persist import memory
 from holdfast.persist.backend import HUNG_SECONDS, Lost, Refused, await_reply, require_shared
 from holdfast.persist.courtesy import be_nice, volunteer
-from holdfast.persist.messages import Channel, Failed, Hurry, Reply
+from holdfast.persist.messages import Channel, Hurry, Reply
 from holdfast.persist.pacer import Pacer
 from holdfast.persist.task import Task, Written
 from holdfast.persist.writing import write_checkpoint
+from holdfast.remote import Failed
 from holdfast.store import Store
 
 if TYPE_CHECKING:

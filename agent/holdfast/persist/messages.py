@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import select
 import socket
 import threading
 import time
-import traceback
-from typing import Literal
 
 import msgspec
 
-from holdfast.errors import Fenced
 from holdfast.persist.task import Task, Written
+from holdfast.remote import Failed
 
 LENGTH_BYTES = 8
 MOST_FDS = 1
@@ -33,41 +30,6 @@ class Hurry(msgspec.Struct, frozen=True, tag="hurry"):
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """Still at it."""
-
-
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """An error, as far as it can be told across processes."""
-
-    kind: Literal["os", "fenced", "memory", "other"]
-    text: str
-    errno: int | None = None
-    filename: str | None = None
-    trace: str = ""
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failed:
-        if isinstance(error, OSError):
-            place = _sayable(str(error.filename)) if error.filename else None
-            return cls(kind="os", text=_sayable(error.strerror or str(error)), errno=error.errno, filename=place)
-        if isinstance(error, Fenced):
-            return cls(kind="fenced", text=str(error))
-        trace = _sayable("".join(traceback.format_exception(error)))
-        if isinstance(error, MemoryError):
-            return cls(kind="memory", text=str(error), trace=trace)
-        return cls(kind="other", text=_sayable(f"{type(error).__name__}: {error}"), trace=trace)
-
-    def error(self) -> Exception:
-        if self.kind == "os":
-            return OSError(self.errno or errno.EIO, self.text, self.filename)
-        if self.kind == "fenced":
-            return Fenced(self.text)
-        error = MemoryError(self.text) if self.kind == "memory" else RemoteError(self.text)
-        error.add_note(self.trace)
-        return error
-
-
-class RemoteError(Exception):
-    """An error of a kind that is not expected; its text begins with its type."""
 
 
 Request = Write | Hurry
@@ -134,8 +96,3 @@ class Channel:
                 return None
             view = view[count:]
         return bytes(data)
-
-
-def _sayable(text: str) -> str:
-    """A file's name may hold bytes that are no text."""
-    return text.encode(errors="replace").decode()

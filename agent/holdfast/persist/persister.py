@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import threading
@@ -11,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.errors import Fenced
+from holdfast.errors import HoldfastError
 from holdfast.persist import fork, process
 from holdfast.persist.backend import Backend, Lost, Refused
 from holdfast.persist.choice import Choice
-from holdfast.persist.messages import RemoteError
+from holdfast.persist.commit import Line, NotPrepared, commit, decline
 from holdfast.persist.task import Origin, Task, Written
 from holdfast.persist.thread import ThreadBackend
+from holdfast.remote import told
 from holdfast.store import Store
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Persister:
     """Writes up to `slots` snapshots at the same time, each on a thread of its own, begun in the order submitted.
 
     `release` is called when a snapshot's arena may be used again; then `settled`, once a snapshot, never two
-    at a time. Both are called on a persisting thread, as `began` is.
+    at a time. Both are called on a persisting thread, as `began` is. `line` leads to the other ranks of the job.
     """
 
     def __init__(
@@ -58,11 +60,12 @@ class Persister:
         release: Callable[[Snapshot], None],
         began: Callable[[Snapshot], None],
         settled: Callable[[Settled], None],
+        line: Line | None = None,
     ) -> None:
-        self._store, self._slots = store, slots
+        self._store, self._slots, self._line = store, slots, line
         self._release, self._began, self._settled = release, began, settled
         self._lanes: list[threading.Thread] = []
-        self._queue: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Submitted | _Declined | None] = queue.SimpleQueue()
         self._submitted, self._open = 0, 0
         self._newest_durable = 0
         self._lock, self._settling = threading.Lock(), threading.Lock()
@@ -106,6 +109,13 @@ class Persister:
             self._open += 1
             self._queue.put(_Submitted(self._submitted, snapshot, origin))
 
+    def decline(self, number: int, reason: str) -> None:
+        """Tell the other ranks that this one has nothing to write for the checkpoint of that number."""
+        with self._lock:
+            if not self._lanes:
+                self._start_lane()
+            self._queue.put(_Declined(number, reason))
+
     def prepare(self) -> None:
         """Start a thread while that is possible: a script's only checkpoint may be the one at its exit."""
         with self._lock:
@@ -142,9 +152,12 @@ class Persister:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
+            if isinstance(item, _Declined):
+                self._decline(item)
+                continue
             item.snapshot.copied.wait()
             at, started = time.time(), time.perf_counter()
-            end = self._persist(item.snapshot, item.origin)
+            end = self._persist(item)
             self._settle(item, end, at, time.perf_counter() - started)
 
     def _settle(self, item: _Submitted, end: _End, at: float, seconds: float) -> None:
@@ -183,30 +196,44 @@ class Persister:
         for backend in backends:
             backend.close()
 
-    def _persist(self, snapshot: Snapshot, origin: Origin) -> _End:
-        if snapshot.failure is not None:
-            return _End("failed", f"the copy failed: {snapshot.failure}")
-        if snapshot.torn:
-            names = ", ".join(snapshot.torn[:3])
-            return _End("torn", f"{len(snapshot.torn)} tensors changed while they were copied: {names}")
-        backend = ""
+    def _persist(self, item: _Submitted) -> _End:
+        snapshot, problem = item.snapshot, _problem(item.snapshot)
+        if problem is not None and self._line is None:
+            return _End.without(problem)
+        writing = _Chosen()
         try:
-            self._began(snapshot)
-            task = Task.of(snapshot, origin)
-            while True:
-                backend = self.backend if snapshot.arena.fd >= 0 else "thread"
-                try:
-                    self._write(backend, task, snapshot)
-                except Refused as refused:
-                    with self._lock:
-                        self._choice.refused(backend, str(refused))
-                else:
-                    return _End("durable", backend=backend)
+            if problem is None:
+                self._began(snapshot)
+            task = Task.of(snapshot, item.origin)
+            if self._line is None:
+                self._write_as_chosen(task, snapshot, writing)
+            else:
+                write = functools.partial(self._write_as_chosen, snapshot=snapshot, writing=writing)
+                snapshot.stored_bytes = commit(self._line, snapshot.number, self._store, task, problem, write)
+        except NotPrepared as other:
+            return _End.without(other)
         except Exception as error:  # a thread's edge: the job trains on, the event says what broke
             if isinstance(error, Lost):  # nobody else clears away what it had half-done before the next attempt
                 with contextlib.suppress(OSError):
-                    self._store.forsake(origin.job, snapshot.id, origin.attempt)
-            return _End("failed", self._reason(error, backend, snapshot), backend or None)
+                    self._store.forsake(item.origin.job, snapshot.id, item.origin.attempt)
+            return _End("failed", self._reason(error, writing.backend, snapshot), writing.backend or None)
+        return _End("durable", backend=writing.backend)
+
+    def _write_as_chosen(self, task: Task, snapshot: Snapshot, writing: _Chosen) -> Written:
+        while True:
+            writing.backend = self.backend if snapshot.arena.fd >= 0 else "thread"
+            try:
+                return self._write(writing.backend, task, snapshot)
+            except Refused as refused:
+                with self._lock:
+                    self._choice.refused(writing.backend, str(refused))
+
+    def _decline(self, item: _Declined) -> None:
+        assert self._line is not None
+        try:
+            decline(self._line, item.number, item.reason)
+        except Exception as error:  # a thread's edge; who talks to the other ranks next meets it again
+            logger.debug("checkpoint %d was not declined: %s", item.number, error)
 
     def _write(self, name: str, task: Task, snapshot: Snapshot) -> Written:
         with self._lock:
@@ -216,19 +243,16 @@ class Persister:
 
     def _reason(self, error: Exception, backend: str, snapshot: Snapshot) -> str:
         match error:
-            case Fenced():
-                return str(error)
+            case HoldfastError() | OSError():
+                return told(error)
             case Lost():
                 with self._lock:
                     self._choice.failed(backend, str(error))
                 return str(error)
-            case OSError():
-                place = f" ({error.filename})" if error.filename else ""
-                return f"{error.strerror or error}{place}"
         with self._lock:
             self._choice.failed(backend, f"{type(error).__name__}: {error}")
         logger.error("persisting the checkpoint of iteration %d failed", snapshot.iteration, exc_info=error)
-        return str(error) if isinstance(error, RemoteError) else f"{type(error).__name__}: {error}"
+        return told(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +263,35 @@ class _Submitted:
 
 
 @dataclass(frozen=True, slots=True)
+class _Declined:
+    number: int
+    reason: str
+
+
+@dataclass(slots=True)
+class _Chosen:
+    backend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class _End:
     state: str
     reason: str | None = None
     backend: str | None = None
+
+    @classmethod
+    def without(cls, problem: NotPrepared) -> _End:
+        return cls("torn" if problem.torn else "failed", str(problem))
+
+
+def _problem(snapshot: Snapshot) -> NotPrepared | None:
+    """Why it cannot become durable, if so."""
+    if snapshot.failure is not None:
+        return NotPrepared(f"the copy failed: {snapshot.failure}")
+    if snapshot.torn:
+        names = ", ".join(snapshot.torn[:3])
+        return NotPrepared(f"{len(snapshot.torn)} tensors changed while they were copied: {names}", torn=True)
+    return None
 
 
 _MAKERS: dict[str, Callable[[Store], Backend]] = {

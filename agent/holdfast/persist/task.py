@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.format import Slot
+from holdfast.format import Shard, Slot
+from holdfast.shards import Part
 
 if TYPE_CHECKING:
     from holdfast.snapshot import Snapshot
@@ -18,7 +19,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     attempt: int
     parent: str | None
-    world_size: int
+    rank: int = 0
+    world_size: int = 1
+    place: str | None = None
+    """Where in the store rank 0 has begun the checkpoint; None for one that this process writes alone."""
     versions: dict[str, str]
     fingerprint: dict[str, str] = {}
     replaces: bool = False
@@ -38,6 +42,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     slots: list[Slot]
     views: dict[str, str]
+    shards: dict[str, Shard] = {}
+    own: set[str] = set()
+    """Names of tensors that may be otherwise on other ranks."""
     state: dict[str, Any]
     timings: dict[str, float]
 
@@ -52,14 +59,17 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             created_at=snapshot.started_at,
             slots=snapshot.slots,
             views=snapshot.views,
+            shards=snapshot.shards,
+            own=snapshot.own,
             state=snapshot.trees,
             timings={"snapshot_seconds": snapshot.seconds, "stall_seconds": snapshot.stall_seconds},
         )
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):
-    """A checkpoint is durable."""
+    """A checkpoint is durable; or a rank's part of one, which counts once rank 0 has committed them all."""
 
     write_seconds: float
     """Of these, what writing the payload took."""
     tries: int = 1
+    part: Part | None = None

@@ -13,10 +13,11 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.persist.courtesy import be_nice, volunteer
-from holdfast.persist.messages import Channel, Failed, Hurry, Request, Write
+from holdfast.persist.messages import Channel, Hurry, Request, Write
 from holdfast.persist.pacer import Pacer
 from holdfast.persist.task import Written
 from holdfast.persist.writing import write_checkpoint
+from holdfast.remote import Failed
 from holdfast.store import Store
 
 LOOK_SECONDS = 5.0

@@ -9,10 +9,10 @@ import time
 from holdfast import format as fmt
 from holdfast.persist.beside import Beside
 from holdfast.persist.task import Task, Written
+from holdfast.shards import Part, Whole
 from holdfast.store import CheckpointWriter, Store
 from holdfast.store.base import Pace
 
-PAYLOAD = "rank-0.safetensors"
 UNSURE = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 """Errors of a device or a file server after which nobody knows what of a file is on the disk. Asking for the
 same file's fsync again may succeed and mean nothing, so the bytes are written once more, to a new file."""
@@ -21,7 +21,7 @@ same file's fsync again may succeed and mean nothing, so the bytes are written o
 def write_checkpoint(
     store: Store, task: Task, payload: memoryview, *, threads: bool, pace: Pace | None = None
 ) -> Written:
-    """Write and commit; the payload must not change until this returns.
+    """Write and commit, or write this rank's part; the payload must not change until this returns.
 
     Without `threads` everything is done on the calling thread, as a forked child must.
 
@@ -30,6 +30,8 @@ def write_checkpoint(
     """
     writing = _Writing(store, task, payload, threads, pace)
     try:
+        if task.origin.place is not None:
+            return writing.part(task.origin.place)
         try:
             return Written(write_seconds=writing.attempt())
         except OSError as error:
@@ -46,25 +48,44 @@ class _Writing:
     def __init__(self, store: Store, task: Task, payload: memoryview, threads: bool, pace: Pace | None) -> None:
         self._store, self._task, self._payload = store, task, payload
         self._threads, self._pace = threads, pace
-        names = {"job": task.origin.job, "iteration": str(task.iteration), "rank": "0"}
+        origin = task.origin
+        names = {"job": origin.job, "iteration": str(task.iteration), "rank": str(origin.rank)}
         self._header = fmt.payload_header(task.slots, names)
+        self._file = payload_of(origin.rank)
         self._replace = task.origin.replaces
         self.tensors = Beside("holdfast-digest", self._describe, threads=threads)
 
     def attempt(self) -> float:
         """Write to a new place and commit; the seconds that writing the payload took."""
         origin = self._task.origin
-        size_bytes = len(self._header) + len(self._payload)
-        writer = self._store.begin(origin.job, self._task.id, origin.attempt, size_bytes)
+        writer = self._store.begin(origin.job, self._task.id, origin.attempt, self._size_bytes)
         try:
-            started = time.perf_counter()
-            writer.write(PAYLOAD, [self._header, self._payload], threads=self._threads, pace=self._pace)
-            write_seconds = time.perf_counter() - started
-            self._commit(writer, fmt.encode_manifest(self._manifest(write_seconds)))
+            write_seconds = self._write(writer)
+            part = self._described()
+            whole = Whole(files=[part.file], tensors=part.tensors, state=part.state, rank_states={})
+            manifest = manifest_of(self._task, whole, write_seconds)
+            self._commit(writer, fmt.encode_manifest(manifest))
         except BaseException:  # whatever it was, half a checkpoint must not stay; it is raised again
             writer.abort()
             raise
         return write_seconds
+
+    def part(self, place: str) -> Written:
+        """Write into what rank 0 has begun, for it to commit."""
+        origin = self._task.origin
+        writer = self._store.join(origin.job, self._task.id, origin.attempt, place, self._size_bytes)
+        write_seconds = self._write(writer)
+        writer.settle()
+        return Written(write_seconds=write_seconds, part=self._described())
+
+    @property
+    def _size_bytes(self) -> int:
+        return len(self._header) + len(self._payload)
+
+    def _write(self, writer: CheckpointWriter) -> float:
+        started = time.perf_counter()
+        writer.write(self._file, [self._header, self._payload], threads=self._threads, pace=self._pace)
+        return time.perf_counter() - started
 
     def _commit(self, writer: CheckpointWriter, manifest: bytes) -> None:
         try:
@@ -76,51 +97,71 @@ class _Writing:
 
     def _describe(self) -> list[fmt.Tensor]:
         """What the manifest says of each tensor; reads all of the payload, for the digests."""
-        views, opening, payload = self._task.views, len(self._header), self._payload
+        task, opening, payload = self._task, len(self._header), self._payload
+        rank = task.origin.rank
         found = []
-        for slot in self._task.slots:
+        for slot in task.slots:
             whole, chunks = fmt.digest_tensor(payload[slot.start : slot.end])
+            shard = task.shards.get(slot.name) if task.shards else None
             found.append(
                 fmt.Tensor(
                     name=slot.name,
                     dtype=slot.dtype,
                     shape=slot.shape,
-                    global_shape=slot.shape,
-                    offsets=_zeros(len(slot.shape)),
-                    file=PAYLOAD,
+                    global_shape=slot.shape if shard is None else _stored(shard.global_shape, slot.shape),
+                    offsets=_zeros(len(slot.shape)) if shard is None else _stored(shard.offsets, slot.shape, 0),
+                    file=self._file,
                     start=opening + slot.start,
                     end=opening + slot.end,
                     digest=whole,
                     chunks=chunks,
-                    view=views.get(slot.name),
+                    view=task.views.get(slot.name),
+                    rank=rank if slot.name in task.own else None,
                 )
             )
         return found
 
-    def _manifest(self, write_seconds: float) -> fmt.Manifest:
-        task, header = self._task, self._header
+    def _described(self) -> Part:
+        header = self._header
         file = fmt.File(
-            name=PAYLOAD,
-            size_bytes=len(header) + len(self._payload),
+            name=self._file,
+            size_bytes=self._size_bytes,
             header_bytes=len(header),
             header_digest=fmt.digest(header),
         )
-        return fmt.Manifest(
-            job=task.origin.job,
-            iteration=task.iteration,
-            lineage=task.lineage,
-            attempt=task.origin.attempt,
-            kind=task.kind,
-            created_at=task.created_at,
-            parent=task.origin.parent,
-            world_size=task.origin.world_size,
-            files=[file],
-            tensors=self.tensors.result(),
-            state=task.state,
-            timings=task.timings | {"write_seconds": write_seconds},
-            versions=task.origin.versions,
-            fingerprint=task.origin.fingerprint,
-        )
+        task = self._task
+        return Part(rank=task.origin.rank, file=file, tensors=self.tensors.result(), state=task.state)
+
+
+def manifest_of(task: Task, whole: Whole, write_seconds: float) -> fmt.Manifest:
+    """What is written last, of all that was written before."""
+    return fmt.Manifest(
+        job=task.origin.job,
+        iteration=task.iteration,
+        lineage=task.lineage,
+        attempt=task.origin.attempt,
+        kind=task.kind,
+        created_at=task.created_at,
+        parent=task.origin.parent,
+        world_size=task.origin.world_size,
+        files=whole.files,
+        tensors=whole.tensors,
+        state=whole.state,
+        rank_states=whole.rank_states,
+        timings=task.timings | {"write_seconds": write_seconds},
+        versions=task.origin.versions,
+        fingerprint=task.origin.fingerprint,
+    )
+
+
+def payload_of(rank: int) -> str:
+    """The name of a rank's file."""
+    return f"rank-{rank}.safetensors"
+
+
+def _stored(of_shard: tuple[int, ...], shape: tuple[int, ...], last: int = 2) -> tuple[int, ...]:
+    """A complex number is stored as a pair: one dimension more."""
+    return of_shard if len(of_shard) == len(shape) else (*of_shard, last)
 
 
 @functools.cache

@@ -44,7 +44,16 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointWriter(Protocol):
-    """A checkpoint in the making: invisible until `commit` returns, gone after `abort`."""
+    """A checkpoint in the making: invisible until `commit` returns, gone after `abort`.
+
+    Several processes may write into one: the one that has begun it, and those that have joined it, each to files
+    of its own. Only the first may commit, once all have settled, and its `abort` removes what any of them wrote.
+    """
+
+    @property
+    def place(self) -> str:
+        """Where in the store it is being made, as another process can be told: for `Store.join`."""
+        ...
 
     def write(
         self, file: str, parts: Sequence[memoryview | bytes], *, threads: bool = True, pace: Pace | None = None
@@ -61,8 +70,17 @@ class CheckpointWriter(Protocol):
         """
         ...
 
+    def settle(self) -> None:
+        """What was written here stays after a power cut, names too.
+
+        Raises:
+            Fenced: a newer attempt has begun, and removed what was written; a store need not notice yet.
+            OSError: the store cannot, or whoever began it has aborted it.
+        """
+        ...
+
     def commit(self, manifest: bytes, *, replace: bool = False) -> None:
-        """Make it durable and visible, all of it or nothing.
+        """Make it durable and visible, all of it or nothing. Not for a writer that has joined.
 
         With `replace` a checkpoint of the same name, known to be damaged, is set aside for it.
 
@@ -74,7 +92,7 @@ class CheckpointWriter(Protocol):
         ...
 
     def abort(self) -> None:
-        """Forget it; never raises."""
+        """Forget it; never raises. Of a writer that has joined nothing is removed: it may have been committed."""
         ...
 
 
@@ -138,6 +156,16 @@ class Store(Protocol):
 
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> CheckpointWriter:
         """Start a checkpoint of about `size_bytes`; OSError when there is no room for it."""
+        ...
+
+    def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> CheckpointWriter:
+        """Write about `size_bytes` into a checkpoint that another process has begun, which commits it.
+
+        Raises:
+            ValueError: `place` is none that a writer of this checkpoint and attempt can have given.
+            Fenced: a newer attempt has begun.
+            OSError: there is no room for it, or what was begun is not to be seen here.
+        """
         ...
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:

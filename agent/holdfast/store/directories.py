@@ -65,6 +65,16 @@ def rename(files: Files, source: Path, target: Path) -> None:
             raise
 
 
+def discard(files: Files, directory: Path) -> None:
+    """Remove a directory in which other processes may still be making files: they do not find it any more."""
+    doomed = directory.with_name(f"{directory.name}-discarded")
+    try:
+        rename(files, directory, doomed)
+    except OSError:  # it is gone, or cannot be renamed and perhaps removed
+        doomed = directory
+    remove(files, doomed)
+
+
 def remove(files: Files, directory: Path) -> None:
     """Remove a directory with what is in it, as far as that can be done."""
     for place, _, names in os.walk(directory, topdown=False):

@@ -73,16 +73,22 @@ class LocalStore:
 
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> LocalWriter:
         self._prepare(job)
-        directory = self._job(job)
-        free = self.files.free_bytes(directory)
-        if free < size_bytes * HEADROOM:
-            raise OSError(
-                errno.ENOSPC,
-                f"{free / 1e6:,.0f} MB free, too little for a checkpoint of {size_bytes / 1e6:,.0f} MB",
-                str(directory),
-            )
-        volume = self._volumes.setdefault(self.files.device(directory), Volume())
-        return LocalWriter(self, job, checkpoint, attempt, volume)
+        self._require_room(self._job(job), size_bytes)
+        place = f"{_place_prefix(checkpoint, attempt)}{secrets.token_hex(4)}"
+        writer = LocalWriter(self, job, checkpoint, attempt, place)
+        self.files.make_directory(self._job(job) / place)
+        return writer
+
+    def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> JoinedWriter:
+        if not re.fullmatch(re.escape(_place_prefix(checkpoint, attempt)) + "[0-9a-f]{8}", place):
+            raise ValueError(f"{place!r} is no place where attempt {attempt} writes {checkpoint}")
+        directory = self._job(job) / place
+        if not directory.is_dir():
+            self.require_newest(job, attempt)
+            reason = "rank 0 has begun it, and it is not to be seen here: all ranks need the same store"
+            raise OSError(errno.ENOENT, reason, str(directory))
+        self._require_room(directory, size_bytes)
+        return JoinedWriter(self, job, checkpoint, attempt, place)
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         directory = self.path(job, checkpoint)
@@ -127,8 +133,8 @@ class LocalStore:
             directories.remove(self.files, self._job(job) / name)
 
     def forsake(self, job: str, checkpoint: str, attempt: int) -> None:
-        for path in self._job(job).glob(f".tmp-{attempt:08d}-{checkpoint}-*"):
-            directories.remove(self.files, path)
+        for path in self._job(job).glob(f"{_place_prefix(checkpoint, attempt)}*"):
+            directories.discard(self.files, path)
 
     def begin_lineage(self, job: str, lineage: Lineage) -> None:
         self._prepare(job)
@@ -157,6 +163,10 @@ class LocalStore:
         if newest > attempt:
             raise Fenced(f"attempt {newest} of {job} has started; attempt {attempt} commits nothing more")
 
+    def volume(self, path: Path) -> Volume:
+        """The file system that something is on."""
+        return self._volumes.setdefault(self.files.device(path), Volume())
+
     def path(self, job: str, checkpoint: str) -> Path:
         return self._job(job) / checkpoint_id(*parse_checkpoint_id(checkpoint))
 
@@ -168,6 +178,15 @@ class LocalStore:
         if job not in self._prepared or not directory.is_dir():
             directories.make_durably(self.files, self.root, directory, ATTEMPTS, LINEAGES)
             self._prepared.add(job)
+
+    def _require_room(self, directory: Path, size_bytes: int) -> None:
+        free = self.files.free_bytes(directory)
+        if free < size_bytes * HEADROOM:
+            raise OSError(
+                errno.ENOSPC,
+                f"{free / 1e6:,.0f} MB free, too little for a checkpoint of {size_bytes / 1e6:,.0f} MB",
+                str(directory),
+            )
 
     def _locked(self, job: str) -> contextlib.AbstractContextManager[None]:
         return self.files.lock(self._job(job) / ".lock")
@@ -200,12 +219,12 @@ class LocalStore:
 class LocalWriter:
     """A checkpoint under a temporary name of its own, so that two attempts never meet in one directory."""
 
-    def __init__(self, store: LocalStore, job: str, checkpoint: str, attempt: int, volume: Volume) -> None:
-        self._store, self._job, self._attempt, self._volume = store, job, attempt, volume
+    def __init__(self, store: LocalStore, job: str, checkpoint: str, attempt: int, place: str) -> None:
+        self._store, self._job, self._attempt, self.place = store, job, attempt, place
         self._files = store.files
         self._final = store.path(job, checkpoint)
-        self._temporary = self._final.with_name(f".tmp-{attempt:08d}-{checkpoint}-{secrets.token_hex(4)}")
-        self._files.make_directory(self._temporary)
+        self._temporary = self._final.with_name(place)
+        self._volume = store.volume(self._final.parent)
 
     def write(
         self, file: str, parts: Sequence[memoryview | bytes], *, threads: bool = True, pace: Pace | None = None
@@ -214,10 +233,13 @@ class LocalWriter:
             path = self._temporary / file
             write_durably(self._files, path, parts, self._volume, threads=threads, pace=pace)
 
-    def commit(self, manifest: bytes, *, replace: bool = False) -> None:
-        self.write(MANIFEST, [manifest])
+    def settle(self) -> None:
         with self._unless_cleared_away():
             self._files.sync_directory(self._temporary)
+
+    def commit(self, manifest: bytes, *, replace: bool = False) -> None:
+        self.write(MANIFEST, [manifest])
+        self.settle()
         with self._store.only_newest(self._job, self._attempt):
             if self._final.exists():
                 self._set_aside(replace)
@@ -229,7 +251,7 @@ class LocalWriter:
             raise
 
     def abort(self) -> None:
-        directories.remove(self._files, self._temporary)
+        directories.discard(self._files, self._temporary)
 
     @contextlib.contextmanager
     def _unless_cleared_away(self) -> Iterator[None]:
@@ -250,6 +272,20 @@ class LocalWriter:
         """What is not known to be durable must not be listed, nor stand in the way of the next try."""
         with contextlib.suppress(OSError, Fenced), self._store.only_newest(self._job, self._attempt):
             directories.rename(self._files, self._final, self._temporary)
+
+
+class JoinedWriter(LocalWriter):
+    """Of another process than the one that has begun the checkpoint, and will commit or abort it."""
+
+    def commit(self, manifest: bytes, *, replace: bool = False) -> None:
+        raise AssertionError("a checkpoint is committed by the process that has begun it")
+
+    def abort(self) -> None:
+        """Nothing: what was written here may have been committed."""
+
+
+def _place_prefix(checkpoint: str, attempt: int) -> str:
+    return f".tmp-{attempt:08d}-{checkpoint_id(*parse_checkpoint_id(checkpoint))}-"
 
 
 def _records(directory: Path) -> list[Path]:

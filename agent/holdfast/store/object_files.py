@@ -51,6 +51,13 @@ class ObjectWriter:
         self._store, self._job, self._folder = store, job, folder
         self._decided = False
         """Its manifest is there, or may be: it is for the next attempt to say what it is."""
+        self._told = False
+        """Others were told of the place, and may have written there."""
+
+    @property
+    def place(self) -> str:
+        self._told = True
+        return self._folder.name
 
     def write(
         self, file: str, parts: Sequence[memoryview | bytes], *, threads: bool = True, pace: Pace | None = None
@@ -58,6 +65,9 @@ class ObjectWriter:
         # nothing to do for `threads`: obstore's are there already, and no thread of ours is started
         self._folder.files[file] = sum(len(part) for part in parts)
         self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)
+
+    def settle(self) -> None:
+        """Nothing: an object that was put stays."""
 
     def commit(self, manifest: bytes, *, replace: bool = False) -> None:
         store, job, checkpoint = self._store, self._job, self._folder.checkpoint
@@ -83,7 +93,21 @@ class ObjectWriter:
     def abort(self) -> None:
         if not self._decided:
             with contextlib.suppress(OSError):
-                self._store.bucket.delete(f"{self._job}/{key}" for key in self._folder.keys)
+                self._store.bucket.delete(f"{self._job}/{key}" for key in self._keys())
+
+    def _keys(self) -> list[str]:
+        """Of what was put here."""
+        return self._store.keys_below(self._job, f"{self._folder.path}/") if self._told else self._folder.keys
+
+
+class JoinedWriter(ObjectWriter):
+    """Of another process than the one that has begun the checkpoint, and will commit or abort it."""
+
+    def commit(self, manifest: bytes, *, replace: bool = False) -> None:
+        raise AssertionError("a checkpoint is committed by the process that has begun it")
+
+    def abort(self) -> None:
+        """Nothing: what was written here may have been committed."""
 
 
 def require_newest(newest: int, job: str, attempt: int) -> None:

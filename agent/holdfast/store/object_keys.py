@@ -88,6 +88,11 @@ def folder_name(attempt: int, turn: int) -> str:
     return f"{attempt:08d}" if turn == 1 else f"{attempt:08d}-{turn}"
 
 
+def is_folder_of(name: str, attempt: int) -> bool:
+    match = _FOLDER.fullmatch(name)
+    return match is not None and name == folder_name(attempt, int(match[2] or 1))
+
+
 def attempts_of(names: Iterable[str]) -> list[tuple[int, str]]:
     """(number, uid) of the attempts recorded, those that were not to be included."""
     found = (_ATTEMPT.fullmatch(name.removeprefix(f"{ATTEMPTS}/")) for name in names)

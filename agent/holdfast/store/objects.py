@@ -22,7 +22,7 @@ from holdfast.store import object_keys as keys
 from holdfast.store.base import Attempt, Leftover, Lineage
 from holdfast.store.bucket import Bucket
 from holdfast.store.bucket_errors import NoSuchObject, Place
-from holdfast.store.object_files import ObjectReader, ObjectWriter, require_newest
+from holdfast.store.object_files import JoinedWriter, ObjectReader, ObjectWriter, require_newest
 from holdfast.store.object_keys import Folder, Seen, Survey
 
 T = TypeVar("T")
@@ -85,6 +85,12 @@ class ObjectStore:
         turn = max(*turns, self._turns.get((job, checkpoint), 0), 0) + 1
         self._turns[job, checkpoint] = turn
         return ObjectWriter(self, job, Folder(checkpoint, keys.folder_name(attempt, turn), {}))
+
+    def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> JoinedWriter:
+        if not keys.is_folder_of(place, attempt):
+            raise ValueError(f"{place!r} is no place where attempt {attempt} writes {checkpoint}")
+        require_newest(self.survey(job, checkpoint).newest, job, attempt)
+        return JoinedWriter(self, job, Folder(checkpoint, place, {}))
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         survey = self.survey(job, checkpoint)
@@ -164,6 +170,9 @@ class ObjectStore:
             decider, name = record
             seen = self._decoded(f"{job}/{name}", Seen)
         return Survey(folders, lineages, newest, decider, seen)
+
+    def keys_below(self, job: str, folder: str) -> list[str]:
+        return list(self._names(job, folder))
 
     def _decoded(self, name: str, kind: type[T]) -> T:
         try:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import many_ranks
 import pytest
 import torch
 import written
@@ -93,6 +94,14 @@ def test_a_flipped_bit_is_found_and_named(holdfast: Holdfast, store: Path) -> No
     assert by_iteration[10]["state"] == "verified"
     assert by_iteration[20]["state"] == "damaged"
     assert "tensor w" in by_iteration[20]["reason"]
+
+
+def test_a_flipped_bit_in_any_ranks_file_is_found(holdfast: Holdfast, tmp_path: Path) -> None:
+    made = many_ranks.commit(tmp_path, 3, {"w": many_ranks.Own([torch.ones(4)] * 3)}, job="gpt", iteration=10)
+    assert holdfast("store", "verify", tmp_path).exit_code == 0
+    many_ranks.flip(made, made.manifest.tensors[2])
+    result = holdfast("store", "verify", tmp_path)
+    assert (result.exit_code, "rank-2.safetensors: tensor w does not match" in result.stdout) == (1, True)
 
 
 def test_a_missing_file_is_found(holdfast: Holdfast, store: Path) -> None:

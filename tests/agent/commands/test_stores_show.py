@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from fake_server import Holdfast
+from many_ranks import Own, Shared, by_rows
+from many_ranks import commit as commit_ranks
 from written import Shard, commit, commit_objects
 
 from holdfast import Variables
@@ -54,9 +56,8 @@ def test_the_same_as_json_has_every_tensor_largest_first(holdfast: Holdfast, sto
     found = shown(holdfast, store, "job", "10")
     sizes = [tensor["size_bytes"] for tensor in found["tensors"]]
     assert sizes == sorted(sizes, reverse=True)
-    assert {"name": "model.1.num_batches_tracked", "dtype": "I64", "shape": [], "size_bytes": 8} in found[
-        "tensors"
-    ]
+    count = {"name": "model.1.num_batches_tracked", "dtype": "I64", "shape": [], "size_bytes": 8}
+    assert count | {"shards": 1, "own": False} in found["tensors"]
     assert found["values"]["optimizer.param_groups.0.momentum"] == 0.9
     assert found["values"]["loop.names"] == ["a", "b"]
     assert found["values"]["loop.seen"] == [3]
@@ -121,6 +122,52 @@ def test_a_tensor_that_several_ranks_wrote_is_shown_whole(holdfast: Holdfast, tm
     commit(tmp_path, *halves)
     found = shown(holdfast, tmp_path, "job", "1", "w")
     assert (found["shape"], found["mean"]) == ([4, 3], 0.5)
+
+
+@pytest.fixture
+def of_four_ranks(tmp_path: Path) -> Path:
+    tensors = {
+        "model.w": by_rows(torch.arange(28.0).reshape(7, 4), 4),
+        "model.step": Shared(torch.tensor(3), by=2),
+        "model.mean": Own([torch.full((3,), float(rank)) for rank in range(4)]),
+        "late.grad": Own([None, torch.ones(5), None, None]),
+    }
+    states = [{"model": {"$tensor": "model.w"}, "loop": {"seen": rank}} for rank in range(4)]
+    commit_ranks(tmp_path, 4, tensors, states)
+    return tmp_path
+
+
+def test_a_checkpoint_of_several_ranks_shows_each_tensor_once(holdfast: Holdfast, of_four_ranks: Path) -> None:
+    found = shown(holdfast, of_four_ranks, "job", "1")
+    assert (found["world_size"], list(found["files"])) == (4, [f"rank-{rank}.safetensors" for rank in range(4)])
+    assert found["tensors"] == [
+        {"name": "model.w", "dtype": "F32", "shape": [7, 4], "size_bytes": 112, "shards": 4, "own": False},
+        {"name": "model.mean", "dtype": "F32", "shape": [3], "size_bytes": 12, "shards": 1, "own": True},
+        {"name": "model.step", "dtype": "I64", "shape": [], "size_bytes": 8, "shards": 1, "own": False},
+    ]
+    assert found["objects"] == [
+        {"name": "model", "tensors": 3, "size_bytes": 132},
+        {"name": "loop", "tensors": 0, "size_bytes": 0},
+    ]
+    assert found["values"] == {"loop.seen": 0}
+
+
+def test_how_several_ranks_stored_a_tensor_is_told(holdfast: Holdfast, of_four_ranks: Path) -> None:
+    text = holdfast("store", "show", of_four_ranks, "job", "1").stdout
+    lines = [line.split() for line in text.splitlines()]
+    assert "on 4 ranks" in text
+    assert ", 3 tensors, 4 files" in text
+    assert ["TENSOR", "DTYPE", "SHAPE", "SIZE", "STORED"] in lines
+    assert ["model.w", "F32", "7×4", "112", "B", "in", "4", "shards"] in lines
+    assert ["model.mean", "F32", "3", "12", "B", "by", "each", "rank"] in lines
+    assert ["model.step", "I64", "scalar", "8", "B", "once"] in lines
+
+
+def test_a_tensor_of_each_rank_is_summed_up_as_rank_0_had_it(holdfast: Holdfast, of_four_ranks: Path) -> None:
+    assert shown(holdfast, of_four_ranks, "job", "1", "model.mean")["maximum"] == 0.0
+    assert shown(holdfast, of_four_ranks, "job", "1", "model.w")["maximum"] == 27.0
+    refused = holdfast("store", "show", of_four_ranks, "job", "1", "late.grad")
+    assert (refused.exit_code, "has no tensor 'late.grad'" in refused.stderr) == (1, True)
 
 
 def test_only_a_damaged_tensor_is_refused(holdfast: Holdfast, tmp_path: Path) -> None:

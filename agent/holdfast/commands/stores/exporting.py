@@ -48,6 +48,9 @@ def export(
     **torch**: a dict of each object's state_dict(), for torch.load(TARGET, weights_only=True).
     **dcp**: a directory for torch.distributed.checkpoint.load.
 
+    Of a job of several ranks, tensors that these shared out are written whole; of what each rank had of its own,
+    such as buffers, that of rank 0.
+
     TARGET appears when all of it is written; an export that is interrupted leaves nothing.
 
     Examples: holdfast store export checkpoints char-gpt latest gpt.safetensors --only model  ·  holdfast store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -14,10 +15,11 @@ from holdfast.commands.console import Json, counted, print_json, print_table, se
 from holdfast.commands.stores.asking import Job, Named, Where, chosen, opened
 from holdfast.commands.stores.tensors import show_tensor
 from holdfast.commands.stores.values import values_of
-from holdfast.format import Manifest
+from holdfast.format import Manifest, Tensor, state_for, tensors_for
 from holdfast.runs import object_of
 
 MOST_TENSORS, MOST_VALUES = 20, 40
+SHOWN_RANK = 0
 
 OneTensor = Annotated[
     str | None, typer.Argument(metavar="[TENSOR]", help="A tensor to read: its statistics and first values.")
@@ -35,6 +37,10 @@ class TensorRow(msgspec.Struct, kw_only=True):
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
+    shards: int
+    """In so many parts it is stored."""
+    own: bool
+    """Every rank has one of its own under this name; this is that of rank 0."""
 
 
 class Shown(msgspec.Struct, kw_only=True):
@@ -55,7 +61,7 @@ class Shown(msgspec.Struct, kw_only=True):
     timings: dict[str, float]
     objects: list[ObjectRow]
     tensors: list[TensorRow]
-    """Largest first."""
+    """As rank 0 sees them, largest first."""
     values: dict[str, Any]
     """Numbers and words of the objects' states: learning rates, counters, what a loop keeps."""
 
@@ -63,7 +69,8 @@ class Shown(msgspec.Struct, kw_only=True):
 def show(path: Where, job: Job, checkpoint: Named, tensor: OneTensor = None, json: Json = False) -> None:
     """Show what is in a checkpoint, or one tensor of it.
 
-    Only what is shown is read. A tensor's bytes are compared with their digest.
+    Only what is shown is read. A tensor's bytes are compared with their digest. Of a job of several ranks, what
+    each rank had of its own is shown as rank 0 had it.
 
     Examples: holdfast store show checkpoints char-gpt latest  ·  holdfast store show checkpoints char-gpt 1200
     model.head.weight
@@ -82,13 +89,11 @@ def show(path: Where, job: Job, checkpoint: Named, tensor: OneTensor = None, jso
 
 
 def _shown(checkpoint: str, manifest: Manifest) -> Shown:
-    tensors = [
-        TensorRow(name=t.name, dtype=t.view or t.dtype, shape=t.shape, size_bytes=t.end - t.start)
-        for t in manifest.tensors
-    ]
-    objects: dict[str, list[int]] = {keyword: [] for keyword in manifest.state}
-    for each in manifest.tensors:
-        objects.setdefault(object_of(each), []).append(each.end - each.start)
+    state = state_for(manifest, SHOWN_RANK)
+    tensors = [_row(name, shards) for name, shards in tensors_for(manifest, SHOWN_RANK).items()]
+    objects: dict[str, list[int]] = {keyword: [] for keyword in state}
+    for row in tensors:
+        objects.setdefault(object_of(row.name), []).append(row.size_bytes)
     return Shown(
         job=manifest.job,
         checkpoint=checkpoint,
@@ -104,7 +109,19 @@ def _shown(checkpoint: str, manifest: Manifest) -> Shown:
         timings=manifest.timings,
         objects=[ObjectRow(name=n, tensors=len(s), size_bytes=sum(s)) for n, s in objects.items()],
         tensors=sorted(tensors, key=lambda row: (-row.size_bytes, row.name)),
-        values=values_of(manifest.state),
+        values=values_of(state),
+    )
+
+
+def _row(name: str, shards: Sequence[Tensor]) -> TensorRow:
+    first = shards[0]
+    return TensorRow(
+        name=name,
+        dtype=first.view or first.dtype,
+        shape=first.global_shape,
+        size_bytes=sum(shard.end - shard.start for shard in shards),
+        shards=len(shards),
+        own=first.rank is not None,
     )
 
 
@@ -133,8 +150,11 @@ def _print_tensors(shown: Shown) -> None:
     rows = shown.tensors[:MOST_TENSORS]
     if rows:
         print()
-        cells = [(row.name, row.dtype, _shape(row.shape), size(row.size_bytes)) for row in rows]
-        print_table(("TENSOR", "DTYPE", "SHAPE", "SIZE"), cells)
+        cells = [(row.name, row.dtype, _shape(row.shape), size(row.size_bytes), _stored(row)) for row in rows]
+        if shown.world_size > 1:
+            print_table(("TENSOR", "DTYPE", "SHAPE", "SIZE", "STORED"), cells)
+        else:
+            print_table(("TENSOR", "DTYPE", "SHAPE", "SIZE"), [each[:-1] for each in cells])
     _print_rest(len(shown.tensors) - len(rows), "smaller one")
 
 
@@ -149,6 +169,10 @@ def _print_values(shown: Shown) -> None:
 def _print_rest(count: int, what: str) -> None:
     if count:
         print(f"and {count} {what}{'s' if what.endswith('one') and count > 1 else ''}; --json has them all")
+
+
+def _stored(row: TensorRow) -> str:
+    return "by each rank" if row.own else "once" if row.shards == 1 else f"in {row.shards} shards"
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from holdfast import restore
 from holdfast.commands.bar import progress_bar
 from holdfast.commands.console import fail, print_json, size
-from holdfast.format import Manifest
+from holdfast.format import Manifest, tensors_for
 from holdfast.store import Store
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 def show_tensor(store: Store, job: str, checkpoint: str, manifest: Manifest, name: str, *, json: bool) -> None:
-    names = {tensor.name for tensor in manifest.tensors}
+    names = tensors_for(manifest, 0)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
         fail(f"{checkpoint} has no tensor {name!r}" + (f"; near it: {', '.join(near)}" if near else ""))

@@ -1,0 +1,238 @@
+"""Two-phase commit of what several ranks write: prepared by all, with digests; then the manifest; then it exists.
+
+Rank 0 begins a checkpoint in the store and tells where. Every rank writes its part there, makes it durable and
+says so. Only when all have, rank 0 writes the manifest. A rank that dies or fails before that leaves no
+checkpoint; one that dies after that leaves a whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast import format as fmt
+from holdfast.errors import HoldfastError, IncompleteParts
+from holdfast.persist.task import Task, Written
+from holdfast.persist.writing import manifest_of
+from holdfast.remote import told
+from holdfast.shards import Part, together
+from holdfast.store import CheckpointWriter, Store
+
+STAGES = 3
+
+
+class Line(Protocol):
+    """How ranks talk, from any thread. Whatever it raises means that another rank is gone."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def send(self, to: int, tag: int, data: bytes) -> None: ...
+
+    def receive(self, source: int, tag: int) -> bytes: ...
+
+
+class NotPrepared(HoldfastError):
+    """A rank has nothing to commit; `torn` when tensors changed while they were copied."""
+
+    def __init__(self, reason: str, *, torn: bool = False) -> None:
+        super().__init__(reason)
+        self.torn = torn
+
+
+class _Elsewhere(NotPrepared):
+    """On another rank, which its text names."""
+
+
+class _Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """Rank 0 has begun, or says why not."""
+
+    id: str = ""
+    """The checkpoint: that every rank has a part of this one ready is certain, and looked at again."""
+    place: str = ""
+    attempt: int = 0
+    state: dict[str, str] = {}
+    """Digests of rank 0's state, entry by entry: others tell what is otherwise with them."""
+    reason: str | None = None
+    torn: bool = False
+
+
+class _Vote(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's part is durable, or why there is none."""
+
+    part: Part | None = None
+    same: list[str] = []
+    """Entries of the state that are as on rank 0, and not sent."""
+    reason: str | None = None
+    torn: bool = False
+
+
+class _End(msgspec.Struct, frozen=True, kw_only=True):
+    reason: str | None = None
+    torn: bool = False
+
+
+def commit(
+    line: Line,
+    number: int,
+    store: Store,
+    task: Task,
+    problem: NotPrepared | None,
+    write: Callable[[Task], Written],
+) -> int:
+    """Take part in making a checkpoint durable; all ranks do, under the same number. Returns when it is.
+
+    `write` writes this rank's part; `problem` says why there is nothing to write.
+
+    Returns:
+        The bytes of all files; on other ranks than 0, of this one's.
+
+    Raises:
+        NotPrepared: another rank had nothing to write, or could not.
+        Exception: what this rank's writing raised, or its commit.
+        RanksLost: a rank is gone; nobody knows what became of the checkpoint.
+    """
+    if line.rank == 0:
+        return _Lead(line, number, store, task, write).run(problem)
+    return _follow(line, number, task, problem, write)
+
+
+def decline(line: Line, number: int, reason: str) -> None:
+    """Take part without a snapshot: the checkpoint fails everywhere."""
+    problem = NotPrepared(reason)
+    if line.rank == 0:
+        for rank in range(1, line.world_size):
+            line.send(rank, _tag(number, 0), msgspec.msgpack.encode(_Begun(**_why(problem, "rank 0: "))))
+        return
+    begun = _begun(line, number)
+    if begun.reason is None:
+        line.send(0, _tag(number, 1), msgspec.msgpack.encode(_Vote(**_why(problem))))
+        line.receive(0, _tag(number, 2))
+
+
+class _Lead:
+    def __init__(
+        self, line: Line, number: int, store: Store, task: Task, write: Callable[[Task], Written]
+    ) -> None:
+        self._line, self._number, self._store = line, number, store
+        self._task, self._write = task, write
+        self._others = range(1, line.world_size)
+
+    def run(self, problem: NotPrepared | None) -> int:
+        try:
+            if problem is not None:
+                raise problem
+            origin, size_bytes = self._task.origin, self._task.slots[-1].end if self._task.slots else 0
+            digests = _digests(self._task.state)
+            writer = self._store.begin(origin.job, self._task.id, origin.attempt, size_bytes)
+        except Exception as error:  # the others wait for a word
+            self._tell(0, _Begun(**_why(error, "rank 0: ")))
+            raise
+        try:
+            size_bytes = self._commit(writer, digests)
+        except BaseException as error:
+            writer.abort()
+            self._tell(2, _End(**_why(error, "rank 0: ")))
+            raise
+        self._tell(2, _End())
+        return size_bytes
+
+    def _commit(self, writer: CheckpointWriter, digests: dict[str, str]) -> int:
+        task = self._task
+        begun = _Begun(id=task.id, place=writer.place, attempt=task.origin.attempt, state=digests)
+        self._tell(0, begun)
+        written, error = None, None
+        try:
+            written = self._write(_placed(task, begun))
+        except Exception as raised:  # those of the others are waited for: nobody may be writing when it is removed
+            error = raised
+        votes = {rank: self._hear(rank) for rank in self._others}
+        if error is not None:
+            raise error
+        for rank, vote in votes.items():
+            if vote.reason is not None:
+                raise _Elsewhere(f"rank {rank}: {vote.reason}", torn=vote.torn)
+        assert written is not None
+        parts = [written.part, *(self._completed(vote) for vote in votes.values())]
+        whole = together(filter(None, parts), task.origin.world_size)
+        manifest = manifest_of(task, whole, written.write_seconds)
+        writer.commit(fmt.encode_manifest(manifest), replace=task.origin.replaces)
+        return sum(file.size_bytes for file in whole.files)
+
+    def _hear(self, rank: int) -> _Vote:
+        return msgspec.msgpack.decode(self._line.receive(rank, _tag(self._number, 1)), type=_Vote)
+
+    def _completed(self, vote: _Vote) -> Part | None:
+        if vote.part is None:
+            return None
+        same = {key: self._task.state[key] for key in vote.same}
+        return msgspec.structs.replace(vote.part, state=same | vote.part.state)
+
+    def _tell(self, stage: int, message: _Begun | _End) -> None:
+        data, lost = msgspec.msgpack.encode(message), None
+        for rank in self._others:
+            try:
+                self._line.send(rank, _tag(self._number, stage), data)
+            except Exception as error:  # the others have a right to know
+                lost = error
+        if lost is not None and stage == 0:
+            raise lost  # afterwards it is as it is, whoever hears of it
+
+
+def _follow(
+    line: Line, number: int, task: Task, problem: NotPrepared | None, write: Callable[[Task], Written]
+) -> int:
+    begun = _begun(line, number)
+    if begun.reason is not None:
+        raise NotPrepared(begun.reason, torn=begun.torn)
+    error: Exception | None = None
+    size_bytes = 0
+    try:
+        if problem is not None:
+            raise problem
+        if begun.id != task.id:
+            raise NotPrepared(f"it has {task.id} ready, and rank 0 began {begun.id}")
+        written = write(_placed(task, begun))
+        assert written.part is not None
+        same = [key for key, found in _digests(task.state).items() if found == begun.state.get(key)]
+        other = {key: tree for key, tree in task.state.items() if key not in same}
+        part = msgspec.structs.replace(written.part, state=other)
+        vote = msgspec.msgpack.encode(_Vote(part=part, same=same))
+        size_bytes = part.file.size_bytes
+    except Exception as raised:  # rank 0 waits for a word
+        error, vote = raised, msgspec.msgpack.encode(_Vote(**_why(raised)))
+    line.send(0, _tag(number, 1), vote)
+    end = msgspec.msgpack.decode(line.receive(0, _tag(number, 2)), type=_End)
+    if error is not None:
+        raise error
+    if end.reason is not None:
+        raise NotPrepared(end.reason, torn=end.torn)
+    return size_bytes
+
+
+def _begun(line: Line, number: int) -> _Begun:
+    return msgspec.msgpack.decode(line.receive(0, _tag(number, 0)), type=_Begun)
+
+
+def _placed(task: Task, begun: _Begun) -> Task:
+    origin = msgspec.structs.replace(task.origin, place=begun.place, attempt=begun.attempt)
+    return msgspec.structs.replace(task, origin=origin)
+
+
+def _why(error: BaseException, where: str = "") -> dict[str, Any]:
+    """`where` goes before the reason, unless that says it."""
+    where = "" if isinstance(error, (_Elsewhere, IncompleteParts)) else where
+    return {"reason": where + told(error), "torn": isinstance(error, NotPrepared) and error.torn}
+
+
+def _digests(state: Mapping[str, Any]) -> dict[str, str]:
+    return {key: fmt.digest(msgspec.json.encode(tree)) for key, tree in state.items()}
+
+
+def _tag(number: int, stage: int) -> int:
+    return STAGES * number + stage
