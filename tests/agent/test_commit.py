@@ -1,0 +1,316 @@
+"""Several ranks make one checkpoint durable, or none of them does and all know why."""
+
+import collections
+import errno
+import itertools
+import os
+import threading
+
+import pytest
+
+from holdfast import restore
+from holdfast.errors import IncompleteParts
+from holdfast.format import Slot
+from holdfast.persist import Origin
+from holdfast.persist.commit import NotPrepared, commit, decline
+from holdfast.persist.task import Task
+from holdfast.persist.writing import write_checkpoint
+from holdfast.protocol import checkpoint_id
+from holdfast.ranks import RanksLost
+from holdfast.remote import told
+from holdfast.store import LocalStore
+from holdfast.store.files import Files
+
+JOB = "job"
+LEAD_STEPS = ["begin", "join", "write", "settle", "commit", "rename", "last sync"]
+"""The last two are system calls, which raise nothing but OSError."""
+STEPS = ["join", "write", "settle"]
+ERRORS = [
+    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    OSError(errno.EIO, os.strerror(errno.EIO)),
+    MemoryError("no room"),
+    KeyError("typo"),
+]
+
+
+class Wires:
+    """Ranks in threads of one process: what one sends another receives under the same tag, until they part."""
+
+    def __init__(self, world_size):
+        self.world_size, self._changed, self._parted = world_size, threading.Condition(), False
+        self._sent = collections.defaultdict(collections.deque)
+
+    def line(self, rank, breaks=None):
+        return Line(self, rank, breaks)
+
+    def put(self, key, data):
+        with self._changed:
+            self._require_all()
+            self._sent[key].append(data)
+            self._changed.notify_all()
+
+    def take(self, key):
+        with self._changed:
+            self._changed.wait_for(lambda: self._sent[key] or self._parted)
+            if not self._sent[key]:
+                self._require_all()
+            return self._sent[key].popleft()
+
+    def part(self):
+        with self._changed:
+            self._parted = True
+            self._changed.notify_all()
+
+    def _require_all(self):
+        if self._parted:
+            raise RanksLost("another rank is gone")
+
+
+class Line:
+    """One rank's; at the call that it `breaks` at, (method, how many before it), the ranks part."""
+
+    def __init__(self, wires, rank, breaks):
+        self.rank, self.world_size, self._wires = rank, wires.world_size, wires
+        self._breaks, self.calls = breaks, collections.Counter()
+
+    def send(self, to, tag, data):
+        self._count("send")
+        self._wires.put((self.rank, to, tag), data)
+
+    def receive(self, source, tag):
+        self._count("receive")
+        return self._wires.take((source, self.rank, tag))
+
+    def _count(self, method):
+        if self._breaks == (method, self.calls[method]):
+            self._wires.part()
+            raise RanksLost("this rank is gone")
+        self.calls[method] += 1
+
+
+class Faulty(LocalStore):
+    """One rank's, which raises an error at one step."""
+
+    def __init__(self, root, step=None, error=None):
+        super().__init__(root, FaultyFiles(self))
+        self._step, self._error = step, error
+        self.renamed = False
+
+    def reach(self, step):
+        if step == self._step:
+            self._step = None
+            raise self._error
+
+    def begin(self, *args):
+        self.reach("begin")
+        return self._watched(super().begin(*args))
+
+    def join(self, *args):
+        self.reach("join")
+        return self._watched(super().join(*args))
+
+    def _watched(self, writer):
+        for step in ("write", "settle", "commit"):
+            setattr(writer, step, self._before(step, getattr(writer, step)))
+        return writer
+
+    def _before(self, step, call):
+        def watched(*args, **options):
+            self.reach(step)
+            return call(*args, **options)
+
+        return watched
+
+
+class FaultyFiles(Files):
+    def __init__(self, store):
+        self._store = store
+
+    def rename(self, source, target):
+        self._store.reach("rename")
+        super().rename(source, target)
+        self._store.renamed = True
+
+    def sync_directory(self, path):
+        if self._store.renamed:
+            self._store.reach("last sync")
+        super().sync_directory(path)
+
+
+def task_of(rank, world_size, iteration):
+    origin = Origin(job=JOB, attempt=1, parent=None, rank=rank, world_size=world_size, versions={}, fingerprint={})
+    return Task(
+        origin=origin,
+        id=checkpoint_id(iteration, 1),
+        iteration=iteration,
+        lineage=1,
+        kind="scheduled",
+        created_at=0.0,
+        slots=[Slot("w", "F32", (4,), 0, 16)],
+        views={},
+        own={"w"},
+        state={"model": {"w": {"$tensor": "w"}}, "place": {"rank": rank, "iteration": iteration}},
+        timings={},
+    )
+
+
+class Job:
+    def __init__(self, root, world_size):
+        self.root, self.world_size, self.wires = root, world_size, Wires(world_size)
+        self.store = LocalStore(root)
+        self.store.acquire_attempt(JOB, "first")
+        self.stores = {}
+
+    def checkpoint(self, iteration=1, *, at=None, number=1):
+        """What each rank had of it; `at` says by rank what goes wrong there."""
+        found, threads = {}, []
+        for rank in range(self.world_size):
+            case = (at or {}).get(rank, {})
+            part = threading.Thread(target=self._part, args=(found, rank, iteration, number, case), daemon=True)
+            part.start()
+            threads.append(part)
+        for thread in threads:
+            thread.join(30)
+        assert not [thread for thread in threads if thread.is_alive()], "a rank waits in vain"
+        return [found[rank] for rank in range(self.world_size)]
+
+    def _part(self, found, rank, iteration, number, case):
+        line = self.wires.line(rank, case.get("breaks"))
+        store = Faulty(self.root, case.get("step"), case.get("error"))
+        task = task_of(rank, self.world_size, iteration)
+        payload = memoryview(bytes([rank, iteration]) * 8)
+        if case.get("foreign"):
+            task = task_of(rank, self.world_size, iteration)
+            task.state["model"]["other"] = {"$tensor": "nowhere"}
+
+        def write(task):
+            return write_checkpoint(store, task, payload, threads=False)
+
+        try:
+            if "declined" in case:
+                decline(line, number, case["declined"])
+                found[rank] = NotPrepared(case["declined"])
+            else:
+                commit(line, number, store, task, case.get("problem"), write)
+                found[rank] = None
+        except Exception as error:
+            found[rank] = error
+
+    def assert_whole(self, *iterations):
+        assert self.store.checkpoints(JOB) == [checkpoint_id(iteration, 1) for iteration in iterations]
+        for iteration in iterations:
+            manifest = restore.verify(self.store, JOB, checkpoint_id(iteration, 1))
+            assert [file.name for file in manifest.files] == [
+                f"rank-{rank}.safetensors" for rank in range(self.world_size)
+            ]
+            for rank in range(self.world_size):
+                loaded = restore.load(self.store, JOB, checkpoint_id(iteration, 1), rank=rank)
+                assert bytes(loaded.tensors["w"].numpy().tobytes()) == bytes([rank, iteration]) * 8
+                assert loaded.state["place"] == {"rank": rank, "iteration": iteration}
+
+    @property
+    def half_done(self):
+        return [path.name for path in (self.root / JOB).glob(".tmp-*")]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_what_all_have_written_is_a_checkpoint(tmp_path, world_size):
+    job = Job(tmp_path, world_size)
+    assert job.checkpoint() == [None] * world_size
+    job.assert_whole(1)
+    assert job.half_done == []
+
+
+CASES = [
+    (world_size, rank, step, error)
+    for world_size in (1, 2, 4)
+    for rank in range(world_size)
+    for step, error in itertools.product(LEAD_STEPS if rank == 0 else STEPS, ERRORS)
+    if step not in ("rename", "last sync") or isinstance(error, OSError)
+]
+
+
+@pytest.mark.parametrize(("world_size", "rank", "step", "error"), CASES)
+def test_one_that_fails_leaves_nothing_and_all_are_told_which_it_was(tmp_path, world_size, rank, step, error):
+    job = Job(tmp_path, world_size)
+    ended = job.checkpoint(at={rank: {"step": step, "error": error}})
+    assert ended[rank] is error
+    for other, outcome in enumerate(ended):
+        if other != rank:
+            assert isinstance(outcome, NotPrepared)
+            assert str(outcome) == f"rank {rank}: {told(error)}"
+    assert (job.store.checkpoints(JOB), job.half_done) == ([], [])
+    assert job.checkpoint(2, number=2) == [None] * world_size
+    job.assert_whole(2)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_rank_with_nothing_to_write_ends_it_for_all(tmp_path, rank, torn):
+    job = Job(tmp_path, 3)
+    ended = job.checkpoint(at={rank: {"problem": NotPrepared("it is torn", torn=torn)}})
+    for other, outcome in enumerate(ended):
+        where = "" if other == rank else f"rank {rank}: "
+        assert (str(outcome), outcome.torn) == (f"{where}it is torn", torn)
+    assert (job.store.checkpoints(JOB), job.half_done) == ([], [])
+    assert job.checkpoint(2, number=2) == [None] * 3
+
+
+@pytest.mark.parametrize("declining", [{0}, {1}, {0, 1}, {1, 2}, {0, 1, 2}])
+def test_ranks_that_decline_end_it_for_all(tmp_path, declining):
+    job = Job(tmp_path, 3)
+    ended = job.checkpoint(at={rank: {"declined": "no memory"} for rank in declining})
+    for rank, outcome in enumerate(ended):
+        assert isinstance(outcome, NotPrepared)
+        if rank not in declining:
+            assert str(outcome) == f"rank {min(declining)}: no memory"
+    assert (job.store.checkpoints(JOB), job.half_done) == ([], [])
+    assert job.checkpoint(2, number=2) == [None] * 3
+    job.assert_whole(2)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_parts_that_make_no_whole_are_not_committed(tmp_path, rank):
+    job = Job(tmp_path, 3)
+    ended = job.checkpoint(at={rank: {"foreign": True}})
+    assert isinstance(ended[0], IncompleteParts)
+    assert {str(outcome) for outcome in ended} == {
+        f"tensor nowhere: it is in 'model' of rank {rank}, and not stored for it"
+    }
+    assert (job.store.checkpoints(JOB), job.half_done) == ([], [])
+    assert job.checkpoint(2, number=2) == [None] * 3
+
+
+BREAKS = [(0, "send", 0), (0, "send", 1), (0, "receive", 0), (0, "receive", 1), (0, "send", 2), (0, "send", 3),
+          (1, "receive", 0), (1, "send", 0), (1, "receive", 1), (2, "receive", 0), (2, "send", 0),
+          (2, "receive", 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rank", "method", "before"), BREAKS)
+def test_where_ranks_part_no_other_waits_and_there_is_all_or_nothing(tmp_path, rank, method, before):
+    job = Job(tmp_path, 3)
+    ended = job.checkpoint(at={rank: {"breaks": (method, before)}})
+    committed = ended[0] is None
+    assert committed == (checkpoint_id(1, 1) in job.store.checkpoints(JOB))
+    job.assert_whole(*([1] if committed else []))
+    assert any(isinstance(outcome, RanksLost) for outcome in ended) or (rank, method) == (0, "send")
+    job.store.acquire_attempt(JOB, "second")
+    assert job.half_done == []
+
+
+def test_several_at_the_same_time_are_kept_apart(tmp_path):
+    job, found = Job(tmp_path, 3), {}
+
+    def take(number):
+        at = {1: {"step": "write", "error": ERRORS[0]}} if number == 3 else {}
+        found[number] = job.checkpoint(number, number=number, at=at)
+
+    threads = [threading.Thread(target=take, args=(number,), daemon=True) for number in range(1, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[number] for number in (1, 2, 4, 5)] == [[None] * 3] * 4
+    assert found[3][1] is ERRORS[0]
+    job.assert_whole(1, 2, 4, 5)
+    assert job.half_done == []
