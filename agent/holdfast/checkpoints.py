@@ -141,6 +141,16 @@ class Checkpointer:
         if number != self.lineage.number:
             self.continue_lineage(msgspec.structs.replace(self.lineage, number=number), self.head)
 
+    def find_lineage(self) -> None:
+        """Before a checkpoint that nobody announced: that which rank 0 is on, of a store that is back perhaps."""
+
+        def current() -> int:
+            if not self.attempt:
+                self._acquire_late()
+            return self.lineage.number
+
+        self.follow_lineage(self._ranks.decide(current, int))
+
     def prepare(self, capture: Callable[[], Captured]) -> None:
         """Allocate memory in the background, so that the first checkpoint does not wait for it.
 
@@ -185,6 +195,9 @@ class Checkpointer:
             self._decline(f"could not copy the state: {error}")
             self.fail(f"could not copy the state: {error}", kind)
             return None
+        except BaseException:  # Ctrl-C: the other ranks wait for a word of this one
+            self._decline("interrupted")
+            raise
         snapshot.number = self._number
         snapshot.stall_seconds += time.perf_counter() - started
         try:
@@ -192,6 +205,7 @@ class Checkpointer:
             self.persister.submit(snapshot, self._origin(snapshot, over_seconds))
         except BaseException:  # Ctrl-C as a rule
             self.snapshots.release(snapshot)
+            self._decline("interrupted")
             raise
         self._in_flight = [each for each in self._in_flight if not each.settled.is_set()] + [snapshot]
         return snapshot

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.format import SMALL_BYTES, Slot, digest
-from holdfast.hostmemory import MOST_SPANS, Gather, is_plain
+from holdfast.hostmemory import MOST_SPANS, Gather, bytes_of, is_plain
 
 EDGE_BYTES = 64
 
@@ -144,11 +144,6 @@ def _size(pair: Pair) -> int:
 
 def _span(pair: Pair) -> tuple[int, int, int]:
     return pair.target.data_ptr(), pair.source.data_ptr(), _size(pair)
-
-
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    array = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
-    return memoryview(array).cast("B")
 
 
 def _runs(pairs: Sequence[Pair]) -> list[list[Pair]]:

@@ -15,8 +15,8 @@ import torch
 from holdfast import format as fmt
 from holdfast import restore
 from holdfast.appearing import appearing, sync
-from holdfast.copying import bytes_of
 from holdfast.dtypes import stored_as
+from holdfast.hostmemory import bytes_of
 from holdfast.reading import Progress
 from holdfast.shards import names_in
 from holdfast.state import RESERVED

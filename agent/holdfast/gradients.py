@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
+
+from holdfast.errors import HoldfastError
 
 Parameters = Sequence[tuple[str, str, torch.Tensor]]
 """(keyword of the module, name within it, parameter)"""
@@ -65,6 +68,24 @@ class Gradients:
                 for parameter, mark in zip(parameters, marks, strict=True):
                     if mark is not None and _is_as_marked(parameter.grad, mark):
                         yield id(parameter)
+
+
+def require_synchronized(modules: Mapping[str, torch.nn.Module]) -> None:
+    """HoldfastError where `fully_shard` holds gradients that it has not summed up over the ranks yet."""
+    for keyword, module in modules.items():
+        for each in module.modules():
+            state = each._get_fsdp_state() if hasattr(each, "_get_fsdp_state") else None  # type: ignore[operator]
+            group = getattr(state, "_fsdp_param_group", None)
+            if any(map(_is_unsynchronized, getattr(group, "fsdp_params", ()))):
+                raise HoldfastError(
+                    f"{keyword}: fully_shard holds gradients that are not synchronised: call session.step() after "
+                    "the backward pass with set_requires_gradient_sync(True), once an update"
+                )
+
+
+def _is_unsynchronized(parameter: Any) -> bool:
+    gathered = getattr(parameter, "_unsharded_param", None)
+    return parameter.unsharded_accumulated_grad is not None or getattr(gathered, "grad", None) is not None
 
 
 def put_back(modules: Mapping[str, torch.nn.Module], saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:

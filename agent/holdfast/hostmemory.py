@@ -33,6 +33,11 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    array = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+    return memoryview(array).cast("B")
+
+
 class _Vector(ctypes.Structure):
     """struct iovec"""
 

@@ -142,9 +142,13 @@ class OptimizerPart(Part):
                 )
                 continue
             name = names.get(id(parameters[index]), str(index))
-            shared = encoder.is_spread(parameters[index])
             encoded = {
-                key: encoder.encode(f"{keyword}.state.{key}.{name}", value, deferred=True, shared=shared)
+                key: encoder.encode(
+                    f"{keyword}.state.{key}.{name}",
+                    value,
+                    deferred=True,
+                    shared=encoder.is_shared(parameters[index], value),
+                )
                 for key, value in values.items()
             }
             per_parameter.append([index, encoded])

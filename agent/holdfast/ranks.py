@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import torch
@@ -25,11 +28,17 @@ T = TypeVar("T")
 logger = logging.getLogger("holdfast")
 
 PATIENCE_SECONDS = 3600.0
-"""A rank that is away for so long does not come back. One that dies is noticed at once: its connections close."""
+"""A rank that is away for so long does not come back. One that dies is noticed when its connections close: at
+once, or with the last process that it forked, which holds them, too (a worker of a DataLoader looks for its parent
+every few seconds)."""
 NEVER_SENT_TAG = 1 << 30
 """No number of a checkpoint comes to that."""
 TOLD_AFTER_SECONDS = 20.0
 """From when a person wants to know what a start waits for."""
+SLICE_SECONDS = 1.0
+"""A wait within gloo is at most so long: it takes no notice of a signal, nor of a group that is closed."""
+PARTING_SECONDS = 1.0
+"""Closing connections takes milliseconds; what has not ended by then is stuck in gloo, and left behind."""
 
 
 class RanksLost(HoldfastError):
@@ -76,10 +85,17 @@ class SideGroup(Ranks):
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._loss: str | None = None
-        with told_while_waiting(f"rank {self.rank} waits for the other ranks: each of them makes the session"):
-            self._group: dist.ProcessGroup | None = dist.new_group(
-                backend="gloo", timeout=timedelta(seconds=PATIENCE_SECONDS), group_desc="holdfast"
-            )
+        self._lock = threading.RLock()
+        """Held where an operation begins, and where the group is let go of."""
+        self._talks: set[_Talk[Any]] = set()
+        """That somebody waits for."""
+        connecting = _Talk(_connected)
+        connecting.start()
+        with told_while_waiting(
+            f"rank {self.rank} waits for the other ranks: each of them makes the session, and they connect over "
+            "the network interface that GLOO_SOCKET_IFNAME names"
+        ):
+            self._group: dist.ProcessGroup | None = connecting.outcome.result()
 
     def decide(self, question: Callable[[], T], kind: Any) -> T:
         error: Exception | None = None
@@ -124,71 +140,74 @@ class SideGroup(Ranks):
 
     def announce(self, numbers: torch.Tensor) -> dist.Work:
         """Begin to send rank 0's numbers to all; the others give a tensor of the same size for them."""
-        with self._noticing():
+        with self._noticing(), self._lock:
             return self._open.broadcast(numbers, 0)
 
     def heard(self, work: dist.Work) -> None:
         """Wait until what was announced is here."""
         with self._noticing():
-            try:
-                work.wait(timedelta(seconds=TOLD_AFTER_SECONDS))
-            except RuntimeError:
-                if work.is_completed():  # it failed
-                    raise
+            if not self._has_ended(work, within_seconds=TOLD_AFTER_SECONDS):
                 logger.warning(
                     "rank %d waits for the other ranks: each of them has to call session.step() equally often",
                     self.rank,
                 )
-                work.wait()
+            self._await(work)
 
     def send(self, to: int, tag: int, data: bytes) -> None:
         """To one rank, which receives it under the same tag. From any thread."""
-        length = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
-        with self._noticing():
+
+        def talk() -> None:
+            length = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
             self._open.send([length], to, 2 * tag).wait()
             self._open.send([_bytes(data)], to, 2 * tag + 1).wait()
 
+        self._await_talk(talk)
+
     def receive(self, source: int, tag: int) -> bytes:
         """What one rank sends under a tag. From any thread."""
-        length = torch.zeros(1, dtype=torch.int64, device="cpu")
-        with self._noticing():
+
+        def talk() -> bytes:
+            length = torch.zeros(1, dtype=torch.int64, device="cpu")
             self._open.recv([length], source, 2 * tag).wait()
             data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
             self._open.recv([data], source, 2 * tag + 1).wait()
-        return data.numpy().tobytes()
+            return data.numpy().tobytes()
+
+        return self._await_talk(talk)
 
     def gather(self, data: bytes) -> list[bytes]:
         """What every rank gives, by rank."""
-        lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.world_size)]
-        with self._noticing():
-            own = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
-            self._open.allgather([lengths], [own]).wait()
-            most = max(int(length) for length in lengths)
-            padded = [torch.empty(most, dtype=torch.uint8, device="cpu") for _ in lengths]
-            self._open.allgather([padded], [_bytes(data.ljust(most, b"\0"))]).wait()
+        lengths = self._gathered(torch.tensor([len(data)], dtype=torch.int64, device="cpu"))
+        most = max(int(length) for length in lengths)
+        padded = self._gathered(_bytes(data.ljust(most, b"\0")))
         pairs = zip(padded, lengths, strict=True)
         return [content[: int(length)].numpy().tobytes() for content, length in pairs]
 
     def close(self) -> None:
         """Let go of the others: whoever waits in here, and whoever waits for this rank, is told at once."""
-        group, self._group = self._group, None
-        if group is None:
-            return
-        for rank in range(self.world_size):
-            if rank != self.rank:
-                # gloo closes all its connections when a wait for one takes too long, and at nothing else: while
-                # a thread waits, a group that is destroyed goes on
-                with contextlib.suppress(RuntimeError):
-                    nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
-                    group.recv([nothing], rank, NEVER_SENT_TAG).wait(timedelta(milliseconds=1))
-        with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the script was there before
-            dist.destroy_process_group(group)
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        with self._lock:
+            if self._group is None:
+                return
+            # where gloo is stuck the last reference to a group never comes back from being given up
+            parting = threading.Thread(target=_part, args=(self._group, others), daemon=True)
+            self._group = None
+            talks = list(self._talks)
+        parting.start()
+        for talk in talks:
+            talk.fail(self._lost())
+        deadline = time.monotonic() + PARTING_SECONDS
+        for thread in (parting, *talks):  # one that ends while the interpreter does would abort the process
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     @property
     def _open(self) -> dist.ProcessGroup:
         if self._group is None:
-            raise RanksLost(self._loss or "this rank has let go of the others")
+            raise self._lost()
         return self._group
+
+    def _lost(self) -> RanksLost:
+        return RanksLost(self._loss or "this rank has let go of the others")
 
     @contextlib.contextmanager
     def _noticing(self) -> Iterator[None]:
@@ -196,12 +215,53 @@ class SideGroup(Ranks):
         try:
             yield
         except RuntimeError as error:
-            if self._loss is None and self._group is not None:
-                # gloo names a line of its own source and an address; which rank it was, it does not know
-                what = str(error).splitlines()[0].partition("] ")[2].partition(". ")[0][:200]
-                self._loss = f"another rank of this job is gone or does not answer ({what})"
+            with self._lock:
+                if self._loss is None and self._group is not None:
+                    self._loss = f"another rank of this job is gone or does not answer ({_gist(error)})"
             self.close()
-            raise RanksLost(self._loss or "this rank has let go of the others") from error
+            raise self._lost() from error
+
+    def _has_ended(self, work: dist.Work, *, within_seconds: float) -> bool:
+        """Well or not. A collective, which a wait that is too short does no harm."""
+        deadline = time.monotonic() + within_seconds
+        while not work.is_completed():
+            left_seconds = deadline - time.monotonic()
+            if left_seconds <= 0:
+                return False
+            with contextlib.suppress(RuntimeError):  # it takes longer; or it has failed, and is asked about that
+                # to gloo no millisecond is for ever
+                work.wait(timedelta(seconds=max(0.001, min(left_seconds, SLICE_SECONDS))))
+            if self._group is None and not work.is_completed():  # and it may never be
+                raise self._lost()
+        return True
+
+    def _await(self, work: dist.Work) -> None:
+        self._has_ended(work, within_seconds=math.inf)
+        work.wait()
+
+    def _await_talk(self, talk: Callable[[], T]) -> T:
+        """Between two ranks. In a thread of its own, which may be left behind: when connections close, gloo tells
+        no operation that is half-way through; and a wait that is too short closes them."""
+        talking = _Talk(talk)
+        with self._noticing():
+            with self._lock:
+                if self._group is None:
+                    raise self._lost()
+                talking.start()
+                self._talks.add(talking)
+            try:
+                return talking.outcome.result()
+            finally:
+                with self._lock:
+                    self._talks.discard(talking)
+
+    def _gathered(self, own: torch.Tensor) -> list[torch.Tensor]:
+        every = [torch.empty_like(own) for _ in range(self.world_size)]
+        with self._noticing():
+            with self._lock:
+                work = self._open.allgather([every], [own])
+            self._await(work)
+        return every
 
     def _broadcast(self, data: bytes) -> bytes:
         length = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
@@ -240,5 +300,60 @@ def told_while_waiting(message: str) -> Iterator[None]:
         timer.cancel()
 
 
+class _Talk(threading.Thread, Generic[T]):
+    """Work that may never end: who waits for its outcome can be told something else, and can be interrupted."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        super().__init__(name="holdfast-talk", daemon=True)
+        self.outcome: Future[T] = Future()
+        self._work = work
+
+    def run(self) -> None:
+        try:
+            result = self._work()
+        except BaseException as error:  # raised by who waits
+            self.fail(error)
+        else:
+            with contextlib.suppress(InvalidStateError):  # nobody waits any more
+                self.outcome.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.outcome.set_exception(error)
+
+
+def _connected() -> dist.ProcessGroup:
+    try:
+        group: dist.ProcessGroup = dist.new_group(
+            backend="gloo", timeout=timedelta(seconds=PATIENCE_SECONDS), group_desc="holdfast"
+        )
+        return group
+    except RuntimeError as error:
+        raise HoldfastError(
+            "the ranks of this job talk over gloo, whatever they train over, and this one could not connect to "
+            f"the others ({_gist(error)}): set GLOO_SOCKET_IFNAME to the network interface over which they reach "
+            "each other, such as eth0"
+        ) from error
+
+
+def _part(group: dist.ProcessGroup, others: list[int]) -> None:
+    for rank in others:
+        # gloo closes all its connections when a wait for one takes too long, and at nothing else: while a thread
+        # waits, a group that is destroyed goes on
+        with contextlib.suppress(RuntimeError):
+            nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
+            group.recv([nothing], rank, NEVER_SENT_TAG).wait(timedelta(milliseconds=1))
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the script was there before
+        dist.destroy_process_group(group)
+
+
+def _gist(error: Exception) -> str:
+    """gloo names a line of its own source and an address; which rank it was, it does not know."""
+    first = str(error).partition("\n")[0]
+    return (first.partition("] ")[2] or first).partition(". ")[0][:200] or type(error).__name__
+
+
 def _bytes(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    if not data:  # frombuffer takes none
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -19,6 +19,8 @@ from holdfast.store import Lineage
 
 logger = logging.getLogger("holdfast")
 
+NOT_TOLD_ELSEWHERE = ("internal", "ranks")
+"""Notices that are about one rank of several."""
 PACED_EVERY_SECONDS = 5.0
 """How often the measured overhead is told while the plan does not change."""
 
@@ -34,7 +36,7 @@ class Standing:
 class Reporter:
     """Writes events to the link, and those that a person must not miss to the log as well.
 
-    A `quiet` one logs errors alone: the rest is told by another rank of the job.
+    A `quiet` one logs what went wrong with it alone: the rest is told by another rank of the job.
     """
 
     def __init__(self, job: str, standing: Standing, *, quiet: bool = False) -> None:
@@ -188,7 +190,7 @@ class Reporter:
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
         message = text(message)
-        if not self._quiet or level == "error":
+        if not self._quiet or code in NOT_TOLD_ELSEWHERE:
             logger.log(getattr(logging, level.upper()), "%s: %s", self.job, message)
         self.event(
             protocol.Notice(

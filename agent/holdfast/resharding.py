@@ -47,10 +47,13 @@ class Wanted:
     copies: list[Copy]
 
     def made_of(self, read: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """From the shards that were read, by the `id` of their entry; a shard that is all of it is not copied."""
+        """From the shards that were read, by the `id` of their entry; a shard that is all of it is not copied.
+
+        In host memory, whatever the script's default device is.
+        """
         if len(self.copies) == 1 and self.copies[0].shard.shape == self.copies[0].shape == self.shape:
             return read[id(self.copies[0].shard)]
-        whole = torch.empty(self.shape, dtype=DTYPES[self.dtype])
+        whole = torch.empty(self.shape, dtype=DTYPES[self.dtype], device="cpu")
         for copy in self.copies:
             part = _part(read[id(copy.shard)], copy.offsets, copy.shape)
             _part(whole, copy.target, copy.shape).copy_(part)

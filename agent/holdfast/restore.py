@@ -249,7 +249,7 @@ def _stored(run: Run) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
     for tensor in run.tensors:
         dtype, shape = DTYPES[tensor.dtype], tensor.shape
         if tensor.start == tensor.end:
-            yield tensor, torch.empty(shape, dtype=dtype)
+            yield tensor, torch.empty(shape, dtype=dtype, device="cpu")
             continue
         # a storage of its own, which torch.save writes alone, rather than a view of all that was read
         at, count = tensor.start - run.base, math.prod(shape)

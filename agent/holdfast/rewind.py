@@ -40,6 +40,7 @@ class Rewinder:
         try:
             loaded = self._ranks.together(lambda: self._verified(checkpoint))
             self._ranks.together(self._await_settled)
+            self._checkpoints.find_lineage()
             safety = self._ranks.together(self._take_safety)
             self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
         except RanksLost:  # the order stays open: the next start carries it out

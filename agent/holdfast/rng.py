@@ -6,7 +6,7 @@ import array
 import hashlib
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -20,11 +20,15 @@ def rng_state() -> dict[str, Any]:
         state["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = list(torch.cuda.get_rng_state_all())
+        state["cuda_device"] = torch.cuda.current_device()
     return state
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
-    """Put back what `rng_state` gave; what this process has no use for is passed over."""
+    """Put back what `rng_state` gave; what this process has no use for is passed over.
+
+    The CUDA device that is current goes on as the one that was, which may have had another number.
+    """
     random.setstate(_to_python(state["python"]))
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
@@ -33,17 +37,30 @@ def restore_rng(state: Mapping[str, Any]) -> None:
         kind, words, *rest = state["numpy"]
         numpy.random.set_state((kind, words.numpy().astype("uint32"), *rest))
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        states = state["cuda"]
+        torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
+        torch.cuda.set_rng_state(states[state.get("cuda_device", 0)])  # earlier checkpoints do not note which
 
 
-def branch_rng(key: int) -> None:
-    """Begin streams of random numbers that follow from where those of this process are, and from `key`."""
-    drawn = torch.randint(2**62, (2,), device="cpu").tolist()
-    seed = int.from_bytes(hashlib.blake2b(f"{drawn}/{key}".encode(), digest_size=8).digest(), "little")
-    random.seed(seed)
-    torch.manual_seed(seed >> 1)
-    if (numpy := sys.modules.get("numpy")) is not None and "numpy.random" in sys.modules:
-        numpy.random.seed(seed & 0xFFFF_FFFF)
+STREAMS = frozenset({"python", "torch", "numpy", "cuda"})
+"""As `rng_state` names them."""
+
+
+def branch_rng(key: int, streams: Collection[str] = STREAMS) -> None:
+    """Begin streams of random numbers that follow from `key` and each from where that of this process is."""
+    if "cuda" not in streams:
+        pass
+    elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        for generator in torch.cuda.default_generators:
+            _branch_torch(generator, key)
+    elif torch.cuda.is_available():  # when CUDA comes into use, this seed comes after a state put back before
+        torch.cuda.manual_seed_all(_seed(_bytes_of(torch.default_generator), key))
+    if "torch" in streams:
+        _branch_torch(torch.default_generator, key)
+    if "python" in streams:
+        _branch_python(random, key)
+    if "numpy" in streams and (numpy := sys.modules.get("numpy")) is not None and "numpy.random" in sys.modules:
+        _branch_numpy(numpy.random, key)
 
 
 def is_generator(item: object) -> bool:
@@ -83,6 +100,43 @@ class OwnGenerator:
             generator.set_state(state)
         else:
             generator.bit_generator.state = state
+
+    def branch(self, key: int) -> None:
+        """Begin a stream that follows from where this one is, and from `key`."""
+        generator = self._generator
+        if isinstance(generator, torch.Generator):
+            _branch_torch(generator, key)
+        elif isinstance(generator, random.Random):
+            _branch_python(generator, key)
+        elif hasattr(generator, "set_state"):
+            _branch_numpy(generator, key)
+        else:
+            body = generator.bit_generator
+            body.state = type(body)(_seed(generator.bytes(16), key)).state
+
+
+def _branch_torch(generator: torch.Generator, key: int) -> None:
+    generator.manual_seed(_seed(_bytes_of(generator), key))
+
+
+def _branch_python(generator: Any, key: int) -> None:
+    """Of the module `random`, too."""
+    generator.seed(_seed(generator.randbytes(16), key))
+
+
+def _branch_numpy(generator: Any, key: int) -> None:
+    """Of the old kind, of which the module `numpy.random` is one. Its `seed` is for one algorithm alone."""
+    algorithm = getattr(sys.modules["numpy.random"], generator.get_state(legacy=False)["bit_generator"])
+    generator.set_state(algorithm(_seed(generator.bytes(16), key)).state)
+
+
+def _seed(drawn: bytes, key: int) -> int:
+    return int.from_bytes(hashlib.blake2b(drawn + f"/{key}".encode(), digest_size=8).digest(), "little")
+
+
+def _bytes_of(generator: torch.Generator) -> bytes:
+    """Where it is. Numbers drawn from a CUDA device would take memory on it, and one process need not use all."""
+    return bytes(generator.get_state().tolist())
 
 
 def _kind(item: object) -> str | None:

@@ -188,7 +188,7 @@ class Session:
                 if batch is _END:
                     break
                 self._meter.clock.stall("data_fetch", time.perf_counter() - started)
-                self._training.moved()
+                self._training.drew()
                 yield batch
 
     def step(self, **metrics: Any) -> None:
@@ -222,7 +222,11 @@ class Session:
                 self._reporter.notice("error", "internal", what)
 
     def checkpoint(self) -> None:
-        """Take a checkpoint at the end of this iteration, whatever the interval."""
+        """Take a checkpoint at the end of this iteration, whatever the interval.
+
+        Of several ranks rank 0's call counts, and it takes effect where the ranks next agree on something: an
+        iteration later as a rule.
+        """
         self._wanted = "requested"
 
     def every(self, iterations: int | None) -> None:
@@ -245,9 +249,14 @@ class Session:
     def restore(self, iteration: int) -> None:
         """Go back to the checkpoint of `iteration` at the end of this one, in the next `step`.
 
+        Of several ranks rank 0's call counts, and it takes effect where the ranks next agree on something: an
+        iteration later as a rule.
+
         Raises:
             NoSuchCheckpoint: there is none there; it names the nearest earlier one.
         """
+        if not self._ranks.leads:
+            return
         self._wanted_restore = restore.find(self._checkpoints.store, self.job, iteration)
         self._checkpoints.wanted["the script"] = self._wanted_restore
 
@@ -361,12 +370,13 @@ class Session:
         try:
             if not self._steering.end(self.iteration, whole=settled and self._training.at_boundary):
                 return
+            self._settle()
+            self._checkpoints.find_lineage()
+            newest = checkpoint_id(self.iteration, self.lineage)
+            if self._ranks.decide(lambda: self._checkpoints.head != newest, bool):
+                self._take(Decision(checkpoint="final", at_once=True))
         except RanksLost as error:
             self._reporter.notice("warning", "ranks", f"no last checkpoint: {error}")
-            return
-        self._settle()
-        if self._checkpoints.head != checkpoint_id(self.iteration, self.lineage):
-            self._take(Decision(checkpoint="final", at_once=True))
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
@@ -452,7 +462,8 @@ class Session:
             return Decision(restore=target)
         if not self._is_due(iteration):
             return Decision()
-        if not self._checkpoints.snapshots.free:
+        snapshots = self._checkpoints.snapshots
+        if not (snapshots.free if iteration == self.iteration else snapshots.has_room):
             # while the one before is being written, this one waits some iterations rather than stall training
             return Decision(waits=True)
         kind, at_once = self._wanted or "scheduled", self._retry_at_once

@@ -40,8 +40,8 @@ def storages(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
     return (local(tensor).untyped_storage().data_ptr() for tensor in tensors)
 
 
-def shard_of(name: str, tensor: torch.Tensor) -> tuple[Shard, bool]:
-    """Where this rank's part of a sharded tensor lies, and whether it is this rank that stores it.
+def place_of(name: str, tensor: torch.Tensor) -> Shard:
+    """Where this rank's part of a sharded tensor lies in it.
 
     Raises:
         TypeError: the ranks hold addends of it, or a part that is not one block.
@@ -53,7 +53,32 @@ def shard_of(name: str, tensor: torch.Tensor) -> tuple[Shard, bool]:
     own = tuple(_local(dtensor).shape)
     if len(chunks) != 1 or tuple(chunks[0].sizes) != own:
         raise TypeError(f"{name}: this rank's part of it ({dtensor.placements}) is not one block")
-    return Shard(tuple(dtensor.shape), tuple(chunks[0].offsets)), _stores(name, dtensor)
+    return Shard(tuple(dtensor.shape), tuple(chunks[0].offsets))
+
+
+def is_repeated(tensor: torch.Tensor) -> bool:
+    """Several ranks have this rank's part of it, or may have."""
+    dtensor: Any = tensor
+    mesh = dtensor.device_mesh
+    return mesh._get_root_mesh() is not mesh or any(each.is_replicate() for each in dtensor.placements)
+
+
+def is_stored_here(name: str, tensor: torch.Tensor) -> bool:
+    """Of the ranks that hold the same part, one stores it: another one for each tensor."""
+    dtensor: Any = tensor
+    mesh, coordinate = dtensor.device_mesh, dtensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return False  # this rank has no part of it
+    root = mesh._get_root_mesh()
+    if root is not mesh and mesh.mesh.min() != root.mesh.min():
+        # as of FSDP's mesh beside tensor parallelism's: others cut from the same one have all of it as well
+        return False
+    index, count = 0, 1
+    for dimension, placement in enumerate(dtensor.placements):
+        if placement.is_replicate():
+            index = index * mesh.size(dimension) + coordinate[dimension]
+            count *= mesh.size(dimension)
+    return index == zlib.crc32(name.encode()) % count
 
 
 def like(template: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
@@ -83,23 +108,6 @@ def shared_out(sizes: Iterable[tuple[str, int]], world_size: int) -> dict[str, i
         heapq.heapreplace(loads, (load + size, rank))
         found[name] = rank
     return found
-
-
-def _stores(name: str, dtensor: DTensor) -> bool:
-    """Of the ranks that hold the same part, one stores it: another one for each tensor."""
-    mesh, coordinate = dtensor.device_mesh, dtensor.device_mesh.get_coordinate()
-    if coordinate is None:
-        return False  # this rank has no part of it
-    root = mesh._get_root_mesh()
-    if root is not mesh and mesh.mesh.min() != root.mesh.min():
-        # as of FSDP's mesh beside tensor parallelism's: others cut from the same one have all of it as well
-        return False
-    index, count = 0, 1
-    for dimension, placement in enumerate(dtensor.placements):
-        if placement.is_replicate():
-            index = index * mesh.size(dimension) + coordinate[dimension]
-            count *= mesh.size(dimension)
-    return index == zlib.crc32(name.encode()) % count
 
 
 def _local(dtensor: DTensor | Any) -> torch.Tensor:

@@ -49,6 +49,8 @@ class Snapshot:
     """Of tensors that are parts of larger ones."""
     own: set[str] = field(default_factory=set)
     """Names of tensors that may be otherwise on other ranks."""
+    alike: dict[str, str] = field(default_factory=dict)
+    """What other ranks must say the same of."""
     number: int = 0
     """Which of the attempt's it is: the same on all ranks."""
     stored_bytes: int = 0
@@ -185,6 +187,7 @@ class Snapshotter:
                 started_at=time.time(),
                 shards=captured.shards,
                 own=captured.own,
+                alike=captured.alike,
             )
             layout.start(captured, mode, digests=self._debug)
             self._start_thread()

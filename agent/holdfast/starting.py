@@ -19,7 +19,7 @@ from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
 from holdfast.restore import Loaded
 from holdfast.store import Lineage
-from holdfast.training import Training
+from holdfast.training import Training, left_out
 
 T = TypeVar("T")
 logger = logging.getLogger("holdfast")
@@ -196,6 +196,8 @@ class Starter:
         self._ranks.together(lambda: self._training.check(loaded))
         for told in self._training.warm_up(loaded):
             self._reporter.notice("warning", "reducer", told)
+        if (what := left_out(loaded, self._ranks.world_size)) is not None:
+            self._reporter.notice("warning", "gradients", what)
         self._ranks.together(lambda: self._training.apply(loaded))
 
     def _tell_away(self, error: OSError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -9,16 +10,18 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.capture import Watch, Watched
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import Shard
-from holdfast.gradients import Gradients, Parameters, put_back
+from holdfast.gradients import Gradients, Parameters, put_back, require_synchronized
 from holdfast.kinds import Names, Shapes, Stateful, part_of
 from holdfast.resharding import Region
-from holdfast.rng import OwnGenerator, is_generator, restore_rng, rng_state
-from holdfast.sharding import is_possible, is_sharded, like, local, shard_of, shared_out, storages
+from holdfast.rng import OwnGenerator, branch_rng, is_generator, restore_rng, rng_state
+from holdfast.sharding import is_possible, is_sharded, like, local, place_of, shared_out, storages
 from holdfast.tree import Encoder, Tree, decode
+from holdfast.witness import Witness
 
 logger = logging.getLogger("holdfast")
 
@@ -46,6 +49,8 @@ class Captured:
     """Of those that are this rank's part of a larger one: where they lie in it."""
     own: set[str] = field(default_factory=set)
     """Names of those that may be otherwise on other ranks, which store theirs under the same names."""
+    alike: dict[str, str] = field(default_factory=dict)
+    """What other ranks that know it, too, must say the same of."""
 
 
 class Registry:
@@ -54,8 +59,8 @@ class Registry:
     def __init__(self, objects: Mapping[str, Any], rank: int = 0, world_size: int = 1) -> None:
         self._rank, self._world_size = rank, world_size
         self.given = dict(objects)
-        self.replicated = {k: ddp for k, item in objects.items() if (ddp := _replicated(item)) is not None}
-        """Those that DistributedDataParallel keeps the same on all ranks."""
+        self.replicated: dict[str, DistributedDataParallel] = {}
+        """What keeps modules among them the same on all ranks, by the name of its first parameter."""
         self.objects = {keyword: _stateful(keyword, item) for keyword, item in objects.items()}
         self.modules = {k: o for k, o in self.objects.items() if isinstance(o, torch.nn.Module)}
         self.optimizers = {k: o for k, o in self.objects.items() if isinstance(o, torch.optim.Optimizer)}
@@ -64,6 +69,17 @@ class Registry:
         self._warned: set[str] = set()
         self._known: _Known | None = None
         self._structure: tuple[object, ...] = ()
+        self.find_replicas()
+
+    def find_replicas(self) -> None:
+        """Look for what keeps given modules the same on all ranks: the script may have given the module inside."""
+        names = self._parameter_names()
+        found = {
+            names[id(first)]: ddp
+            for ddp in (_all_replicas() if self._world_size > 1 else ())
+            if (first := next(ddp.parameters(), None)) is not None and id(first) in names
+        }
+        self.replicated = dict(sorted(found.items()))  # all ranks ask them for the same things, in the same order
 
     def capture(self, session: Mapping[str, Any], *, gradients: bool = True) -> Captured:
         """References to all state, the session's own among it. TypeError names what cannot be stored.
@@ -73,7 +89,7 @@ class Registry:
         known = self._known
         if known is None or not known.watched.unchanged():
             known = self._known = self._walk()
-        encoder, trees = self._encoder(known.step_storages), {}
+        encoder, trees = Encoder(known.step_storages, self._warned, known.shared_storages), {}
         for keyword, part in self._parts.items():
             if (watch := known.watches.get(keyword)) is None:
                 trees[keyword] = part.encode(encoder, known.names)
@@ -83,8 +99,11 @@ class Registry:
         trees["rng"] = encoder.encode("rng", rng_state())
         if gradients and (pending := self.gradients.pending(known.parameters)):
             trees["gradients"] = self._encode_gradients(encoder, pending)
-        tensors, shards = self._stored(encoder)
+        if gradients and is_possible():
+            require_synchronized(self.modules)
+        tensors = self._stored(encoder)
         names = known.encoder.shared | known.encoder.sharded.keys() | encoder.shared | encoder.sharded.keys()
+        witnesses = [known.witness, _witness(encoder)] if gradients and self._world_size > 1 else []
         return Captured(
             trees=trees,
             tensors={**known.tensors, **tensors},
@@ -92,8 +111,9 @@ class Registry:
             frozen=known.frozen,
             gradients=self._gradients,
             structure=self._structured(known, encoder),
-            shards={**known.shards, **shards},
+            shards={**known.encoder.places, **encoder.places},
             own={n for n in (*known.tensors, *tensors) if n not in names} if self._world_size > 1 else set(),
+            alike={f"replicas {each.key}": each.seen() for each in witnesses},
         )
 
     def check(self, trees: Mapping[str, Tree], shapes: Shapes) -> None:
@@ -105,11 +125,10 @@ class Registry:
 
     def regions(self, trees: Mapping[str, Tree], shapes: Shapes) -> dict[str, Region]:
         """What this rank needs of those tensors of a checkpoint that are sharded here."""
-        found = {}
-        for name, tensor in self._sharded(trees, shapes).items():
-            shard, _ = shard_of(name, tensor)
-            found[name] = Region(shard.offsets, tuple(local(tensor).shape))
-        return found
+        return {
+            name: Region(place_of(name, tensor).offsets, tuple(local(tensor).shape))
+            for name, tensor in self._sharded(trees, shapes).items()
+        }
 
     def apply(
         self,
@@ -129,6 +148,17 @@ class Registry:
         put_back(self.modules, decode(trees.get("gradients", {}), tensors, copy=True))
         restore_rng(decode(trees["rng"], tensors, copy=True))
 
+    def branch_rng(self, key: int, differed: Collection[str]) -> None:
+        """Begin random numbers of its own on a rank that the checkpoint had none for.
+
+        Of what `differed` among ranks alone, entries of `rng` and keywords: what all ranks drew alike (under
+        tensor parallelism, for a decision in common) they must go on drawing alike.
+        """
+        branch_rng(key, {name.removeprefix("rng.") for name in differed if name.startswith("rng.")})
+        for keyword, item in self.objects.items():
+            if keyword in differed and isinstance(item, OwnGenerator):
+                item.branch(key)
+
     def make_room(self) -> None:
         """Touch the memory that `apply` will copy into, where that was never used: it can be done before."""
         for part in self._parts.values():
@@ -136,44 +166,41 @@ class Registry:
 
     def _walk(self) -> _Known:
         """Everything that can be watched from here on, in full."""
+        self.find_replicas()
+        if is_possible():
+            for module in self.modules.values():
+                module.state_dict()  # `fully_shard` puts its parameters back, which an evaluation leaves gathered
         watches = {keyword: watch for keyword, part in self._parts.items() if (watch := part.watch())}
         watched = Watched(watches.values())
         if not watched.steady:
             watches, watched = {}, Watched([])
         names, step_storages = self._parameter_names(), self._step_storages()
-        encoder = self._encoder(step_storages)
+        shared_storages = {each for ddp in self.replicated.values() for each in storages(_kept_the_same(ddp))}
+        encoder = Encoder(step_storages, self._warned, shared_storages)
         trees = {keyword: self._parts[keyword].encode(encoder, names) for keyword in watches}
-        tensors, shards = self._stored(encoder)
+        tensors = self._stored(encoder)
         return _Known(
             watched=watched,
             watches=watches,
             trees=trees,
             encoder=encoder,
             tensors=tensors,
-            shards=shards,
+            witness=_witness(encoder),
             frozen=self._frozen(tensors),
             names=names,
             step_storages=step_storages,
+            shared_storages=shared_storages,
             parameters=[(k, n, p) for k, module in self.modules.items() for n, p in module.named_parameters()],
         )
 
-    def _encoder(self, step_storages: Collection[int]) -> Encoder:
-        shared = (
-            parameter
-            for ddp in self.replicated.values()
-            for name, parameter in ddp.module.named_parameters()
-            if name not in ddp.parameters_to_ignore
-        )
-        return Encoder(step_storages, self._warned, set(storages(shared)))
-
-    def _stored(self, encoder: Encoder) -> tuple[dict[str, torch.Tensor], dict[str, Shard]]:
+    def _stored(self, encoder: Encoder) -> dict[str, torch.Tensor]:
         """Of what was encoded, what this rank stores."""
         if self._world_size == 1:
-            return encoder.tensors, encoder.shards
+            return encoder.tensors
         sizes = [(name, encoder.tensors[name].nbytes) for name in encoder.shared]
         elsewhere = {name for name, rank in shared_out(sizes, self._world_size).items() if rank != self._rank}
-        elsewhere |= encoder.sharded.keys() - encoder.shards.keys()
-        return {name: t for name, t in encoder.tensors.items() if name not in elsewhere}, encoder.shards
+        elsewhere |= encoder.elsewhere
+        return {name: t for name, t in encoder.tensors.items() if name not in elsewhere}
 
     def _sharded(self, trees: Mapping[str, Tree], shapes: Shapes) -> dict[str, torch.Tensor]:
         """Tensors of the script's that are sharded, by the names of those in a checkpoint that go the same way."""
@@ -182,14 +209,14 @@ class Registry:
         encoder, names = Encoder((), self._warned), self._parameter_names()
         for part in self._parts.values():
             part.encode(encoder, names)
-        found = {name: tensor for name, tensor in encoder.sharded.items() if name in shapes}
+        found = {n: t for n, t in encoder.sharded.items() if n in shapes and shapes[n][1] == tuple(t.shape)}
         for keyword, part in self._parts.items():
             if keyword in trees:
                 found |= part.sharded(trees[keyword], shapes)
         for keyword, gradients in trees.get("gradients", {}).items():
             parameters = dict(self.modules[keyword].named_parameters()) if keyword in self.modules else {}
             for name, tree in gradients.items():
-                if name in parameters and is_sharded(parameters[name]):
+                if name in parameters and is_sharded(parameters[name]) and "$tensor" in tree:
                     found[tree["$tensor"]] = parameters[name]
         return found
 
@@ -255,10 +282,11 @@ class _Known:
     trees: dict[str, Tree]
     encoder: Encoder
     tensors: dict[str, torch.Tensor]
-    shards: dict[str, Shard]
+    witness: Witness
     frozen: set[str]
     names: Names
     step_storages: set[int]
+    shared_storages: set[int]
     parameters: Parameters
 
 
@@ -273,8 +301,17 @@ def _stateful(keyword: str, item: Any) -> Stateful:
             f"Session({keyword}=...): {type(item).__name__} has no state_dict() and load_state_dict(). "
             f"Put plain values into holdfast.Variables, or drop the keyword."
         )
+    for part in item.modules() if isinstance(item, torch.nn.Module) else (item,):
+        if (instead := _NOT_SUPPORTED.get(type(part).__name__)) and type(part).__module__.startswith("torch."):
+            raise TypeError(f"Session({keyword}=...): {type(part).__name__} is not supported: {instead}")
     inside: Stateful = _unwrapped(item)
     return inside
+
+
+_NOT_SUPPORTED = {
+    "FullyShardedDataParallel": "shard the model with torch.distributed.fsdp.fully_shard",
+    "ZeroRedundancyOptimizer": "use the optimizer inside it with torch.distributed.fsdp.fully_shard",
+}
 
 
 def _unwrapped(item: Any) -> Any:
@@ -288,14 +325,35 @@ def _unwrapped(item: Any) -> Any:
             return item
 
 
-def _replicated(item: Any) -> Any:
-    """The DistributedDataParallel that keeps a module the same on all ranks; None where nothing does."""
-    while hasattr(item, "_orig_mod"):
-        item = item._orig_mod
-    if not _is_replicated(item):
-        return None
-    return item if item.process_group.size() == torch.distributed.get_world_size() else None
+def _witness(encoder: Encoder) -> Witness:
+    alike = encoder.shared | encoder.repeated
+    return Witness({name: encoder.tensors[name] for name in alike}, encoder.places)
+
+
+def _reduced_by(ddp: DistributedDataParallel) -> int:
+    """How many parameters it has begun with."""
+    return int(ddp._get_ddp_logging_data()["num_parameter_tensors"])  # type: ignore[no-untyped-call]
+
+
+def _kept_the_same(ddp: DistributedDataParallel) -> list[torch.Tensor]:
+    """What it has sent to all ranks at its making, and reduces since then or leaves as it is."""
+    held = {id(parameter) for parameter in ddp.module.parameters()}
+    known = [parameter for parameter in ddp._module_parameters if id(parameter) in held]
+    trained = sum(parameter.requires_grad for parameter in known)
+    if trained > _reduced_by(ddp):  # some are trained that it does not reduce
+        return [parameter for parameter in known if not parameter.requires_grad]
+    return known
+
+
+def _all_replicas() -> list[DistributedDataParallel]:
+    """Those of this process that span all ranks. It takes a tenth of a second, for a million objects."""
+    if not torch.distributed.is_initialized():
+        return []
+    world_size = torch.distributed.get_world_size()
+    # by its type: an object may give another class for itself, or act when it is asked
+    found = [item for item in gc.get_objects() if issubclass(type(item), DistributedDataParallel)]
+    return [ddp for ddp in found if ddp.process_group.size() == world_size]
 
 
 def _is_replicated(item: Any) -> bool:
-    return torch.distributed.is_available() and isinstance(item, torch.nn.parallel.DistributedDataParallel)
+    return isinstance(item, DistributedDataParallel)

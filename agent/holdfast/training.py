@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,11 +19,13 @@ from holdfast.ranks import Ranks
 from holdfast.reducers import bucket_layout, warm_up
 from holdfast.reports import Standing
 from holdfast.restore import Loaded
-from holdfast.rng import branch_rng
+from holdfast.shards import names_in
 from holdfast.state import RESERVED, Captured, Registry
 from holdfast.store import Store
 from holdfast.tree import decode
 from holdfast.variables import Variables
+
+logger = logging.getLogger("holdfast")
 
 
 class Training:
@@ -43,6 +46,8 @@ class Training:
         self._loaded: list[dict[str, Any]] = []
         """Positions from a checkpoint, for loaders that the script has not come to yet."""
         self._moved = False
+        self._drawn = self._updates = 0
+        """Batches, and steps of optimizers, since all ranks of the job stood at the same place."""
         self._hooks: list[RemovableHandle] = []
         self.registry.capture({}, gradients=False)  # what cannot be stored shows now, not an hour into training
 
@@ -55,8 +60,10 @@ class Training:
         """Nothing has been drawn or updated since the last iteration ended: the state is that of an instant."""
         return not self._moved
 
-    def moved(self) -> None:
+    def drew(self) -> None:
+        """The script has a batch of `session.batches`."""
         self._moved = True
+        self._drawn += 1
 
     def around_updates(
         self,
@@ -81,7 +88,8 @@ class Training:
         def about_to_update(optimizer: torch.optim.Optimizer, *_: object) -> None:
             before()
             gradients.before_update(optimizer)
-            self.moved()
+            self._moved = True
+            self._updates += 1
 
         def updated(optimizer: torch.optim.Optimizer, *_: object) -> None:
             gradients.after_update(optimizer)
@@ -117,12 +125,29 @@ class Training:
 
     def capture(self) -> Captured:
         """The state of this instant. TypeError names what cannot be stored."""
-        return self._capture(gradients=True, reducers=self._reducers())
+        captured = self._capture(gradients=True, reducers=self._reducers())
+        if self._ranks.world_size > 1:
+            # two ranks that count iterations differently have states of different moments under the same number
+            loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
+            places = [f"sample {each.position.taken} of epoch {each.position.epoch}" for each in loaders]
+            # ranks that train nothing together may make other updates
+            together = captured.shards or self.registry.replicated
+            updates = [f"{self._updates} updates"] if together else []
+            captured.alike["data"] = ", ".join([f"{self._drawn} batches", *places, *updates])
+        return captured
 
     def _reducers(self) -> dict[str, list[list[int]]]:
         """What each DistributedDataParallel reduces together: it decides on the last bits of a sum."""
-        found = {keyword: bucket_layout(ddp) for keyword, ddp in self.registry.replicated.items()}
-        return {keyword: layout for keyword, layout in found.items() if layout is not None}
+        found = {}
+        for name, ddp in self.registry.replicated.items():
+            try:
+                layout = bucket_layout(ddp)
+            except Exception as error:  # it is about the last bits of sums: a checkpoint is worth more
+                logger.debug("%s: the buckets of gradients cannot be known: %s", name, error)
+                continue
+            if layout is not None:
+                found[name] = layout
+        return found
 
     def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> Captured:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
@@ -188,17 +213,19 @@ class Training:
         """
         told = []
         layouts = loaded.state["session"].get("reducers", {})
+        self.registry.find_replicas()  # one may have been made since
         if loaded.manifest.world_size == self._ranks.world_size:  # otherwise the sums are others anyway
-            for keyword, ddp in self.registry.replicated.items():
-                if keyword in layouts and (reason := _warmed_up(ddp, layouts[keyword])) is not None:
-                    told.append(f"{keyword}: gradients may be summed up in another order than before: {reason}")
+            for name, ddp in self.registry.replicated.items():
+                if name in layouts and (reason := _warmed_up(ddp, layouts[name])) is not None:
+                    told.append(f"gradients may be summed up in another order than before: {reason}")
         return told
 
     def apply(self, loaded: Loaded) -> None:
         """Put everything back to the checkpoint; whatever a load_state_dict raises passes through."""
-        self.registry.apply(loaded.state, loaded.tensors, loaded.shapes)
-        if self._ranks.rank >= loaded.manifest.world_size:
-            branch_rng(self._ranks.rank)  # what another rank goes on from is no randomness of this one's
+        self.registry.apply(_fitting(loaded, self._ranks.world_size), loaded.tensors, loaded.shapes)
+        if copy := self._ranks.rank // loaded.manifest.world_size:
+            self.registry.branch_rng(copy, _differing(loaded))
+        self._drawn = self._updates = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._standing.iteration = loaded.manifest.iteration
         self._loaded = state["loaders"]
@@ -208,6 +235,48 @@ class Training:
         self.rewinds += 1
         for i, (_, cursor) in enumerate(self._loaders):
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
+
+
+def left_out(loaded: Loaded, world_size: int) -> str | None:
+    """What of a checkpoint cannot go on with so many ranks, in words."""
+    if loaded.manifest.world_size == world_size or not _unfitting(loaded):
+        return None
+    return (
+        "gradients that each rank had accumulated by itself are left out, since there are "
+        f"{world_size} ranks now, and were {loaded.manifest.world_size}"
+    )
+
+
+def _unfitting(loaded: Loaded) -> set[str]:
+    """Gradients that are one rank's own: the mean over another number of ranks would be another."""
+    own = {tensor.name for tensor in loaded.manifest.tensors if tensor.rank is not None}
+    return own & names_in(loaded.state.get("gradients", {}))
+
+
+def _fitting(loaded: Loaded, world_size: int) -> dict[str, Any]:
+    if loaded.manifest.world_size == world_size or not (gone := _unfitting(loaded)):
+        return loaded.state
+    gradients = {
+        keyword: {name: tree for name, tree in parameters.items() if tree["$tensor"] not in gone}
+        for keyword, parameters in loaded.state["gradients"].items()
+    }
+    return {**loaded.state, "gradients": gradients}
+
+
+def _differing(loaded: Loaded) -> set[str]:
+    """Keywords, and entries of `rng` as `rng.torch`, that were not the same on all ranks of a checkpoint."""
+    seen: dict[str, set[str]] = {}
+    for tensor in loaded.manifest.tensors:
+        if tensor.rank is not None:
+            seen.setdefault(tensor.name, set()).add(tensor.digest)
+    names = [name.split(".") for name, digests in seen.items() if len(digests) > 1]
+    found = {".".join(parts[:2]) if parts[0] == "rng" else parts[0] for parts in names}
+    first = loaded.manifest.state
+    for trees in loaded.manifest.rank_states.values():
+        found |= trees.keys()
+        rng = trees.get("rng", {})
+        found |= {f"rng.{entry}" for entry, tree in rng.items() if tree != first["rng"].get(entry)}
+    return found
 
 
 def _warmed_up(ddp: DistributedDataParallel, layout: list[list[int]]) -> str | None:

@@ -18,7 +18,7 @@ import torch
 
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import LINE_BYTES, SMALL_BYTES, Shard
-from holdfast.sharding import is_sharded, local, shard_of
+from holdfast.sharding import is_repeated, is_sharded, is_stored_here, local, place_of
 
 logger = logging.getLogger("holdfast")
 
@@ -43,16 +43,26 @@ class Encoder:
         """Names of those that only an optimizer's step changes."""
         self.sharded: dict[str, torch.Tensor] = {}
         """Those of which this rank has a part, as they are in the script."""
-        self.shards: dict[str, Shard] = {}
-        """Where these parts lie, of those that this rank stores."""
+        self.places: dict[str, Shard] = {}
+        """Where these parts lie."""
+        self.elsewhere: set[str] = set()
+        """Names of those whose part another rank stores, which has the same."""
+        self.repeated: set[str] = set()
+        """Names of those whose part several ranks have."""
         self.shared: set[str] = set()
         """Names of those that are the same on every rank."""
         self._step_storages, self._warned, self._shared_storages = step_storages, warned, shared_storages
         self._known: dict[tuple[Any, ...], str] = {}
 
-    def is_spread(self, parameter: torch.Tensor) -> bool:
-        """Several ranks train it together: what an optimizer keeps of it is a part, or the same everywhere."""
-        return is_sharded(parameter) or parameter.untyped_storage().data_ptr() in self._shared_storages
+    def is_shared(self, parameter: torch.Tensor, kept: object) -> bool:
+        """What an optimizer has kept of a parameter is the same on every rank.
+
+        All of it, where the parameter is; of one that is sharded, a count of steps and the like: an optimizer may
+        keep more of this rank's part alone.
+        """
+        if is_sharded(parameter):
+            return isinstance(kept, torch.Tensor) and kept.numel() == 1
+        return parameter.untyped_storage().data_ptr() in self._shared_storages
 
     def encode(self, path: str, value: Any, *, deferred: bool = False, shared: bool = False) -> Tree:
         """The tree of a value; TypeError names the path of what it cannot hold.
@@ -164,9 +174,11 @@ class Encoder:
             self.deferred.add(name)
         if is_sharded(whole):
             self.sharded[name] = whole
-            shard, stores = shard_of(name, whole)
-            if stores:
-                self.shards[name] = shard
+            self.places[name] = place_of(name, whole)
+            if not is_stored_here(name, whole):
+                self.elsewhere.add(name)
+            if is_repeated(whole):
+                self.repeated.add(name)
         elif shared or storage in self._shared_storages:
             self.shared.add(name)
         return name

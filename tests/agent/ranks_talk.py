@@ -156,6 +156,79 @@ def destroy(stage):
     return agreed
 
 
+def let_go_while_stuck(stage):
+    """What those are told who wait while gloo, stuck, tells nobody that the group is closed."""
+    talk._part = lambda group, others: threading.Event().wait()
+    talk.PARTING_SECONDS = 0.01
+    group = SideGroup()
+    outcomes = {}
+
+    def wait_in(name, wait):
+        outcomes[name] = raised_by(wait)
+
+    ways = {
+        "receive": lambda: group.receive(1 - group.rank, 5),
+        "send": lambda: group.send(1 - group.rank, 6, b"x"),
+        "gather": lambda: group.gather(b"x"),
+    }
+    threads = [threading.Thread(target=wait_in, args=way) for way in ways.items()]
+    if group.leads:
+        for thread in threads:
+            thread.start()
+        while len(group._talks) < 2:
+            pass
+        group.close()
+        for thread in threads:
+            thread.join()
+    stage.ready()
+    return outcomes
+
+
+def hear_late(stage):
+    """A word that arrives while somebody is about to say that it is late."""
+
+    class Late:
+        arrived = False
+
+        def is_completed(self):
+            return self.arrived
+
+        def wait(self, timeout=None):
+            if not self.arrived:
+                self.arrived = True
+                raise RuntimeError("Operation timed out!")
+
+    group = SideGroup()
+    group.heard(Late())
+    return group.together(lambda: 5)
+
+
+def interrupted(stage, where):
+    """Rank 1 waits for rank 0 and is pressed Ctrl-C."""
+    leads = dist.get_rank() == 0
+    if where == "join":
+        if leads:
+            return stage.ready()
+        stage.tell("waits")
+        return interrupted_in(SideGroup)
+    group = SideGroup()
+    if leads:
+        return stage.ready()
+    stage.tell("waits")
+    waits = {"gather": lambda: group.gather(b""), "decide": lambda: group.decide(lambda: 1, int)}
+    outcome = interrupted_in(waits[where])
+    group.close()
+    return outcome
+
+
+def interrupted_in(wait):
+    try:
+        wait()
+    except KeyboardInterrupt:
+        return "interrupted"
+    return None
+
+
 def own_error_first(stage):
     """What fails here while another rank goes says more than that it went."""
     group = SideGroup()

@@ -1,5 +1,7 @@
 """How ranks come to the same decision, and what they are told where they cannot."""
 
+import signal
+
 import pytest
 import ranks_talk
 
@@ -66,6 +68,41 @@ def test_all_that_wait_are_told_at_once_that_a_rank_is_gone(crowd, how, loser):
             if member.number != loser:
                 assert len(texts) == 1, texts
                 assert texts[0].startswith("another rank of this job is gone"), texts
+
+
+def test_all_that_wait_are_told_where_gloo_is_stuck(crowd):
+    with crowd.start(2, "ranks_talk.let_go_while_stuck") as members:
+        for member in members:
+            member.hear("ready")
+        members[0].go_on()
+        assert members[0].wait() == 0, "what is stuck holds up no end"
+        told = ("RanksLost", "this rank has let go of the others")
+        assert members[0].result() == dict.fromkeys(["receive", "send", "gather"], told)
+        members[1].go_on()
+
+
+def test_a_word_that_is_here_is_not_late(crowd):
+    assert crowd.run(2, "ranks_talk.hear_late") == [5, 5]
+
+
+@pytest.mark.parametrize("where", ["join", "gather", "decide"])
+def test_waiting_for_the_others_can_be_interrupted(crowd, where):
+    with crowd.start(2, "ranks_talk.interrupted", where=where) as members:
+        members[1].hear("waits")
+        members[1].kill(signal.SIGINT)
+        assert members[1].wait() == 0
+        assert members[1].result() == "interrupted"
+        members[0].go_on()
+
+
+@pytest.mark.parametrize("text", ["", "[pair.cc:1] connect [127.0.0.1]:5: Connection refused. This"])
+def test_ranks_that_cannot_connect_are_told_of_the_interface(monkeypatch, text):
+    monkeypatch.setattr(ranks.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(ranks.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(ranks.dist, "new_group", lambda **_: ranks_talk.raise_(RuntimeError(text)))
+    told = "talk over gloo.*" + ("Connection refused" if text else "RuntimeError") + ".*GLOO_SOCKET_IFNAME"
+    with pytest.raises(holdfast.HoldfastError, match=told):
+        ranks.SideGroup()
 
 
 def test_an_error_of_its_own_is_not_lost_with_a_rank(crowd):

@@ -318,3 +318,18 @@ def test_whatever_it_is_cut_into_a_region_is_filled_with_what_belongs_there(made
     assert torch.equal(wanted("w", stored, region).made_of(read), part_of(tensor, region))
     assert torch.equal(wanted("w", stored).made_of(read), tensor)
     assert sum(math.prod(copy.shape) for copy in plan(stored, region)) == math.prod(region.shape)
+
+
+def test_all_is_put_together_in_host_memory_wherever_the_script_makes_its_tensors(made, tmp_path):
+    of_one = commit(tmp_path / "one", 1, {"model.rows": Shared(random(12, 5)), "nothing": Shared(torch.empty(0))})
+    torch.set_default_device("meta")
+    try:
+        whole, part, alone = load(made), load(made, 1, 3), load(of_one)
+    finally:
+        torch.set_default_device(None)
+    for found in (whole, part, alone):
+        assert {tensor.device.type for tensor in found.tensors.values()} == {"cpu"}
+    expected = regions_for(1, 3)
+    for name, each in TENSORS.items():
+        assert bits(whole.tensors[name]) == bits(each.tensor)
+        assert name not in expected or bits(part.tensors[name]) == bits(part_of(each.tensor, expected[name]))

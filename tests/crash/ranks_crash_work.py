@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ import holdfast.session
 from holdfast.checkpoints import Checkpointer
 from holdfast.persist import Persister
 from holdfast.protocol import parse_checkpoint_id
-from holdfast.ranks import SideGroup
+from holdfast.ranks import RanksLost, SideGroup
 from holdfast.rewind import Rewinder
 from holdfast.steering import SteeringTogether
 from holdfast.store import local, open_store
@@ -150,6 +152,44 @@ class Trainer:
             for tensor in state.values():
                 digest.update(tensor.numpy().tobytes())
         return digest.hexdigest()[:12]
+
+
+def chatter(stage: Stage, rank: int, after: int, vote_bytes: int) -> list[str]:
+    """Two lanes and a main thread talk without end; rank `rank` dies after so much of it. How that ended."""
+    group, talked, ends = SideGroup(), itertools.count(1), []
+
+    def talks() -> None:
+        if next(talked) == after and group.rank == rank:
+            die()
+
+    def steer() -> None:
+        talks()
+        group.heard(group.announce(torch.zeros(8, dtype=torch.int64)))
+
+    def vote(lane: int) -> None:
+        others = range(1, group.world_size) if group.leads else [0]
+        for stage_number in range(3):
+            for other in others:
+                talks()
+                if group.leads != (stage_number == 1):
+                    group.send(other, 3 * lane + stage_number, bytes(vote_bytes if stage_number == 1 else 5))
+                else:
+                    group.receive(other, 3 * lane + stage_number)
+
+    def repeat(talk: Callable[[], None]) -> None:
+        try:
+            while True:
+                talk()
+        except RanksLost as error:
+            ends.append(str(error))
+
+    lanes = [threading.Thread(target=repeat, args=(functools.partial(vote, lane),)) for lane in range(2)]
+    for lane in lanes:
+        lane.start()
+    repeat(steer)
+    for lane in lanes:
+        lane.join()
+    return ends
 
 
 def train(

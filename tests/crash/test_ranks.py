@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import random
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -189,6 +192,28 @@ def test_a_rank_that_dies_anywhere_leaves_whole_checkpoints_and_lets_the_others_
 ) -> None:
     cases = every_other(DEATHS, step)
     assert_none_wrong(crowds, fast_path, cases, lambda *case: killed(*case[:2], undisturbed, case[2]))
+
+
+@pytest.mark.parametrize("times", [6, pytest.param(100, marks=LONG)])
+@pytest.mark.parametrize("vote_bytes", [50, 20_000_000])
+def test_whoever_talks_to_a_rank_that_dies_is_told(
+    crowds: list[Crowd], tmp_path: Path, times: int, vote_bytes: int
+) -> None:
+    """A large vote is half-way through when a rank dies, and gloo then says nothing to who receives it."""
+    seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
+    print(f"the first of these jobs is HOLDFAST_TEST_SEED={seed}")
+
+    def told(crowd: Crowd, root: Path, number: int) -> list[str]:
+        chosen = random.Random(number)
+        options = {"rank": chosen.randrange(WORLD), "after": chosen.randrange(1, 200 if vote_bytes < 1000 else 12)}
+        with crowd.start(WORLD, "ranks_crash_work.chatter", vote_bytes=vote_bytes, **options) as ranks:
+            statuses = ended(ranks)
+            if statuses != [-9 if rank == options["rank"] else 0 for rank in range(WORLD)]:
+                return [f"{options} ended with {statuses}", *(rank.account() for rank in ranks)]
+            ends = [rank.result() for rank in ranks if rank.number != options["rank"]]
+            return [f"{options} told {end}" for end in ends if len(end) != 3 or len({*end}) != 1]
+
+    assert_none_wrong(crowds, tmp_path, list(range(seed, seed + times)), told)
 
 
 FAULTS = [

@@ -1,7 +1,8 @@
 """Jobs of several ranks with all in them that a resume can get wrong, under each way to split a model.
 
 `Job` has everything that disturbs a number. `Quiet` has only what comes out the same however many ranks share the
-work: its model has no dropout, no BatchNorm, and its batches are the same ones on any number of ranks.
+work: its model has no BatchNorm, no dropout unless it is asked for, and its batches are the same ones on any
+number of ranks.
 """
 
 from __future__ import annotations
@@ -211,16 +212,17 @@ class _NoSession:
 
 
 class QuietNet(nn.Module):
-    """Without dropout and BatchNorm; `there` and `back` may be split by columns and rows."""
+    """Without BatchNorm; `there` and `back` may be split by columns and rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
         self.inner, self.norm = nn.Linear(6, WIDTH), nn.LayerNorm(WIDTH)
         self.there, self.back = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
         self.head = nn.Linear(WIDTH, 1)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.inner(x)))
+        x = self.dropout(torch.relu(self.norm(self.inner(x))))
         return self.head(torch.tanh(self.back(torch.relu(self.there(x))))).squeeze(1)
 
 
@@ -228,10 +230,11 @@ class Quiet:
     """One rank of a job under any `kind`: "plain", "ddp", "fsdp", "hsdp", "tensor", or "tensor and fsdp"."""
 
     def __init__(
-        self, store: Path | str, *, kind: str, seed: int = 0, samples: int = QUIET_SAMPLES, tail: Any = "pad"
-    ) -> None:
+        self, store: Path | str, *, kind: str, seed: int = 0, samples: int = QUIET_SAMPLES, tail: Any = "pad",
+        dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         seeded(seed)
-        self.model = QuietNet()
+        self.model = QuietNet(dropout)
         self.trained, rank, world_size = _split(self.model, kind)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=50)

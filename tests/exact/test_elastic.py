@@ -73,6 +73,13 @@ def test_a_job_that_is_split_as_before_goes_on_to_the_bit(kind, ranks, tmp_path)
     assert go_through(ranks, tmp_path / "parts", [(kind, 4)] * 2) == whole
 
 
+@pytest.mark.parametrize("saved", [("tensor", 2), ("plain", 1)])
+def test_more_ranks_that_share_each_sample_drop_the_same_of_it(saved, fixed, ranks, tmp_path):
+    """Those of a tensor-parallel group: what each has of the whole model stays the same only then."""
+    _, losses, _ = go_through(ranks, tmp_path, [saved, ("tensor", 4)], dropout=0.3)
+    assert losses != pytest.approx(fixed[1], rel=1e-2)
+
+
 @pytest.mark.parametrize(("tail", "twice"), [("pad", 1), ("short", 0)])
 def test_samples_that_do_not_divide_come_once_but_for_the_padding_that_is_counted(tail, twice, ranks, tmp_path):
     count = QUIET_SAMPLES - 1  # no number of ranks here divides it

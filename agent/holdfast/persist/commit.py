@@ -66,6 +66,8 @@ class _Vote(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's part is durable, or why there is none."""
 
     part: Part | None = None
+    alike: dict[str, str] = {}
+    """What ranks that know it must say the same of."""
     same: list[str] = []
     """Entries of the state that are as on rank 0, and not sent."""
     reason: str | None = None
@@ -157,6 +159,7 @@ class _Lead:
         for rank, vote in votes.items():
             if vote.reason is not None:
                 raise _Elsewhere(f"rank {rank}: {vote.reason}", torn=vote.torn)
+        _require_alike({0: task.alike} | {rank: vote.alike for rank, vote in votes.items()})
         assert written is not None
         parts = [written.part, *(self._completed(vote) for vote in votes.values())]
         whole = together(filter(None, parts), task.origin.world_size)
@@ -202,7 +205,7 @@ def _follow(
         same = [key for key, found in _digests(task.state).items() if found == begun.state.get(key)]
         other = {key: tree for key, tree in task.state.items() if key not in same}
         part = msgspec.structs.replace(written.part, state=other)
-        vote = msgspec.msgpack.encode(_Vote(part=part, same=same))
+        vote = msgspec.msgpack.encode(_Vote(part=part, alike=task.alike, same=same))
         size_bytes = part.file.size_bytes
     except Exception as raised:  # rank 0 waits for a word
         error, vote = raised, msgspec.msgpack.encode(_Vote(**_why(raised)))
@@ -217,6 +220,26 @@ def _follow(
 
 def _begun(line: Line, number: int) -> _Begun:
     return msgspec.msgpack.decode(line.receive(0, _tag(number, 0)), type=_Begun)
+
+
+def _require_alike(told: Mapping[int, Mapping[str, str]]) -> None:
+    """NotPrepared when the parts of two ranks are not of the same moment, or of the same job."""
+    first: dict[str, tuple[int, str]] = {}
+    for rank, known in told.items():
+        for key, value in sorted(known.items()):  # what is of another moment differs in the rest as well
+            other, theirs = first.setdefault(key, (rank, value))
+            if value == theirs:
+                continue
+            if key == "data":
+                raise NotPrepared(
+                    f"rank {rank} is at {value}, rank {other} at {theirs}: every rank has to call session.step() "
+                    "after the same batches"
+                )
+            raise NotPrepared(
+                f"ranks {other} and {rank} differ in what should be the same on both, such as parameters under "
+                "DistributedDataParallel: does every update sum up gradients over all ranks, and does no other "
+                "tensor have the same name?"
+            )
 
 
 def _placed(task: Task, begun: _Begun) -> Task:

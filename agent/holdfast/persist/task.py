@@ -45,6 +45,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     shards: dict[str, Shard] = {}
     own: set[str] = set()
     """Names of tensors that may be otherwise on other ranks."""
+    alike: dict[str, str] = {}
+    """What ranks that know it must say the same of, or their parts do not belong together."""
     state: dict[str, Any]
     timings: dict[str, float]
 
@@ -61,6 +63,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             views=snapshot.views,
             shards=snapshot.shards,
             own=snapshot.own,
+            alike=snapshot.alike,
             state=snapshot.trees,
             timings={"snapshot_seconds": snapshot.seconds, "stall_seconds": snapshot.stall_seconds},
         )
