@@ -183,6 +183,22 @@ class SideGroup(Ranks):
         pairs = zip(padded, lengths, strict=True)
         return [content[: int(length)].numpy().tobytes() for content, length in pairs]
 
+    @contextlib.contextmanager
+    def within(self, seconds: float, otherwise: str) -> Iterator[None]:
+        """What is said in here takes no longer: after that this rank lets go of the others, and says why."""
+
+        def give_up() -> None:
+            self._loss = self._loss or otherwise
+            self.close()
+
+        timer = threading.Timer(seconds, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def close(self) -> None:
         """Let go of the others: whoever waits in here, and whoever waits for this rank, is told at once."""
         others = [rank for rank in range(self.world_size) if rank != self.rank]

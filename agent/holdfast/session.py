@@ -364,11 +364,13 @@ class Session:
 
     def _take_final(self) -> None:
         """So that a job started again after its end finds all its work done."""
-        settled = bool(self.iteration) and self._checkpoints.wait_settled(WRITE_SECONDS)
-        if settled and not self._training.at_boundary:
+        if not self.iteration or not self._checkpoints.wait_settled(WRITE_SECONDS):
+            return
+        if not self._training.at_boundary:
             logger.info("%s: the loop ended within an iteration; no last checkpoint was taken", self.job)
+            return
         try:
-            if not self._steering.end(self.iteration, whole=settled and self._training.at_boundary):
+            if not self._steering.end(self.iteration):
                 return
             self._settle()
             self._checkpoints.find_lineage()

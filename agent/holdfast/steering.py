@@ -26,6 +26,8 @@ MEETING_SECONDS = 0.1
 """Ranks that train in quick iterations hear of each other about so often."""
 MOST_ITERATIONS = 64
 """... but at least once in so many."""
+END_SECONDS = 60.0
+"""A rank that has ended waits no longer for the others: one of them may be waiting for it, in a collective."""
 KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
 NUMBERS = 8
@@ -72,9 +74,9 @@ class Steering:
         """Whether something may be decided of that boundary; None: as the pacing has it."""
         return None
 
-    def end(self, iteration: int, *, whole: bool) -> bool:
-        """Training has ended on this rank; whether all have ended after this iteration, and none within one."""
-        return whole
+    def end(self, iteration: int) -> bool:
+        """Training has ended on this rank; whether it has on all, after this iteration."""
+        return True
 
 
 class Adrift(Steering):
@@ -86,7 +88,7 @@ class Adrift(Steering):
     def may_act_after(self, iteration: int) -> bool | None:
         return False
 
-    def end(self, iteration: int, *, whole: bool) -> bool:
+    def end(self, iteration: int) -> bool:
         return False
 
 
@@ -138,19 +140,22 @@ class SteeringTogether(Steering):
     def may_act_after(self, iteration: int) -> bool | None:
         return self._word is not None or iteration == self._at
 
-    def end(self, iteration: int, *, whole: bool) -> bool:
-        with told_while_waiting(
-            f"rank {self._ranks.rank} has ended and waits for the other ranks, for a last checkpoint"
+    def end(self, iteration: int) -> bool:
+        rank, patience = self._ranks.rank, f"{END_SECONDS:.0f} s"
+        told = f"rank {rank} has ended; for a last checkpoint it waits for the other ranks, up to {patience}"
+        with (
+            told_while_waiting(told),
+            self._ranks.within(END_SECONDS, f"the other ranks have not ended within {patience} of this one"),
         ):
             if self._ranks.leads:
                 self._tell_end(iteration)
             else:
                 self._hear_end(iteration)
             ends = [
-                msgspec.msgpack.decode(data, type=tuple[int, bool])
-                for data in self._ranks.gather(msgspec.msgpack.encode((iteration, whole)))
+                msgspec.msgpack.decode(data, type=int)
+                for data in self._ranks.gather(msgspec.msgpack.encode(iteration))
             ]
-        return whole and all(end == (iteration, True) for end in ends)
+        return all(end == iteration for end in ends)
 
     def _tell_end(self, iteration: int) -> None:
         if self._word is not None:

@@ -9,7 +9,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from holdfast import restore
+from holdfast import restore, steering
 
 
 class Job:
@@ -188,3 +188,24 @@ def larger(stage, store, width):
         job.step()
     job.end()
     return None
+
+
+def leaving(stage, store, where):
+    """Rank 0 leaves its loop; rank 1 waits for it in a collective of the script's, as one that trains on does."""
+    steering.END_SECONDS = 1.0
+    loop = holdfast.Variables(count=0)
+    loader = holdfast.DataLoader(list(range(80)), batch_size=2)
+    job = Job(store, loop=loop)
+    for count, _ in enumerate(job.session.batches(loader)):
+        if count == 10 and dist.get_rank() == 0 and where == "within an iteration":
+            break
+        job.session.step()
+        if count == 10 and dist.get_rank() == 0:
+            break
+        if count == 10:
+            try:
+                dist.barrier()
+            except RuntimeError:
+                break
+    job.session.close()
+    return job.session.iteration

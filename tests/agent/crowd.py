@@ -21,12 +21,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
+import fcntl
 import importlib
 import os
 import pickle
 import select
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -63,7 +65,7 @@ class Crowd:
     @contextlib.contextmanager
     def start(self, world_size: int, workload: str, /, **options: Any) -> Iterator[list[Rank]]:
         """The ranks, on their way; whatever is left of them at the end is killed."""
-        with contextlib.ExitStack() as stack:
+        with _turn, contextlib.ExitStack() as stack:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crowd-")))
             common = {"world_size": world_size, "place": str(place), "workload": workload, "options": options}
             ranks = []
@@ -74,6 +76,31 @@ class Crowd:
 
     def close(self) -> None:
         self._nursery.close()
+
+
+class _Turn:
+    """Of this process, among those that run tests at the same time: ranks of several jobs, more than there are
+    processors, spend their time waiting for each other."""
+
+    def __init__(self) -> None:
+        self._lock, self._held = threading.Lock(), 0
+        self._file = Path(tempfile.gettempdir()) / "holdfast-crowd.lock"
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._held:
+                self._handle = self._file.open("w")
+                fcntl.flock(self._handle, fcntl.LOCK_EX)
+            self._held += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._held -= 1
+            if not self._held:
+                self._handle.close()
+
+
+_turn = _Turn()
 
 
 class Rank:

@@ -72,3 +72,8 @@ def test_a_sharded_model_of_another_shape_is_refused_by_name(crowd, store):
         assert (
             "model.weight: (6, 4) of torch.float32 in the model, (4, 4) of torch.float32 in the checkpoint" in said
         )
+
+
+@pytest.mark.parametrize(("where", "iteration"), [("within an iteration", 10), ("between two", 11)])
+def test_a_rank_that_leaves_the_loop_alone_does_not_wait_for_ever(crowd, store, where, iteration):
+    assert crowd.run(2, "apart.leaving", store=store, where=where) == [iteration, 11]

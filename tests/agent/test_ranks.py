@@ -85,6 +85,7 @@ def test_a_word_that_is_here_is_not_late(crowd):
     assert crowd.run(2, "ranks_talk.hear_late") == [5, 5]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["join", "gather", "decide"])
 def test_waiting_for_the_others_can_be_interrupted(crowd, where):
     with crowd.start(2, "ranks_talk.interrupted", where=where) as members:

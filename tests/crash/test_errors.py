@@ -113,6 +113,8 @@ def published_in_spite(trace: str) -> list[str]:
         written = WRITTEN.search(line)
         if written and "(INJECTED)" in line and " = -1 " in line and "EINTR" not in line:
             failed.add(written[0])
+        elif "-discarded" in line:  # set aside to be removed
+            continue
         elif " rename" in line and line.endswith(" = 0") and written and written[0] in failed:
             found.append(f"was published in spite of it: {line}")
     return found

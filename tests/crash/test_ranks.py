@@ -195,7 +195,7 @@ def test_a_rank_that_dies_anywhere_leaves_whole_checkpoints_and_lets_the_others_
 
 
 @pytest.mark.parametrize("times", [6, pytest.param(100, marks=LONG)])
-@pytest.mark.parametrize("vote_bytes", [50, 20_000_000])
+@pytest.mark.parametrize("vote_bytes", [50, pytest.param(20_000_000, marks=LONG)])
 def test_whoever_talks_to_a_rank_that_dies_is_told(
     crowds: list[Crowd], tmp_path: Path, times: int, vote_bytes: int
 ) -> None:

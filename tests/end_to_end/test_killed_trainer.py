@@ -22,7 +22,7 @@ BATCHES = 27
 EVERY = 5
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kills", "epochs"), [(8, 16), pytest.param(20, 40, marks=pytest.mark.long)])
 def test_kills_change_no_loss_and_no_sample(tmp_path: Path, server: Client, kills: int, epochs: int) -> None:
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
