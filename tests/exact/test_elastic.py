@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from parallel import EPOCHS, QUIET_BATCH, QUIET_SAMPLES
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
 BATCHES = EPOCHS * QUIET_SAMPLES // QUIET_BATCH
 CHAINS = {
     "fewer and more ranks": [("fsdp", 4), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4)],
