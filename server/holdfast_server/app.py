@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
+from starlette.routing import BaseRoute
 
-from holdfast_server import documentation, security
-from holdfast_server.api import answers, router, schema
+from holdfast_server import compaction, documentation, exports, orders, overrides, retention, security
+from holdfast_server.access import RequestMiddleware
+from holdfast_server.accounts import tidying
+from holdfast_server.accounts.belonging import Belonging
+from holdfast_server.accounts.doors import door_for
+from holdfast_server.accounts.gate import IdentityMiddleware, PolicyMiddleware
+from holdfast_server.accounts.provider import Provider
+from holdfast_server.alerts import deliveries, evaluation
+from holdfast_server.api import answers, ingest, router, schema
+from holdfast_server.api.exports import PARQUET
 from holdfast_server.bus import LocalBus
+from holdfast_server.chores import Chore, kept_up
 from holdfast_server.db import Database
+from holdfast_server.intake import Intake
 from holdfast_server.measures import ServerMeasures
 from holdfast_server.settings import ServerSettings
+from holdfast_server.shared import Shared
 
 MAX_FORM_BYTES = 2**20
+
+COMPRESSED_BYTES = 1400
+"""Shorter answers fit one packet as they are."""
+
+CHORES: tuple[Chore, ...] = (
+    Chore("accounts", tidying.TIDY_SECONDS, tidying.tidy),
+    Chore("audit anchor", tidying.ANCHOR_SECONDS, tidying.anchor),
+    Chore("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
+    Chore("compaction", compaction.EVERY_SECONDS, compaction.compact),
+    Chore("orders", orders.EXPIRY_EVERY_SECONDS, orders.expire),
+    Chore("overrides", overrides.EVERY_SECONDS, overrides.end),
+    Chore("retention", retention.EVERY_SECONDS, retention.carry_out),
+)
 
 
 def create_app(
@@ -31,16 +59,19 @@ def create_app(
         clock: seconds since the epoch.
     """
     import holdfast_web
-    from holdfast_web.routes import router as pages
 
     db = Database(settings.database, LocalBus()) if database is None else database
+    measures = ServerMeasures()
+    post = deliveries.chore(settings.alerts, address=settings.address or "", measures=measures)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         db.prepare()
         await db.open()
         try:
-            yield
+            app.state.door = await door_for(settings, db)
+            async with kept_up((*CHORES, post), db, clock):
+                yield
         finally:
             db.changes.close()
             await db.close()
@@ -54,18 +85,56 @@ def create_app(
         redoc_url=None,
         max_body_size=MAX_FORM_BYTES,
         middleware=[
+            Middleware(RequestMiddleware),
+            Middleware(
+                GZipMiddleware,
+                minimum_size=COMPRESSED_BYTES,
+                compresslevel=answers.COMPRESSION_LEVEL,
+                exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, PARQUET),
+            ),
             Middleware(security.HeadersMiddleware),
+            Middleware(security.BodyDeadlineMiddleware),
+            Middleware(IdentityMiddleware, refuse=answers.answered),
             Middleware(security.HostMiddleware, settings=settings),
-            Middleware(security.CrossOriginMiddleware),
-            Middleware(security.LoginMiddleware, settings=settings),
+            Middleware(security.CrossOriginMiddleware, settings=settings),
+            Middleware(PolicyMiddleware, refuse=answers.answered),
         ],
     )
     app.state.settings, app.state.database, app.state.changes = settings, db, db.changes
-    app.state.clock, app.state.measures = clock, ServerMeasures()
+    app.state.shared = Shared(db.changes)
+    app.state.clock, app.state.measures = clock, measures
+    app.state.room = Intake(db)
+    app.state.exporting = asyncio.Semaphore(exports.AT_ONCE)
+    app.state.belonging = Belonging(db)
+    app.state.provider = Provider(settings.provider) if settings.provider else None
     answers.install(app)
     schema.install(app)
-    app.include_router(router)
-    app.include_router(documentation.router)
-    app.include_router(pages)
+    app.router.routes += [ingest.route, *_rooms()]
     app.mount("/static", holdfast_web.static_app, name="static")
     return app
+
+
+@cache
+def _rooms() -> list[BaseRoute]:
+    """Every route. What FastAPI makes of their signatures takes longer than all else about an application, and is
+    the same for each that a process has."""
+    from holdfast_web import (
+        alert_routes,
+        audit_routes,
+        checkpoint_routes,
+        control_routes,
+        questions,
+        routes,
+        settings_routes,
+        signing_in,
+    )
+
+    rooms = APIRouter(max_body_size=MAX_FORM_BYTES)
+    rooms.include_router(router)
+    rooms.include_router(documentation.router)
+    for pages in (
+        routes, control_routes, checkpoint_routes, alert_routes, questions, signing_in, settings_routes,
+        audit_routes,
+    ):  # fmt: skip
+        rooms.include_router(pages.router)
+    return rooms.routes

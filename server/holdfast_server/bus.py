@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import TracebackType
 from weakref import WeakSet
 
@@ -33,7 +34,7 @@ class Subscription:
         return changed
 
     def close(self) -> None:
-        self._bus._subscriptions.discard(self)
+        self._bus._forget(self)
 
     def __enter__(self) -> Subscription:
         return self
@@ -43,36 +44,63 @@ class Subscription:
     ) -> None:
         self.close()
 
-    def _publish(self, job: str) -> None:
-        if self._job in (None, job):
-            self._changed = True
-            self._wake.set()
+    def _publish(self) -> None:
+        self._changed = True
+        self._wake.set()
 
 
 class LocalBus:
-    """Changes within one process, which is all there is on SQLite."""
+    """Changes, told within one process. Where there are several, a relay tells each bus what the others heard."""
 
     def __init__(self) -> None:
-        self._subscriptions: WeakSet[Subscription] = WeakSet()
+        self._subscriptions: dict[str | None, WeakSet[Subscription]] = {}
+        """By job: thousands of agents wait for theirs, and each of them reports every second."""
+        self._told: Counter[str | None] = Counter()
         self.closed = False
+
+    def told(self, job: str) -> int:
+        """How often it was told that a job changed; the same number: nothing has, as far as is known here."""
+        return self._told[job] + self._told[None]
 
     def subscribe(self, job: str | None = None) -> Subscription:
         """Listen to one job, or to all; what changes from this moment on is seen."""
         subscription = Subscription(self, job)
         if self.closed:
             subscription._wake.set()
-        self._subscriptions.add(subscription)
+        self._subscriptions.setdefault(job, WeakSet()).add(subscription)
         return subscription
 
     def publish(self, job: str) -> None:
-        for subscription in list(self._subscriptions):
-            subscription._publish(job)
+        self._told[job] += 1
+        for listened in (job, None):
+            for subscription in list(self._subscriptions.get(listened, ())):
+                subscription._publish()
+
+    def publish_all(self) -> None:
+        """Anything may have changed."""
+        self._told[None] += 1
+        for subscription in self._all():
+            subscription._publish()
+
+    def listened(self) -> set[str]:
+        """The jobs that somebody listens to."""
+        return {job for job in self._subscriptions if job is not None}
 
     def close(self) -> None:
         """End every subscription, so that a server that stops need not wait for its open streams."""
         self.closed = True
-        for subscription in list(self._subscriptions):
+        for subscription in self._all():
             subscription._wake.set()
 
     def __len__(self) -> int:
-        return len(self._subscriptions)
+        return len(self._all())
+
+    def _all(self) -> list[Subscription]:
+        return [subscription for listeners in self._subscriptions.values() for subscription in listeners]
+
+    def _forget(self, subscription: Subscription) -> None:
+        listeners = self._subscriptions.get(subscription._job)
+        if listeners is not None:
+            listeners.discard(subscription)
+            if not listeners:
+                del self._subscriptions[subscription._job]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
 from holdfast_server import models, ways
 from holdfast_server.ancestry import Ancestry, Branch
 from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint
-from holdfast_server.views import CheckpointRow, Failing
+from holdfast_server.samples import MAX_ITERATION
+from holdfast_server.views import CheckpointRow, Failing, LineageRow
 
 _COLUMNS = protocol.Checkpoint.__struct_fields__
+_OPERATORS = ("label", "pinned_by", "pinned_at")
+"""What operators say of it, which no agent's word changes."""
 DURABLE = "durable"
 UNDER_WAY = ("snapshot", "persisting")
 IN_STORE = (DURABLE, *UNDER_WAY, "damaged")
@@ -23,7 +27,8 @@ ENDED = "the attempt ended before it was durable"
 
 def as_row(checkpoint: models.Checkpoint, ancestry: Ancestry) -> CheckpointRow:
     return CheckpointRow(
-        **{name: getattr(checkpoint, name) for name in _COLUMNS},
+        **{name: getattr(checkpoint, name) for name in (*_COLUMNS, *_OPERATORS)},
+        pinned=checkpoint.pinned_at is not None,
         abandoned=(checkpoint.iteration, checkpoint.lineage) not in ancestry,
         restorable=checkpoint.state == DURABLE,
     )
@@ -38,6 +43,24 @@ async def ancestry_of(session: AsyncSession, job: models.Job, lineage: int | Non
     """The way to where the job is now, or to one of its lineages."""
     found = await branches(session, [job.name])
     return Ancestry(found.get(job.name, []), job.lineage if lineage is None else lineage)
+
+
+async def lineages_of(session: AsyncSession, job: str) -> Sequence[models.Lineage]:
+    rows = models.Lineage
+    return (await session.scalars(select(rows).where(rows.job == job).order_by(rows.lineage))).all()
+
+
+def as_lineage(row: models.Lineage, upto: Collection[int]) -> LineageRow:
+    """`upto`: the lineages on the way to where the job is."""
+    return LineageRow(
+        lineage=row.lineage,
+        iteration=row.iteration,
+        parent=row.parent,
+        order=row.order_id,
+        at=row.at,
+        last_iteration=row.last_iteration,
+        abandoned=row.lineage not in upto,
+    )
 
 
 async def branches(session: AsyncSession, jobs: list[str]) -> dict[str, list[Branch]]:
@@ -63,8 +86,26 @@ async def find(session: AsyncSession, job: models.Job, checkpoint: str) -> model
     raise NoSuchCheckpoint(iteration, as_row(nearest, ancestry) if nearest else None)
 
 
+class LastDurable(NamedTuple):
+    iteration: int
+    at: float
+
+
 async def last_durable(session: AsyncSession, jobs: list[str]) -> dict[str, models.Checkpoint]:
     """The newest on the way to where each job is."""
+    found = await session.scalars(_newest_on_the_way(select(models.Checkpoint), jobs))
+    return {row.job: row for row in found}
+
+
+async def last_durable_of_many(session: AsyncSession, jobs: Select[str]) -> dict[str, LastDurable]:
+    """The same in short, of all jobs whose names a question finds."""
+    rows = models.Checkpoint
+    query = _newest_on_the_way(select(rows.job, rows.iteration, rows.at), jobs.correlate(None))
+    return {job: LastDurable(iteration, at) for job, iteration, at in await session.execute(query)}
+
+
+def _newest_on_the_way(query: Any, jobs: list[str] | Select[str]) -> Any:
+    """Of checkpoints: one a lineage on the way; the last of a job's is the newest."""
     rows, way = models.Checkpoint, ways.to_where_they_are(jobs)
     newest = (
         select(func.max(rows.iteration))
@@ -74,16 +115,14 @@ async def last_durable(session: AsyncSession, jobs: list[str]) -> dict[str, mode
     )
     last = select(way.c.job, way.c.lineage, newest.label("iteration")).cte("last_durable")
     same = (rows.job == last.c.job, rows.lineage == last.c.lineage, rows.iteration == last.c.iteration)
-    query = select(rows).join(last, and_(*same)).where(rows.state == DURABLE)
-    # One a lineage on the way; the last of these is the newest.
-    found = await session.scalars(query.order_by(rows.iteration, rows.lineage))
-    return {row.job: row for row in found}
+    query = query.join(last, and_(*same)).where(rows.state == DURABLE)
+    return query.order_by(rows.iteration, rows.lineage)
 
 
 async def _upto(session: AsyncSession, job: str, ancestry: Ancestry, iteration: int) -> models.Checkpoint | None:
     """The newest durable one on the way that is not after an iteration."""
     rows = models.Checkpoint
-    query = select(rows).where(rows.job == job, rows.state == DURABLE, _on_the_way(ancestry))
+    query = select(rows).where(rows.job == job, rows.state == DURABLE, on_the_way(ancestry))
     query = query.where(rows.iteration <= iteration).order_by(rows.iteration.desc(), rows.lineage.desc())
     return (await session.scalars(query.limit(1))).first()
 
@@ -104,7 +143,18 @@ async def at_or_before(
     return (await session.scalars(earlier.order_by(rows.iteration.desc()).limit(1))).first()
 
 
-def _on_the_way(ancestry: Ancestry) -> ColumnElement[bool]:
+async def at(session: AsyncSession, job: models.Job, iteration: int) -> models.Checkpoint:
+    """What a restore to an iteration goes back to. Raises NoSuchCheckpoint with the nearest earlier one."""
+    if not 0 <= iteration <= MAX_ITERATION:
+        raise InvalidSetting("iteration", f"iteration {iteration} is outside 0 to {MAX_ITERATION}")
+    ancestry = await ancestry_of(session, job)
+    found = await at_or_before(session, job.name, ancestry, iteration)
+    if found is None or found.iteration != iteration:
+        raise NoSuchCheckpoint(iteration, as_row(found, ancestry) if found else None)
+    return found
+
+
+def on_the_way(ancestry: Ancestry) -> ColumnElement[bool]:
     rows = models.Checkpoint
     return or_(*(and_(rows.lineage == number, rows.iteration <= end) for number, end in ancestry.upto.items()))
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from msgspec import UNSET
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast_server import checkpoints, models, orders
+from holdfast_server import audit, checkpoints, models, orders, pins
 from holdfast_server import desired as wanted
 from holdfast_server.checkpoints import DURABLE, ancestry_of, as_row
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint, NotRestorable
+from holdfast_server.errors import InvalidSetting, NotRestorable
 from holdfast_server.previews import preview_restore as preview_restore
 from holdfast_server.previews import preview_settings as preview_settings
-from holdfast_server.samples import MAX_ITERATION
 from holdfast_server.summaries import find_job
-from holdfast_server.views import CheckpointRow, DesiredChanges, Order
+from holdfast_server.views import CheckpointChanges, CheckpointRow, DesiredChanges, Order
 
 MAX_KEY = 200
 
@@ -40,12 +42,46 @@ async def edit(
         row = await find_job(session, job)
         if version is not None:
             await wanted.check_version(session, row, version)
-        made = wanted.change(row, changes)
+        made = wanted.change(row, changes, now=now)
         wanted.bump(session, row, made, who=who, now=now)
         await session.flush()
+        before, after = ({change.field: getattr(change, side) for change in made} for side in ("before", "after"))
+        await audit.record(
+            session, who=who, action="settings.edit", now=now, job=job, project=row.project,
+            before=before, after=after | {"version": row.version},
+        )  # fmt: skip
         return await wanted.read(session, row)
 
-    return await db.write(work, job=job)
+    return await db.write(work, job=job, at_once=True)
+
+
+async def undo(
+    db: Database, job: str, edit_version: int, *, version: int, who: str, now: float
+) -> protocol.Desired:
+    """Take one edit back, from the version that the editor was looking at.
+
+    Raises:
+        UnknownJob, Conflict.
+        InvalidSetting: there is no such edit, or nothing of it that can be taken back.
+    """
+    async with db.read() as session:
+        row = await find_job(session, job)
+        found = await session.get(models.SettingsVersion, (job, edit_version))
+        if found is None:
+            raise InvalidSetting(
+                "edit", f"nothing was changed in version {edit_version}; the newest is {row.version}"
+            )
+        back = wanted.reversal(wanted.as_edit(found), now=now)
+    return await edit(db, job, back, version=version, who=who, now=now)
+
+
+async def delivered(db: Database, job: str, version: int) -> None:
+    """Note that the agent has a version of what is desired; one that it has shown to have before costs nothing."""
+    async with db.read() as session:
+        row = await session.get(models.Job, job)
+        new = row is not None and row.delivered_version < version <= row.version
+    if new:
+        await db.write(partial(wanted.delivered, job=job, version=version), job=job, at_once=True)
 
 
 async def order_restore(
@@ -78,9 +114,15 @@ async def place_restore(
             _same_wish(known, checkpoint, iteration)
             return known, False
         chosen = await _choose(session, row, checkpoint, iteration)
-        return await orders.place(session, row, chosen, key=key, who=who, now=now)
+        order, new = await orders.place(session, row, chosen, key=key, who=who, now=now)
+        if new:
+            about = {"order": order.id, "checkpoint": order.checkpoint, "from_iteration": order.from_iteration}
+            await audit.record(
+                session, who=who, action="restore.order", now=now, job=job, project=row.project, after=about
+            )
+        return order, new
 
-    return await db.write(work, job=job)
+    return await db.write(work, job=job, at_once=True)
 
 
 def _same_wish(known: Order, checkpoint: str | None, iteration: int | None) -> None:
@@ -95,16 +137,74 @@ async def cancel_restore(db: Database, job: str, order: str, *, who: str, now: f
     """Raises UnknownJob, UnknownOrder, and NotCancellable while the agent restores or when the order has ended."""
 
     async def work(session: AsyncSession) -> Order:
-        return await orders.cancel(session, await find_job(session, job), order, who=who, now=now)
+        row = await find_job(session, job)
+        before = (await orders.find(session, job, order)).state
+        cancelled = await orders.cancel(session, row, order, who=who, now=now)
+        if before != cancelled.state:
+            await audit.record(
+                session, who=who, action="restore.cancel", now=now, job=job, project=row.project,
+                before={"order": order, "state": before}, after={"state": cancelled.state},
+            )  # fmt: skip
+        return cancelled
 
-    return await db.write(work, job=job)
+    return await db.write(work, job=job, at_once=True)
+
+
+async def change_checkpoint(
+    db: Database, job: str, checkpoint: str, changes: CheckpointChanges, *, who: str, now: float
+) -> CheckpointRow:
+    """Pin or unpin a checkpoint, label it, or both; the last word wins.
+
+    Args:
+        db: where it is stored.
+        job: the name of the job.
+        checkpoint: its id, or the iteration that a restore would go back to.
+        changes: what is to be changed.
+        who: the name of the one who asked.
+        now: seconds since the epoch.
+
+    Raises:
+        UnknownJob, InvalidSetting.
+        NoSuchCheckpoint: with the nearest earlier one.
+        NotPossible: it is not in the store, or the job has as many pins as it may.
+    """
+    if changes.pinned is UNSET and changes.label is UNSET:
+        raise InvalidSetting("", "nothing to change: give pinned, label or both")
+    label = UNSET if changes.label is UNSET else pins.parse_label(changes.label)
+
+    async def work(session: AsyncSession) -> CheckpointRow:
+        row = await find_job(session, job)
+        found = await _named(session, row, checkpoint)
+        acts: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
+        if changes.pinned is not UNSET:
+            before = {"pinned_by": found.pinned_by}
+            if await pins.pin(session, row, found, pinned=changes.pinned, who=who, now=now):
+                acts.append(("pin" if changes.pinned else "unpin", before, {"pinned_by": found.pinned_by}))
+        if label is not UNSET and label != found.label:
+            acts.append(("label", {"label": found.label}, {"label": label}))
+            found.label = label
+        await session.flush()
+        for act, before, after in acts:
+            await audit.record(
+                session, who=who, action=f"checkpoint.{act}", now=now, job=job, project=row.project,
+                before=before, after=after | {"checkpoint": found.id},
+            )  # fmt: skip
+        return as_row(found, await ancestry_of(session, row))
+
+    return await db.write(work, job=job, at_once=True)
+
+
+async def _named(session: AsyncSession, job: models.Job, checkpoint: str) -> models.Checkpoint:
+    if checkpoint.isascii() and checkpoint.isdigit() and len(checkpoint) < 16:
+        return await checkpoints.at(session, job, int(checkpoint))
+    return await checkpoints.find(session, job, checkpoint)
 
 
 async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointRow:
     """What a restore to this iteration would go back to. Raises NoSuchCheckpoint with the nearest earlier one."""
     async with db.read() as session:
         row = await find_job(session, job)
-        return as_row(await _at(session, row, iteration), await ancestry_of(session, row))
+        return as_row(await checkpoints.at(session, row, iteration), await ancestry_of(session, row))
 
 
 async def _choose(
@@ -117,15 +217,5 @@ async def _choose(
             raise NotRestorable(f"checkpoint {checkpoint} is {row.state}{reason}")
         return row
     if iteration is not None:
-        return await _at(session, job, iteration)
+        return await checkpoints.at(session, job, iteration)
     raise InvalidSetting("iteration", "say where to go back to: an iteration, or the id of a checkpoint")
-
-
-async def _at(session: AsyncSession, job: models.Job, iteration: int) -> models.Checkpoint:
-    if not 0 <= iteration <= MAX_ITERATION:
-        raise InvalidSetting("iteration", f"iteration {iteration} is outside 0 to {MAX_ITERATION}")
-    ancestry = await ancestry_of(session, job)
-    found = await checkpoints.at_or_before(session, job.name, ancestry, iteration)
-    if found is None or found.iteration != iteration:
-        raise NoSuchCheckpoint(iteration, as_row(found, ancestry) if found else None)
-    return found

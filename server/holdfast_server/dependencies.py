@@ -1,48 +1,78 @@
-"""What routes ask for, as aliases: `async def page(db: Db, clock: Clock)`."""
+"""What routes ask for, as aliases: `async def page(db: Db, clock: Clock)`.
+
+They are coroutines because FastAPI runs any other function in a thread, which takes longer than all that they do.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Annotated, cast
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
+from holdfast_server.accounts.belonging import Belonging
+from holdfast_server.accounts.principal import Principal
 from holdfast_server.bus import LocalBus
 from holdfast_server.db import Database
 from holdfast_server.measures import ServerMeasures
 from holdfast_server.settings import ServerSettings
+from holdfast_server.shared import Shared
 
 
-def _database(connection: HTTPConnection) -> Database:
+async def _database(connection: HTTPConnection) -> Database:
     return cast("Database", connection.app.state.database)
 
 
-def _changes(connection: HTTPConnection) -> LocalBus:
+async def _changes(connection: HTTPConnection) -> LocalBus:
     return cast("LocalBus", connection.app.state.changes)
 
 
-def _clock(connection: HTTPConnection) -> Callable[[], float]:
+async def _shared(connection: HTTPConnection) -> Shared:
+    return cast("Shared", connection.app.state.shared)
+
+
+async def _clock(connection: HTTPConnection) -> Callable[[], float]:
     return cast("Callable[[], float]", connection.app.state.clock)
 
 
-def _config(connection: HTTPConnection) -> ServerSettings:
+async def _config(connection: HTTPConnection) -> ServerSettings:
     return cast("ServerSettings", connection.app.state.settings)
 
 
-def _measures(connection: HTTPConnection) -> ServerMeasures:
+async def _measures(connection: HTTPConnection) -> ServerMeasures:
     return cast("ServerMeasures", connection.app.state.measures)
 
 
-def _who() -> str:
-    # People get names with accounts; until then whoever holds the page, or the token, is the operator.
-    return "operator"
+async def _exporting(connection: HTTPConnection) -> asyncio.Semaphore:
+    return cast("asyncio.Semaphore", connection.app.state.exporting)
 
 
+async def _jobs(connection: HTTPConnection) -> Belonging:
+    return cast("Belonging", connection.app.state.belonging)
+
+
+async def _asker(connection: HTTPConnection) -> Principal:
+    return cast("Principal", connection.state.principal)
+
+
+async def _who(connection: HTTPConnection) -> str:
+    return (await _asker(connection)).name
+
+
+Exporting = Annotated[asyncio.Semaphore, Depends(_exporting)]
+"""Room for what makes files of what is stored."""
 Db = Annotated[Database, Depends(_database)]
 Changes = Annotated[LocalBus, Depends(_changes)]
+SharedAnswers = Annotated[Shared, Depends(_shared)]
 Clock = Annotated[Callable[[], float], Depends(_clock)]
 """Call it once per operation and pass the time on; a stream calls it once a tick."""
 Config = Annotated[ServerSettings, Depends(_config)]
+Jobs = Annotated[Belonging, Depends(_jobs)]
+"""Which project each belongs to."""
 Measures = Annotated[ServerMeasures, Depends(_measures)]
 Who = Annotated[str, Depends(_who)]
+"""The name of whoever asks, for the audit log and beside edits."""
+Asker = Annotated[Principal, Depends(_asker)]
+"""Whoever asks; that they may is decided before the route is reached."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,8 +22,13 @@ T = TypeVar("T")
 AGENT = "agent"
 """Who made the versions that no person did: the ones in which an order has ended."""
 SCRIPT = "the script's own"
-RESTORE = "restore"
-"""The field of a change that is about an order; every other one is a setting."""
+LEAST_HELD_SECONDS, MOST_HELD_SECONDS = 60.0, 30 * 86400.0
+"""For how long an interval may be ordered that ends by itself."""
+_UNTIL = "%Y-%m-%d %H:%M:%S UTC"
+"""How the end of an interval is written where it is told."""
+RESTORE, PIN, UNPIN = "restore", "pin", "unpin"
+"""The fields of changes that are about an order or a checkpoint; every other one is a setting."""
+NO_SETTINGS = (RESTORE, PIN, UNPIN)
 
 _changes = msgspec.msgpack.Decoder(list[Change])
 
@@ -39,6 +45,8 @@ def of(job: models.Job, order: models.RestoreOrder | Order | None) -> Desired:
         every=job.every,
         paused=job.paused,
         checkpoint_request=job.checkpoint_request,
+        probe_request=job.probe_request,
+        pins=None if job.pins is None else tuple(job.pins.split()),
         restore=RestoreOrder(id=order.id, checkpoint=order.checkpoint, fence=order.fence) if order else None,
         latest_attempt=job.attempt,
         latest_lineage=job.latest_lineage,
@@ -64,21 +72,23 @@ def bump(session: AsyncSession, job: models.Job, changes: list[Change], *, who: 
 async def check_version(session: AsyncSession, job: models.Job, version: int) -> None:
     """Conflict when a later version than the editor's has changed a setting.
 
-    The settings are what an editor edits: budget, policy, interval, pause, and the request of a checkpoint.
-    Versions in which a restore was placed, moved or ended change none of them, and take nobody's form away.
+    The settings are what an editor edits: budget, policy, interval, pause, and the request of a checkpoint or a
+    probe.
+    Versions in which a restore was placed, moved or ended, or a checkpoint pinned, change none of them, and take
+    nobody's form away.
     """
     if version > job.version:
         raise Conflict(version=job.version, who="the server", at=job.created_at, what="it is not that far yet")
     versions = models.SettingsVersion
     query = select(versions).where(versions.job == job.name, versions.version > version).order_by(versions.version)
     later = [as_edit(row) for row in await session.scalars(query)]
-    missed = [edit for edit in later if any(change.field != RESTORE for change in edit.changes)]
+    missed = [edit for edit in later if any(change.field not in NO_SETTINGS for change in edit.changes)]
     if missed:
         what = "; ".join(edit.summary for edit in missed)
         raise Conflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
 
 
-def change(job: models.Job, changes: DesiredChanges) -> list[Change]:
+def change(job: models.Job, changes: DesiredChanges, *, now: float) -> list[Change]:
     """Write the changes into `job`, and say what they were; InvalidSetting for a value that cannot be one."""
     made: list[Change] = []
     paced = msgspec.msgpack.decode(job.paced, type=Paced) if job.paced else None
@@ -92,19 +102,57 @@ def change(job: models.Job, changes: DesiredChanges) -> list[Change]:
         job.policy = policy
     if changes.every is not UNSET:
         every = None if changes.every is None else _parsed("every", parse_every, changes.every)
-        made.append(Change(field="interval", before=_every(job.every), after=_every(every)))
-        job.every = every
+        seconds = None if changes.every_seconds is UNSET else _while("every_seconds", changes.every_seconds)
+        if every is None and seconds is not None:
+            raise InvalidSetting("every_seconds", "an automatic interval does not end: give every, too")
+        until = None if seconds is None else now + seconds
+        before, after = _every(job.every, job.every_until), _every(every, until)
+        made.append(Change(field="interval", before=before, after=after))
+        job.every, job.every_until = every, until
+    elif changes.every_seconds is not UNSET:
+        raise InvalidSetting("every_seconds", "it is how long an interval is held: give every, too")
     if changes.paused is not UNSET:
         made.append(Change(field="checkpoints", before=_paused(job.paused), after=_paused(changes.paused)))
         job.paused, job.paused_version = changes.paused, job.version + 1
     if changes.checkpoint_request is not UNSET and changes.checkpoint_request:
         made.append(Change(field="checkpoint", before="", after="now"))
         job.checkpoint_request += 1
+    if changes.probe_request is not UNSET and changes.probe_request:
+        made.append(Change(field="data probe", before="", after="now"))
+        job.probe_request += 1
     if not made:
-        raise InvalidSetting(
-            "", "nothing to change: give at least one of budget, policy, every, paused, checkpoint_request"
-        )
+        fields = "budget, policy, every, paused, checkpoint_request, probe_request"
+        raise InvalidSetting("", f"nothing to change: give at least one of {fields}")
     return made
+
+
+def reversal(edit: Edit, *, now: float) -> DesiredChanges:
+    """What takes an edit back. InvalidSetting for one that asked for something to be done, and has it done.
+
+    An interval that was to end comes back for what is left of its time, and not at all when that is over.
+    """
+    back: dict[str, Any] = {}
+    for made in edit.changes:
+        match made.field:
+            case "budget" | "policy":
+                back[made.field] = None if made.before.startswith(SCRIPT) else made.before
+            case "interval":
+                back |= _interval(made.before, now)
+            case "checkpoints":
+                back["paused"] = made.before == _paused(True)
+            case other:
+                raise InvalidSetting("edit", f"version {edit.version} cannot be taken back: {other} {made.after}")
+    return DesiredChanges(**back)
+
+
+async def delivered(session: AsyncSession, job: str, version: int) -> None:
+    """The agent asks for what comes after `version`: so it has that, and every earlier one."""
+    jobs = models.Job
+    await session.execute(
+        update(jobs)
+        .where(jobs.name == job, jobs.delivered_version < version, jobs.version >= version)
+        .values(delivered_version=version)
+    )
 
 
 async def stamp(session: AsyncSession, job: models.Job, version: int, iteration: int, at: float) -> None:
@@ -174,8 +222,29 @@ def _percent(fraction: float) -> str:
     return f"{round(fraction * 100, 4):g}%"
 
 
-def _every(every: int | None) -> str:
-    return "automatic" if every is None else f"every {every}"
+def _every(every: int | None, until: float | None) -> str:
+    if every is None:
+        return "automatic"
+    return f"every {every}" + ("" if until is None else f" until {datetime.fromtimestamp(until, UTC):{_UNTIL}}")
+
+
+def _interval(said: str, now: float) -> dict[str, Any]:
+    """What `_every` said, as changes."""
+    if not said.startswith("every "):
+        return {"every": None}
+    every, _, until = said.removeprefix("every ").partition(" until ")
+    if not until:
+        return {"every": int(every)}
+    left = datetime.strptime(until, _UNTIL).replace(tzinfo=UTC).timestamp() - now
+    return {"every": int(every), "every_seconds": left} if left >= LEAST_HELD_SECONDS else {"every": None}
+
+
+def _while(field: str, seconds: float | None) -> float | None:
+    if seconds is None:
+        return None
+    if not LEAST_HELD_SECONDS <= seconds <= MOST_HELD_SECONDS:
+        raise InvalidSetting(field, f"{seconds:g} s is no time to hold an interval for: from 1 min to 30 days")
+    return seconds
 
 
 def _paused(paused: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,5 +20,13 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
+        return value if _finite_numbers(value) else [finite(item) for item in value]
     return value
+
+
+def _finite_numbers(values: Sequence[Any]) -> bool:
+    """Whether nothing needs to be changed, as in nearly all columns: a timeline has thousands of numbers."""
+    try:
+        return all(map(math.isfinite, values))
+    except TypeError:
+        return False

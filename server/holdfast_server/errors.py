@@ -80,3 +80,61 @@ class NotCancellable(Refused):
         super().__init__(
             f"this restore is {order.state}: it can be cancelled until an attempt restores, or once that is over"
         )
+
+
+class NotThere(Refused):
+    """Base of what is asked for by a name that nothing has, or nothing that whoever asks may see."""
+
+
+class UnknownPerson(NotThere):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"nobody here is called {name!r}")
+
+
+class UnknownProject(NotThere):
+    def __init__(self, project: str) -> None:
+        super().__init__(f"there is no project {project!r}")
+
+
+class UnknownToken(NotThere):
+    def __init__(self, prefix: str) -> None:
+        super().__init__(f"there is no key {prefix!r}")
+
+
+class UnknownSession(NotThere):
+    def __init__(self) -> None:
+        super().__init__("this browser is signed out already")
+
+
+class WeakPassword(Refused):
+    """One that would be guessed, or that cannot be one."""
+
+
+class NotSignedIn(Refused):
+    """The name and the password do not belong together; which of them is wrong is nobody's business."""
+
+    def __init__(self) -> None:
+        super().__init__("the name or the password is not right")
+
+
+class TooManyTries(Refused):
+    """Somebody guesses passwords, or has forgotten one."""
+
+    def __init__(self, retry_seconds: float) -> None:
+        self.retry_seconds = retry_seconds
+        super().__init__(f"too many tries to sign in: wait {max(1, round(retry_seconds))} s and try again")
+
+
+class DeadLink(Refused):
+    """Used, replaced, or too old."""
+
+    def __init__(self) -> None:
+        super().__init__("this link does not work any more: it works once, for a while, and only the newest does")
+
+
+class NotPermitted(Refused):
+    """Somebody may see this and not do that."""
+
+
+class NotPossible(Refused):
+    """It would leave the server without what it needs, or is there already."""

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast_server import batches, checkpoints, desired, models, orders
+from holdfast_server import batches, checkpoints, desired, models, orders, pins, work
 from holdfast_server.samples import MAX_ITERATION, is_span, is_time
 
 MAX_TEXT = 4000
@@ -74,7 +74,9 @@ def _settle(event: protocol.Event) -> None:
         event.lineage,
     ):
         raise ValueError(f"checkpoint {event.id} is not at iteration {event.iteration}-{event.lineage}")
-    names = event.checkpoints if isinstance(event, protocol.Inventory) else [getattr(event, "parent", None)]
+    names = [getattr(event, "parent", None)]
+    if isinstance(event, protocol.Inventory):
+        names = [*event.checkpoints, *event.pinned]
     for name in filter(None, names):
         protocol.parse_checkpoint_id(name)
 
@@ -112,10 +114,13 @@ async def record(source: Source, event: protocol.Event) -> None:
             await checkpoints.take_inventory(
                 session, job.name, event, attempt=attempt.attempt, sequence=source.sequence
             )
+            await pins.adopt(session, job, event, now=source.now)
         case protocol.Stall():
             _stall(source, event)
         case protocol.Paced():
             _paced(source, event)
+        case protocol.RankWork():
+            await work.add_event(session, job.name, attempt.uid, source.rank, event)
         case protocol.Applied() if source.current:
             await desired.stamp(session, job, event.version, event.iteration, event.at)
         case protocol.OrderMoved():
@@ -139,7 +144,8 @@ def notice(session: AsyncSession, job: str, event: protocol.Notice) -> None:
 
 
 def _started(attempt: models.Attempt, event: protocol.AttemptStarted) -> None:
-    attempt.started_at = event.at
+    # What was heard before it loaded its checkpoint belongs to it, too.
+    attempt.started_at = min(attempt.started_at, event.at)
     attempt.iteration, attempt.lineage = event.iteration, event.lineage
     attempt.resumed_from, attempt.previous_exit = event.resumed_from, event.previous_exit
     attempt.host, attempt.pid, attempt.world_size = event.host, event.pid, event.world_size

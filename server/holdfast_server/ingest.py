@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast.protocol import Ack, Event, Samples, validate_job
-from holdfast_server import batches, checkpoints, events, models, samples
+from holdfast.protocol import Ack, Event, Gap, Lane, Samples, validate_job
+from holdfast_server import batches, checkpoints, columns, events, models, standing
 from holdfast_server.db import Database
+from holdfast_server.errors import UnknownJob
+from holdfast_server.samples import MAX_ITERATION, MAX_METRICS, MAX_NAME, is_time
+from holdfast_server.standing import recent_of as recent_of
 
 MAX_EVENTS = 5000
+MAX_GAPS = 1000
 MAX_UID = 100
 UNKNOWN_EVENTS = "unknown_events"
 METRICS_LEFT_OUT = "metrics_left_out"
@@ -26,6 +31,10 @@ class InvalidBatch(ValueError):
     """A batch that can never be stored; sending it again is of no use."""
 
 
+class _MoreToIt(Exception):
+    """It takes more than adding samples to what is known."""
+
+
 class _Incoming(msgspec.Struct, kw_only=True):
     """A `protocol.Batch` whose events are still closed: one that we do not know must not cost the others."""
 
@@ -34,12 +43,14 @@ class _Incoming(msgspec.Struct, kw_only=True):
     uid: str
     attempt: int
     rank: int
+    lane: Lane = "control"
     sequence: int
     sent_at: float
     iteration: int
     lineage: int
     samples: Samples | None = None
     events: list[msgspec.Raw] = []
+    gaps: list[Gap] = []
     dropped_samples: int = 0
 
 
@@ -48,30 +59,48 @@ class Received:
     """A batch that can be stored, with its events opened."""
 
     batch: _Incoming
+    samples: columns.Taken | None
     events: list[Event]
     unknown_events: int
-    metrics_left_out: bool
     digest: bytes
 
     @property
     def key(self) -> batches.Key:
-        return batches.Key(self.batch.job, self.batch.uid, self.batch.rank, self.batch.sequence)
-
-    @property
-    def samples(self) -> Samples | None:
-        found = self.batch.samples
-        return found if found is not None and found.iteration else None
+        batch = self.batch
+        return batches.Key(batch.job, batch.uid, batch.rank, batch.lane, batch.sequence)
 
     @property
     def empty(self) -> bool:
         """A sign of life and nothing else; hearing it twice changes nothing, so it needs no remembering."""
-        return self.samples is None and not self.batch.events and not self.batch.dropped_samples
+        return self.samples is None and not (self.batch.events or self.batch.gaps or self.batch.dropped_samples)
+
+    @property
+    def plain(self) -> bool:
+        """Samples and nothing else that takes more than adding them, as long as all goes well."""
+        left_out = self.samples is not None and self.samples.left_out
+        return not (self.batch.events or self.batch.gaps or self.batch.dropped_samples or left_out)
+
+    def said(self) -> standing.Said:
+        batch = self.batch
+        return standing.Said(
+            job=batch.job,
+            uid=batch.uid,
+            attempt=batch.attempt,
+            rank=batch.rank,
+            lane=batch.lane,
+            sequence=batch.sequence,
+            sent_at=batch.sent_at,
+            iteration=batch.iteration,
+            lineage=batch.lineage,
+            samples=self.samples,
+            gaps=batch.gaps,
+            empty=self.empty,
+        )
 
 
 _msgpack, _json = msgspec.msgpack.Decoder(_Incoming), msgspec.json.Decoder(_Incoming, strict=False)
 # JSON has no nan: there, a number may be the string "nan".
 _msgpack_event, _json_event = msgspec.msgpack.Decoder(Event), msgspec.json.Decoder(Event, strict=False)
-_recent = msgspec.msgpack.Decoder(samples.Recent)
 
 
 def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> Received:
@@ -82,18 +111,20 @@ def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> 
     try:
         batch = (_msgpack if encoding == "msgpack" else _json).decode(body)
         _validate(batch)
+        batch.uid = batch.uid.replace("\0", "\ufffd")  # as tables write it
+        if not is_time(batch.sent_at):
+            batch.sent_at = now
+        found = batch.samples if batch.samples is not None and batch.samples.iteration else None
+        taken = columns.take(found, lineage=batch.lineage, at=batch.sent_at) if found is not None else None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidBatch(f"this is not a batch: {error}") from None
     decoder: events.EventDecoder = _msgpack_event if encoding == "msgpack" else _json_event
     known = [event for raw in batch.events if (event := events.decode(raw, decoder)) is not None]
-    unknown = len(batch.events) - len(known)
-    if not samples.is_time(batch.sent_at):
-        batch.sent_at = now
     return Received(
         batch=batch,
+        samples=taken,
         events=known,
-        unknown_events=unknown,
-        metrics_left_out=batch.samples is not None and samples.settle(batch.samples, at=batch.sent_at),
+        unknown_events=len(batch.events) - len(known),
         digest=batches.digest_of(body),
     )
 
@@ -106,67 +137,113 @@ def _validate(batch: _Incoming) -> None:
     validate_job(batch.job)
     if not 1 <= len(batch.uid) <= MAX_UID:
         raise ValueError(f"uid has 1 to {MAX_UID} characters")
-    for name in ("attempt", "rank", "sequence", "iteration", "lineage", "dropped_samples"):
-        if not 0 <= getattr(batch, name) <= samples.MAX_ITERATION:
-            raise ValueError(f"{name} {getattr(batch, name)} is outside 0 to {samples.MAX_ITERATION}")
+    _within(batch, "attempt", "rank", "sequence", "iteration", "lineage", "dropped_samples")
     if len(batch.events) > MAX_EVENTS:
         raise ValueError(f"{len(batch.events)} events: send at most {MAX_EVENTS} at once")
-    if batch.samples is not None:
-        samples.validate(batch.samples)
+    if len(batch.gaps) > MAX_GAPS:
+        raise ValueError(f"{len(batch.gaps)} gaps: send at most {MAX_GAPS} at once")
+    for gap in batch.gaps:
+        _within(gap, "lineage", "first_iteration", "last_iteration", "dropped")
 
 
-async def store(db: Database, received: Received, *, now: float) -> Ack:
+def _within(part: msgspec.Struct, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(part, name) <= MAX_ITERATION:
+            raise ValueError(f"{name} {getattr(part, name)} is outside 0 to {MAX_ITERATION}")
+
+
+async def store(db: Database, received: Received, *, project: str | None = None, now: float) -> Ack:
+    """Acknowledge a batch, once it is stored and not before.
+
+    Args:
+        db: where it is stored.
+        received: the batch.
+        project: the one that a new job belongs to, and that a known one has to belong to; None: any, and for a new
+            job the default one.
+        now: seconds since the epoch.
+
+    Raises:
+        UnknownJob: the job belongs to another project.
+    """
+    job = received.batch.job
+    if received.plain:
+        with suppress(_MoreToIt):
+            return await db.write_rows(
+                lambda rows: _store_plain(rows, received, project=project, now=now), job=job
+            )
+
     async def work(session: AsyncSession) -> Ack:
-        return await _store(session, received, now=now)
+        return await _store(session, received, project=project, now=now)
 
-    return await db.write(work, job=received.batch.job)
+    return await db.write(work, job=job)
 
 
-async def _store(session: AsyncSession, received: Received, *, now: float) -> Ack:
-    batch = received.batch
-    job = await _job(session, batch, now=now)
-    ack_of_known = Ack(acked=batch.sequence, version=job.version)
+def _store_plain(connection: Connection, received: Received, *, project: str | None, now: float) -> Ack:
+    said = received.said()
+    found = standing.find(connection, said.job, said.uid)
+    if found is None or found.attempt_uid is None or project not in (None, found.project):
+        raise _MoreToIt
     if not received.empty:
-        known = await batches.known(session, received.key)
-        if known is not None:
-            if known.sequence == batch.sequence and known.digest != received.digest:
-                await _conflict(session, batch, now=now)
-            return ack_of_known
-        batches.remember(session, received.key, received.digest, now=now)
-    attempt = await _attempt(session, job, batch, now=now)
-    if attempt.uid == job.uid:
-        job.last_contact_at = now
-    ahead = attempt.uid == job.uid and batch.rank == 0 and batch.sequence > job.sequence
-    if ahead:
-        job.sequence = batch.sequence
-    # A sign of life that is sent before an attempt has said where it starts does not know where it is.
-    if ahead and not received.empty:
-        job.iteration, job.lineage = batch.iteration, batch.lineage
-        attempt.last_iteration = batch.iteration
-        await events.ensure_lineage(session, job, batch.lineage, at=batch.sent_at)
-    if received.samples is not None:
-        attempt.iterations += len(received.samples.iteration)
-        await _samples(session, job, batch, received.samples, ahead=ahead)
-    source = events.Source(session, job, attempt, batch.rank, batch.sequence, ahead, now)
+        stored = batches.known(connection, received.key, received.digest)
+        if stored:
+            return Ack(acked=said.sequence, version=found.version)
+        if stored is None:
+            raise _MoreToIt
+        batches.remember(connection, received.key, received.digest, now=now)
+    moved = standing.move_on(connection, found, said, now=now)
+    if moved.left_out:
+        raise _MoreToIt
+    return Ack(acked=said.sequence, version=found.version)
+
+
+async def _store(session: AsyncSession, received: Received, *, project: str | None, now: float) -> Ack:
+    batch = received.batch
+    job = await _job(session, batch, project=project, now=now)
+    acknowledged = Ack(acked=batch.sequence, version=job.version)
+    connection = await session.connection()
+    if not received.empty:
+        stored = await connection.run_sync(batches.known, received.key, received.digest)
+        if stored is None:
+            await _conflict(session, batch, now=now)
+        if stored or stored is None:
+            return acknowledged
+        await connection.run_sync(lambda rows: batches.remember(rows, received.key, received.digest, now=now))
+    await _attempt(session, job, batch, now=now)
+    await session.flush()
+    moved = await connection.run_sync(lambda rows: _move_on(rows, received, now=now))
+    job = await session.get_one(models.Job, batch.job, populate_existing=True)
+    attempt = await session.get_one(models.Attempt, (batch.job, batch.uid), populate_existing=True)
+    source = events.Source(session, job, attempt, batch.rank, batch.sequence, moved.ahead, now)
     for event in received.events:
         await events.record(source, event)
-    await _notices(source, received)
-    return Ack(acked=batch.sequence, version=job.version)
+    await _notices(source, received, left_out=moved.left_out)
+    return acknowledged
 
 
-async def _job(session: AsyncSession, batch: _Incoming, *, now: float) -> models.Job:
+def _move_on(connection: Connection, received: Received, *, now: float) -> standing.Moved:
+    said = received.said()
+    found = standing.find(connection, said.job, said.uid)
+    assert found is not None
+    return standing.move_on(connection, found, said, now=now)
+
+
+async def _job(session: AsyncSession, batch: _Incoming, *, project: str | None, now: float) -> models.Job:
     job = await session.get(models.Job, batch.job)
     if job is None:
-        job = models.Job(name=batch.job, created_at=now, last_contact_at=now)
+        belongs = models.DEFAULT_PROJECT if project is None else project
+        job = models.Job(name=batch.job, project=belongs, created_at=now, last_contact_at=now)
         session.add(job)
         await session.flush()
+    elif project not in (None, job.project):
+        raise UnknownJob(batch.job)
     return job
 
 
-async def _attempt(session: AsyncSession, job: models.Job, batch: _Incoming, *, now: float) -> models.Attempt:
-    attempt = await session.get(models.Attempt, (batch.job, batch.uid))
-    if attempt is None:
-        attempt = models.Attempt(
+async def _attempt(session: AsyncSession, job: models.Job, batch: _Incoming, *, now: float) -> None:
+    if await session.get(models.Attempt, (batch.job, batch.uid)) is not None:
+        return
+    session.add(
+        models.Attempt(
             job=batch.job,
             uid=batch.uid,
             attempt=batch.attempt,
@@ -176,9 +253,8 @@ async def _attempt(session: AsyncSession, job: models.Job, batch: _Incoming, *, 
             last_iteration=batch.iteration,
             iterations=0,
         )
-        session.add(attempt)
-        await _register(session, job, batch, now=now)
-    return attempt
+    )
+    await _register(session, job, batch, now=now)
 
 
 async def _register(session: AsyncSession, job: models.Job, batch: _Incoming, *, now: float) -> None:
@@ -193,49 +269,20 @@ async def _register(session: AsyncSession, job: models.Job, batch: _Incoming, *,
         )
         await _notice_once(session, _notice(batch, "warning", ATTEMPTS_RESTARTED, text, now), job.name)
         await checkpoints.forget_who_spoke(session, job.name)
-    job.uid, job.attempt, job.sequence = batch.uid, max(job.attempt, batch.attempt), -1
+    job.uid, job.attempt = batch.uid, max(job.attempt, batch.attempt)
+    job.sequence = job.samples_sequence = -1
+    job.progressed_at = now
 
 
-async def _samples(
-    session: AsyncSession, job: models.Job, batch: _Incoming, found: Samples, *, ahead: bool
-) -> None:
-    for number, part in samples.by_lineage(found):
-        session.add(
-            models.Chunk(
-                job=batch.job,
-                uid=batch.uid,
-                attempt=batch.attempt,
-                rank=batch.rank,
-                sequence=batch.sequence,
-                lineage=number,
-                first_iteration=min(part.iteration),
-                last_iteration=max(part.iteration),
-                first_at=min(part.at),
-                last_at=max(part.at),
-                rows=len(part.iteration),
-                seconds=samples.total(part.seconds),
-                columns=samples.pack(part),
-            )
-        )
-        lineage = await events.ensure_lineage(session, job, number, at=part.at[0])
-        lineage.last_iteration = max(lineage.last_iteration, *part.iteration)
-    if ahead:
-        recent = samples.latest(recent_of(job), found)
-        job.recent = msgspec.msgpack.encode(recent)
-
-
-def recent_of(job: models.Job) -> samples.Recent:
-    return _recent.decode(job.recent) if job.recent else samples.Recent()
-
-
-async def _notices(source: events.Source, received: Received) -> None:
+async def _notices(source: events.Source, received: Received, *, left_out: bool) -> None:
     batch = received.batch
-    if batch.dropped_samples:
-        text = f"{batch.dropped_samples} samples were thinned away while no server answered"
+    dropped = batch.dropped_samples + sum(gap.dropped for gap in batch.gaps)
+    if dropped:
+        text = f"{dropped} samples were thinned away while no server answered"
         events.notice(source.session, batch.job, _notice(batch, "info", "dropped_samples", text, source.now))
-    if received.metrics_left_out:
+    if left_out or (received.samples is not None and received.samples.left_out):
         text = (
-            f"the job reports more than {samples.MAX_METRICS} metrics, or names of them over {samples.MAX_NAME} "
+            f"the job reports more than {MAX_METRICS} metrics, or names of them over {MAX_NAME} "
             "characters: the first are kept, and the names are cut"
         )
         notice = _notice(batch, "warning", METRICS_LEFT_OUT, text, source.now)

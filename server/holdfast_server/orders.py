@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from sqlalchemy import and_, select, update
@@ -13,22 +14,27 @@ from holdfast import protocol
 from holdfast.protocol import OPEN_ORDER_STATES, OrderState
 from holdfast_server import desired, models
 from holdfast_server.checkpoints import DURABLE
+from holdfast_server.db import Database
 from holdfast_server.errors import NotCancellable, OpenOrder, UnknownOrder
 from holdfast_server.views import Change, Order, Transition
 
 FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "delivered": ("requested",),
-    "restoring": ("requested", "delivered", "cancelled"),
-    "restored": (*OPEN_ORDER_STATES, "cancelled"),
+    "restoring": ("requested", "delivered", "cancelled", "expired"),
+    "restored": (*OPEN_ORDER_STATES, "cancelled", "expired"),
     "failed": OPEN_ORDER_STATES,
     "cancelled": OPEN_ORDER_STATES,
     "expired": OPEN_ORDER_STATES,
     "superseded": OPEN_ORDER_STATES,
 }
 """The states from which each may be reached. Steps may be skipped: an agent that restores at its start
-reports what it knows then. Of the states in which an order has ended, only a cancel that came too late is
-overruled: what the agent did is so."""
-TOO_LATE = "the cancel came too late"
+reports what it knows then. Of the states in which an order has ended, only a cancel that came too late, or an
+expiry, is overruled: what the agent did is so."""
+SERVER = "the server"
+TOO_LATE = {"cancelled": "the cancel came too late", "expired": "it was taken up after it had expired"}
+EXPIRES_SECONDS = 7 * 86400.0
+EXPIRED = "nobody took it up within 7 days"
+EXPIRY_EVERY_SECONDS = 3600.0
 OUT_OF_REACH = "the attempt that runs is numbered below those that it was meant for"
 
 
@@ -104,7 +110,7 @@ async def report(
     if row is None or row.job != job.name or attempt < row.fence:
         return
     details: dict[str, Any] = {}
-    late = row.state == "cancelled"
+    before, late = row.state, row.state in TOO_LATE
     if late and event.state == "restoring" and await desired.open_order(session, job.name) is not None:
         # Only one order is open at a time; this one is taken up again when it is carried out.
         return
@@ -116,14 +122,32 @@ async def report(
         if getattr(event, name) is not None:
             details[name] = getattr(event, name)
     if late:
-        details["reason"] = TOO_LATE
+        details["reason"] = TOO_LATE[before]
     if not await _move(session, row, event.state, at=event.at, who=_agent(attempt), **details):
         return
     if late and row.state in OPEN_ORDER_STATES:
-        again = Change(field=desired.RESTORE, before="cancelled", after=f"to {row.iteration}")
+        again = Change(field=desired.RESTORE, before=before, after=f"to {row.iteration}")
         desired.bump(session, job, [again], who=desired.AGENT, now=now)
     elif not late and row.state not in OPEN_ORDER_STATES:
         _close(session, job, row, who=desired.AGENT, now=now)
+
+
+async def expire(db: Database, now: float) -> None:
+    """End the orders that nobody took up: a job that starts after weeks should not be taken back by surprise."""
+    rows = models.RestoreOrder
+    waiting = (rows.state.in_(("requested", "delivered")), rows.created_at < now - EXPIRES_SECONDS)
+    async with db.read() as session:
+        found = (await session.execute(select(rows.job, rows.id).where(*waiting))).all()
+    for job, order in found:
+        await db.write(partial(_expire, job=job, order=order, now=now), job=job, at_once=True)
+
+
+async def _expire(session: AsyncSession, *, job: str, order: str, now: float) -> None:
+    row, owner = await session.get(models.RestoreOrder, order), await session.get(models.Job, job)
+    if row is None or owner is None or row.state == "restoring":
+        return
+    if await _move(session, row, "expired", at=now, who=SERVER, reason=EXPIRED):
+        _close(session, owner, row, who=SERVER, now=now)
 
 
 def _agent(attempt: int) -> str:
@@ -167,10 +191,12 @@ async def find(session: AsyncSession, job: str, order: str) -> Order:
     return await _as_order(session, await _get(session, job, order))
 
 
-async def order_rows(session: AsyncSession, job: str, *, limit: int) -> list[Order]:
-    """Newest first."""
+async def order_rows(session: AsyncSession, job: str, *, checkpoint: str | None = None, limit: int) -> list[Order]:
+    """Newest first; of all, or of those to one checkpoint."""
     orders = models.RestoreOrder
     query = select(orders).where(orders.job == job).order_by(orders.created_at.desc(), orders.id).limit(limit)
+    if checkpoint is not None:
+        query = query.where(orders.checkpoint == checkpoint)
     return await _as_orders(session, (await session.scalars(query)).all())
 
 
@@ -186,6 +212,8 @@ async def _as_order(session: AsyncSession, row: models.RestoreOrder) -> Order:
 
 async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrder]) -> list[Order]:
     rows = list(rows)
+    if not rows:
+        return []
     moves = models.OrderTransition
     query = select(moves).where(moves.order_id.in_([row.id for row in rows])).order_by(moves.id)
     by_order: dict[str, list[Transition]] = {row.id: [] for row in rows}

@@ -9,7 +9,7 @@ from holdfast.pacing.policy import duration, percent, plural
 from holdfast.protocol import Paced
 from holdfast_server import models
 
-FIXED = "fixed"
+CHECKFREQ, FIXED = "checkfreq", "fixed"
 
 _decoder = msgspec.msgpack.Decoder(Paced)
 
@@ -48,6 +48,8 @@ def reason_of(paced: Paced | None) -> str:
         return paced.reason
     if paced.policy == FIXED:
         return held.reason
+    if paced.policy != CHECKFREQ:  # others look at the job's life, of which the agent knows more
+        return paced.reason
     now = plan(profile, Settings(budget=paced.budget, policy=paced.policy))
     if now.interval == held.interval:
         return now.reason

@@ -5,17 +5,16 @@ from __future__ import annotations
 from itertools import groupby
 from operator import itemgetter
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.pacing import DEFAULT_BUDGET, Settings, parse_budget, parse_every, plan
 from holdfast.protocol import Paced
 from holdfast_server import models
 from holdfast_server.ancestry import Ancestry
-from holdfast_server.checkpoints import ancestry_of, as_row, find
+from holdfast_server.checkpoints import DURABLE, ancestry_of, as_row, find, on_the_way
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
-from holdfast_server.ingest import recent_of
 from holdfast_server.pace import in_force, paced_of, profile_of
 from holdfast_server.status import status_of
 from holdfast_server.summaries import find_job
@@ -61,13 +60,21 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
         there = await ancestry_of(session, row, target.lineage)
         fork = here.fork(there, min(target.iteration, row.iteration))
         estimate, rests_on = await _estimate(session, target)
-        alive = status_of(row, attempt, recent_of(row), now=now).alive
+        seconds = await _seconds(session, row, here, fork)
+        world_size = max(1, attempt.world_size) if attempt else 1
+        alive = status_of(row, attempt, now=now).alive
         return RestorePreview(
             checkpoint=as_row(target, here),
             from_iteration=row.iteration,
             to_iteration=target.iteration,
             iterations_abandoned=row.iteration - fork,
-            seconds_abandoned=await _seconds(session, row, here, fork),
+            seconds_abandoned=seconds,
+            gpu_hours_abandoned=None if seconds is None else seconds * world_size / 3600,
+            points_abandoned=await _points(session, row, here, fork),
+            attempt=attempt.attempt if attempt else row.attempt,
+            host=attempt.host if attempt else "",
+            world_size=world_size,
+            supervised=attempt is not None and attempt.supervised,
             estimated_seconds=estimate,
             estimated_from=rests_on,
             alive=alive,
@@ -97,6 +104,12 @@ async def _seconds(session: AsyncSession, job: models.Job, here: Ancestry, fork:
         # From where this attempt began, it has repeated what earlier ones did.
         ends = begins
     return seconds if found else None
+
+
+async def _points(session: AsyncSession, job: models.Job, here: Ancestry, fork: int) -> int:
+    rows = models.Checkpoint
+    query = select(func.count()).where(rows.job == job.name, rows.state == DURABLE, rows.iteration > fork)
+    return await session.scalar(query.where(on_the_way(here))) or 0
 
 
 async def _estimate(session: AsyncSession, target: models.Checkpoint) -> tuple[float | None, str]:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import socket
 import sys
+import time
 from types import FrameType
 from typing import Annotated, NoReturn
+from urllib.parse import urlsplit
 
 import typer
 import uvicorn
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from holdfast.protocol import DEFAULT_PORT
-from holdfast_migrations import DatabaseTooNew, NotOurDatabase
+from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
+from holdfast_server import logs
+from holdfast_server.accounts import people
+from holdfast_server.accounts.doors import Accounts
+from holdfast_server.accounts.provider import check_address
+from holdfast_server.accounts.provider_settings import ProviderSettings, from_environment
+from holdfast_server.alerts.settings import AlertSettings
 from holdfast_server.app import create_app
-from holdfast_server.bus import LocalBus
+from holdfast_server.backups import in_words, size_bytes
 from holdfast_server.db import Database, DatabaseInUse
 from holdfast_server.settings import HOW_TO_MAKE_ONE, MIN_TOKEN, ServerSettings, default_database, is_loopback
 
@@ -27,9 +37,10 @@ EXIT_USAGE = 2
 class _Server(uvicorn.Server):
     """Ends open streams and long polls first: uvicorn would wait for them until it gives up."""
 
-    def __init__(self, config: uvicorn.Config, changes: LocalBus, address: str) -> None:
+    def __init__(self, config: uvicorn.Config, database: Database, settings: ServerSettings, address: str) -> None:
         super().__init__(config)
-        self._changes = changes
+        self._database = database
+        self._settings = settings
         self._address = address
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -40,23 +51,38 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            # What is imported and set up by now stays: looked through for garbage again and again, with some
+            # hundred thousand objects, it would make whoever asks at that moment wait.
+            gc.collect()
+            gc.freeze()
+            if isinstance(self.config.app.state.door, Accounts):  # type: ignore[union-attr]
+                await self._say_who_may()
             print(f"Holdfast is at {self._address} (Ctrl-C ends it)", flush=True)
 
+    async def _say_who_may(self) -> None:
+        if self._settings.token is not None:
+            print("People sign in and keys are made here: HOLDFAST_TOKEN opens nothing on this server", flush=True)
+        link = await people.setup_link(self._database, who="the server", now=time.time())
+        if link is not None:
+            where = (self._settings.address or self._address).rstrip("/")
+            minutes = f"{people.SETUP_LINK_SECONDS / 60:.0f} minutes"
+            print(f"Set it up, within {minutes}, at {where}/setup#{link}", flush=True)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._changes.close()
+        self._database.changes.close()
         await super().shutdown(sockets)
 
 
 def serve(
     host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback need a token.")
+        str, typer.Option(help="Address to listen on; on others than loopback everybody shows who they are.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
     db: Annotated[
         str | None,
         typer.Option(
             envvar="HOLDFAST_DB",
-            help="SQLite file to store in, made where there is none.",
+            help="SQLite file to store in, made where there is none; or postgresql://USER@HOST/NAME.",
             show_default="$XDG_DATA_HOME/holdfast/holdfast.db",
         ),
     ] = None,
@@ -75,15 +101,48 @@ def serve(
             help="Name under which browsers reach this server; may be given several times.",
         ),
     ] = None,
+    accounts: Annotated[
+        bool | None,
+        typer.Option(
+            "--accounts/--no-accounts",
+            envvar="HOLDFAST_ACCOUNTS",
+            help="People sign in, and programs have keys of their own.",
+            show_default="where there are people, and beyond loopback without a token",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_ADDRESS", help="Where people reach this server, as in https://holdfast.example."
+        ),
+    ] = None,
+    log_format: Annotated[
+        logs.Format, typer.Option(envvar="HOLDFAST_LOG_FORMAT", help="Text for people, or a line of JSON each.")
+    ] = "human",
+    log_level: Annotated[
+        logs.Level | None,
+        typer.Option(
+            envvar="HOLDFAST_LOG_LEVEL",
+            help="The least that is logged; info has a line for each request.",
+            show_default="warning for people, info for JSON",
+        ),
+    ] = None,
 ) -> None:
     """Start the server and its dashboard.
 
-    On loopback, the default, nobody needs to sign in. On any other address the server asks for a shared
-    secret, and does not start without one:
+    On loopback, the default, nobody needs to sign in. On any other address people have accounts, and programs
+    have keys: the first start prints a link with which the first admin sets the server up.
+
+        holdfast serve --host 0.0.0.0
+
+    One secret that all agents and people share does instead, where it is enough:
 
         export HOLDFAST_TOKEN=$(python -c "import secrets; print(secrets.token_urlsafe(32))")
 
-        holdfast serve --host 0.0.0.0
+    Mail and webhooks for alerts are set up in HOLDFAST_SMTP_HOST, _PORT, _USER, _PASSWORD, _FROM, _SECURITY and
+    HOLDFAST_WEBHOOKS, HOLDFAST_WEBHOOK_HOSTS.
+
+    Settings of an identity provider are read from HOLDFAST_OIDC_ISSUER, _CLIENT_ID, _CLIENT_SECRET and _ROLES.
     """
     settings = ServerSettings(
         host=host,
@@ -91,20 +150,27 @@ def serve(
         database=db or str(default_database()),
         token=token or None,
         allowed_hosts=(*(allow_host or ()), *_own_names(host)),
+        accounts=accounts,
+        address=_public(address),
+        provider=_provider(),
+        alerts=_alerts(),
     )
+    level: logs.Level = log_level or ("warning" if log_format == "human" else "info")
+    logs.set_up(log_format, level)
     _check(settings)
     listener = _listener(settings)
     database = _prepared(settings)
     config = uvicorn.Config(
         create_app(settings, database=database),
         access_log=False,
-        log_level="warning",
+        log_config=None,
+        log_level=level,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,
     )
     try:
-        _Server(config, database.changes, _address(listener)).run(sockets=[listener])
+        _Server(config, database, settings, _address(listener)).run(sockets=[listener])
     except KeyboardInterrupt:
         print("Holdfast has stopped.", flush=True)
     finally:
@@ -112,19 +178,49 @@ def serve(
 
 
 def _check(settings: ServerSettings) -> None:
-    if not settings.loopback and settings.token is None:
+    exposed = not settings.loopback
+    if exposed and settings.token is None and settings.accounts is False:
         _refuse(
             f"{settings.host} can be reached from other machines, and anybody there could restore and stop "
-            f"training: set a shared secret in HOLDFAST_TOKEN, here and for the agents, or serve on 127.0.0.1; "
-            f"{HOW_TO_MAKE_ONE} makes one"
+            f"training: leave --no-accounts out, set a shared secret in HOLDFAST_TOKEN, here and for the agents, "
+            f"or serve on 127.0.0.1; {HOW_TO_MAKE_ONE} makes a secret"
         )
-    if not settings.loopback and len(settings.token or "") < MIN_TOKEN:
+    if exposed and settings.token is not None and not settings.accounts and len(settings.token) < MIN_TOKEN:
         _refuse(
-            f"the token has {len(settings.token or '')} characters, and {settings.host} can be reached from other "
-            f"machines, where somebody may guess it: take one of at least {MIN_TOKEN}; {HOW_TO_MAKE_ONE} makes one"
+            f"the token (HOLDFAST_TOKEN) has {len(settings.token)} characters, and {settings.host} can be reached "
+            f"from other machines, where somebody may guess it: take one of at least {MIN_TOKEN}; "
+            f"{HOW_TO_MAKE_ONE} makes one"
         )
     try:
         settings.url  # noqa: B018 - it is read for what it refuses
+    except ValueError as error:
+        _refuse(f"--db (HOLDFAST_DB): {error}")
+
+
+def _public(address: str | None) -> str | None:
+    if not address:
+        return None
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+        _refuse(
+            f"--address (HOLDFAST_ADDRESS) {address!r} is none: write it as browsers show it, https://holdfast.example"
+        )
+    return address.rstrip("/")
+
+
+def _provider() -> ProviderSettings | None:
+    try:
+        settings = from_environment(os.environ)
+        if settings is not None:
+            check_address(settings.issuer)
+    except ValueError as error:
+        _refuse(str(error))
+    return settings
+
+
+def _alerts() -> AlertSettings:
+    try:
+        return AlertSettings.of(os.environ)
     except ValueError as error:
         _refuse(str(error))
 
@@ -143,16 +239,21 @@ def _listener(settings: ServerSettings) -> socket.socket:
 
 
 def _prepared(settings: ServerSettings) -> Database:
-    database = Database(settings.database)
     try:
-        applied = database.prepare()
-    except (DatabaseInUse, DatabaseTooNew, NotOurDatabase) as error:
+        database = Database(settings.database)
+        upgraded = database.prepare()
+    except (DatabaseInUse, DatabaseTooNew, NotOurDatabase, CannotStore) as error:
         _refuse(str(error))
     except (OSError, SQLAlchemyError) as error:
-        _refuse(f"cannot store in {database.path} ({_reason(error)}): name a file that can be written with --db")
-    print(f"Storing in {database.path}", flush=True)
-    if applied:
-        print(f"Brought the database up to date: {', '.join(applied)}", flush=True)
+        _refuse(
+            f"cannot store in {database.place} ({_reason(error)}): name a file that can be written with --db "
+            "(HOLDFAST_DB)"
+        )
+    print(f"Storing in {database.place} ({in_words(size_bytes(database.url))})", flush=True)
+    if upgraded.revisions:
+        print(f"Brought the database up to date: {', '.join(upgraded.revisions)}", flush=True)
+    if upgraded.backup is not None:
+        print(f"As it was before, it is kept in {upgraded.backup}", flush=True)
     return database
 
 

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 from holdfast.protocol import DEFAULT_PORT
+from holdfast_server.accounts.provider_settings import ProviderSettings
+from holdfast_server.alerts.settings import AlertSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,15 @@ class ServerSettings:
     """The shared secret of agents and people; None: no login, for loopback only."""
     allowed_hosts: tuple[str, ...] = ()
     """Names beside localhost under which browsers reach this server."""
+    alerts: AlertSettings = field(default_factory=AlertSettings)
+    """How alerts leave the server."""
+    accounts: bool | None = None
+    """Whether people sign in and programs have keys of their own. None: where people exist, and where other
+    machines reach a server that has no shared secret."""
+    address: str | None = None
+    """Where people reach it, as in https://holdfast.example; None: it is told from each request."""
+    provider: ProviderSettings | None = None
+    """Where else people may sign in."""
 
     def __post_init__(self) -> None:
         # A header loses the blanks around what it carries, so that a secret with some would never be right.
@@ -54,12 +66,22 @@ def database_url(database: str) -> URL:
     """The SQLAlchemy URL of what `--db` names; ValueError for what this server cannot store in."""
     if "://" not in database:
         return URL.create("sqlite+aiosqlite", database=str(Path(database).expanduser().absolute()))
-    url = make_url(database)
-    if url.get_backend_name() != "sqlite":
-        raise ValueError(f"database {database!r}: this version stores in SQLite only; give the path of a file")
-    if not url.database or url.database == ":memory:":
-        raise ValueError(f"database {database!r}: an in-memory database would forget what it acknowledged")
-    return url.set(drivername="sqlite+aiosqlite")
+    try:
+        url = make_url(database.replace("postgres://", "postgresql://", 1))
+    except (ArgumentError, ValueError):  # some of their messages repeat the text, and the password in it
+        raise ValueError(
+            "the database is no URL: write postgresql://USER@HOST/NAME, or the path of a file"
+        ) from None
+    match url.get_backend_name():
+        case "postgresql":
+            if not url.database:
+                raise ValueError(f"database {url}: it names no database; write postgresql://USER@HOST/NAME")
+            return url.set(drivername="postgresql+asyncpg")
+        case "sqlite":
+            if not url.database or url.database == ":memory:":
+                raise ValueError(f"database {url}: an in-memory database would forget what it acknowledged")
+            return url.set(drivername="sqlite+aiosqlite")
+    raise ValueError(f"database {url}: Holdfast stores in PostgreSQL, or in SQLite: give the path of a file")
 
 
 def default_database() -> Path:

@@ -1,9 +1,12 @@
-"""How a job is doing, from what it last said and how long ago. Pure functions."""
+"""How a job is doing, from what it last said and how long ago: a pure function, and the same for many in SQL."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import get_args
+
+from sqlalchemy import ColumnElement, and_, case, literal
 
 from holdfast_server import models
 from holdfast_server.samples import Recent, total
@@ -13,6 +16,10 @@ SILENT_AFTER_SECONDS = 20.0
 SILENT_AFTER_ITERATIONS = 3
 """A job whose iterations take minutes is not silent because it trains."""
 SPARKLINE_POINTS = 40
+STATUSES: tuple[JobStatus, ...] = get_args(JobStatus)
+ALIVE: tuple[JobStatus, ...] = ("starting", "running", "paused")
+_ENDS: dict[str, JobStatus] = {"finished": "finished", "interrupted": "stopped"}
+"""What an attempt says of its end; anything else is the exception that broke it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +30,21 @@ class Status:
     @property
     def alive(self) -> bool:
         """An order would be acted on now, in place."""
-        return self.status in ("starting", "running", "paused")
+        return self.status in ALIVE
 
 
-def status_of(job: models.Job, attempt: models.Attempt | None, recent: Recent, *, now: float) -> Status:
+def longest_seconds(recent: Recent) -> float:
+    """The longest of a job's newest iterations."""
+    return max(filter(math.isfinite, recent.seconds), default=0.0)
+
+
+def status_of(job: models.Job, attempt: models.Attempt | None, *, now: float) -> Status:
     if attempt is None:
         return Status("starting", "its first report is not here yet")
     if attempt.finished is not None:
         return _ended(attempt)
     age = now - job.last_contact_at
-    longest = max(filter(math.isfinite, recent.seconds), default=0.0)
-    if age > max(SILENT_AFTER_SECONDS, SILENT_AFTER_ITERATIONS * longest):
+    if age > max(SILENT_AFTER_SECONDS, SILENT_AFTER_ITERATIONS * job.longest_seconds):
         return Status("silent", f"nothing heard for {_duration(age)}")
     if attempt.iterations == 0:
         return Status("starting", f"attempt {attempt.attempt} has finished no iteration yet")
@@ -42,13 +53,34 @@ def status_of(job: models.Job, attempt: models.Attempt | None, recent: Recent, *
     return Status("running")
 
 
+def status_in_sql(*, now: float) -> ColumnElement[str]:
+    """The status of `status_of`, where jobs are joined with their current attempts by `current_attempt`."""
+    job, attempt = models.Job, models.Attempt
+    heard = literal(now) - job.last_contact_at
+    late = and_(
+        heard > SILENT_AFTER_SECONDS,
+        heard > SILENT_AFTER_ITERATIONS * job.longest_seconds,
+    )
+    return case(
+        (attempt.uid.is_(None), "starting"),
+        *((attempt.finished == word, status) for word, status in _ENDS.items()),
+        (attempt.finished.is_not(None), "failed"),
+        (late, "silent"),
+        (attempt.iterations == 0, "starting"),
+        (and_(job.paused, job.applied_version >= job.paused_version), "paused"),
+        else_="running",
+    )
+
+
+def current_attempt() -> ColumnElement[bool]:
+    """On which jobs and attempts are joined, by an outer join: a job may have been edited before it ever ran."""
+    return and_(models.Attempt.job == models.Job.name, models.Attempt.uid == models.Job.uid)
+
+
 def _ended(attempt: models.Attempt) -> Status:
     where = f"at iteration {attempt.last_iteration}"
-    if attempt.finished == "finished":
-        return Status("finished", where)
-    if attempt.finished == "interrupted":
-        return Status("stopped", f"interrupted {where}")
-    return Status("failed", f"{attempt.finished} {where}")
+    status = _ENDS.get(str(attempt.finished), "failed")
+    return Status(status, where if status == "finished" else f"{attempt.finished} {where}")
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""How jobs are doing: the fleet's rows and the head of a job's page."""
+"""How jobs are doing: the rows of a page of the fleet, and the head of a job's page."""
 
 from __future__ import annotations
 
@@ -15,26 +15,17 @@ from holdfast_server.errors import UnknownJob
 from holdfast_server.ingest import recent_of
 from holdfast_server.pace import paced_of, reason_of
 from holdfast_server.samples import Recent
-from holdfast_server.status import iterations_per_second, seconds_of_last, sparkline, status_of
+from holdfast_server.status import current_attempt, iterations_per_second, seconds_of_last, sparkline, status_of
 from holdfast_server.views import CheckpointRow, Failing, JobSummary, LongestStall, Order
 
 STALL_WINDOW_ITERATIONS = 1000
 """Over which the longest stall is looked for."""
 
 
-async def fleet(db: Database, *, now: float, search: str = "") -> list[JobSummary]:
-    """All jobs whose name contains `search`, the one heard last first."""
-    query = select(models.Job).order_by(models.Job.last_contact_at.desc(), models.Job.name)
-    if search:
-        query = query.where(models.Job.name.icontains(search, autoescape=True))
-    async with db.read() as session:
-        return await _summaries(session, (await session.scalars(query)).all(), now=now)
-
-
 async def job_summary(db: Database, job: str, *, now: float) -> JobSummary:
     """Raises UnknownJob."""
     async with db.read() as session:
-        return (await _summaries(session, [await find_job(session, job)], now=now))[0]
+        return (await summaries(session, [await find_job(session, job)], now=now))[0]
 
 
 async def find_job(session: AsyncSession, job: str) -> models.Job:
@@ -44,7 +35,8 @@ async def find_job(session: AsyncSession, job: str) -> models.Job:
     return row
 
 
-async def _summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: float) -> list[JobSummary]:
+async def summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: float) -> list[JobSummary]:
+    """In as many statements for many jobs as for one."""
     names = [job.name for job in jobs]
     attempts = await _current_attempts(session, names)
     starts = await _starts(session, names)
@@ -54,7 +46,7 @@ async def _summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: 
     last_durable = await checkpoints.last_durable(session, names)
     failing = await checkpoints.failing(session, names)
     stalls = await _longest_stalls(session, names)
-    summaries = []
+    rows = []
     for job in jobs:
         lineages = branches.get(job.name, [])
         ancestry = Ancestry(lineages, job.lineage)
@@ -71,8 +63,8 @@ async def _summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: 
             durable=durable.get(job.name, 0),
             longest_stall=stalls.get(job.name),
         )
-        summaries.append(_summary(facts, now=now))
-    return summaries
+        rows.append(_summary(facts, now=now))
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +83,14 @@ class _Facts:
 
 def _summary(facts: _Facts, *, now: float) -> JobSummary:
     job, recent = facts.job, facts.recent
-    status = status_of(job, facts.attempt, recent, now=now)
+    status = status_of(job, facts.attempt, now=now)
     paced = paced_of(job)
     exposed = max(0, job.iteration - (facts.last_durable.iteration if facts.last_durable else 0))
+    exposed_seconds = seconds_of_last(recent, exposed)
+    world_size = max(1, facts.attempt.world_size) if facts.attempt else 1
     return JobSummary(
         job=job.name,
+        project=job.project,
         status=status.status,
         status_reason=status.reason,
         alive=status.alive,
@@ -103,6 +98,7 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         lineage=job.lineage,
         attempt=facts.attempt.attempt if facts.attempt else job.attempt,
         restarts=max(0, facts.attempts - 1),
+        world_size=world_size,
         iterations_per_second=iterations_per_second(recent),
         last_contact_seconds=max(0.0, now - job.last_contact_at),
         started_at=facts.attempt.started_at if facts.attempt else None,
@@ -116,10 +112,13 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         policy=paced.policy if paced else None,
         interval_reason=reason_of(paced),
         exposure_iterations=exposed,
-        exposure_seconds=seconds_of_last(recent, exposed),
+        exposure_seconds=exposed_seconds,
+        exposure_gpu_hours=None if exposed_seconds is None else exposed_seconds * world_size / 3600,
         last_durable=facts.last_durable,
         failing=facts.failing,
         desired=desired.of(job, facts.open_order),
+        every_until=job.every_until,
+        delivered_version=job.delivered_version,
         applied_version=job.applied_version,
         applied_iteration=job.applied_iteration,
         applied_at=job.applied_at,
@@ -133,8 +132,7 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
 
 async def _current_attempts(session: AsyncSession, jobs: list[str]) -> dict[tuple[str, str], models.Attempt]:
     attempts = models.Attempt
-    current = (models.Job.name == attempts.job) & (models.Job.uid == attempts.uid)
-    query = select(attempts).join(models.Job, current).where(attempts.job.in_(jobs))
+    query = select(attempts).join(models.Job, current_attempt()).where(attempts.job.in_(jobs))
     return {(row.job, row.uid): row for row in await session.scalars(query)}
 
 

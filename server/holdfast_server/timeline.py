@@ -4,40 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from sqlalchemy import func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_server import desired, models, samples
+from holdfast_server import desired, lines, models, reading, series
+from holdfast_server import marks as marked
 from holdfast_server import orders as restore_orders
-from holdfast_server.checkpoints import IN_STORE, ancestry_of, as_row, taken_at
+from holdfast_server.ancestry import Ancestry, Branch
+from holdfast_server.checkpoints import IN_STORE, ancestry_of, as_lineage, as_row, lineages_of, taken_at
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
+from holdfast_server.lines import Strand
+from holdfast_server.marks import Axis, Reach, as_view
+from holdfast_server.status import current_attempt, status_of
+from holdfast_server.stretches import names_of
 from holdfast_server.summaries import find_job
-from holdfast_server.summaries import fleet as fleet
 from holdfast_server.summaries import job_summary as job_summary
 from holdfast_server.views import (
     AttemptRow,
     CheckpointRow,
     Edit,
-    LineageRow,
     NoticeRow,
     Order,
-    PacedRow,
     Series,
-    StallRow,
     Timeline,
 )
 
-MAX_POINTS = 5000
+MAX_POINTS = 2000
 MAX_MARKS = 500
-"""Most checkpoints, stalls and intervals drawn in one window; of more, an even selection."""
+"""Most checkpoints, stalls and decisions told one by one in one window; of more, a selection."""
 MAX_ROWS = 200
-
-View = TypeVar("View", bound=msgspec.Struct)
 
 
 async def restore_points(
@@ -97,169 +98,138 @@ async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeRow]
     async with db.read() as session:
         await find_job(session, job)
         query = select(rows).where(rows.job == job).order_by(rows.id.desc()).limit(min(limit, MAX_ROWS))
-        return [_as(NoticeRow, row) for row in await session.scalars(query)]
+        return [as_view(NoticeRow, row) for row in await session.scalars(query)]
 
 
-async def timeline(
-    db: Database,
-    job: str,
-    *,
-    start: int | None = None,
-    end: int | None = None,
-    points: int = 1200,
-    now: float | None = None,
-) -> Timeline:
-    """What happened between two iterations, inclusive; without them, from the first to the last known."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What of a timeline is asked for."""
+
+    start: float | None = None
+    """An iteration, or a time; None: where the job begins."""
+    end: float | None = None
+    """Inclusive; None: where the job is."""
+    axis: Axis = "iteration"
+    points: int = 1200
+    """Most points of a series."""
+    metrics: Sequence[str] | None = None
+    """None: all. One that there is not is no error."""
+    marks: int = MAX_MARKS
+    """About how many checkpoints, stalls and decisions are told one by one."""
+    digits: int | None = None
+    """Significant ones of the series' figures; None: all."""
+
+
+async def timeline(db: Database, job: str, asked: Question | None = None, *, now: float | None = None) -> Timeline:
+    asked = Question() if asked is None else asked
+    now = time.time() if now is None else now
+    axis = asked.axis
     async with db.read() as session:
         found = await find_job(session, job)
-        ancestry = await ancestry_of(session, found)
-        extent = await _extent(session, job)
-        first, last = _bounds(extent, start, end)
-        chunks = await _chunks(session, job, first, last)
-        rows = await _checkpoints(session, job, first, last)
-        reached = await _reached(session, found)
+        begun = await lineages_of(session, job)
+        ancestry = Ancestry([Branch(one.lineage, one.iteration, one.parent) for one in begun], found.lineage)
+        strands = await reading.strands(session, job)
+        attempts = await _attempts(session, job)
+        extent, times = _extent(begun, strands), await _times(session, job, strands)
+        first, last = _bounds(times if axis == "time" else extent, asked.start, asked.end)
+        reach = Reach(
+            axis, first, last, max(2, min(asked.points, MAX_POINTS)), min(asked.marks, MAX_MARKS), asked.digits
+        )
+        plans = await _plans(session, found, strands, attempts, reach)
+        contents = await reading.contents(session, job, [read for plan in plans for read in plan.reads])
+        total = await marked.checkpoints_total(session, job, reach)
+        rows = await marked.checkpoints(session, job, reach, total, lineage=found.lineage)
+        stalled = await marked.stalls_total(session, job, reach)
         answer = Timeline(
             job=job,
             extent=extent,
-            window=(first, last) if extent else None,
-            now=time.time() if now is None else now,
+            window=(int(first), int(last)) if extent and axis == "iteration" else None,
+            times=times,
+            time_window=(first, last) if extent and axis == "time" else None,
+            silent_since=await _silent_since(session, found, now=now),
+            now=now,
             bucketed=False,
+            metrics=list(dict.fromkeys(name for one in strands for name in names_of(one.metrics))),
             series=[],
-            lineages=await _lineages(session, found),
+            lineages=[as_lineage(one, ancestry.upto) for one in begun],
             checkpoints=[as_row(row, ancestry) for row in rows],
-            checkpoints_total=await _checkpoints_total(session, job, first, last),
-            stalls=await _stalls(session, job, first, last),
-            attempts=await _attempts(session, job),
+            checkpoints_total=total,
+            checkpoint_density=(
+                await marked.checkpoint_density(session, job, reach) if total > reach.marks else None
+            ),
+            stalls=await marked.stalls(session, job, reach) if stalled else [],
+            stalls_total=stalled,
+            stall_density=await marked.stall_density(session, job, reach) if stalled > reach.marks else [],
+            attempts=attempts,
             edits=await desired.edit_rows(session, job, limit=MAX_ROWS),
             orders=await restore_orders.order_rows(session, job, limit=MAX_ROWS),
-            paced=await _paced(session, job, first, last),
+            paced=await marked.paced(session, job, reach),
+            gaps=await marked.gaps(session, job, reach),
         )
-    window = samples.Window(first, last, max(2, min(points, MAX_POINTS)))
-    # Off the event loop: a long run's window is millions of numbers to look at.
-    series, bucketed = await asyncio.to_thread(_series, chunks, (found.lineage, reached), window)
-    return msgspec.structs.replace(answer, series=series, bucketed=bucketed)
+    drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": answer.time_window}
+    # Off the event loop: a window may be many thousands of numbers to look at.
+    made = await asyncio.to_thread(_series, plans, contents, reach.points, drawn)
+    return msgspec.structs.replace(
+        answer, series=[one for one, _ in made], bucketed=any(coarse for _, coarse in made)
+    )
 
 
-def _bounds(extent: tuple[int, int] | None, start: int | None, end: int | None) -> tuple[int, int]:
+def _bounds(extent: tuple[float, float] | None, start: float | None, end: float | None) -> tuple[float, float]:
     first, last = extent or (0, 0)
     return (first if start is None else start), (last if end is None else end)
 
 
-async def _extent(session: AsyncSession, job: str) -> tuple[int, int] | None:
-    first = await session.scalar(select(func.min(models.Chunk.first_iteration)).where(models.Chunk.job == job))
-    last = await session.scalar(select(func.max(models.Lineage.last_iteration)).where(models.Lineage.job == job))
-    return None if first is None or last is None else (first, last)
+def _extent(begun: Sequence[models.Lineage], strands: Sequence[Strand]) -> tuple[int, int] | None:
+    if not strands or not begun:
+        return None
+    return min(one.first_iteration for one in strands), max(one.last_iteration for one in begun)
 
 
-async def _chunks(session: AsyncSession, job: str, first: int, last: int) -> dict[int, list[bytes]]:
-    """By lineage, oldest first. Rank 0 speaks for the job: all ranks take the same steps."""
-    rows = models.Chunk
-    query = (
-        select(rows.lineage, rows.columns)
-        .where(rows.job == job, rows.rank == 0, rows.first_iteration <= last, rows.last_iteration >= first)
-        .join(models.Job, models.Job.name == rows.job)
-        .order_by(rows.lineage, rows.uid == models.Job.uid, rows.attempt, rows.id)
-    )
-    found: dict[int, list[bytes]] = {}
-    for lineage, columns in await session.execute(query):
-        found.setdefault(lineage, []).append(columns)
-    return found
+async def _times(session: AsyncSession, job: str, strands: Sequence[Strand]) -> tuple[float, float] | None:
+    rows = models.Attempt
+    began = await session.scalar(select(func.min(rows.started_at)).where(rows.job == job))
+    if began is None or not strands:
+        return None
+    return began, max(began, *(one.last_at for one in strands))
 
 
-async def _reached(session: AsyncSession, job: models.Job) -> int:
-    """The last iteration of the current attempt; what its lineage has beyond was lost with an earlier one."""
-    rows = models.Chunk
-    own = (rows.job == job.name, rows.rank == 0, rows.lineage == job.lineage, rows.uid == job.uid)
-    return max(job.iteration, await session.scalar(select(func.max(rows.last_iteration)).where(*own)) or 0)
+async def _silent_since(session: AsyncSession, job: models.Job, *, now: float) -> float | None:
+    query = select(models.Attempt).join(models.Job, current_attempt()).where(models.Job.name == job.name)
+    attempt = await session.scalar(query)
+    return job.last_contact_at if status_of(job, attempt, now=now).status == "silent" else None
+
+
+async def _plans(
+    session: AsyncSession, job: models.Job, strands: Sequence[Strand], attempts: Sequence[AttemptRow], reach: Reach
+) -> list[lines.Plan]:
+    own = (one.last_iteration for one in strands if (one.lineage, one.uid) == (job.lineage, job.uid))
+    # What its lineage has beyond where the current attempt has got to was lost with an earlier one.
+    reached = max([job.iteration, *own])
+    if reach.axis == "iteration":
+        window = lines.Window(int(reach.first), int(reach.last), reach.points)
+        found = lines.lines(strands, window, uid=job.uid, lineage=job.lineage, reached=reached)
+        return [lines.plan(line, reach.points) for line in found]
+    began = {one.attempt: one.started_at for one in attempts}
+    cuts = {}
+    for one in strands:
+        since = began.get(one.attempt, reach.first)
+        cut = await reading.iterations_between(session, one, reach.first, reach.last, began=since)
+        if cut is not None:
+            cuts[one.id] = cut
+    found = lines.lines_in_time(strands, cuts, uid=job.uid, lineage=job.lineage, reached=reached)
+    # In time they lie side by side, and share the points.
+    rows = sum(line.rows for line in found)
+    return [lines.plan(line, max(2, round(reach.points * line.rows / rows))) for line in found]
 
 
 def _series(
-    chunks: dict[int, list[bytes]], standing: tuple[int, int], window: samples.Window
-) -> tuple[list[Series], bool]:
-    """`standing`: lineage and iteration of the job."""
-    current, reached = standing
-    made = []
-    for lineage, columns in chunks.items():
-        if lineage != current or reached >= window.end:
-            made.append(samples.series(lineage, columns, window, abandoned=lineage != current))
-            continue
-        behind = samples.Window(window.start, reached, window.points)
-        ahead = samples.Window(max(window.start, reached + 1), window.end, window.points)
-        made.append(samples.series(lineage, columns, behind, abandoned=False))
-        made.append(samples.series(lineage, columns, ahead, abandoned=True, lost=True))
-    kept = [one for one in made if one is not None]
-    return [series for series, _ in kept], any(bucketed for _, bucketed in kept)
-
-
-async def _checkpoints(session: AsyncSession, job: str, first: int, last: int) -> Sequence[models.Checkpoint]:
-    """Those in the window; of more than can be drawn every n-th, counted back from the newest."""
-    rows = models.Checkpoint
-    within = (rows.job == job, rows.iteration >= first, rows.iteration <= last)
-    step = -(-await _checkpoints_total(session, job, first, last) // MAX_MARKS) or 1
-    place = func.row_number().over(order_by=(rows.iteration.desc(), rows.lineage.desc())).label("place")
-    numbered = select(rows.id, place).where(*within).subquery()
-    query = (
-        select(rows)
-        .join(numbered, numbered.c.id == rows.id)
-        .where(rows.job == job, (numbered.c.place - 1) % step == 0)
-        .order_by(rows.iteration, rows.lineage)
-    )
-    return (await session.scalars(query)).all()
-
-
-async def _checkpoints_total(session: AsyncSession, job: str, first: int, last: int) -> int:
-    rows = models.Checkpoint
-    query = select(func.count()).where(rows.job == job, rows.iteration >= first, rows.iteration <= last)
-    return await session.scalar(query) or 0
-
-
-async def _stalls(session: AsyncSession, job: str, first: int, last: int) -> list[StallRow]:
-    """The longest, in the order in which they happened."""
-    rows = models.Stall
-    query = (
-        select(rows)
-        .where(rows.job == job, rows.iteration >= first, rows.iteration <= last)
-        .order_by(rows.seconds.desc())
-        .limit(MAX_MARKS)
-    )
-    found = [_as(StallRow, row) for row in await session.scalars(query)]
-    return sorted(found, key=lambda stall: stall.at)
-
-
-async def _paced(session: AsyncSession, job: str, first: int, last: int) -> list[PacedRow]:
-    """The newest in the window, and the one that was in force when it begins."""
-    rows = models.Pacing
-    within = select(rows).where(rows.job == job, rows.iteration >= first, rows.iteration <= last)
-    before = select(rows).where(rows.job == job, rows.iteration < first)
-    found = [
-        *await session.scalars(before.order_by(rows.id.desc()).limit(1)),
-        *reversed((await session.scalars(within.order_by(rows.id.desc()).limit(MAX_MARKS))).all()),
-    ]
-    return [_as(PacedRow, row) for row in found]
-
-
-async def _lineages(session: AsyncSession, job: models.Job) -> list[LineageRow]:
-    rows = models.Lineage
-    found = await session.scalars(select(rows).where(rows.job == job.name).order_by(rows.lineage))
-    return [
-        LineageRow(
-            lineage=row.lineage,
-            iteration=row.iteration,
-            parent=row.parent,
-            order=row.order_id,
-            at=row.at,
-            last_iteration=row.last_iteration,
-            abandoned=row.lineage != job.lineage,
-        )
-        for row in found
-    ]
+    plans: Sequence[lines.Plan], contents: series.Contents, points: int, drawn: Mapping[str, Any]
+) -> list[tuple[Series, bool]]:
+    made = (series.series(plan, contents, points, **drawn) for plan in plans)
+    return [one for one in made if one is not None]
 
 
 async def _attempts(session: AsyncSession, job: str) -> list[AttemptRow]:
     rows = models.Attempt
     query = select(rows).where(rows.job == job).order_by(rows.attempt.desc()).limit(MAX_ROWS)
-    return [_as(AttemptRow, row) for row in reversed((await session.scalars(query)).all())]
-
-
-def _as(view: type[View], row: models.Base) -> View:
-    return view(**{name: getattr(row, name) for name in view.__struct_fields__})
+    return [as_view(AttemptRow, row) for row in reversed((await session.scalars(query)).all())]

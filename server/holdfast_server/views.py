@@ -6,8 +6,11 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from holdfast.pacing.outlook import Outlook
 from holdfast.pacing.profile import Plan
 from holdfast.protocol import CheckpointKind, CheckpointState, Desired, OrderState, Paced, StallKind
+from holdfast_server.timesheet import Bucket
+from holdfast_server.windows import ShortWindow, Window
 
 JobStatus = Literal["starting", "running", "paused", "finished", "stopped", "failed", "silent"]
 
@@ -27,9 +30,24 @@ class CheckpointRow(Struct, kw_only=True, frozen=True):
     persist_seconds: float | None = None
     durable_iteration: int | None = None
     reason: str | None = None
+    store_free_bytes: int | None = None
+    label: str | None = None
+    """What an operator calls it."""
+    pinned: bool = False
+    """Kept against retention until somebody unpins it."""
+    pinned_by: str | None = None
+    pinned_at: float | None = None
     abandoned: bool = False
     """Not on the way from the job's start to where it is now."""
     restorable: bool = False
+
+
+class CheckpointChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What operators may change of a checkpoint; what is left out stays."""
+
+    pinned: bool | UnsetType = UNSET
+    label: str | UnsetType | None = UNSET
+    """null, or nothing but spaces: none."""
 
 
 class Transition(Struct, kw_only=True, frozen=True):
@@ -115,6 +133,7 @@ class Failing(Struct, kw_only=True, frozen=True):
 
 class JobSummary(Struct, kw_only=True, frozen=True):
     job: str
+    project: str
     status: JobStatus
     status_reason: str
     """One clause in words; empty when the status says it all."""
@@ -124,6 +143,7 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     lineage: int
     attempt: int
     restarts: int
+    world_size: int
     iterations_per_second: float | None
     last_contact_seconds: float
     """How long ago the job was last heard."""
@@ -145,10 +165,17 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     exposure_iterations: int
     """Iterations since the last durable checkpoint on this lineage: lost if the job died now."""
     exposure_seconds: float | None
+    """What these took: each as it was measured, up to the last 200, and beyond those as many at their mean."""
+    exposure_gpu_hours: float | None
+    """The same on every rank."""
     last_durable: CheckpointRow | None
     failing: Failing | None
     """None as long as the newest checkpoint that settled is a good one."""
     desired: Desired
+    every_until: float | None
+    """When the interval ordered by hand ends by itself."""
+    delivered_version: int
+    """Of what is desired: the agent has it."""
     applied_version: int
     applied_iteration: int | None
     applied_at: float | None
@@ -160,6 +187,93 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     sparkline: list[float]
     """Seconds of the newest iterations, oldest first, at most 40 points."""
     lineages: int
+
+
+class Fleet(Struct, kw_only=True, frozen=True):
+    """One page of the jobs that a question is about."""
+
+    jobs: list[JobSummary]
+    page: int
+    """Counted from 1; the last one where a later one was asked for."""
+    pages: int
+    size: int
+    """Most jobs on a page."""
+    total: int
+    """Jobs on all pages."""
+    counts: dict[JobStatus, int]
+    """By status, whatever status was asked for."""
+    projects: list[str]
+    """Whose jobs may be seen, whatever project was asked for."""
+
+
+class TimeBucket(Struct, kw_only=True, frozen=True):
+    name: Bucket
+    seconds: float
+    share: float
+    """Of the window."""
+    definition: str
+
+
+class Goodput(Struct, kw_only=True, frozen=True):
+    """Where the time of a job went; the buckets sum up to the window."""
+
+    job: str
+    window: Window
+    begins_at: float
+    """When the window begins, or the job did where that was later."""
+    ends_at: float
+    """Now, or when the job came to the end that somebody wanted."""
+    wall_seconds: float
+    goodput: float | None
+    """Share of the time that moved training forward and was not lost; None without any time."""
+    iterations: int
+    """That stand."""
+    lost_iterations: int
+    buckets: list[TimeBucket]
+
+
+class RankRow(Struct, kw_only=True, frozen=True):
+    """One rank, by the mean of its iterations in the window."""
+
+    rank: int
+    iterations: int
+    iteration_seconds: float
+    longest_seconds: float
+    stall_seconds: float
+    data_seconds: float
+    barrier_seconds: float | None
+    """From its own last gradient to the update; None where that cannot be measured."""
+    own_seconds: float
+    """The iteration without the barrier: what this rank itself took."""
+    waits_seconds: float | None
+    """How much longer than the rank that the others wait for it stood at the barrier."""
+    deviation: float
+    """Of its own seconds from the median, as a share of that."""
+    straggler: bool
+    cause: str
+    """Of a straggler: what most of the difference is; empty for others."""
+
+
+class RankTimes(Struct, kw_only=True, frozen=True):
+    """How the ranks of the attempt that is or was the last compare."""
+
+    job: str
+    window: ShortWindow
+    world_size: int
+    reporting: int
+    """How many ranks told of iterations in the window."""
+    measure: str
+    """What is compared, in words."""
+    median_seconds: float | None
+    deviation_seconds: float | None
+    """The median absolute deviation from it."""
+    waited_for: int | None
+    """The rank that stands least at the barrier, where others stand there notably longer."""
+    waiting_gpu_seconds: float | None
+    """What all ranks together wait for it, in each iteration."""
+    stragglers: list[int]
+    ranks: list[RankRow]
+    """The slowest first."""
 
 
 class Mean(Struct, kw_only=True, frozen=True):
@@ -200,6 +314,7 @@ class LineageRow(Struct, kw_only=True, frozen=True):
     at: float
     last_iteration: int
     abandoned: bool
+    """No part of it lies on the way to where the job is."""
 
 
 class StallRow(Struct, kw_only=True, frozen=True):
@@ -208,6 +323,34 @@ class StallRow(Struct, kw_only=True, frozen=True):
     kind: StallKind
     seconds: float
     at: float
+
+
+class Density(Struct, kw_only=True, frozen=True):
+    """Checkpoints by bar, by column, where there are more than can be told apart."""
+
+    width: float
+    """Of each bar, in what the axis counts: iterations or seconds."""
+    start: list[float]
+    count: list[int]
+    durable: list[int]
+    failed: list[int]
+    """Failed, torn or damaged."""
+    snapshot_seconds: list[float]
+    """The longest."""
+    persist_seconds: list[float]
+    """The longest."""
+
+
+class StallDensity(Struct, kw_only=True, frozen=True):
+    """Stalls of one kind by bar, by column."""
+
+    kind: StallKind
+    width: float
+    start: list[float] = []
+    count: list[int] = []
+    seconds: list[float] = []
+    """Together."""
+    longest_seconds: list[float] = []
 
 
 class AttemptRow(Struct, kw_only=True, frozen=True):
@@ -232,22 +375,47 @@ class PacedRow(Struct, kw_only=True, frozen=True):
     budget: float
 
 
+class GapRow(Struct, kw_only=True, frozen=True):
+    """Samples that the agent thinned away, for want of room while no server took them."""
+
+    lineage: int
+    first_iteration: int
+    last_iteration: int
+    dropped: int
+    """How many of the iterations from first to last."""
+
+
 class Timeline(Struct, kw_only=True, frozen=True):
     job: str
     extent: tuple[int, int] | None
     """First and last iteration known; None before the first."""
     window: tuple[int, int] | None
+    """The iterations asked for; None where time was."""
+    times: tuple[float, float] | None = None
+    """When the job began, and when the newest iteration that is known ended; seconds since the epoch."""
+    silent_since: float | None = None
+    """When a job was last heard of that should have said something since; None: it has, or has ended."""
+    time_window: tuple[float, float] | None = None
+    """The stretch of time asked for; None where iterations were."""
     now: float
     bucketed: bool
+    metrics: list[str] = []
+    """All that there are, whichever were asked for."""
     series: list[Series]
     lineages: list[LineageRow]
     checkpoints: list[CheckpointRow]
+    """All in the window or, of too many, some: then `checkpoint_density` counts all."""
     checkpoints_total: int
+    checkpoint_density: Density | None = None
     stalls: list[StallRow]
+    """All in the window or, of too many, the longest: then `stall_density` counts all, by kind."""
+    stalls_total: int = 0
+    stall_density: list[StallDensity] = []
     attempts: list[AttemptRow]
     edits: list[Edit]
     orders: list[Order]
     paced: list[PacedRow]
+    gaps: list[GapRow] = []
 
 
 class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -257,9 +425,38 @@ class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     """A fraction, or text such as "2%"."""
     policy: str | UnsetType | None = UNSET
     every: int | str | UnsetType | None = UNSET
+    every_seconds: float | UnsetType | None = UNSET
+    """With `every`: after so long the policy decides again. UNSET or None: when somebody says so."""
     paused: bool | UnsetType = UNSET
     checkpoint_request: bool | UnsetType = UNSET
     """True: take a checkpoint now."""
+    probe_request: bool | UnsetType = UNSET
+    """True: measure now how the data are loaded."""
+
+
+class RetentionChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """How long a project keeps what its jobs reported. UNSET: as it is. None: for ever, and without a limit."""
+
+    samples_seconds: float | UnsetType | None = UNSET
+    """Older samples are thinned into roll-ups: minimum, mean and maximum of 64 iterations and more."""
+    fine_seconds: float | UnsetType | None = UNSET
+    """Older roll-ups of 64 iterations are thinned into those of 256."""
+    reports_seconds: float | UnsetType | None = UNSET
+    """Older stalls, notices, gaps, figures of pacing, and alerts that are over go."""
+    samples_bytes: int | UnsetType | None = UNSET
+    """Of more samples than this, the oldest are thinned into roll-ups."""
+
+
+class Kept(Struct, kw_only=True, frozen=True):
+    """How long a project keeps what its jobs reported, and how much that is."""
+
+    project: str
+    samples_seconds: float | None
+    fine_seconds: float | None
+    reports_seconds: float | None
+    samples_bytes: int | None
+    stored_bytes: int
+    """Of samples, roll-ups left out."""
 
 
 class SettingsPreview(Struct, kw_only=True, frozen=True):
@@ -271,6 +468,59 @@ class SettingsPreview(Struct, kw_only=True, frozen=True):
     measured_overhead: float | None
 
 
+Origin = Literal["measured", "estimated", "stated", "set", "assumed"]
+"""Where a figure comes from: this job; this job and what is published of others; the question; the job's settings;
+a default."""
+
+
+class StallsOverTime(Struct, kw_only=True, frozen=True):
+    """The waits that were long enough to be told one by one, summed up by kind over equal stretches of time."""
+
+    job: str
+    window: Window
+    begins_at: float
+    ends_at: float
+    stretch_seconds: float
+    seconds: dict[StallKind, list[float]]
+    """By kind, the one that took most first; of each stretch, what training waited."""
+
+
+class CheckpointStory(Struct, kw_only=True, frozen=True):
+    """One checkpoint, what it comes from, and what became of it."""
+
+    checkpoint: CheckpointRow
+    lineage: list[LineageRow]
+    """The lines of training that it descends from, the one that it is on first."""
+    begun_here: list[LineageRow]
+    """Those that a restore of it began."""
+    orders: list[Order]
+    """To go back to it, the newest first."""
+    before: CheckpointRow | None
+    """The durable one before it on its lineage, and the one after."""
+    after: CheckpointRow | None
+    edit: Edit | None
+    """The newest change of a setting when it was taken."""
+
+
+class JobPlan(Struct, kw_only=True, frozen=True):
+    """What if: every interval weighed for this job, as it is or as it might be."""
+
+    job: str
+    outlook: Outlook | None
+    why_none: str
+    """Why there is none; empty when there is one."""
+    held_by_hand: bool
+    """The interval in force is one that a person ordered."""
+    failures: int
+    """Attempts that ended without being asked to."""
+    running_seconds: float
+    """In how much time, over all attempts."""
+    restarts: int
+    """How many of them a measured restart time rests on."""
+    origins: dict[str, Origin]
+    """Of `mtbf_seconds`, `restart_seconds`, `world_size`, `budget`: where each comes from."""
+
+
 class RestorePreview(Struct, kw_only=True, frozen=True):
     checkpoint: CheckpointRow
     from_iteration: int
@@ -278,6 +528,16 @@ class RestorePreview(Struct, kw_only=True, frozen=True):
     iterations_abandoned: int
     """Left behind on the lineage that the job is on; they stay visible, and restorable."""
     seconds_abandoned: float | None
+    gpu_hours_abandoned: float | None
+    """The same on every rank."""
+    points_abandoned: int
+    """Durable checkpoints among what is left behind."""
+    attempt: int
+    host: str
+    """Of the attempt that runs, or ran last; empty where it did not say."""
+    world_size: int
+    supervised: bool
+    """A supervisor starts the job again, should this attempt end."""
     estimated_seconds: float | None
     estimated_from: str
     """What the estimate rests on, in words; empty when there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CTE, BigInteger, and_, case, cast, func, literal, select
+from sqlalchemy import CTE, BigInteger, Select, and_, case, cast, func, literal, select
 
 from holdfast.protocol import checkpoint_id
 from holdfast_server import models
@@ -12,8 +12,11 @@ _LINEAGE_AT = len(checkpoint_id(0, 0))
 """Where the lineage begins in a checkpoint's id, counted from 1 as SQL does."""
 
 
-def to_where_they_are(jobs: list[str]) -> CTE:
-    """Rows (job, lineage, upto): the lineages on each job's way, with the last iteration that belongs to it."""
+def to_where_they_are(jobs: list[str] | Select[str]) -> CTE:
+    """Rows (job, lineage, upto): the lineages on each job's way, with the last iteration that belongs to it.
+
+    `jobs`: names, or a question that finds them.
+    """
     job, lineage = models.Job, models.Lineage
     way = (
         select(job.name.label("job"), job.lineage.label("lineage"), literal(END, BigInteger).label("upto"))

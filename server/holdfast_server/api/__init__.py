@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from holdfast_server.api import desired, ingest, jobs, restores, stream, system
+from holdfast_server.api import (
+    accounts,
+    alerts,
+    checkpoints,
+    desired,
+    exports,
+    ingest,
+    jobs,
+    restores,
+    retention,
+    stream,
+    system,
+)
 
 router = APIRouter()
 router.include_router(system.router)
-for part in (ingest, jobs, desired, restores, stream):
+for part in (ingest, jobs, exports, desired, checkpoints, restores, alerts, retention, stream, accounts):
     router.include_router(part.router, prefix="/api/v1")
 
 __all__ = ["router"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
@@ -14,8 +15,8 @@ from holdfast_server import control
 from holdfast_server.api.answers import Json, parse, refusal
 from holdfast_server.api.schema import body, returns
 from holdfast_server.bus import LocalBus
-from holdfast_server.db import Database
-from holdfast_server.dependencies import Changes, Clock, Db, Who
+from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
+from holdfast_server.dependencies import Asker, Changes, Clock, Db, Who
 from holdfast_server.errors import InvalidSetting
 from holdfast_server.views import DesiredChanges, SettingsPreview
 
@@ -30,10 +31,18 @@ async def read(
     job: str,
     db: Db,
     changes: Changes,
+    asker: Asker,
     after: Annotated[int, Query(description="Answer once there is a later version than this one")] = -1,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="For at most so many seconds")] = 0,
 ) -> Response:
-    """The newest version; with `after` and `wait` a long poll. An unknown job is one that nobody has edited."""
+    """The newest version; with `after` and `wait` a long poll. An unknown job is one that nobody has edited.
+
+    An agent that waits for what comes after a version has that version: the pages then say that it was delivered.
+    """
+    if wait and after > 0 and "report" in asker.scopes:
+        # What is not noted now is with the agent's next question; its answer matters more.
+        with suppress(DatabaseBusy, DatabaseUnavailable):
+            await control.delivered(db, job, after)
     desired = await _later(db, changes, job, after, wait)
     return Response(status_code=204) if desired is None else _tagged(desired)
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import zlib
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, Protocol, cast
 
 import msgspec
 from fastapi import APIRouter
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from holdfast.protocol import Ack, Batch
-from holdfast_server import ingest
+from holdfast_server import compression, ingest
+from holdfast_server.accounts.belonging import Belonging
+from holdfast_server.accounts.principal import Principal
 from holdfast_server.api.answers import Json, refusal
 from holdfast_server.api.schema import body, returns
-from holdfast_server.dependencies import Clock, Db, Measures
+from holdfast_server.compression import Broken, TooLarge
+from holdfast_server.db import Database
+from holdfast_server.intake import RETRY_AFTER_SECONDS, Intake, TooMuch
+from holdfast_server.measures import ServerMeasures
 
 MAX_BODY_BYTES = 8 * 2**20
 """Of a batch, before and after decompression."""
@@ -24,24 +32,67 @@ MSGPACK = ("application/msgpack", "application/vnd.msgpack", "application/x-msgp
 router = APIRouter(tags=["agents"])
 
 
-@router.post("/ingest", max_body_size=MAX_BODY_BYTES, openapi_extra=body(Batch), responses=returns(Ack))
-async def report(request: Request, db: Db, clock: Clock, measures: Measures) -> Response:
+@router.post(
+    "/ingest",
+    max_body_size=MAX_BODY_BYTES,
+    openapi_extra=body(Batch),
+    responses=returns(
+        Ack,
+        _404="A job that this key may not report of",
+        _413="Too large, as it is or unpacked",
+        _415="Another type or encoding than we read",
+        _422="Not a batch: never to be sent again",
+        _429="Samples are not taken now: Retry-After says when",
+        _503="Nothing is taken now: Retry-After says when",
+    ),
+)
+async def report(request: Request) -> Response:
     """Take in a batch; the answer says that it is committed. Sent twice, it is kept once."""
+    state, asker = cast("State", request.app.state), cast("Principal", request.state.principal)
     encoding = _encoding(request)
     if encoding is None:
         return refusal(415, "unsupported_type", "send application/msgpack or application/json")
     try:
         content = _decompressed(await request.body(), request.headers.get("content-encoding", "identity"))
-    except zlib.error as error:
+    except Broken as error:
         return refusal(422, "invalid_batch", f"the body cannot be decompressed: {error}")
+    except TooLarge:
+        raise HTTPException(413) from None
     if content is None:
-        return refusal(415, "unsupported_encoding", "send the body as it is, or with Content-Encoding: gzip")
-    with measures.ingesting():
-        now = clock()
+        return refusal(
+            415, "unsupported_encoding", "send the body as it is, or with Content-Encoding: zstd or gzip"
+        )
+    with state.measures.ingesting():
+        now = state.clock()
         received = ingest.decode(content, encoding, now=now)
-        ack = await ingest.store(db, received, now=now)
-    measures.ingested(received)
+        try:
+            with state.room.taking(received.batch.lane, len(content)):
+                project = await state.belonging.reporting(asker, received.batch.job)
+                ack = await ingest.store(state.database, received, project=project, now=now)
+        except TooMuch as error:
+            return _later(error)
+    state.measures.ingested(received)
     return _answer(ack, request.headers.get("accept", ""), encoding)
+
+
+# FastAPI's own route describes it, and this one, ahead of all others, answers: to find a route among a hundred and
+# to solve its dependencies takes FastAPI longer than we need to read a batch.
+route = Route(
+    "/api/v1/ingest",
+    report,
+    methods=["POST"],
+    middleware=[Middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)],
+)
+
+
+class State(Protocol):
+    """Of the application, what taking in a batch asks for."""
+
+    database: Database
+    clock: Callable[[], float]
+    measures: ServerMeasures
+    room: Intake
+    belonging: Belonging
 
 
 def _encoding(request: Request) -> Literal["msgpack", "json"] | None:
@@ -56,16 +107,21 @@ def _decompressed(content: bytes, encoding: str) -> bytes | None:
         case "identity":
             return content
         case "gzip":
-            # Never more than the limit in memory, whatever a small body claims to become.
-            inflater = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-            plain = inflater.decompress(content, MAX_BODY_BYTES + 1)
-            if len(plain) > MAX_BODY_BYTES:
-                raise HTTPException(413)
-            if not inflater.eof:
-                raise zlib.error("it ends too early")
-            return plain
+            plain = compression.gunzip(content, MAX_BODY_BYTES)
+        case "zstd":
+            plain = compression.decompress(content, MAX_BODY_BYTES)
         case _:
             return None
+    if not compression.plausible(content, plain):
+        raise TooLarge("no report compresses so well")
+    return plain
+
+
+def _later(error: TooMuch) -> Response:
+    status, code = (429, "too_many_samples") if error.lane == "samples" else (503, "unavailable")
+    answer = refusal(status, code, str(error))
+    answer.headers["Retry-After"] = str(RETRY_AFTER_SECONDS[error.lane])
+    return answer
 
 
 def _answer(ack: Ack, accept: str, encoding: str) -> Response:

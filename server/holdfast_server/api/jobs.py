@@ -5,14 +5,28 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast_server import timeline
-from holdfast_server.api.answers import Json
+from holdfast_server import fleet, goodput, plans, ranks, timeline
+from holdfast_server.api.answers import Json, Packed
 from holdfast_server.api.schema import returns
-from holdfast_server.dependencies import Clock, Db
+from holdfast_server.dependencies import Asker, Clock, Db, SharedAnswers
+from holdfast_server.marks import Axis
 from holdfast_server.samples import MAX_ITERATION
-from holdfast_server.views import CheckpointRow, Edit, JobSummary, NoticeRow, Timeline
+from holdfast_server.views import (
+    CheckpointRow,
+    Edit,
+    Fleet,
+    Goodput,
+    JobPlan,
+    JobStatus,
+    JobSummary,
+    NoticeRow,
+    RankTimes,
+    Timeline,
+)
+from holdfast_server.windows import ShortWindow, Window
 
 NOT_FOUND = "No such job"
 
@@ -21,10 +35,29 @@ Limit = Annotated[int, Query(ge=1, le=500)]
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
-@router.get("", responses=returns(dict[str, list[JobSummary]]))
-async def fleet(db: Db, clock: Clock, search: str = "") -> Response:
-    """All jobs, the one heard last first."""
-    return Json({"jobs": await timeline.fleet(db, now=clock(), search=search)})
+@router.get("", responses=returns(Fleet, _422="What cannot be"))
+async def jobs(
+    db: Db,
+    clock: Clock,
+    asker: Asker,
+    search: Annotated[str, Query(description="part of a job's name, in capitals or not")] = "",
+    status: JobStatus | None = None,
+    project: str | None = None,
+    sort: Annotated[fleet.Order, Query(description="`living`: living jobs by name, then the others")] = "heard",
+    page: Annotated[int, Query(ge=1, le=MAX_ITERATION)] = 1,
+    size: Annotated[int, Query(ge=1, le=fleet.MOST_ROWS, description="most jobs on a page")] = fleet.PAGE_ROWS,
+) -> Response:
+    """One page of the jobs that match, and how many there are by status."""
+    question = fleet.Question(
+        search=search,
+        status=status,
+        project=project,
+        order=sort,
+        page=page,
+        size=size,
+        visible_projects=asker.visible_projects,
+    )
+    return Json(await fleet.fleet(db, question, now=clock()))
 
 
 @router.get("/{job}", responses=returns(JobSummary, _404=NOT_FOUND))
@@ -35,14 +68,60 @@ async def summary(job: str, db: Db, clock: Clock) -> Response:
 @router.get("/{job}/timeline", responses=returns(Timeline, _404=NOT_FOUND))
 async def job_timeline(
     job: str,
+    request: Request,
     db: Db,
     clock: Clock,
-    first: Annotated[int | None, Query(alias="from", ge=0, le=MAX_ITERATION)] = None,
-    last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_ITERATION)] = None,
+    shared: SharedAnswers,
+    first: Annotated[float | None, Query(alias="from", ge=0, le=MAX_ITERATION)] = None,
+    last: Annotated[float | None, Query(alias="to", ge=0, le=MAX_ITERATION)] = None,
+    x: Annotated[
+        Axis, Query(description="what `from` and `to` count: iterations, or seconds since 1970")
+    ] = "iteration",
     points: Annotated[int, Query(ge=2, le=timeline.MAX_POINTS)] = 1200,
+    metric: Annotated[list[str] | None, Query(description="only these; all of them if none is named")] = None,
+    marks: Annotated[int, Query(ge=10, le=timeline.MAX_MARKS, description="rows of a kind told one by one")] = 500,
+    digits: Annotated[
+        int | None, Query(ge=2, le=17, description="significant ones; all of them if not given")
+    ] = None,
 ) -> Response:
-    """What happened from one iteration to another, in at most `points` buckets a lineage."""
-    return Json(await timeline.timeline(db, job, start=first, end=last, points=points, now=clock()))
+    """What happened from one iteration, or time, to another, in at most `points` buckets a lineage."""
+    names = None if metric is None else tuple(metric)
+    asked = timeline.Question(
+        start=first, end=last, axis=x, points=points, metrics=names, marks=marks, digits=digits
+    )
+    answer = await shared.answer(job, asked, lambda: _timeline(db, job, asked, clock()))
+    return answer.response(request.headers.get("Accept-Encoding", ""))
+
+
+async def _timeline(db: Db, job: str, asked: timeline.Question, now: float) -> Packed:
+    return await Packed.of(await timeline.timeline(db, job, asked, now=now))
+
+
+@router.get("/{job}/goodput", responses=returns(Goodput, _404=NOT_FOUND, _422="Not a window"))
+async def job_goodput(job: str, db: Db, clock: Clock, window: Window = "24h") -> Response:
+    """Where the time of a window went: productive, waiting, lost, restoring, starting, down, unexplained."""
+    return Json(await goodput.goodput(db, job, window, now=clock()))
+
+
+@router.get("/{job}/ranks", responses=returns(RankTimes, _404=NOT_FOUND, _422="Not a window"))
+async def job_ranks(job: str, db: Db, clock: Clock, window: ShortWindow = "1h") -> Response:
+    """How the ranks compare, and which of them the others wait for."""
+    return Json(await ranks.rank_times(db, job, window, now=clock()))
+
+
+@router.get("/{job}/plan", responses=returns(JobPlan, _404=NOT_FOUND, _422="What cannot be"))
+async def plan(
+    job: str,
+    db: Db,
+    budget: Annotated[str | None, Query(description="0.035 or 3.5%")] = None,
+    every: Annotated[str | None, Query(description="an interval to look at, in iterations")] = None,
+    mtbf: Annotated[str | None, Query(description="time between failures of the whole job: 3h")] = None,
+    ranks: Annotated[str | None, Query(description="how many GPUs it runs on")] = None,
+    restart: Annotated[str | None, Query(description="from a failure until it trains again: 3min")] = None,
+) -> Response:
+    """What if: every interval weighed by the time that moves training forward. What is not given is as it is."""
+    asked = plans.what_if(budget=budget, every=every, mtbf=mtbf, ranks=ranks, restart=restart)
+    return Json(await plans.plan_job(db, job, asked))
 
 
 @router.get(

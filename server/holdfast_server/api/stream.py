@@ -10,13 +10,18 @@ from fastapi import APIRouter, Depends
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast_server import timeline
-from holdfast_server.dependencies import Changes, Clock, Db
+from holdfast_server.dependencies import Changes, Clock, Db, SharedAnswers
 from holdfast_server.encoding import to_json
 
 TICK_SECONDS = 5.0
 """A job of which nothing is heard grows older all the same."""
 PAUSE_SECONDS = 0.25
 """Shortest time from tick to tick; changes in between are one."""
+
+
+async def _told(job: str, db: Db, now: float) -> str:
+    return to_json(await timeline.job_summary(db, job, now=now)).decode()
+
 
 router = APIRouter(prefix="/jobs/{job}", tags=["jobs"])
 
@@ -29,12 +34,12 @@ async def _known(job: str, db: Db, clock: Clock) -> str:
 
 @router.get("/stream", response_class=EventSourceResponse)
 async def stream(
-    job: Annotated[str, Depends(_known)], db: Db, changes: Changes, clock: Clock
+    job: Annotated[str, Depends(_known)], db: Db, changes: Changes, clock: Clock, shared: SharedAnswers
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events named `tick`, each with the job's summary as JSON."""
     with changes.subscribe(job) as subscription:
         while not changes.closed:
-            summary = await timeline.job_summary(db, job, now=clock())
-            yield ServerSentEvent(raw_data=to_json(summary).decode(), event="tick")
+            told = await shared.answer(job, "tick", lambda: _told(job, db, clock()))
+            yield ServerSentEvent(raw_data=told, event="tick")
             await asyncio.sleep(PAUSE_SECONDS)
             await subscription.wait(TICK_SECONDS)

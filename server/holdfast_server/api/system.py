@@ -2,38 +2,65 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import PlainTextResponse, Response
 
-from holdfast_server import timeline
+from holdfast_server import fleet
+from holdfast_server.alerts import incidents
 from holdfast_server.api.answers import Json, refusal
-from holdfast_server.db import DatabaseClosed
-from holdfast_server.dependencies import Changes, Clock, Db, Measures
+from holdfast_server.db import DatabaseClosed, DatabaseUnavailable, size_bytes
+from holdfast_server.dependencies import Asker, Changes, Clock, Db, Measures
+from holdfast_server.measures import MOST_JOBS, Now
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_STATUS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "It is",
+        "content": {"application/json": {"schema": {"type": "object"}, "example": {"status": "ok"}}},
+    }
+}
+_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Figures", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+_BUSY: dict[int | str, dict[str, Any]] = {503: {"description": "The database does not answer"}}
 
 router = APIRouter(tags=["system"])
 
 
-@router.get("/healthz")
+@router.get("/healthz", responses=_STATUS)
 async def alive() -> Response:
     """The process answers."""
     return Json({"status": "ok"})
 
 
-@router.get("/readyz", responses={503: {"description": "The database does not answer"}})
+@router.get("/readyz", responses=_STATUS | _BUSY)
 async def ready(db: Db) -> Response:
     """The database can be read, and what is written to it is stored."""
     try:
         await db.ready()
-    except (DatabaseClosed, SQLAlchemyError) as error:
+    except (DatabaseClosed, DatabaseUnavailable, SQLAlchemyError) as error:
         return refusal(503, "not_ready", f"the database does not answer: {error}")
     return Json({"status": "ready"})
 
 
-@router.get("/metrics")
-async def metrics(db: Db, changes: Changes, clock: Clock, measures: Measures) -> Response:
-    """For Prometheus: the server's own figures, and the newest of every job."""
-    jobs = await timeline.fleet(db, now=clock())
-    return PlainTextResponse(measures.exposition(jobs, listeners=len(changes)), media_type=METRICS_TYPE)
+@router.get("/metrics", response_class=PlainTextResponse, responses=_TEXT | _BUSY)
+async def metrics(db: Db, changes: Changes, clock: Clock, measures: Measures, asker: Asker) -> Response:
+    """For Prometheus: the server's own figures, and those of the jobs that were heard last."""
+    now, visible = clock(), asker.visible_projects
+    question = fleet.Question(order="heard", size=MOST_JOBS, visible_projects=visible)
+    page = await fleet.fleet(db, question, now=now)
+    async with db.read() as session:
+        stored_bytes = await size_bytes(session)
+    seen = Now(
+        jobs=page.jobs,
+        by_status=page.counts,
+        listeners=len(changes),
+        database_bytes=stored_bytes,
+        writes_waiting=db.writes_waiting,
+        alerts_by_severity=await incidents.open_by_severity(db, visible_projects=visible),
+    )
+    return PlainTextResponse(measures.exposition(seen), media_type=METRICS_TYPE)

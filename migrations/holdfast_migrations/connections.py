@@ -1,0 +1,155 @@
+"""Connections for migrations, and what each kind of database asks of one that changes its tables."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import URL, create_engine, event, text
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
+
+from holdfast_migrations.errors import CannotStore, DriverMissing
+
+OLDEST_POSTGRES = 14
+CONNECT_SECONDS = 10
+OTHERS_SECONDS = 60
+"""How long another instance may take to migrate the same database."""
+LOCK_SECONDS = 2
+"""How long a migration waits for a table, and agents behind it; then it lets them through, and tries again."""
+LOCK_TRIES = 30
+_LOCK_NOT_AVAILABLE = "55P03"
+
+_ADVICE = {
+    "password": "give the right one in the URL, in PGPASSWORD or in ~/.pgpass",
+    "pg_hba.conf": "let this machine and user in there",
+    "role ": "make the user with createuser, or name another",
+    "database ": "make it with createdb, or name another",
+    "refused": "start PostgreSQL there, or correct the host and port",
+    "No such file": "start PostgreSQL there, or correct the host and port",
+    "timeout": "see that this machine can reach it, or correct the host and port",
+    "resolve": "correct the host",
+    "translate": "correct the host",
+    "permission denied": "make the user the owner of the database: ALTER DATABASE … OWNER TO …",
+    "read-only": "this is a replica: name the primary",
+}
+"""By what the server, or its library, says in English; what they say in other words is told without advice."""
+
+
+@contextmanager
+def connected(url: URL) -> Iterator[Connection]:
+    """CannotStore, in one sentence, for a PostgreSQL that cannot be reached, or that cannot be used."""
+    if url.get_backend_name() == "sqlite":
+        engine = _sqlite(url)
+        try:
+            with engine.connect() as connection:
+                yield connection
+        finally:
+            engine.dispose()
+        return
+    try:
+        with _postgres(url).connect() as connection:
+            _fit(connection, url)
+            _alone(connection, url)
+            yield connection
+    except DBAPIError as error:
+        raise CannotStore(_sentence(url, error)) from error
+
+
+def place(url: URL) -> str:
+    """The database, to be shown: a path, or a URL without its password."""
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    return url.set(drivername="postgresql").render_as_string(hide_password=True)
+
+
+def patiently(connection: Connection, change: Callable[[], object]) -> None:
+    """Run `change` whole or not at all, without keeping others from the tables for long."""
+    if connection.dialect.name == "sqlite":
+        with connection.begin():
+            change()
+        return
+    for number in range(LOCK_TRIES):
+        try:
+            with connection.begin():
+                connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
+                change()
+                return
+        except OperationalError as error:
+            if _state(error) != _LOCK_NOT_AVAILABLE or number == LOCK_TRIES - 1:
+                raise
+        time.sleep(random.uniform(0.1, 1.0))  # noqa: S311
+
+
+def _sqlite(url: URL) -> Engine:
+    engine = create_engine(url.set(drivername="sqlite"))
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # All of a migration or nothing: the driver's own transactions leave tables out.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgres(url: URL) -> Engine:
+    try:
+        return create_engine(
+            url.set(drivername="postgresql+psycopg"),
+            poolclass=NullPool,
+            connect_args={"connect_timeout": CONNECT_SECONDS, "application_name": "holdfast migrations"},
+        )
+    except ModuleNotFoundError as error:
+        raise DriverMissing(error) from None
+
+
+def _fit(connection: Connection, url: URL) -> None:
+    with connection.begin():
+        version = int(connection.scalar(text("SHOW server_version_num")) or 0) // 10_000
+        encoding = connection.scalar(text("SHOW server_encoding"))
+    if version < OLDEST_POSTGRES:
+        raise CannotStore(
+            f"cannot store in {place(url)}: it is PostgreSQL {version}; take {OLDEST_POSTGRES} or later"
+        )
+    if encoding != "UTF8":
+        raise CannotStore(
+            f"cannot store in {place(url)}: its encoding is {encoding}; make one with createdb --encoding UTF8 "
+            "--template template0"
+        )
+
+
+def _alone(connection: Connection, url: URL) -> None:
+    """Two instances that start together migrate one after the other; the lock goes with the connection."""
+    try:
+        with connection.begin():
+            connection.execute(text(f"SET LOCAL lock_timeout = '{OTHERS_SECONDS}s'"))
+            connection.execute(text("SELECT pg_advisory_lock(hashtext('holdfast migrations'))"))
+    except OperationalError as error:
+        if _state(error) != _LOCK_NOT_AVAILABLE:
+            raise
+        raise CannotStore(
+            f"another server is bringing {place(url)} up to date, and is not done after {OTHERS_SECONDS} seconds: "
+            "start this one again when it is"
+        ) from None
+
+
+def _sentence(url: URL, error: DBAPIError) -> str:
+    said = str(error.orig).strip()
+    # Of the addresses that a host has, the last one tried is told of; what follows is the library's own advice.
+    reason = said.rpartition("FATAL:")[2].strip().partition("\n")[0]
+    reason = reason.rpartition(" failed: ")[2].strip().rstrip(".")
+    advice = next((f": {advice}" for words, advice in _ADVICE.items() if words in reason), "")
+    return f"cannot store in {place(url)} ({reason}){advice}"
+
+
+def _state(error: DBAPIError) -> str | None:
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    return state

@@ -1,0 +1,1 @@
+"""People, keys, and what they may do."""

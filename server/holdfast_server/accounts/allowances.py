@@ -1,0 +1,81 @@
+"""How often somebody may try to sign in: token buckets in the database, shared by all instances.
+
+A bucket is kept as the moment at which it is full again: each try moves that on by the time it takes to earn one,
+and is refused where the moment would be further off than the bucket is deep. A bucket that is full needs no row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast_server import models
+from holdfast_server.db import Database, insert
+from holdfast_server.errors import TooManyTries
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    tries: int
+    earned_seconds: float
+    """From try to try, once those are used up."""
+
+
+_NAME = _Bucket(tries=8, earned_seconds=30.0)
+"""Guessing one person's password is held to 2,880 tries a day; who mistypes theirs is not locked out for long."""
+_ADDRESS = _Bucket(tries=40, earned_seconds=5.0)
+"""Many people may come from one address."""
+
+
+async def take(db: Database, name: str, address: str, *, now: float) -> None:
+    """One try. Raises TooManyTries when the name, or the address, has none left."""
+    buckets = sorted([(_key("name", name), _NAME), (_key("address", address), _ADDRESS)])
+    wait = await db.write(lambda session: _take(session, buckets, now=now))
+    if wait > 0:
+        raise TooManyTries(wait)
+
+
+async def take_from_address(db: Database, address: str, *, now: float) -> None:
+    """As `take`, for what is asked without a name."""
+    wait = await db.write(lambda session: _take(session, [(_key("address", address), _ADDRESS)], now=now))
+    if wait > 0:
+        raise TooManyTries(wait)
+
+
+async def forgive(db: Database, name: str) -> None:
+    """Whoever has shown who they are has all tries again."""
+
+    async def work(session: AsyncSession) -> None:
+        await session.execute(delete(models.Allowance).where(models.Allowance.key == _key("name", name)))
+
+    await db.write(work)
+
+
+async def tidy(session: AsyncSession, *, now: float) -> None:
+    await session.execute(delete(models.Allowance).where(models.Allowance.full_at <= now))
+
+
+async def _take(session: AsyncSession, buckets: list[tuple[bytes, _Bucket]], *, now: float) -> float:
+    """Seconds to wait; 0 for a try that was taken. A refused one costs nothing, so that waiting helps."""
+    rows = models.Allowance
+    full_at = []
+    for key, bucket in buckets:
+        fresh = insert(session, rows).values(key=key, full_at=now).on_conflict_do_nothing()
+        await session.execute(fresh)
+        row = await session.get(rows, key, with_for_update=True)
+        assert row is not None
+        full_at.append((row, max(row.full_at, now) + bucket.earned_seconds, bucket))
+    wait = max(at - now - bucket.tries * bucket.earned_seconds for _, at, bucket in full_at)
+    if wait <= 0:
+        for row, at, _ in full_at:
+            row.full_at = at
+        await session.flush()
+    return max(0.0, wait)
+
+
+def _key(kind: str, text: str) -> bytes:
+    # a digest, since a password may have been typed into the field of the name
+    return hashlib.sha256(f"{kind} {text}".encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,192 @@
+"""Signing in: the check of a password, and the browsers that are signed in, each until it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast_server import audit, models
+from holdfast_server.accounts import allowances, passwords, people
+from holdfast_server.accounts.principal import Principal
+from holdfast_server.accounts.secrets import digest, new_session
+from holdfast_server.db import Database
+from holdfast_server.errors import NotSignedIn, UnknownPerson, UnknownSession
+
+IDLE_SECONDS = 12 * 3600.0
+"""A browser that was not seen for so long is signed out."""
+LASTS_SECONDS = 7 * 86400.0
+"""From sign-in; then somebody shows again who they are."""
+SEEN_SECONDS = 60.0
+"""How exactly it is known when a browser was last seen."""
+MOST_SHOWN = 200
+"""Characters of what a browser says of itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignInRow:
+    """A browser that somebody is signed in with."""
+
+    id: str
+    created_at: float
+    seen_at: float
+    address: str
+    browser: str
+    this: bool
+    """The one that asks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """Where a request to sign in came from."""
+
+    address: str
+    browser: str
+    replaces: str | None = None
+    """The secret of the session that the browser had before: it ends, so that nobody can plant one."""
+
+
+async def with_password(db: Database, name: str, password: str, visitor: Visitor, *, now: float) -> str:
+    """The secret of a new session.
+
+    Raises:
+        TooManyTries: for this name or from this address.
+        NotSignedIn: the name, or the password, is not right.
+    """
+    known = name.strip().lower()
+    await allowances.take(db, known, visitor.address, now=now)
+    async with db.read() as session:
+        person = await session.get(models.Person, known)
+    stored = person.password if person else None
+    if not await passwords.verify(password[: passwords.LONGEST + 1], stored):
+        await _note_failure(db, known if person else "somebody unknown", visitor, now=now)
+        raise NotSignedIn
+    await allowances.forgive(db, known)
+    return await begin(db, known, visitor, by="password", now=now)
+
+
+async def check_password(db: Database, person: str, password: str, visitor: Visitor, *, now: float) -> None:
+    """Whoever is signed in shows again who they are. Raises TooManyTries, NotSignedIn."""
+    await allowances.take(db, person, visitor.address, now=now)
+    async with db.read() as session:
+        row = await session.get(models.Person, person)
+    if not await passwords.verify(password[: passwords.LONGEST + 1], row.password if row else None):
+        raise NotSignedIn
+    await allowances.forgive(db, person)
+
+
+async def begin(db: Database, person: str, visitor: Visitor, *, by: str, now: float) -> str:
+    """Sign somebody in who has shown who they are. Raises UnknownPerson for one who was removed meanwhile."""
+    secret = new_session()
+    kept = digest(secret)
+
+    async def work(session: AsyncSession) -> None:
+        row = await session.get(models.Person, person)
+        if row is None:
+            raise UnknownPerson(person)
+        row.signed_in_at = now
+        if visitor.replaces is not None:
+            await session.execute(delete(models.SignIn).where(models.SignIn.digest == digest(visitor.replaces)))
+        session.add(
+            models.SignIn(
+                digest=kept,
+                id=kept.hex()[:16],
+                person=person,
+                created_at=now,
+                seen_at=now,
+                address=visitor.address,
+                browser=visitor.browser[:MOST_SHOWN],
+            )
+        )
+        await session.flush()
+        about = {"by": by, "address": visitor.address}
+        await audit.record(session, who=person, action="person.sign_in", now=now, after=about)
+
+    await db.write(work)
+    return secret
+
+
+async def find(session: AsyncSession, secret: str, *, now: float) -> tuple[Principal, float] | None:
+    """Whose session this is, and when it was last seen; None once it has ended."""
+    rows = models.SignIn
+    living = (rows.seen_at > now - IDLE_SECONDS, rows.created_at > now - LASTS_SECONDS)
+    query = select(models.Person, rows).join(rows, rows.person == models.Person.name)
+    found = (await session.execute(query.where(rows.digest == digest(secret), *living))).one_or_none()
+    if found is None:
+        return None
+    person, row = found
+    principal = await people.principal_of(session, person, sign_in=row.id)
+    typed_at = None if person.password is None else row.created_at
+    return replace(principal, password_typed_at=typed_at), row.seen_at
+
+
+async def seen(db: Database, sign_in: str, *, now: float) -> None:
+    async def work(session: AsyncSession) -> None:
+        await session.execute(update(models.SignIn).where(models.SignIn.id == sign_in).values(seen_at=now))
+
+    await db.write(work)
+
+
+async def rows(db: Database, principal: Principal, *, now: float) -> list[SignInRow]:
+    """The browsers that somebody is signed in with, the one seen last first."""
+    table = models.SignIn
+    query = (
+        select(table)
+        .where(table.person == principal.name)
+        .where(table.seen_at > now - IDLE_SECONDS, table.created_at > now - LASTS_SECONDS)
+        .order_by(table.seen_at.desc(), table.id)
+    )
+    async with db.read() as session:
+        found: Sequence[models.SignIn] = (await session.scalars(query)).all()
+    return [
+        SignInRow(
+            id=row.id,
+            created_at=row.created_at,
+            seen_at=row.seen_at,
+            address=row.address,
+            browser=row.browser,
+            this=row.id == principal.session,
+        )
+        for row in found
+    ]
+
+
+async def end(db: Database, principal: Principal, sign_in: str, *, now: float) -> None:
+    """Sign one of their browsers out. Raises UnknownSession."""
+    table = models.SignIn
+
+    async def work(session: AsyncSession) -> None:
+        mine = delete(table).where(table.id == sign_in, table.person == principal.name)
+        if (await session.execute(mine.returning(table.id))).one_or_none() is None:
+            raise UnknownSession
+        await audit.record(
+            session, who=principal.name, action="person.sign_out", now=now, before={"session": sign_in}
+        )
+
+    await db.write(work)
+
+
+async def end_others(db: Database, principal: Principal, *, now: float) -> None:
+    """Sign all their other browsers out."""
+    table = models.SignIn
+
+    async def work(session: AsyncSession) -> None:
+        others = delete(table).where(table.person == principal.name, table.id != (principal.session or ""))
+        ended = (await session.execute(others.returning(table.id))).all()
+        if ended:
+            about = {"sessions": len(ended)}
+            await audit.record(session, who=principal.name, action="person.sign_out", now=now, before=about)
+
+    await db.write(work)
+
+
+async def _note_failure(db: Database, name: str, visitor: Visitor, *, now: float) -> None:
+    """A name that nobody has may be a password that was typed into the wrong field: it is not written down."""
+
+    async def work(session: AsyncSession) -> None:
+        about = {"name": name, "address": visitor.address}
+        await audit.record(session, who="nobody", action="person.sign_in_failed", now=now, after=about)
+
+    await db.write(work)

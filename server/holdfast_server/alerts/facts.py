@@ -1,0 +1,167 @@
+"""What rules look at, of many jobs in a few queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import and_, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol import OPEN_ORDER_STATES
+from holdfast_server import checkpoints, models
+from holdfast_server.ingest import recent_of
+from holdfast_server.pace import paced_of
+from holdfast_server.status import longest_seconds, seconds_of_last, status_of
+from holdfast_server.views import Failing, JobStatus
+
+LOOKED_AT_SECONDS = 7 * 86400.0
+"""A job that was not heard of for longer is looked at only as long as it has an open alert."""
+DAMAGED_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The last restore order that ended."""
+
+    id: str
+    state: str
+    iteration: int
+    seconds: float | None
+    reason: str | None
+    ago_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One job at one moment."""
+
+    job: str
+    project: str
+    status: JobStatus
+    status_reason: str = ""
+    attempt_uid: str = ""
+    silent_seconds: float = 0.0
+    stuck_seconds: float | None = None
+    """Since the server heard of a new iteration, or of the start."""
+    longest_iteration_seconds: float = 0.0
+    """Of the newest."""
+    exposure_iterations: int = 0
+    exposure_gpu_hours: float | None = None
+    measured_overhead: float | None = None
+    budget: float | None = None
+    failing: Failing | None = None
+    damaged: tuple[str, ...] = ()
+    """In the store, the newest first."""
+    durable_age_seconds: float | None = None
+    """Since the last checkpoint became durable, or the attempt started where that is later."""
+    loss: float | None = None
+    store_free_bytes: int | None = None
+    room_checkpoints: float | None = None
+    """How many like the last one would fit into the store."""
+    order: Ended | None = None
+
+
+async def candidates(session: AsyncSession, *, now: float) -> list[str]:
+    """Jobs of which something new may be said."""
+    jobs, alerts = models.Job, models.Alert
+    open_alerts = select(alerts.job).where(alerts.resolved_at.is_(None))
+    query = select(jobs.name).where(
+        or_(jobs.last_contact_at > now - LOOKED_AT_SECONDS, jobs.name.in_(open_alerts))
+    )
+    return list(await session.scalars(query.order_by(jobs.name)))
+
+
+async def gather(session: AsyncSession, names: list[str], *, now: float) -> list[Facts]:
+    jobs, attempts = models.Job, models.Attempt
+    current = and_(attempts.job == jobs.name, attempts.uid == jobs.uid)
+    query = select(jobs, attempts).outerjoin(attempts, current).where(jobs.name.in_(names)).order_by(jobs.name)
+    rows = (await session.execute(query)).all()
+    durable = await checkpoints.last_durable(session, names)
+    failing = await checkpoints.failing(session, names)
+    damaged = await _damaged(session, names)
+    orders = await _ended_orders(session, names, now=now)
+    return [
+        _facts(
+            job,
+            attempt,
+            durable.get(job.name),
+            failing=failing.get(job.name),
+            damaged=damaged.get(job.name, ()),
+            order=orders.get(job.name),
+            now=now,
+        )
+        for job, attempt in rows
+    ]
+
+
+def _facts(
+    job: models.Job,
+    attempt: models.Attempt | None,
+    durable: models.Checkpoint | None,
+    *,
+    failing: Failing | None,
+    damaged: tuple[str, ...],
+    order: Ended | None,
+    now: float,
+) -> Facts:
+    recent, paced = recent_of(job), paced_of(job)
+    status = status_of(job, attempt, now=now)
+    exposed = max(0, job.iteration - (durable.iteration if durable else 0))
+    exposed_seconds = seconds_of_last(recent, exposed)
+    ranks = max(1, attempt.world_size) if attempt else 1
+    since = max(attempt.started_at if attempt else job.created_at, durable.at if durable else 0.0)
+    free, size = (durable.store_free_bytes, durable.payload_bytes) if durable else (None, 0)
+    return Facts(
+        job=job.name,
+        project=job.project,
+        status=status.status,
+        status_reason=status.reason,
+        attempt_uid=job.uid,
+        silent_seconds=max(0.0, now - job.last_contact_at),
+        stuck_seconds=None if job.progressed_at is None else max(0.0, now - job.progressed_at),
+        longest_iteration_seconds=longest_seconds(recent),
+        exposure_iterations=exposed,
+        exposure_gpu_hours=None if exposed_seconds is None else exposed_seconds * ranks / 3600,
+        measured_overhead=paced.measured_overhead if paced else None,
+        budget=paced.budget if paced else None,
+        failing=failing,
+        damaged=damaged,
+        durable_age_seconds=max(0.0, now - since),
+        loss=recent.metrics.get("loss"),
+        store_free_bytes=free,
+        room_checkpoints=free / size if size and free is not None else None,
+        order=order,
+    )
+
+
+async def _damaged(session: AsyncSession, names: list[str]) -> dict[str, tuple[str, ...]]:
+    rows = models.Checkpoint
+    query = select(rows.job, rows.id).where(rows.job.in_(names), rows.state == "damaged")
+    found: dict[str, tuple[str, ...]] = {}
+    for job, checkpoint in await session.execute(query.order_by(rows.iteration.desc()).limit(DAMAGED_SHOWN)):
+        found[job] = (*found.get(job, ()), checkpoint)
+    return found
+
+
+async def _ended_orders(session: AsyncSession, names: Sequence[str], *, now: float) -> dict[str, Ended]:
+    orders, moves = models.RestoreOrder, models.OrderTransition
+    newest = func.row_number().over(partition_by=orders.job, order_by=(orders.created_at.desc(), orders.id))
+    ranked = (
+        select(orders.id, newest.label("place"))
+        .where(orders.job.in_(names), orders.state.not_in(OPEN_ORDER_STATES))
+        .subquery()
+    )
+    ended_at = select(func.max(moves.at)).where(moves.order_id == orders.id).correlate(orders).scalar_subquery()
+    query = select(orders, ended_at).join(ranked, ranked.c.id == orders.id).where(ranked.c.place == 1)
+    return {
+        row.job: Ended(
+            id=row.id,
+            state=row.state,
+            iteration=row.iteration,
+            seconds=row.seconds,
+            reason=row.reason,
+            ago_seconds=max(0.0, now - at),
+        )
+        for row, at in await session.execute(query)
+    }

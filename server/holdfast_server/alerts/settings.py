@@ -1,0 +1,78 @@
+"""How alerts leave the server: named in the environment, since they hold secrets. Without any, none leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+Security = Literal["starttls", "ssl", "none"]
+SECURITIES: tuple[Security, ...] = get_args(Security)
+_PORTS: dict[Security, int] = {"starttls": 587, "ssl": 465, "none": 25}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertSettings:
+    webhooks: bool = False
+    """Whether requests may be sent anywhere at all."""
+    webhook_hosts: frozenset[str] = frozenset()
+    """Origins that are exempt from the rule of public addresses and port 443: `https://host:port`."""
+    smtp_host: str = ""
+    smtp_port: int = 0
+    smtp_user: str = ""
+    smtp_password: str = field(default="", repr=False)
+    smtp_from: str = ""
+    smtp_security: Security = "starttls"
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> AlertSettings:
+        """ValueError, naming the variable."""
+        security = environment.get("HOLDFAST_SMTP_SECURITY", "starttls")
+        if security not in SECURITIES:
+            raise ValueError(f"HOLDFAST_SMTP_SECURITY {security!r} is none of {', '.join(SECURITIES)}")
+        host, sender = environment.get("HOLDFAST_SMTP_HOST", ""), environment.get("HOLDFAST_SMTP_FROM", "")
+        if host and "@" not in sender:
+            raise ValueError("HOLDFAST_SMTP_FROM has to be an address to send from, as HOLDFAST_SMTP_HOST is set")
+        return cls(
+            webhooks=_switch(environment, "HOLDFAST_WEBHOOKS"),
+            webhook_hosts=frozenset(map(_origin, environment.get("HOLDFAST_WEBHOOK_HOSTS", "").split())),
+            smtp_host=host,
+            smtp_port=_port(environment, "HOLDFAST_SMTP_PORT", _PORTS[security]),
+            smtp_user=environment.get("HOLDFAST_SMTP_USER", ""),
+            smtp_password=environment.get("HOLDFAST_SMTP_PASSWORD", ""),
+            smtp_from=sender,
+            smtp_security=security,
+        )
+
+
+def origin_of(scheme: str, host: str, port: int | None) -> str:
+    return f"{scheme}://{host}:{port or (443 if scheme == 'https' else 80)}"
+
+
+def _origin(text: str) -> str:
+    """`hooks.example.org`, `hooks.example.org:8443` or `http://10.0.0.7:9000`, written in full."""
+    try:
+        parts = urlsplit(text if "://" in text else f"https://{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.scheme not in ("http", "https") or parts.path.strip("/") or parts.username:
+        raise ValueError(
+            f"HOLDFAST_WEBHOOK_HOSTS: {text!r} is no host: write hooks.example.org:8443 or http://10.0.0.7:9000"
+        )
+    return origin_of(parts.scheme, host, port)
+
+
+def _switch(environment: Mapping[str, str], name: str) -> bool:
+    said = environment.get(name, "off").strip().lower()
+    if said not in ("on", "off", "1", "0", "true", "false", ""):
+        raise ValueError(f"{name} {said!r} is neither on nor off")
+    return said in ("on", "1", "true")
+
+
+def _port(environment: Mapping[str, str], name: str, usual: int) -> int:
+    said = environment.get(name, "") or str(usual)
+    if not (said.isascii() and said.isdigit() and 0 < int(said) < 65536):
+        raise ValueError(f"{name} {said!r} is no port")
+    return int(said)

@@ -1,0 +1,34 @@
+"""How long a project keeps what its jobs reported."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast_server import retention
+from holdfast_server.api.answers import Json, parse
+from holdfast_server.api.desired import MAX_EDIT_BYTES
+from holdfast_server.api.schema import body, returns
+from holdfast_server.dependencies import Clock, Db, Who
+from holdfast_server.requests import request_id
+from holdfast_server.views import Kept, RetentionChanges
+
+router = APIRouter(prefix="/projects/{project}/retention", tags=["projects"])
+
+
+@router.get("", responses=returns(Kept, _404="No such project"))
+async def kept(project: str, db: Db) -> Response:
+    return Json(await retention.kept(db, project))
+
+
+@router.patch(
+    "",
+    max_body_size=MAX_EDIT_BYTES,
+    openapi_extra=body(RetentionChanges),
+    responses=returns(Kept, _404="No such project", _422="A limit that cannot be"),
+)
+async def change(project: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
+    """Change some limits; `null` is none. What is beyond one goes within minutes, and does not come back."""
+    changes = parse(await request.body(), RetentionChanges)
+    return Json(await retention.change(db, project, changes, who=who, request_id=request_id(), now=clock()))

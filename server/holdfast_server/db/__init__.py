@@ -1,0 +1,14 @@
+"""Where the server stores: a SQLite file, or a PostgreSQL database."""
+
+from __future__ import annotations
+
+from holdfast_server.db.database import Database as Database
+from holdfast_server.db.errors import DatabaseBusy as DatabaseBusy
+from holdfast_server.db.errors import DatabaseClosed as DatabaseClosed
+from holdfast_server.db.errors import DatabaseInUse as DatabaseInUse
+from holdfast_server.db.errors import DatabaseUnavailable as DatabaseUnavailable
+from holdfast_server.db.rows import Statement as Statement
+from holdfast_server.db.statements import insert as insert
+from holdfast_server.db.statements import lock_job as lock_job
+from holdfast_server.db.statements import locked_job as locked_job
+from holdfast_server.db.statements import size_bytes as size_bytes

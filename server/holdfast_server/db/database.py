@@ -1,0 +1,203 @@
+"""The database as the rest of the server knows it, whichever kind it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from holdfast_migrations import DriverMissing, Upgraded
+from holdfast_server.bus import LocalBus
+from holdfast_server.db.errors import DatabaseBusy, DatabaseClosed, DatabaseUnavailable
+from holdfast_server.db.sqlite import SqliteStore
+from holdfast_server.db.units import RowWork, Store, T, Unit, Work
+from holdfast_server.settings import database_url
+
+READS_END_SECONDS = 5.0
+WAITING_UNITS = 1000
+
+logger = logging.getLogger(__name__)
+
+
+class Database:
+    """Hands out read sessions, and runs writes: those about one job one after the other.
+
+    `prepare()` brings its tables up to date, and takes a file for this process; `open()` and `close()` belong to
+    the event loop.
+
+    Raises:
+        DriverMissing: it is a PostgreSQL, and what talks to one is not installed.
+    """
+
+    def __init__(self, database: str, changes: LocalBus | None = None) -> None:
+        self.url: URL = database_url(database)
+        self.changes = LocalBus() if changes is None else changes
+        self._store = _store(self.url, self.changes)
+        self._reader: AsyncEngine | None = None
+        self._reading: set[asyncio.Future[None]] = set()
+        self._open = False
+
+    @property
+    def place(self) -> str:
+        """Where it stores, to be shown to people."""
+        return self._store.place
+
+    @property
+    def path(self) -> Path:
+        """Of the SQLite file."""
+        assert isinstance(self._store, SqliteStore)
+        return self._store.path
+
+    def prepare(self) -> Upgraded:
+        """Bring the tables up to date.
+
+        Raises:
+            DatabaseInUse: another server has the file.
+            DatabaseTooNew: a later release has migrated it.
+            NotOurDatabase: it is something else.
+            CannotStore: there is no such database, or no way into it.
+        """
+        return self._store.prepare()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """The SQLite file is nobody else's meanwhile.
+
+        Raises:
+            DatabaseInUse: a server has it.
+        """
+        assert isinstance(self._store, SqliteStore)
+        self._store.take()
+        try:
+            yield
+        finally:
+            self._store.release()
+
+    def release(self) -> None:
+        """Lets another server have the file."""
+        self._store.release()
+
+    async def open(self) -> None:
+        self._reader = await self._store.open(self._settled)
+        self._open = True
+
+    async def close(self) -> None:
+        """Stores what waits, and takes in nothing more."""
+        self._open = False
+        await self._store.close()
+        await self._end_of_reads()
+        if self._reader is not None:
+            await self._reader.dispose()
+        self._reader = None
+
+    async def _end_of_reads(self) -> None:
+        """A connection that is still in use when the event loop ends would be torn from it."""
+        try:
+            async with asyncio.timeout(READS_END_SECONDS):
+                while self._reading:
+                    await asyncio.wait(self._reading)
+        except TimeoutError:
+            logger.warning("%d reads of the database had not ended when it was closed", len(self._reading))
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncSession]:
+        """One consistent view; keep it short.
+
+        Raises:
+            DatabaseUnavailable: the database does not answer.
+        """
+        if self._reader is None:
+            raise DatabaseClosed("the database is not open")
+        session = AsyncSession(self._reader, expire_on_commit=False)
+        done = asyncio.get_running_loop().create_future()
+        self._reading.add(done)
+        try:
+            yield session
+        except Exception as error:  # of whatever kind the driver has: the store knows which mean that it is gone
+            if self._store.unavailable(error):
+                raise DatabaseUnavailable(f"the database does not answer: {error}") from error
+            raise
+        finally:
+            # Whoever reads may be cancelled, its connection must come home all the same.
+            closing = asyncio.create_task(session.close(), name="holdfast database reader's end")
+            self._reading.add(closing)
+            closing.add_done_callback(self._reading.discard)
+            self._reading.discard(done)
+            done.set_result(None)
+            await asyncio.shield(closing)
+
+    async def write(self, work: Work[T], *, job: str | None = None, at_once: bool = False) -> T:
+        """Run `work` in a transaction of its own, and return only when it is on the disk.
+
+        Work that raises takes back its own changes alone. Where the database has taken them back, as after a
+        deadlock, `work` runs again: it writes to its session, and to nothing else. Work about one `job` runs
+        alone, on all instances, and the listeners of that job are told when it is stored; `at_once` tells those
+        at other instances without delay: give it where a person, or an agent, waits.
+
+        Raises:
+            DatabaseBusy: more waits already than the database keeps up with.
+            DatabaseUnavailable: the database does not answer, or broke off; what was asked may be stored.
+        """
+        result: T = await self._stored(Unit(work, job, at_once))
+        return result
+
+    async def write_rows(self, rows: RowWork[T], *, job: str | None = None) -> T:
+        """The same for work that is synchronous and needs no session, as nearly all that agents send."""
+
+        async def work(session: AsyncSession) -> T:
+            return await (await session.connection()).run_sync(rows)
+
+        result: T = await self._stored(Unit(work, job, at_once=False, rows=rows))
+        return result
+
+    async def _stored(self, unit: Unit) -> Any:
+        if not self._open:
+            raise DatabaseClosed("the server is stopping")
+        if self._store.waiting >= WAITING_UNITS:
+            raise DatabaseBusy(f"{WAITING_UNITS} writes wait for the database already")
+        self._store.submit(unit)
+        return await unit.done
+
+    @property
+    def pressure(self) -> float:
+        """How much of the room for waiting writes is taken, from 0 to 1."""
+        return self._store.waiting / WAITING_UNITS
+
+    def _settled(self, units: list[Unit]) -> None:
+        for unit in units:
+            if unit.error is None and unit.job is not None:
+                self.changes.publish(unit.job)
+            unit.settle()
+
+    @property
+    def writes_waiting(self) -> int:
+        return self._store.waiting
+
+    async def leads(self) -> bool:
+        """Whether this instance sees to the chores: one at a time does."""
+        return await self._store.leads()
+
+    async def ready(self) -> None:
+        """Raises unless the database can be read and what is written is stored."""
+        if not self._open or not self._store.writing:
+            raise DatabaseClosed("the writer has stopped")
+        async with self.read() as session:
+            await session.execute(text("SELECT version_num FROM alembic_version"))
+
+
+def _store(url: URL, changes: LocalBus) -> Store:
+    if url.get_backend_name() == "sqlite":
+        return SqliteStore(url)
+    try:
+        # Here, so that a server that stores in a file needs no driver of PostgreSQL.
+        from holdfast_server.db.postgres import PostgresStore
+    except ModuleNotFoundError as error:
+        raise DriverMissing(error) from None
+    return PostgresStore(url, changes)

@@ -1,0 +1,226 @@
+"""A SQLite file: one process has it, one writer commits in groups, and many read."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+
+from sqlalchemy import create_engine, event
+from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from holdfast_migrations import NotOurDatabase, Upgraded, upgrade
+from holdfast_server.db.driver import async_engine
+from holdfast_server.db.errors import DatabaseInUse
+from holdfast_server.db.units import GROUP_UNITS, Unit, attempt, attempt_rows
+from holdfast_server.settings import default_database
+
+BUSY_TIMEOUT_MILLISECONDS = 5000
+READERS = 4
+CHECKPOINT_PAGES = 4000
+"""How long the journal grows, 16 MB, before its pages go to where they belong: most of what a batch changes is
+changed again by the next, and whoever commits at that moment waits for two more fsyncs."""
+
+SQLITE_MAGIC = b"SQLite format 3\0"
+
+logger = logging.getLogger(__name__)
+
+
+class SqliteStore:
+    def __init__(self, url: URL) -> None:
+        self.url = url
+        self.path = Path(str(url.database))
+        self.place = str(self.path)
+        self._lock_file: int | None = None
+        self._readers: AsyncEngine | None = None
+        self._writer: AsyncEngine | None = None
+        self._row_writer: Engine | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._queue: asyncio.Queue[Unit | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    def prepare(self) -> Upgraded:
+        """Take the file, and bring its tables up to date.
+
+        Raises:
+            DatabaseInUse: another server has the file.
+            DatabaseTooNew: a later release has migrated it.
+            NotOurDatabase: the file, or the directory, is something else.
+        """
+        self.take()
+        try:
+            return upgrade(self.url)
+        except BaseException:  # even on Ctrl-C the file is free for the next server
+            self.release()
+            raise
+
+    def take(self) -> None:
+        """From here to `release` the file is this process's.
+
+        Raises:
+            DatabaseInUse: another server has it.
+            NotOurDatabase: the file, or the directory, is something else.
+        """
+        _look_at(self.path)
+        if self._lock_file is None:
+            self._lock_file = _take(self.path)
+
+    def release(self) -> None:
+        """Lets another server have the file."""
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+    async def open(self, settled: Callable[[list[Unit]], None]) -> AsyncEngine:
+        self._readers = _engine(self.url, begin="BEGIN", pool_size=READERS)
+        self._writer = _engine(self.url, begin="BEGIN IMMEDIATE", pool_size=1)
+        self._row_writer = create_engine(self.url.set(drivername="sqlite"), pool_size=1, max_overflow=0)
+        _configure(self._row_writer, begin="BEGIN IMMEDIATE")
+        self._thread = ThreadPoolExecutor(1, "holdfast-writer")
+        self._queue = asyncio.Queue()
+        groups = self._write_groups(self._writer, settled)
+        self._task = asyncio.create_task(groups, name="holdfast database writer")
+        return self._readers
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._queue.put_nowait(None)
+            await self._task
+        if self._writer is not None:
+            await self._writer.dispose()
+        if self._row_writer is not None and self._thread is not None:
+            self._row_writer.dispose()
+            self._thread.shutdown()
+        self._writer = self._row_writer = self._thread = self._task = None
+        self.release()
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.qsize()
+
+    @property
+    def writing(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def submit(self, unit: Unit) -> None:
+        self._queue.put_nowait(unit)
+
+    def unavailable(self, error: Exception) -> bool:
+        """A file is there or is not: its errors are told as they are."""
+        return False
+
+    async def leads(self) -> bool:
+        return True
+
+    async def _write_groups(self, writer: AsyncEngine, settled: Callable[[list[Unit]], None]) -> None:
+        running = True
+        while running:
+            group = [await self._queue.get()]
+            while len(group) < GROUP_UNITS and not self._queue.empty():
+                group.append(self._queue.get_nowait())
+            running = None not in group
+            units = [unit for unit in group if unit is not None]
+            for of_rows, run in groupby(units, key=lambda unit: unit.rows is not None):
+                together = list(run)
+                await (self._commit_rows(together) if of_rows else self._commit(writer, together))
+                settled(together)
+
+    async def _commit(self, writer: AsyncEngine, units: list[Unit]) -> None:
+        try:
+            async with writer.connect() as connection, connection.begin():
+                for unit in units:
+                    await attempt(connection, unit)
+        except Exception as error:  # the writer must outlive a full disk
+            _nothing_stored(units, error)
+
+    async def _commit_rows(self, units: list[Unit]) -> None:
+        assert self._row_writer is not None
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, _store_rows, self._row_writer, units)
+        except Exception as error:  # as above
+            _nothing_stored(units, error)
+
+
+def _store_rows(writer: Engine, units: Sequence[Unit]) -> None:
+    with writer.begin() as connection:
+        for unit in units:
+            attempt_rows(connection, unit)
+
+
+def _nothing_stored(units: Sequence[Unit], error: Exception) -> None:
+    """Whoever waits is told, and nobody is acknowledged."""
+    logger.warning("nothing was stored of %d units: %s", len(units), error)
+    for unit in units:
+        unit.error = error
+
+
+def _look_at(path: Path) -> None:
+    """NotOurDatabase for what cannot be one; makes the default place, where nobody has stored anything yet."""
+    if path == default_database().absolute():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    elif path.parent.parent.is_dir() and not path.parent.exists():
+        path.parent.mkdir()  # one folder is meant; a whole path of them is more likely mistyped
+    if path.is_dir():
+        raise NotOurDatabase(f"{path} is a directory: name a file in it with --db {path / 'holdfast.db'}")
+    if not path.parent.is_dir():
+        raise NotOurDatabase(
+            f"cannot store in {path}: there is no directory {path.parent}; make it, or name another file with --db"
+        )
+    if path.exists() and _beginning(path) not in (b"", SQLITE_MAGIC):
+        raise NotOurDatabase(f"{path} is no SQLite database, and is left as it is: name another file with --db")
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(SQLITE_MAGIC))
+
+
+def _take(path: Path) -> int:
+    lock_file = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock_file, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(lock_file)
+        raise DatabaseInUse(
+            f"another Holdfast server (process {holder}) has {path} open: stop it, or give this one its own --db"
+        ) from None
+    os.ftruncate(lock_file, 0)
+    os.pwrite(lock_file, f"{os.getpid()}\n".encode(), 0)
+    return lock_file
+
+
+def _engine(url: URL, *, begin: str, pool_size: int) -> AsyncEngine:
+    engine = async_engine(url, pool_size=pool_size, max_overflow=0, pool_timeout=30)
+    _configure(engine.sync_engine, begin=begin)
+    return engine
+
+
+def _configure(engine: Engine, *, begin: str) -> None:
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        # The driver's own BEGIN is deferred: two writers that both read first would both fail to upgrade.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            f"busy_timeout={BUSY_TIMEOUT_MILLISECONDS}",
+            f"wal_autocheckpoint={CHECKPOINT_PAGES}",
+            "foreign_keys=ON",
+            *(["query_only=ON"] if begin == "BEGIN" else []),
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def start(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)

@@ -1,0 +1,128 @@
+"""One page of the fleet: which jobs are on it is decided in the database, whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnExpressionArgument, Select, case, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast_server import models, worst
+from holdfast_server.db import Database
+from holdfast_server.status import ALIVE, STATUSES, current_attempt, status_in_sql
+from holdfast_server.summaries import summaries
+from holdfast_server.views import Fleet, JobStatus
+
+PAGE_ROWS, MOST_ROWS = 50, 500
+
+Order = Literal["living", "name", "heard", "iteration", "status", "risk", "overhead", "durable"]
+"""`living`: living jobs by name, so that no row jumps away under the pointer; then the others, newest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Which jobs, in which order, and which page of them."""
+
+    search: str = ""
+    """Part of a name, in capitals or not."""
+    status: JobStatus | None = None
+    project: str | None = None
+    order: Order = "living"
+    grouped: bool = False
+    """By project: the order holds within each."""
+    page: int = 1
+    size: int = PAGE_ROWS
+    visible_projects: Collection[str] | None = None
+    """What whoever asks may see; None: every project."""
+
+
+async def fleet(db: Database, question: Question, *, now: float) -> Fleet:
+    async with db.read() as session:
+        counts = await _counts(session, question, now=now)
+        total = sum(counts.values()) if question.status is None else counts.get(question.status, 0)
+        pages = -(-total // question.size) or 1
+        page = min(question.page, pages)
+        return Fleet(
+            jobs=await summaries(session, await _rows(session, question, page, now=now), now=now),
+            page=page,
+            pages=pages,
+            size=question.size,
+            total=total,
+            counts=counts,
+            projects=await _projects(session, question.visible_projects),
+        )
+
+
+async def _counts(session: AsyncSession, question: Question, *, now: float) -> dict[JobStatus, int]:
+    status = status_in_sql(now=now).label("status")
+    matching = _matching(select(status), question).subquery()
+    query = select(matching.c.status, func.count()).group_by(matching.c.status)
+    found = {status: rows for status, rows in await session.execute(query)}  # noqa: C416 - rows are not plain tuples
+    return {status: found[status] for status in STATUSES if status in found}
+
+
+async def _rows(session: AsyncSession, question: Question, page: int, *, now: float) -> Sequence[models.Job]:
+    """Names first: what is sorted to find the page is then as short as can be."""
+    job, skipped = models.Job, (page - 1) * question.size
+    query = _matching(select(job.name), question)
+    if question.status is not None:
+        query = query.where(status_in_sql(now=now) == question.status)
+    names: Sequence[str]
+    if question.order in worst.ORDERS:
+        names = await worst.names(session, query, question.order, grouped=question.grouped, now=now)
+        names = names[skipped : skipped + question.size]
+    else:
+        query = query.order_by(*([job.project] if question.grouped else []), *_order(question.order, now=now))
+        names = (await session.scalars(query.limit(question.size).offset(skipped))).all()
+    rows = {row.name: row for row in await session.scalars(select(job).where(job.name.in_(names)))}
+    return [rows[name] for name in names]
+
+
+async def projects_of(db: Database, visible: Collection[str] | None) -> list[str]:
+    """Those that somebody may see, by name."""
+    async with db.read() as session:
+        return await _projects(session, visible)
+
+
+async def _projects(session: AsyncSession, visible: Collection[str] | None) -> list[str]:
+    query = select(models.Project.name).order_by(models.Project.name)
+    if visible is not None:
+        query = query.where(models.Project.name.in_(visible))
+    return list(await session.scalars(query))
+
+
+def _matching(query: Select[Any], question: Question) -> Select[Any]:
+    """Of jobs and their current attempts, those that the question is about; of whatever status."""
+    job = models.Job
+    query = query.select_from(job).outerjoin(models.Attempt, current_attempt())
+    if question.visible_projects is not None:
+        query = query.where(job.project.in_(question.visible_projects))
+    if question.project is not None:
+        query = query.where(job.project == question.project)
+    if question.search:
+        query = query.where(job.name.icontains(question.search, autoescape=True))
+    return query
+
+
+def _order(order: Order, *, now: float) -> tuple[ColumnExpressionArgument[Any], ...]:
+    job = models.Job
+    match order:
+        case "name":
+            return (job.name.asc(),)
+        case "heard":
+            return (job.last_contact_at.desc(), job.name)
+        case "iteration":
+            return (job.iteration.desc(), job.name)
+        case "status":
+            return (status_in_sql(now=now), job.name)
+        case "living":
+            alive = status_in_sql(now=now).in_(ALIVE)
+            return (
+                case((alive, 0), else_=1),
+                case((alive, job.name), else_=""),
+                job.last_contact_at.desc(),
+                job.name,
+            )
+    raise AssertionError(order)  # the others are worked out job by job

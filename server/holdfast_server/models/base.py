@@ -1,0 +1,41 @@
+"""What all tables share."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Dialect, Integer, LargeBinary, MetaData, String, Table, TypeDecorator
+from sqlalchemy.orm import DeclarativeBase
+
+
+class PlainText(TypeDecorator[str]):
+    """Text without the character NUL, which PostgreSQL takes in none of its forms: a mark stands in its place."""
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return value.replace("\0", "\ufffd") if value else value
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy's own way to declare it
+        bytes: LargeBinary,
+        str: PlainText,
+        # SQLite's integers hold 64 bits anyway, and only INTEGER counts up by itself.
+        int: BigInteger().with_variant(Integer, "sqlite"),
+    }
+
+
+def table(model: type[Base]) -> Table:
+    """Of a model, for statements that need no ORM."""
+    found = model.__table__
+    assert isinstance(found, Table)
+    return found

@@ -1,0 +1,85 @@
+"""Checkpoints, and orders to go back to one."""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from holdfast.protocol import OPEN_ORDER_STATES
+from holdfast_server.models.base import Base
+
+_OPEN = ", ".join(f"'{state}'" for state in OPEN_ORDER_STATES)
+
+
+class Checkpoint(Base):
+    __tablename__ = "checkpoints"
+    __table_args__ = (Index(None, "job", "state", "iteration"),)
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    iteration: Mapped[int]
+    lineage: Mapped[int]
+    at: Mapped[float]
+    kind: Mapped[str]
+    state: Mapped[str]
+    payload_bytes: Mapped[int] = mapped_column(default=0)
+    snapshot_started_at: Mapped[float | None]
+    snapshot_seconds: Mapped[float | None]
+    stall_seconds: Mapped[float | None]
+    persist_started_at: Mapped[float | None]
+    persist_seconds: Mapped[float | None]
+    durable_iteration: Mapped[int | None]
+    reason: Mapped[str | None]
+    store_free_bytes: Mapped[int | None]
+    label: Mapped[str | None]
+    """What an operator calls it."""
+    pinned_by: Mapped[str | None]
+    """Who keeps it against retention; None: nobody."""
+    pinned_at: Mapped[float | None]
+    attempt: Mapped[int]
+    """With `sequence`, which batch spoke last, so that a late one does not take it back."""
+    sequence: Mapped[int]
+
+
+class RestoreOrder(Base):
+    __tablename__ = "orders"
+    __table_args__ = (
+        UniqueConstraint("job", "key"),
+        # The rule that a job goes back to one place at a time holds in the database, whatever the code does.
+        Index(
+            "uq_orders_open",
+            "job",
+            unique=True,
+            sqlite_where=text(f"state IN ({_OPEN})"),
+            postgresql_where=text(f"state IN ({_OPEN})"),
+        ),
+        Index(None, "job", "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"))
+    key: Mapped[str]
+    checkpoint: Mapped[str]
+    iteration: Mapped[int]
+    state: Mapped[str]
+    created_at: Mapped[float]
+    who: Mapped[str]
+    fence: Mapped[int]
+    from_iteration: Mapped[int]
+    from_lineage: Mapped[int]
+    new_lineage: Mapped[int | None]
+    reason: Mapped[str | None]
+    seconds: Mapped[float | None]
+    safety_checkpoint: Mapped[str | None]
+
+
+class OrderTransition(Base):
+    __tablename__ = "order_transitions"
+    __table_args__ = (Index(None, "order_id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    order_id: Mapped[str] = mapped_column(ForeignKey("orders.id"))
+    state: Mapped[str]
+    at: Mapped[float]
+    who: Mapped[str]
+    reason: Mapped[str | None]

@@ -1,0 +1,147 @@
+"""Jobs: what they reported last, what people want them to be, and the starts and lines of their training."""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey, Index, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from holdfast_server.models.base import Base
+
+DEFAULT_PROJECT = "default"
+
+
+class Project(Base):
+    """Jobs that belong together: people have their rights, and reports their retention, by project."""
+
+    __tablename__ = "projects"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    created_at: Mapped[float]
+
+
+_STANDING = (
+    "project",
+    "name",
+    "uid",
+    "last_contact_at",
+    "longest_seconds",
+    "paused",
+    "paused_version",
+    "applied_version",
+    "iteration",
+)
+
+
+class Job(Base):
+    """A job: what it reported last, and what people want it to be."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        # What the status, the search and the order of many jobs go by, apart from the bulk of their rows.
+        Index("ix_jobs_standing", *_STANDING),
+        Index(
+            None,
+            "every_until",
+            sqlite_where=text("every_until IS NOT NULL"),
+            postgresql_where=text("every_until IS NOT NULL"),
+        ),
+    )
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    project: Mapped[str] = mapped_column(
+        ForeignKey("projects.name"), default=DEFAULT_PROJECT, server_default=DEFAULT_PROJECT, index=True
+    )
+    created_at: Mapped[float]
+    last_contact_at: Mapped[float]
+    progressed_at: Mapped[float | None]
+    """When the server last heard of an iteration that it had not heard of."""
+
+    # Where the current attempt stands, the one that registered last; (uid, sequence) says which batch said so.
+    uid: Mapped[str] = mapped_column(default="")
+    attempt: Mapped[int] = mapped_column(default=0)
+    """The highest number seen. Where a store was deleted, the current attempt's own is lower."""
+    sequence: Mapped[int] = mapped_column(default=-1)
+    """Of the control lane; `samples_sequence` of the other."""
+    samples_sequence: Mapped[int] = mapped_column(default=-1, server_default=text("-1"))
+    iteration: Mapped[int] = mapped_column(default=0)
+    lineage: Mapped[int] = mapped_column(default=0)
+    latest_lineage: Mapped[int] = mapped_column(default=0)
+    recent: Mapped[bytes] = mapped_column(default=b"")
+    """Seconds of the newest iterations and the metrics of the last, in msgpack."""
+    longest_seconds: Mapped[float] = mapped_column(default=0.0, server_default=text("0"))
+    """Of the newest iterations the longest: a job is not silent while one more of these may be under way."""
+    paced: Mapped[bytes] = mapped_column(default=b"")
+    """The newest Paced event, in msgpack."""
+
+    # What is desired.
+    version: Mapped[int] = mapped_column(default=0)
+    budget: Mapped[float | None]
+    policy: Mapped[str | None]
+    every: Mapped[int | None]
+    every_until: Mapped[float | None]
+    """When the interval ordered by hand ends, and the policy decides again; None: when somebody says so."""
+    paused: Mapped[bool] = mapped_column(default=False)
+    paused_version: Mapped[int] = mapped_column(default=0)
+    """The version in which `paused` last changed."""
+    checkpoint_request: Mapped[int] = mapped_column(default=0)
+    probe_request: Mapped[int] = mapped_column(default=0, server_default=text("0"))
+    pins: Mapped[str | None]
+    """The ids of pinned checkpoints, as their rows have it, with spaces between; None: none was ever pinned."""
+
+    delivered_version: Mapped[int] = mapped_column(default=0, server_default=text("0"))
+    """Which the agent has shown to hold, by asking for a later one."""
+
+    # What the agent says it acts on.
+    applied_version: Mapped[int] = mapped_column(default=0)
+    applied_iteration: Mapped[int | None]
+    applied_at: Mapped[float | None]
+
+
+class Attempt(Base):
+    __tablename__ = "attempts"
+    __table_args__ = (Index(None, "job", "started_at"),)
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
+    uid: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int]
+    started_at: Mapped[float]
+    iteration: Mapped[int]
+    lineage: Mapped[int]
+    last_iteration: Mapped[int]
+    iterations: Mapped[int] = mapped_column(default=0)
+    """How many it has reported; none: it is still starting."""
+    resumed_from: Mapped[str | None]
+    host: Mapped[str] = mapped_column(default="")
+    pid: Mapped[int] = mapped_column(default=0)
+    world_size: Mapped[int] = mapped_column(default=1)
+    supervised: Mapped[bool] = mapped_column(default=False)
+    previous_exit: Mapped[str | None]
+    versions: Mapped[bytes] = mapped_column(default=b"")
+    finished_at: Mapped[float | None]
+    finished: Mapped[str | None]
+
+
+class Lineage(Base):
+    __tablename__ = "lineages"
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
+    lineage: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[float]
+    iteration: Mapped[int]
+    parent: Mapped[str | None]
+    order_id: Mapped[str | None]
+    last_iteration: Mapped[int]
+
+
+class SettingsVersion(Base):
+    """One version of what is desired: who changed what, and from which iteration on it held."""
+
+    __tablename__ = "settings_versions"
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    who: Mapped[str]
+    at: Mapped[float]
+    changes: Mapped[bytes]
+    applied_iteration: Mapped[int | None]
+    applied_at: Mapped[float | None]

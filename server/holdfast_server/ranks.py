@@ -1,0 +1,132 @@
+"""How the ranks of a job compare over a window."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast_server import models
+from holdfast_server.db import Database
+from holdfast_server.stragglers import OWN, RankMeans, compare
+from holdfast_server.summaries import find_job
+from holdfast_server.views import RankRow, RankTimes
+from holdfast_server.windows import ShortWindow, begin_of
+from holdfast_server.work import bucket_of
+
+
+async def rank_times(db: Database, job: str, window: ShortWindow, *, now: float) -> RankTimes:
+    """Of the current attempt: another one may have placed its ranks elsewhere. Raises UnknownJob."""
+    async with db.read() as session:
+        found = await find_job(session, job)
+        attempt = await session.get(models.Attempt, (job, found.uid))
+        means = await _means(session, found, since=begin_of(window, now=now))
+    world_size = max(1, attempt.world_size) if attempt else 1
+    return _answer(job, window, world_size, means)
+
+
+async def rank_heat(
+    db: Database, job: str, ranks: Collection[int], window: ShortWindow, measure: str, *, now: float
+) -> dict[int, list[float | None]]:
+    """Seconds an iteration of each of these ranks in every ten minutes of the window.
+
+    By the `measure` of `rank_times`. None: it told of no iteration. Of the current attempt, as `rank_times`.
+    """
+    rows = models.Work
+    async with db.read() as session:
+        found = await find_job(session, job)
+        first, last = bucket_of(begin_of(window, now=now)), bucket_of(now)
+        query = (
+            select(
+                rows.rank,
+                rows.bucket,
+                func.sum(rows.iterations),
+                func.sum(rows.seconds),
+                func.sum(rows.barrier_seconds),
+                func.sum(rows.barrier_iterations),
+            )
+            .where(rows.job == job, rows.rank.in_(list(ranks)), rows.bucket >= first, rows.bucket <= last)
+            .where(rows.uid == found.uid)
+            .group_by(rows.rank, rows.bucket)
+            .having(func.sum(rows.iterations) > 0)
+        )
+        told = (await session.execute(query)).all()
+    heat: dict[int, list[float | None]] = {rank: [None] * (last - first + 1) for rank in ranks}
+    for rank, bucket, iterations, seconds, barrier, measured in told:
+        waited = barrier / int(measured) if measured and measure == OWN else 0.0
+        heat[rank][bucket - first] = max(0.0, seconds / int(iterations) - waited)
+    return heat
+
+
+async def _means(session: AsyncSession, job: models.Job, *, since: float) -> list[RankMeans]:
+    """Whole rows of ten minutes: the window begins with the one in which it does."""
+    rows = models.Work
+    query = (
+        select(
+            rows.rank,
+            func.sum(rows.iterations).label("iterations"),
+            func.sum(rows.seconds).label("seconds"),
+            func.max(rows.longest_seconds).label("longest_seconds"),
+            func.sum(rows.stall_seconds).label("stall_seconds"),
+            func.sum(rows.data_seconds).label("data_seconds"),
+            func.sum(rows.barrier_iterations).label("barrier_iterations"),
+            func.sum(rows.barrier_seconds).label("barrier_seconds"),
+        )
+        .where(rows.job == job.name, rows.bucket >= bucket_of(since), rows.uid == job.uid)
+        .group_by(rows.rank)
+        .having(func.sum(rows.iterations) > 0)
+        .order_by(rows.rank)
+    )
+    return [
+        RankMeans(
+            rank=row.rank,
+            iterations=int(row.iterations),
+            iteration_seconds=row.seconds / int(row.iterations),
+            longest_seconds=row.longest_seconds,
+            stall_seconds=row.stall_seconds / int(row.iterations),
+            data_seconds=row.data_seconds / int(row.iterations),
+            barrier_seconds=row.barrier_seconds / int(row.barrier_iterations) if row.barrier_iterations else None,
+        )
+        for row in await session.execute(query)
+    ]
+
+
+def _answer(job: str, window: ShortWindow, world_size: int, means: Sequence[RankMeans]) -> RankTimes:
+    found = compare(means) if means else None
+    waits = found.waits_seconds if found else {}
+    waited_for = found.waited_for if found else None
+    middle = found.median_seconds if found else 0.0
+    own = found is not None and found.measure == OWN
+    compared = {rank.rank: rank.own_seconds if own else rank.iteration_seconds for rank in means}
+    slow = found.slow if found else {}
+    rows = [
+        RankRow(
+            rank=rank.rank,
+            iterations=rank.iterations,
+            iteration_seconds=rank.iteration_seconds,
+            longest_seconds=rank.longest_seconds,
+            stall_seconds=rank.stall_seconds,
+            data_seconds=rank.data_seconds,
+            barrier_seconds=rank.barrier_seconds,
+            own_seconds=compared[rank.rank],
+            waits_seconds=waits.get(rank.rank),
+            deviation=compared[rank.rank] / middle - 1 if middle else 0.0,
+            straggler=rank.rank in slow,
+            cause=slow.get(rank.rank, ""),
+        )
+        for rank in means
+    ]
+    return RankTimes(
+        job=job,
+        window=window,
+        world_size=world_size,
+        reporting=len(means),
+        measure=found.measure if found else "",
+        median_seconds=found.median_seconds if found else None,
+        deviation_seconds=found.deviation_seconds if found else None,
+        waited_for=waited_for,
+        waiting_gpu_seconds=sum(waits.values()) if waited_for is not None else None,
+        stragglers=sorted(slow),
+        ranks=sorted(rows, key=lambda row: (-row.own_seconds, row.rank)),
+    )

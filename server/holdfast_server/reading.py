@@ -1,0 +1,121 @@
+"""Reading what a timeline asks for: stretches, chunks and roll-ups. Rank 0 speaks for the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast_server import models, rollups
+from holdfast_server.lines import Read, Strand
+from holdfast_server.rollups import LEVELS
+from holdfast_server.series import AT, Contents, Rolled
+
+READS_AT_ONCE = 50
+
+
+async def strands(session: AsyncSession, job: str) -> list[Strand]:
+    rows = models.Stretch
+    fields = [getattr(rows, name) for name in Strand.__dataclass_fields__]
+    found = await session.execute(select(*fields).where(rows.job == job, rows.rank == 0))
+    return [Strand(*row) for row in found]
+
+
+async def iterations_between(
+    session: AsyncSession, strand: Strand, since: float, until: float, *, began: float
+) -> tuple[int, int] | None:
+    """Which iterations of a stretch ended between two times: at each end up to a bucket more, never less.
+
+    `began`: no iteration of it ended before. None: none did between them.
+    """
+    if strand.last_at < since or began > until:
+        return None
+    first, last = strand.first_iteration, strand.last_iteration
+    if began < since:
+        first, _ = await _bucket_at(session, strand, since)
+    if strand.last_at > until:
+        _, last = await _bucket_at(session, strand, until)
+    return first, last
+
+
+async def _bucket_at(session: AsyncSession, strand: Strand, at: float) -> tuple[int, int]:
+    """The first bucket that ended no earlier: a coarse one, then the finer ones within it. Their times ascend."""
+    rows = models.Rollup
+    low, high = strand.first_iteration, strand.last_iteration
+    for level in reversed(LEVELS):
+        query = (
+            select(rows.first_iteration, rows.last_iteration, rows.columns)
+            .where(rows.stretch == strand.id, rows.level == level)
+            .where(rows.bucket.between(low >> level, high >> level))
+            .order_by(rows.bucket)
+        )
+        for first, last, columns in await session.execute(query):
+            if rollups.last_of(columns, AT) >= at:
+                low, high = max(low, first), min(high, last)
+                break
+    return low, high
+
+
+async def contents(session: AsyncSession, job: str, reads: Sequence[Read]) -> Contents:
+    whole = [read for read in reads if read.level == 0]
+    coarse = [read for read in reads if read.level > 0]
+    return Contents(await _chunks(session, job, whole), await _rolled(session, coarse))
+
+
+async def _chunks(session: AsyncSession, job: str, reads: Sequence[Read]) -> dict[int, list[bytes]]:
+    rows = models.Chunk
+    stretches = {(read.strand.lineage, read.strand.uid): read.strand.id for read in reads}
+    found: dict[int, tuple[int, bytes]] = {}
+    for some in _some(reads):
+        query = select(rows.id, rows.lineage, rows.uid, rows.columns).where(
+            rows.job == job, rows.rank == 0, or_(*map(_reaches, some))
+        )
+        for chunk, lineage, uid, columns in await session.execute(query):
+            found[chunk] = (stretches[lineage, uid], columns)
+    made: dict[int, list[bytes]] = {}
+    for _, (stretch, columns) in sorted(found.items()):
+        made.setdefault(stretch, []).append(columns)
+    return made
+
+
+def _reaches(read: Read) -> ColumnElement[bool]:
+    rows, strand = models.Chunk, read.strand
+    return and_(
+        rows.lineage == strand.lineage,
+        rows.uid == strand.uid,
+        # None of its chunks is wider, so that the index finds where to begin.
+        rows.first_iteration.between(read.first - strand.widest, read.last),
+        rows.last_iteration >= read.first,
+    )
+
+
+async def _rolled(session: AsyncSession, reads: Sequence[Read]) -> dict[tuple[int, int], list[Rolled]]:
+    rows = models.Rollup
+    made: dict[tuple[int, int], dict[int, Rolled]] = {}
+    for some in _some(reads):
+        query = select(
+            rows.stretch,
+            rows.level,
+            rows.bucket,
+            rows.first_iteration,
+            rows.last_iteration,
+            rows.rows,
+            rows.columns,
+        ).where(or_(*map(_lies, some)))
+        for stretch, level, bucket, first, last, count, columns in await session.execute(query):
+            made.setdefault((stretch, level), {})[bucket] = (first, last, count, columns)
+    return {place: [buckets[bucket] for bucket in sorted(buckets)] for place, buckets in made.items()}
+
+
+def _lies(read: Read) -> ColumnElement[bool]:
+    rows, level = models.Rollup, read.level
+    buckets = rows.bucket.between(read.first >> level, read.last >> level)
+    return and_(rows.stretch == read.strand.id, rows.level == level, buckets)
+
+
+def _some(reads: Sequence[Read]) -> Iterator[list[Read]]:
+    left = iter(reads)
+    while some := list(islice(left, READS_AT_ONCE)):
+        yield some

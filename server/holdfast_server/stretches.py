@@ -1,0 +1,224 @@
+"""Storing samples: a chunk for each batch, and the roll-ups of what is in it, in the batch's own transaction.
+
+Built as samples arrive, roll-ups are never behind, whatever is killed when; they cost a batch one read and one
+write of a few rows. Core and no ORM: nearly all that a server stores comes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from sqlalchemy import ClauseElement, Connection, bindparam, select, union_all, update
+from sqlalchemy import insert as plain_insert
+
+from holdfast_server import columns, models, rollups
+from holdfast_server.db import Statement, insert
+from holdfast_server.rollups import LEVELS, Rollup
+from holdfast_server.samples import MAX_METRICS
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Whose samples these are."""
+
+    job: str
+    uid: str
+    attempt: int
+    rank: int
+    sequence: int
+    lineage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The row of `models.Stretch`, as far as storing moves it."""
+
+    id: int
+    metrics: bytes
+    first_iteration: int
+    last_iteration: int
+    last_at: float
+    rows: int
+    chunks: int
+    chunk_bytes: int
+    widest: int
+    rolled_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    new: bool
+    """The first that this rank of this attempt reports of this lineage."""
+    left_out: bool
+    """Metrics, for the stretch has as many as it may have."""
+
+
+_KEY = ("job", "rank", "lineage", "uid")
+_FIELDS = tuple(field for field in Stretch.__dataclass_fields__)
+_ROLLED = ("first_iteration", "last_iteration", "rows", "columns")
+_names = msgspec.msgpack.Decoder(list[str])
+
+
+_stretches, _chunks, _rollups = (
+    models.table(models.Stretch),
+    models.table(models.Chunk),
+    models.table(models.Rollup),
+)
+_NEW = {"rolled_up": True, "whole_from": 0, "fine_from": 0}
+_GROWING = tuple(name for name in _FIELDS if name not in ("id", "rolled_up"))
+_FIND = Statement(
+    select(*(_stretches.c[name] for name in _FIELDS)).where(
+        *(_stretches.c[name] == bindparam(name) for name in _KEY)
+    )
+)
+_BEGIN = Statement(
+    plain_insert(_stretches)
+    .values({name: bindparam(name) for name in (*_KEY, "attempt", *_GROWING, *_NEW)})
+    .returning(_stretches.c.id)
+)
+_GROW = Statement(
+    update(_stretches)
+    .where(_stretches.c.id == bindparam("stretch"))
+    .values({name: bindparam(f"new_{name}") for name in _GROWING})
+)
+CHUNK = Statement(
+    plain_insert(_chunks).values(
+        {column.name: bindparam(column.name) for column in _chunks.c if column.name != "id"}
+    )
+)
+# One look into the index for each level: asked for with "or", SQLite goes through all buckets of the stretch.
+_ROLLED_BEFORE = Statement(
+    union_all(
+        *(
+            select(_rollups.c.level, *(_rollups.c[name] for name in _ROLLED)).where(
+                _rollups.c.stretch == bindparam("stretch"),
+                _rollups.c.level == level,
+                _rollups.c.bucket.between(bindparam(f"low_{level}"), bindparam(f"high_{level}")),
+            )
+            for level in LEVELS
+        )
+    )
+)
+
+
+def _upsert(connection: Connection) -> ClauseElement:
+    made = insert(connection, models.Rollup)
+    changed = {name: made.excluded[name] for name in _ROLLED}
+    return made.on_conflict_do_update(index_elements=("stretch", "level", "bucket"), set_=changed)
+
+
+ROLLUP = Statement(_upsert)
+
+
+def add(connection: Connection, place: Place, table: columns.Table) -> Added:
+    """Store what one rank measured on one lineage, all of it new."""
+    key = {name: getattr(place, name) for name in _KEY}
+    row = _FIND.first(connection, key)
+    before = Stretch(*row) if row is not None else None
+    known = _names.decode(before.metrics) if before is not None else []
+    more = [name for name in table.metrics if name not in known]
+    names = [*known, *more[: max(0, MAX_METRICS - len(known))]]
+    kept = columns.renamed(table, names)
+    chunk = columns.pack(kept)
+    first, last = int(kept.iteration[0]), int(kept.iteration[-1])
+    now = Stretch(
+        id=0,
+        metrics=msgspec.msgpack.encode(names),
+        first_iteration=first,
+        last_iteration=last,
+        last_at=float(kept.at.max()),
+        rows=len(kept),
+        chunks=1,
+        chunk_bytes=len(chunk),
+        widest=last - first,
+        rolled_up=True,
+    )
+    if before is None:
+        fields = {name: getattr(now, name) for name in _GROWING}
+        (stretch,) = _BEGIN.first(connection, {**key, "attempt": place.attempt, **fields, **_NEW})
+    else:
+        stretch, grown = before.id, _grown(before, now)
+        _GROW.run(connection, {"stretch": stretch, **{f"new_{name}": getattr(grown, name) for name in _GROWING}})
+    CHUNK.run(connection, chunk_row(place, kept, chunk))
+    if before is None or before.rolled_up:
+        values_of = columns.aligned(kept.values, kept.metrics, names)
+        roll_up(connection, stretch, replace(kept, metrics=tuple(names), values=values_of), after=before)
+    return Added(new=before is None, left_out=len(kept.metrics) < len(table.metrics))
+
+
+def _grown(before: Stretch, more: Stretch) -> Stretch:
+    return Stretch(
+        id=before.id,
+        metrics=more.metrics,
+        first_iteration=min(before.first_iteration, more.first_iteration),
+        last_iteration=max(before.last_iteration, more.last_iteration),
+        last_at=max(before.last_at, more.last_at),
+        rows=before.rows + more.rows,
+        chunks=before.chunks + 1,
+        chunk_bytes=before.chunk_bytes + more.chunk_bytes,
+        widest=max(before.widest, more.widest),
+        rolled_up=before.rolled_up,
+    )
+
+
+def chunk_row(place: Place, table: columns.Table, chunk: bytes) -> dict[str, Any]:
+    return {
+        "job": place.job,
+        "uid": place.uid,
+        "attempt": place.attempt,
+        "rank": place.rank,
+        "sequence": place.sequence,
+        "lineage": place.lineage,
+        "first_iteration": int(table.iteration[0]),
+        "last_iteration": int(table.iteration[-1]),
+        "first_at": float(table.at.min()),
+        "last_at": float(table.at.max()),
+        "rows": len(table),
+        "seconds": float(table.seconds[np.isfinite(table.seconds)].sum()),
+        "columns": chunk,
+    }
+
+
+def roll_up(connection: Connection, stretch: int, table: columns.Table, *, after: Stretch | None) -> None:
+    """Add a table, with all columns of the stretch, to its roll-ups; `after`: what was in them before."""
+    first, last = int(table.iteration[0]), int(table.iteration[-1])
+    asked = {"stretch": stretch}
+    for level in LEVELS:
+        # Where a batch follows the one before, as they do, only a bucket in which both lie is there already.
+        shared = after is not None and first >> level <= after.last_iteration >> level
+        asked |= {f"low_{level}": first >> level, f"high_{level}": last >> level if shared else -1}
+    stored: list[Any] = []
+    if any(asked[f"high_{level}"] >= 0 for level in LEVELS):
+        stored = _ROLLED_BEFORE.all(connection, asked)
+    before = rollups.decoded([row[1:] for row in stored], len(table.values)) if stored else None
+    fine = rollups.of_table(table, 1 << LEVELS[0])
+    levels, buckets = rollups.at_levels(fine, before, [row[0] for row in stored])
+    ROLLUP.run(connection, *rollup_rows(stretch, levels, buckets))
+
+
+def rollup_rows(stretch: int, levels: Sequence[int], rollup: Rollup) -> Iterator[dict[str, Any]]:
+    """`levels`: of each bucket."""
+    numbers = zip(levels, rollup.first.tolist(), rollup.last.tolist(), rollup.rows.tolist(), strict=True)
+    for (level, first, last, rows), encoded in zip(numbers, rollups.encoded(rollup), strict=True):
+        yield {
+            "stretch": stretch,
+            "level": level,
+            "bucket": last >> level,
+            "first_iteration": first,
+            "last_iteration": last,
+            "rows": rows,
+            "columns": encoded,
+        }
+
+
+def encoded_names(metrics: Sequence[str]) -> bytes:
+    return msgspec.msgpack.encode(metrics)
+
+
+def names_of(metrics: bytes) -> Sequence[str]:
+    """Of a stretch."""
+    return _names.decode(metrics)
