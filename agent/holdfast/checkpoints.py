@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.fingerprint import fingerprint
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist import Origin, Persister, Settled
+from holdfast.pins import Pinned
 from holdfast.protocol import CheckpointKind, CheckpointState, checkpoint_id, parse_checkpoint_id
 from holdfast.ranks import Ranks, SideGroup
 from holdfast.reports import Reporter, text
@@ -31,6 +32,7 @@ logger = logging.getLogger("holdfast")
 
 FREE_SECONDS = 10.0
 """How long a rank waits for memory that the one that decides already had: far longer than that takes."""
+MOST_FREE_BYTES = 2**53
 RETURN_SECONDS = 0.05
 """Training waits no longer to learn whether a store that was away is back."""
 
@@ -78,6 +80,7 @@ class Checkpointer:
         """Found so by this attempt; a sound one may take their names."""
         self.wanted: dict[str, str] = {}
         """What must not be retired, by who wants it: the target of an open order, of a restore by the script."""
+        self.pinned = Pinned(store, job, reporter)
         self._last_reason: str | None = None
         self.snapshots = Snapshotter(slots, debug=debug)
         self.persister = Persister(
@@ -104,6 +107,11 @@ class Checkpointer:
     def active(self) -> bool:
         """A copy or a write is under way."""
         return not self.snapshots.idle
+
+    @property
+    def under_way(self) -> int:
+        """How many copies and writes are."""
+        return sum(not each.settled.is_set() for each in self._in_flight)
 
     def acquire_attempt(self, at_least: int) -> None:
         """Fence all earlier attempts; of several ranks, rank 0 does.
@@ -208,6 +216,7 @@ class Checkpointer:
             self._decline("interrupted")
             raise
         self._in_flight = [each for each in self._in_flight if not each.settled.is_set()] + [snapshot]
+        snapshot.in_flight = len(self._in_flight)
         return snapshot
 
     def _decline(self, reason: str) -> None:
@@ -295,19 +304,31 @@ class Checkpointer:
                 persist_seconds=settled.seconds,
                 durable_iteration=self._standing.iteration if state == "durable" else None,
                 reason=text(settled.reason) if settled.reason else None,
+                store_free_bytes=self._free_bytes() if state == "durable" else None,
             )
         )
         self._settled.append(settled)
         if state == "durable" and self._ranks.leads:
             self._retire()
 
+    def _free_bytes(self) -> int | None:
+        """As far as it can be told; beyond nine petabytes no message holds the number, and nobody asks."""
+        try:
+            free = self.store.free_bytes()
+        except OSError:
+            return None
+        return None if free is None else min(free, MOST_FREE_BYTES)
+
     def _retire(self) -> None:
         """Delete what retention no longer wants; only ever after a newer checkpoint is durable."""
         try:
             if not self._knows_asked_for:
                 self._learn_asked_for()
+            self.pinned.learn()
+            self.pinned.note(self.attempt)
             committed = self.store.checkpoints(self.job)
-            gone = expendable(committed, self.keep, self._protected())
+            pins = self.pinned.checkpoints
+            gone = expendable([each for each in committed if each not in pins], self.keep, self._protected())
             for checkpoint in gone:
                 self.store.delete(self.job, checkpoint, self.attempt)
         except (OSError, HoldfastError) as error:
@@ -315,7 +336,7 @@ class Checkpointer:
             return
         if gone:
             left = [c for c in committed if c not in gone]
-            self._reporter.event(protocol.Inventory(at=time.time(), checkpoints=left))
+            self._reporter.inventory(left, pins)
 
     def _protected(self) -> set[str]:
         """Where the lineages that training descends from began, the ways back, what is to be restored."""
@@ -342,6 +363,7 @@ class Checkpointer:
         number = self.store.acquire_attempt(self.job, self.uid, at_least).number
         with contextlib.suppress(OSError):  # asked again before anything is deleted
             self._learn_asked_for()
+            self.pinned.learn()
         return number
 
     def _learn_asked_for(self) -> None:

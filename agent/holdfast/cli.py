@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import entry_points, version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from holdfast.commands import checkpointing, control, questions, restoring, stores
+from holdfast.commands import (
+    alerting,
+    checkpointing,
+    control,
+    keeping,
+    planning,
+    probing,
+    questions,
+    restoring,
+    stores,
+)
 from holdfast.commands.console import EXIT_CODES, EXIT_USAGE, fail
 
 COMMANDS = "holdfast.commands"
@@ -35,6 +45,7 @@ _MINUS_IS_A_VALUE = {"ignore_unknown_options": True}
 """So that a budget of -1 is refused for what it is, not as an option that does not exist."""
 
 _TRAINING, _OPERATING, _STORES = "Training", "Operating a job", "Without a server"
+_SERVER = "On the server's machine"
 
 
 def main() -> None:
@@ -58,17 +69,42 @@ def root(
 @app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_TRAINING)
 def serve(context: typer.Context) -> None:
     """Start the server and its dashboard (`holdfast serve --help` lists its options)."""
-    for entry in entry_points(group=COMMANDS, name="serve"):
+    _of_server("serve", context.args)
+
+
+def _of_server(name: str, args: list[str]) -> NoReturn:
+    for entry in entry_points(group=COMMANDS, name=name):
         try:
             command = entry.load()
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0].startswith("holdfast"):
                 raise
             fail(f"{NO_SERVER} ({error.name} is missing)")
-        served = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-        served.command()(command)
-        served(context.args, prog_name="holdfast serve")
+        if not isinstance(command, typer.Typer):
+            served = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+            served.command()(command)
+            command = served
+        command(args, prog_name=f"holdfast {name}")
+        raise typer.Exit
     fail(NO_SERVER)
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
+def user(context: typer.Context) -> None:
+    """People who sign in to a server with accounts: add, list, role, remove, reset-link, setup-link."""
+    _of_server("user", context.args)
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
+def token(context: typer.Context) -> None:
+    """Keys for agents and scripts of a server with accounts: create, list, revoke."""
+    _of_server("token", context.args)
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
+def audit(context: typer.Context) -> None:
+    """Who changed what on a server: list; and whether the log is as it was written: verify."""
+    _of_server("audit", context.args)
 
 
 @app.command(context_settings=_COMMAND_LAST, rich_help_panel=_TRAINING)
@@ -111,13 +147,16 @@ def run(
     raise typer.Exit(status)
 
 
-for _question in (questions.jobs, questions.show):
+for _question in (questions.jobs, questions.show, questions.goodput):
     app.command(rich_help_panel=_OPERATING)(_question)
-for _edit in (control.budget, control.every):
+for _edit in (control.budget, control.every, control.policy):
     app.command(rich_help_panel=_OPERATING, context_settings=_MINUS_IS_A_VALUE)(_edit)
-for _switch in (control.pause, control.resume, checkpointing.checkpoint):
+for _switch in (control.pause, control.resume, checkpointing.checkpoint, probing.probe):
     app.command(rich_help_panel=_OPERATING)(_switch)
-app.command(rich_help_panel=_OPERATING)(restoring.restore)
+for _act in (restoring.restore, keeping.pin, keeping.unpin, keeping.label):
+    app.command(rich_help_panel=_OPERATING)(_act)
+app.add_typer(alerting.app, name="alerts", rich_help_panel=_OPERATING)
+app.command(rich_help_panel=_STORES, context_settings=_MINUS_IS_A_VALUE)(planning.plan)
 app.add_typer(stores.app, name="store", rich_help_panel=_STORES)
 
 if __name__ == "__main__":

@@ -1,174 +1,194 @@
-"""What an operator asks of a Holdfast server, typed: for the command line, the demo and anybody's scripts."""
+"""What an operator asks of a Holdfast server, typed: for the command line, the demo and anybody's scripts.
+
+    from holdfast.client import Client
+
+    with Client("http://127.0.0.1:7117") as client:
+        for job in client.jobs():
+            print(job.job, job.status, job.exposure_seconds)
+        client.edit("char-gpt", budget="2%")
+
+Every method raises `ServerError` (or the subclass that says in which way) when the server says no, and
+`UnreachableError` when there is no server to say anything.
+"""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Any, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Literal
 
-import msgspec
-import urllib3
-
-from holdfast.protocol import (
-    DEFAULT_PORT,
-    OPEN_ORDER_STATES,
-    CheckpointKind,
-    CheckpointState,
-    Desired,
-    OrderState,
-    Paced,
+from holdfast.administration import Administration
+from holdfast.answers import (
+    CheckpointRow,
+    Edit,
+    Fleet,
+    Goodput,
+    Job,
+    JobPlan,
+    NoticeRow,
+    Order,
+    RankTimes,
+    RestorePreview,
+    SettingsPreview,
+    Timeline,
 )
+from holdfast.asking import convert
+from holdfast.conversation import (
+    DEFAULT_SERVER,
+    Conflict,
+    Conversation,
+    Invalid,
+    NotFound,
+    NotPermitted,
+    ServerBusy,
+    ServerError,
+    UnreachableError,
+    asked,
+    filled,
+    validate_server,
+)
+from holdfast.protocol import OPEN_ORDER_STATES, Desired
 
-DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
 PAGE = 500
 """The most rows that the server gives at once."""
 
-T = TypeVar("T")
-Number = float | str | None
-"""The server writes what JSON has no number for as "nan", "inf" and "-inf"."""
+__all__ = [
+    "DEFAULT_SERVER", "CheckpointRow", "Client", "Conflict", "Edit", "Goodput", "Invalid", "Job", "JobPlan",
+    "NotFound", "NotPermitted", "NoticeRow", "Order", "ServerBusy", "ServerError", "UnreachableError",
+    "validate_server",
+]  # fmt: skip
 
 
-class CheckpointRow(msgspec.Struct, kw_only=True):
-    """A checkpoint as the server knows it."""
-
-    id: str
-    iteration: int
-    lineage: int
-    kind: CheckpointKind
-    state: CheckpointState
-    at: float = 0.0
-    payload_bytes: int = 0
-    stall_seconds: float | None = None
-    snapshot_seconds: float | None = None
-    persist_seconds: float | None = None
-    reason: str | None = None
-    abandoned: bool = False
-    restorable: bool = False
-
-
-class Order(msgspec.Struct, kw_only=True):
-    """A restore order and how far it got."""
-
-    id: str
-    job: str
-    checkpoint: str
-    iteration: int
-    state: OrderState
-    created_at: float = 0.0
-    from_iteration: int | None = None
-    from_lineage: int | None = None
-    new_lineage: int | None = None
-    reason: str | None = None
-    seconds: float | None = None
-    safety_checkpoint: str | None = None
-
-
-class Job(msgspec.Struct, kw_only=True):
-    """A job as the fleet page sees it."""
-
-    job: str
-    status: str
-    status_reason: str | None = None
-    alive: bool = False
-    iteration: int = 0
-    lineage: int = 0
-    attempt: int = 0
-    restarts: int = 0
-    iterations_per_second: float | None = None
-    last_contact_seconds: float | None = None
-    loss: Number = None
-    paced: Paced | None = None
-    measured_overhead: float | None = None
-    measured_window_iterations: int | None = None
-    budget: float | None = None
-    interval: int | None = None
-    policy: str | None = None
-    exposure_iterations: int | None = None
-    exposure_seconds: float | None = None
-    last_durable: CheckpointRow | None = None
-    desired: Desired = msgspec.field(default_factory=Desired)
-    applied_version: int | None = None
-    applied_iteration: int | None = None
-    open_order: Order | None = None
-    checkpoints_total: int = 0
-
-
-class Edit(msgspec.Struct, kw_only=True):
-    """One version of what is desired of a job, and from which iteration on it held."""
-
-    version: int
-    applied_iteration: int | None = None
-
-
-class ServerError(Exception):
-    """The server understood and said no; `str()` is its own sentence."""
-
-    def __init__(self, status: int, body: dict[str, Any]) -> None:
-        super().__init__(body.get("message") or f"the server answered with HTTP status {status}")
-        self.status = status
-        self.code = str(body.get("error", ""))
-        self.body = body
-
-
-class UnreachableError(Exception):
-    """Nobody answered, or somebody who is no Holdfast server, or it refused our token."""
-
-
-def validate_server(server: str) -> str:
-    """Return an address without the slash at its end, or raise ValueError with what is wrong with it."""
-    try:
-        parts = urlsplit(server)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:  # a port that is none, a bracket that is not closed
-        raise ValueError(_no_address(server, str(error))) from None
-    if parts.scheme not in ("http", "https"):
-        raise ValueError(_no_address(server, "it begins with neither http:// nor https://"))
-    if not host or any(character.isspace() for character in server):
-        raise ValueError(_no_address(server, "it names no host"))
-    if port == 0:
-        raise ValueError(_no_address(server, "Port out of range 1-65535"))
-    return server.rstrip("/")
-
-
-def _no_address(server: str, reason: str) -> str:
-    return f"server {server!r} is no address ({reason}): give one such as {DEFAULT_SERVER}"
-
-
-class Client:
-    """A conversation with one server.
+class Client(Administration):
+    """A conversation with one server. Not to be shared among threads that close it.
 
     Args:
         server: its address, as in http://127.0.0.1:7117; ValueError for what is none.
-        token: the shared secret, when the server asks for one.
-        timeout_seconds: for each request.
+        token: a key, or the shared secret, when the server asks for one.
+        timeout_seconds: for each attempt of each request.
+        retries: further attempts of what may be asked twice, when the server has no time or went away.
     """
 
     def __init__(
-        self, server: str = DEFAULT_SERVER, token: str | None = None, *, timeout_seconds: float = 10.0
+        self,
+        server: str = DEFAULT_SERVER,
+        token: str | None = None,
+        *,
+        timeout_seconds: float = 10.0,
+        retries: int = 2,
     ) -> None:
-        self.server = validate_server(server)
-        headers = {"Accept": "application/json", "User-Agent": "holdfast-client"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        self._pool = urllib3.PoolManager(headers=headers, timeout=timeout_seconds, retries=False)
+        self._server = Conversation(server, token, timeout_seconds=timeout_seconds, retries=retries)
 
-    def jobs(self) -> list[Job]:
-        reply = self.get("/jobs")
-        return _convert(reply["jobs"] if isinstance(reply, dict) else reply, list[Job])
+    @property
+    def server(self) -> str:
+        """The address, without a slash at its end."""
+        return self._server.server
+
+    def close(self) -> None:
+        """Gives the connections back; the next request opens one."""
+        self._server.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- jobs ---------------------------------------------------------------------------------
+
+    def jobs(
+        self, *, search: str | None = None, status: str | None = None, project: str | None = None
+    ) -> list[Job]:
+        """All jobs that match, page by page."""
+        found: list[Job] = []
+        pages = 1
+        while len(found) < pages * PAGE and (page := len(found) // PAGE + 1) <= pages:
+            fleet = self.fleet(search=search, status=status, project=project, page=page, size=PAGE, sort="name")
+            found, pages = found + fleet.jobs, fleet.pages
+            if len(fleet.jobs) < PAGE:
+                break
+        return found
+
+    def fleet(
+        self,
+        *,
+        search: str | None = None,
+        status: str | None = None,
+        project: str | None = None,
+        sort: str | None = None,
+        page: int = 1,
+        size: int = 50,
+    ) -> Fleet:
+        """One page of the jobs that match, and how many there are by status. Raises Invalid."""
+        query = {"search": search, "status": status, "project": project, "sort": sort, "page": page, "size": size}
+        return self._ask("GET", asked("/jobs", **query), Fleet)
 
     def job(self, job: str) -> Job:
-        return _convert(self.get(_path(job)), Job)
+        """Raises NotFound."""
+        return self._ask("GET", filled("/jobs/{job}", job=job), Job)
+
+    def watch(self, job: str) -> Iterator[Job]:
+        """The job as it is, again each time that it changes, for as long as the server keeps the stream.
+
+        Raises:
+            NotFound.
+        """
+        for answer in self._server.stream(filled("/jobs/{job}/stream", job=job)):
+            yield convert(answer, Job)
 
     def checkpoints(self, job: str, *, limit: int = 50, before: str | None = None) -> list[CheckpointRow]:
-        """The last taken first, in every state; `before` is the id that the page before ended with."""
-        page = {"limit": limit} if before is None else {"limit": limit, "before": before}
-        reply = self.get(_path(job, "checkpoints"), **page)
-        return _convert(reply["checkpoints"] if isinstance(reply, dict) else reply, list[CheckpointRow])
+        """The last taken first, in every state.
+
+        Args:
+            job: its name.
+            limit: at most 500.
+            before: the id that the page before ended with.
+
+        Raises:
+            NotFound, and Invalid for a `before` that no checkpoint has.
+        """
+        path = asked(filled("/jobs/{job}/checkpoints", job=job), limit=limit, before=before)
+        return self._rows(path, "checkpoints", CheckpointRow)
+
+    def pin(self, job: str, checkpoint: str | int, *, pinned: bool = True) -> CheckpointRow:
+        """Keep a checkpoint against retention, or no more. The last word wins.
+
+        Args:
+            job: its name.
+            checkpoint: its id, or the iteration that a restore would go back to.
+            pinned: False unpins it.
+
+        Raises:
+            NotFound: no such job or checkpoint; `body["nearest"]` is the next earlier one.
+            Conflict: it is not in the store, or as many are pinned as can be.
+        """
+        return self._change_checkpoint(job, checkpoint, pinned=pinned)
+
+    def label(self, job: str, checkpoint: str | int, label: str | None) -> CheckpointRow:
+        """Call a checkpoint something, in at most 64 characters; None takes the label off.
+
+        Args:
+            job: its name.
+            checkpoint: its id, or the iteration that a restore would go back to.
+            label: one line of text.
+
+        Raises:
+            NotFound: no such job or checkpoint; `body["nearest"]` is the next earlier one.
+            Invalid: it is too long, or has what nobody can read.
+        """
+        return self._change_checkpoint(job, checkpoint, label=label)
+
+    def _change_checkpoint(self, job: str, checkpoint: str | int, **changes: bool | str | None) -> CheckpointRow:
+        path = filled("/jobs/{job}/checkpoints/{checkpoint}", job=job, checkpoint=checkpoint)
+        # Said twice, it is the same.
+        return self._ask("PATCH", path, CheckpointRow, changes, twice=True)
 
     def oldest_restorable(self, job: str) -> CheckpointRow | None:
-        """The one at the lowest iteration that a restore can go back to."""
+        """The one at the lowest iteration that a restore can go back to. Raises NotFound."""
         found: list[CheckpointRow] = []
         page = self.checkpoints(job, limit=PAGE)
         while page:
@@ -176,36 +196,134 @@ class Client:
             page = self.checkpoints(job, limit=PAGE, before=page[-1].id)
         return min(found, key=lambda row: row.iteration, default=None)
 
-    def timeline(self, job: str, *, start: int | None = None, end: int | None = None, points: int = 1200) -> Any:
-        """The timeline as the page reads it; its JSON is described at the server's /docs."""
-        asked = {"from": start, "to": end, "points": points}
-        return self.get(
-            _path(job, "timeline"), **{key: value for key, value in asked.items() if value is not None}
-        )
+    def timeline(
+        self,
+        job: str,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        points: int = 1200,
+        axis: Literal["iteration", "time"] = "iteration",
+        metrics: Sequence[str] | None = None,
+    ) -> Timeline:
+        """What happened in a window.
+
+        Args:
+            job: its name.
+            start: an iteration, or with `axis="time"` seconds since 1970. None: where the job began.
+            end: likewise, inclusive. None: where the job is.
+            points: at most so many buckets a lineage.
+            axis: what `start` and `end` count.
+            metrics: only these. None: all.
+
+        Raises:
+            NotFound, and Invalid for a window that cannot be.
+        """
+        query = {"from": start, "to": end, "points": points, "x": axis, "metric": metrics}
+        return self._ask("GET", asked(filled("/jobs/{job}/timeline", job=job), **query), Timeline)
+
+    def goodput(self, job: str, window: str | None = None) -> Goodput:
+        """Where the time went, in buckets that sum up to it; `window` as in 24h. Raises NotFound and Invalid."""
+        return self._ask("GET", asked(filled("/jobs/{job}/goodput", job=job), window=window), Goodput)
+
+    def ranks(self, job: str, window: str | None = None) -> RankTimes:
+        """How the ranks compare, and which of them the others wait for. Raises NotFound and Invalid."""
+        return self._ask("GET", asked(filled("/jobs/{job}/ranks", job=job), window=window), RankTimes)
+
+    def plan(self, job: str, **what_if: float | int | str | None) -> JobPlan:
+        """Weigh every interval.
+
+        Args:
+            job: its name.
+            what_if: `budget`, `every`, `mtbf`, `ranks` and `restart` are as they are unless given.
+
+        Raises:
+            NotFound, and Invalid for what cannot be.
+        """
+        return self._ask("GET", asked(filled("/jobs/{job}/plan", job=job), **what_if), JobPlan)
+
+    def notices(self, job: str, *, limit: int | None = None) -> list[NoticeRow]:
+        """The newest first. Raises NotFound."""
+        return self._rows(asked(filled("/jobs/{job}/notices", job=job), limit=limit), "notices", NoticeRow)
+
+    # ---- what a job should be -----------------------------------------------------------------
 
     def desired(self, job: str) -> Desired:
-        reply = self.get(_path(job, "desired"))
-        return Desired() if reply is None else _convert(reply, Desired)
+        """What people want the job to be; of a job that nobody has edited, that nobody wants anything."""
+        answer = self._send("GET", filled("/jobs/{job}/desired", job=job))
+        return Desired() if answer is None else convert(answer, Desired)
+
+    def edits(self, job: str, *, limit: int | None = None) -> list[Edit]:
+        """The versions of what was desired, newest first. Raises NotFound."""
+        return self._rows(asked(filled("/jobs/{job}/edits", job=job), limit=limit), "edits", Edit)
 
     def applied_at(self, job: str, version: int) -> int | None:
-        """The iteration from whose end on the job acts on a version of what is desired; None: not yet."""
-        reply = self.get(_path(job, "edits"))
-        edits = _convert(reply["edits"] if isinstance(reply, dict) else reply, list[Edit])
-        return next((edit.applied_iteration for edit in edits if edit.version == version), None)
+        """The iteration from whose end on the job acts on a version; None: not yet. Raises NotFound."""
+        return next((edit.applied_iteration for edit in self.edits(job) if edit.version == version), None)
 
-    def edit(self, job: str, **changes: float | int | str | bool | None) -> Desired:
-        """Change budget, policy, every, paused or checkpoint_request; None takes an order back."""
-        version = self.desired(job).version
-        reply = self.send("PATCH", _path(job, "desired"), changes, {"If-Match": f'"{version}"'})
-        return _convert(reply, Desired)
+    def edit(self, job: str, *, version: int | None = None, **changes: float | int | str | bool | None) -> Desired:
+        """Change budget, policy, every, paused, checkpoint_request or probe_request; None takes an order back.
 
-    def restore(self, job: str, iteration: int, *, key: str | None = None) -> Order:
-        """Order a restore; the same key is the same order, however often it is sent."""
-        body = {"iteration": iteration, "key": key or uuid.uuid4().hex}
-        return _convert(self.send("POST", _path(job, "restores"), body), Order)
+        With `every`, `every_seconds` is the time after which the policy decides again.
+
+        Args:
+            job: its name.
+            version: the one that the edit is made from. None: the newest.
+            changes: by setting; `budget` may be text, as in "2%".
+
+        Raises:
+            NotFound, Invalid, and Conflict when somebody else changed something since that version.
+        """
+        held = self.desired(job).version if version is None else version
+        path = filled("/jobs/{job}/desired", job=job)
+        return self._ask("PATCH", path, Desired, changes, headers={"If-Match": f'"{held}"'})
+
+    def preview_settings(
+        self, job: str, *, budget: float | None = None, every: int | None = None
+    ) -> SettingsPreview:
+        """The interval, overhead and exposure that these settings would lead to. Raises NotFound and Invalid."""
+        path = asked(filled("/jobs/{job}/preview", job=job), budget=budget, every=every)
+        return self._ask("GET", path, SettingsPreview)
+
+    # ---- restores -----------------------------------------------------------------------------
+
+    def restore(
+        self, job: str, iteration: int | None = None, *, checkpoint: str | None = None, key: str | None = None
+    ) -> Order:
+        """Order a restore to an iteration, or to a checkpoint by its id.
+
+        Args:
+            job: its name.
+            iteration: where to go back to.
+            checkpoint: the same, where several lineages have one there.
+            key: names the wish: sent again with the same key, it is the same order.
+
+        Raises:
+            NotFound: no such job, or nothing to go back to there; `body["nearest"]` is the next earlier one.
+            Conflict: another restore is under way, or this checkpoint cannot be restored.
+            Invalid.
+        """
+        body = {"iteration": iteration, "checkpoint": checkpoint, "key": key or uuid.uuid4().hex}
+        # With its key, an order that is sent twice is one.
+        return self._ask("POST", filled("/jobs/{job}/restores", job=job), Order, body, twice=True)
+
+    def preview_restore(self, job: str, checkpoint: str) -> RestorePreview:
+        """What a restore to this checkpoint would give up, and take. Raises NotFound."""
+        path = asked(filled("/jobs/{job}/restores/preview", job=job), checkpoint=checkpoint)
+        return self._ask("GET", path, RestorePreview)
+
+    def orders(self, job: str, *, limit: int | None = None) -> list[Order]:
+        """The newest first. Raises NotFound."""
+        return self._rows(asked(filled("/jobs/{job}/restores", job=job), limit=limit), "restores", Order)
 
     def order(self, job: str, order: str) -> Order:
-        return _convert(self.get(_path(job, "restores", order)), Order)
+        """Raises NotFound."""
+        return self._ask("GET", filled("/jobs/{job}/restores/{order}", job=job, order=order), Order)
+
+    def cancel_restore(self, job: str, order: str) -> Order:
+        """Raises NotFound, and Conflict when it has gone too far. Cancelled twice is cancelled."""
+        path = filled("/jobs/{job}/restores/{order}/cancel", job=job, order=order)
+        return self._ask("POST", path, Order, twice=True)
 
     def follow(
         self, order: Order, *, timeout_seconds: float = float("inf"), poll_seconds: float = 0.2
@@ -220,58 +338,12 @@ class Client:
                 yield newer
             order = newer
 
+    # ---- anything else ------------------------------------------------------------------------
+
     def get(self, path: str, **query: object) -> Any:
-        return self.send("GET", path + (f"?{urlencode(query)}" if query else ""))
+        """The decoded answer to a path under /api/v1. Raises as all the others do."""
+        return self._send("GET", asked(path, **query))
 
     def send(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Any:
-        """The decoded answer to one request under /api/v1.
-
-        Raises:
-            ServerError: the server said no.
-            UnreachableError: there is no use in asking it anything else either.
-        """
-        url = f"{self.server}/api/v1{path}"
-        sent = {**self._pool.headers, **(headers or {})}
-        if body is not None:
-            sent["Content-Type"] = "application/json"
-        try:
-            reply = self._pool.request(
-                method, url, body=None if body is None else msgspec.json.encode(body), headers=sent
-            )
-        except urllib3.exceptions.HTTPError as error:
-            reason = f"no Holdfast server answers at {self.server} ({_reason(error)})"
-            raise UnreachableError(f"{reason}: start one with `holdfast serve` or give --server") from None
-        return self._answer(reply)
-
-    def _answer(self, reply: urllib3.BaseHTTPResponse) -> Any:
-        if reply.status == 204:
-            return None
-        try:
-            answer = msgspec.json.decode(reply.data)
-        except msgspec.DecodeError:
-            answer = None
-        if reply.status in (401, 403):
-            said = answer.get("message") if isinstance(answer, dict) else None
-            refused = f"{self.server} refused: {said}" if said else f"{self.server} asks for its token"
-            raise UnreachableError(f"{refused}; set HOLDFAST_TOKEN or give --token")
-        if not isinstance(answer, dict | list):
-            reason = f"HTTP status {reply.status} and no JSON"
-            raise UnreachableError(f"what answers at {self.server} is no Holdfast server ({reason})")
-        if reply.status >= 400:
-            raise ServerError(reply.status, answer if isinstance(answer, dict) else {})
-        return answer
-
-
-def _path(job: str, *rest: str) -> str:
-    return "/".join(["/jobs", *(quote(part, safe="") for part in (job, *rest))])
-
-
-def _convert(reply: Any, kind: type[T]) -> T:
-    try:
-        return msgspec.convert(reply, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise UnreachableError(f"the server speaks another version of Holdfast's language: {error}") from None
-
-
-def _reason(error: urllib3.exceptions.HTTPError) -> str:
-    return str(error).rpartition(": ")[2] or type(error).__name__
+        """The decoded answer to one request under /api/v1. Raises as all the others do."""
+        return self._server.send(method, path, body, headers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -119,6 +119,12 @@ class DataLoader:
         """Batches in a whole epoch, on this rank."""
         return len(self._inner)
 
+    def batches_left(self, epochs: int) -> int:
+        """Of `epochs` epochs in all, on this rank; TypeError where the dataset or sampler has no length."""
+        if self.epoch >= epochs:
+            return 0
+        return self._inner.left(self.position) + (epochs - self.epoch - 1) * len(self)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
@@ -146,6 +152,18 @@ class DataLoader:
                 if placed != self._placed:
                     break
         self.position = Position(epoch=self.position.epoch + 1, padded=self.position.padded)
+
+    def second_loader(
+        self, batches: int, around: Callable[[Dataset[Any]], Dataset[Any]], timeout_seconds: float
+    ) -> torch.utils.data.DataLoader[Any] | None:
+        """Over the next batches that no worker was told to read yet, through workers of its own.
+
+        This loader is left as it is, and gives them out in their turn. `around` wraps the dataset that it reads.
+        None for an iterable dataset, which nobody can read ahead of its reader.
+        """
+        if isinstance(self._inner, Streamed):
+            return None
+        return self._inner.second_loader(self._inner.upcoming(self.position, batches), around, timeout_seconds)
 
     def seek(self, position: Position) -> None:
         """Go on from there, in the middle of an epoch as well."""

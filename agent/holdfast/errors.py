@@ -36,6 +36,10 @@ class NoSuchCheckpoint(HoldfastError, LookupError):
         self.nearest = nearest
 
 
+class NoProbe(HoldfastError):
+    """How the data are loaded cannot be measured; says why."""
+
+
 class Fenced(HoldfastError):
     """A newer attempt of the same job has started; this one may commit and delete nothing any more."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Sized
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -166,15 +167,13 @@ class Indexed:
     ) -> None:
         self._order, self._batch_size, self._by_batch = order, batch_size, by_batch
         self._share = share if order.shards == 1 else replace(share, rank=0, world_size=1)
-        self._indices = _Indices()
+        self._indices, self._options = _Indices(), options
         self._by_sample = by_sample = batch_size is None and not by_batch
         self.collate_fn = options.pop("collate_fn", None) or (
             torch.utils.data.default_convert if by_sample else torch.utils.data.default_collate
         )
-        how = {"batch_size": None, "sampler": self._indices} if by_sample else {"batch_sampler": self._indices}
-        self.loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
-            Seeded(dataset, seed, self.collate_fn), collate_fn=as_it_is, **how, **options
-        )
+        self._seeded = Seeded(dataset, seed, self.collate_fn)
+        self.loader: torch.utils.data.DataLoader[Any] = self._reading(self._seeded, self._indices, options)
 
     @property
     def order(self) -> str:
@@ -201,15 +200,60 @@ class Indexed:
             raise TypeError(f"DataLoader: {self._order.name} has no len()")
         return self._share.iterations(0, self._order.size)
 
+    def left(self, start: Position) -> int:
+        """Batches of this rank from `start` to the end of its epoch; TypeError where that cannot be known."""
+        if self._order.size is None:
+            return len(self)
+        return self._share.iterations(start.taken // self._order.shards, self._order.size)
+
     def batches(self, start: Position) -> Iterator[tuple[Position, Any]]:
         """Each with the position after it."""
         drawn, first = self._order.draw(start.epoch), start.taken // self._order.shards
         items = drawn.at(self._share.places(first, drawn.size))
         # drawn here, once for all that workers read ahead: meanwhile the loader may be set elsewhere
-        self._indices.remaining = self._keyed(start.epoch, items)
-        for number, batch in enumerate(self.loader, start=1):
-            place, padded = self._share.after(first, number, drawn.size)
-            yield replace(start, taken=place * self._order.shards, padded=start.padded + padded), batch
+        remaining = self._indices.remaining = _Ahead(self._keyed(start.epoch, items))
+        try:
+            for number, batch in enumerate(self.loader, start=1):
+                place, padded = self._share.after(first, number, drawn.size)
+                yield replace(start, taken=place * self._order.shards, padded=start.padded + padded), batch
+        finally:
+            if self._indices.remaining is remaining:
+                self._indices.remaining = None
+
+    def upcoming(self, start: Position, batches: int) -> list[Key | list[Key]]:
+        """The next batches that nobody was told to read yet, as collections of keys; each still comes in its turn.
+
+        Fewer where only a sampler knows what comes after this epoch, and none where it has no length: to ask it
+        would be to draw from it.
+        """
+        remaining = self._indices.remaining
+        found: list[Key | list[Key]] = []
+        if remaining is not None and self._order.size is not None:
+            found, start = remaining.peek(batches), Position(epoch=start.epoch + 1)
+        while isinstance(self._order, OwnOrder) and len(self) and len(found) < batches:
+            drawn = self._order.draw(start.epoch)
+            coming = self._keyed(start.epoch, drawn.at(self._share.places(start.taken, drawn.size)))
+            found += itertools.islice(coming, batches - len(found))
+            start = Position(epoch=start.epoch + 1)
+        return found
+
+    def second_loader(
+        self, coming: list[Key | list[Key]], around: Callable[[Seeded], Dataset[Any]], timeout_seconds: float
+    ) -> torch.utils.data.DataLoader[Any]:
+        """Reads these as the first loader would, with workers of its own, and touches nothing of the first one."""
+        own = {
+            "generator": torch.Generator(),  # to begin reading draws a number
+            "persistent_workers": False,
+            "pin_memory": False,
+            "timeout": timeout_seconds if self.loader.num_workers else 0,
+        }
+        return self._reading(around(self._seeded), coming, self._options | own)
+
+    def _reading(
+        self, dataset: Dataset[Any], indices: Iterable[Any], options: dict[str, Any]
+    ) -> torch.utils.data.DataLoader[Any]:
+        how = {"batch_size": None, "sampler": indices} if self._by_sample else {"batch_sampler": indices}
+        return torch.utils.data.DataLoader(dataset, collate_fn=as_it_is, **how, **options)
 
     def _keyed(self, epoch: int, items: Iterator[Any]) -> Iterator[Key | list[Key]]:
         if self._by_sample:
@@ -226,10 +270,25 @@ class Indexed:
 class _Indices(Sampler[Any]):
     """What torch's loader draws from: whatever is to come next."""
 
-    remaining: Iterator[Any] = iter(())
+    remaining: _Ahead | None = None
+    """None between epochs."""
 
     def __iter__(self) -> Iterator[Any]:
-        return self.remaining
+        return self.remaining or iter(())
+
+
+class _Ahead(Iterator[Any]):
+    """Can be looked at before it is drawn from."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items, self._looked_at = items, deque[Any]()
+
+    def __next__(self) -> Any:
+        return self._looked_at.popleft() if self._looked_at else next(self._items)
+
+    def peek(self, count: int) -> list[Any]:
+        self._looked_at.extend(itertools.islice(self._items, max(0, count - len(self._looked_at))))
+        return list(itertools.islice(self._looked_at, count))
 
 
 def _key(epoch: int, index: Any) -> Key:

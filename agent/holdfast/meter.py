@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,8 +12,12 @@ from holdfast.persist import Settled
 from holdfast.prices import Prices
 from holdfast.profile import Iteration, IterationClock, MetricReader
 from holdfast.reports import Reporter
+from holdfast.tally import Tally
 
 BATCH_ITERATIONS = 16
+LOSS = "loss"
+"""The metric by which policies that look at convergence go."""
+RECENT_ITERATIONS = 64
 BATCH_SECONDS = 0.1
 """At most so many iterations, and about so long, before the controller learns of them."""
 
@@ -32,6 +37,10 @@ class Meter:
         self._unlearnt: list[tuple[Iteration, bool]] = []
         """Iterations, and whether a checkpoint was under way."""
         self._learnt_at = 0.0
+        self.recent: deque[Iteration] = deque(maxlen=RECENT_ITERATIONS)
+        """The newest that the controller has learnt of."""
+        self.tally: Tally | None = None
+        """Of this rank, where there are several and a server."""
 
     def end_iteration(self, metrics: Mapping[str, Any]) -> None:
         """Book the iteration that ends here. What a checkpoint begun now costs falls into the next one."""
@@ -39,10 +48,12 @@ class Meter:
         measured = self.clock.end(standing.iteration, standing.lineage)
         if measured is None:
             return
-        if self._reporter.heard:
+        if self._reporter.heard or self._controller.wants_losses:
             self._metrics.add(measured, metrics)
             self.send_samples(wait=False)
             self._reporter.stalls(measured)
+        if self.tally is not None:
+            self.tally.add(measured)
         self._unlearnt.append((measured, self.in_flight))
         if (
             self.in_flight
@@ -63,6 +74,7 @@ class Meter:
         changed = False
         for measured, in_flight in self._unlearnt:
             self._learnt_at = measured.at
+            self.recent.append(measured)
             self._prices.iteration(measured.seconds - measured.data_seconds, in_flight=in_flight)
             plan = self._controller.observe(
                 Observation(
@@ -92,9 +104,18 @@ class Meter:
                 device_copy_seconds=math.inf if device_copy_seconds is None else device_copy_seconds,
                 memory_used_bytes=snapshot.device_memory[0],
                 memory_total_bytes=snapshot.device_memory[1],
+                in_flight=snapshot.in_flight,
             )
 
     def send_samples(self, *, wait: bool) -> None:
         """Send the iterations whose metrics have arrived from the device; with `wait`, all of them."""
         for measured, metrics in self._metrics.ready(wait=wait):
             self._reporter.sample(measured, metrics)
+            if LOSS in metrics:
+                self._controller.life.progress.add(measured.iteration, metrics[LOSS])
+
+    def close(self) -> None:
+        """All samples, and what this rank has not told of itself yet."""
+        self.send_samples(wait=True)
+        if self.tally is not None:
+            self.tally.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
-from holdfast.pacing import Settings, parse_budget, parse_every, policies
+from holdfast.pacing import Settings, parse_budget, parse_checkpoints, parse_every, parse_mtbf, parse_policy
 from holdfast.pacing.settings import DEFAULT_BUDGET
 from holdfast.persist.choice import SIMPLEST_FIRST
 
@@ -15,6 +17,8 @@ DEFAULT_KEEP = 12
 DEFAULT_POLICY = "checkfreq"
 DEFAULT_BACKEND = "auto"
 BACKENDS = ("auto", *SIMPLEST_FIRST)
+T = TypeVar("T")
+
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -29,7 +33,9 @@ class Options:
     token: str | None
     """HOLDFAST_TOKEN."""
     settings: Settings
-    """HOLDFAST_BUDGET, HOLDFAST_POLICY, HOLDFAST_EVERY."""
+    """HOLDFAST_BUDGET, HOLDFAST_POLICY, HOLDFAST_EVERY, HOLDFAST_MTBF, HOLDFAST_CHECKPOINTS."""
+    iterations: int | None
+    """HOLDFAST_ITERATIONS; None: as many as the loop over `session.batches` comes to."""
     keep: int
     """HOLDFAST_KEEP."""
     slots: int
@@ -43,35 +49,56 @@ class Options:
 
     @classmethod
     def weigh(cls, **arguments: Any) -> Self:
-        """Fill what was not given (None) from the environment; ValueError names a setting that makes no sense."""
-        policy = _first(arguments, "policy", DEFAULT_POLICY)
-        if policy not in policies:
-            raise ValueError(f"policy {policy!r}: choose one of {', '.join(policies)}")
-        every = _first(arguments, "every", None)
+        """Fill what was not given (None) from the environment.
+
+        ValueError names a setting that makes no sense, and the variable where it came from one.
+        """
+
+        def read(name: str, default: Any, parse: Callable[[Any], T]) -> T:
+            return _read(arguments[name], name, default, parse)
+
         return cls(
-            store=_first(arguments, "store", DEFAULT_STORE),
-            server=_first(arguments, "server", None),
-            token=_first(arguments, "token", None),
+            store=read("store", DEFAULT_STORE, _as_it_is),
+            server=read("server", None, _as_it_is),
+            token=read("token", None, _as_it_is),
             settings=Settings(
-                budget=parse_budget(_first(arguments, "budget", DEFAULT_BUDGET)),
-                policy=policy,
-                every=parse_every(every) if every is not None else None,
+                budget=read("budget", DEFAULT_BUDGET, parse_budget),
+                policy=read("policy", DEFAULT_POLICY, parse_policy),
+                every=read("every", None, _or_none(parse_every)),
+                mtbf_seconds=read("mtbf", None, _or_none(parse_mtbf)),
+                checkpoints=read("checkpoints", None, _or_none(parse_checkpoints)),
             ),
-            keep=_parse_count("keep", _first(arguments, "keep", DEFAULT_KEEP), "checkpoints"),
-            slots=_parse_count("slots", _first(arguments, "slots", 1), "snapshots in flight"),
-            backend=_parse_backend(_first(arguments, "backend", DEFAULT_BACKEND)),
-            spread=_parse_spread(_first(arguments, "spread", 0.0)),
-            debug=_parse_flag("debug", _first(arguments, "debug", False)),
+            iterations=read("iterations", None, _or_none(partial(_parse_count, "iterations", "iterations"))),
+            keep=read("keep", DEFAULT_KEEP, partial(_parse_count, "keep", "checkpoints")),
+            slots=read("slots", 1, partial(_parse_count, "slots", "snapshots in flight")),
+            backend=read("backend", DEFAULT_BACKEND, _parse_backend),
+            spread=read("spread", 0.0, _parse_spread),
+            debug=read("debug", False, partial(_parse_flag, "debug")),
         )
 
 
-def _first(arguments: dict[str, Any], name: str, default: Any) -> Any:
-    if (given := arguments[name]) is not None:
-        return given
-    return os.environ.get(f"HOLDFAST_{name.upper()}") or default
+def _read(given: Any, name: str, default: Any, parse: Callable[[Any], T]) -> T:
+    if given is not None:
+        return parse(given)
+    variable = f"HOLDFAST_{name.upper()}"
+    said = os.environ.get(variable)
+    if not said:
+        return parse(default)
+    try:
+        return parse(said)
+    except ValueError as error:
+        raise ValueError(f"{variable}: {error}") from None
 
 
-def _parse_count(name: str, value: int | str, what: str) -> int:
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _or_none(parse: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    return lambda value: None if value is None else parse(value)
+
+
+def _parse_count(name: str, what: str, value: int | str) -> int:
     try:
         count = int(value)
     except ValueError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
-from holdfast.pacing import Settings, policies
+from holdfast.pacing import Settings, find_policy
 from holdfast.protocol import Desired, RestoreOrder
 from holdfast.reports import Reporter
 from holdfast.store import Store
@@ -32,7 +34,9 @@ class Orders:
     def start(self, first: Desired | None, attempt: int) -> None:
         self.first, self.attempt = first or Desired(), attempt
         # a click from before this attempt is not for it; a restore order is
-        self._seen = Desired(checkpoint_request=self.first.checkpoint_request)
+        self._seen = Desired(
+            checkpoint_request=self.first.checkpoint_request, probe_request=self.first.probe_request
+        )
 
     def arrived(self, desired: Desired) -> None:
         """Called by the link's thread: say that an order got here, well before the boundary that acts on it."""
@@ -43,10 +47,13 @@ class Orders:
         """Operator's order > argument > environment > default."""
         seen, base = self._seen, self.base
         policy = seen.policy or base.policy
-        if policy not in policies:
-            self._reporter.notice("warning", "policy", f"policy {policy!r} is unknown here; {base.policy} stays")
+        try:
+            find_policy(policy)
+        except ValueError as error:
+            self._reporter.notice("warning", "policy", f"{error}; {base.policy} stays")
             policy = base.policy
-        return Settings(
+        return replace(
+            base,
             budget=seen.budget if seen.budget is not None else base.budget,
             policy=policy,
             every=seen.every if seen.every is not None else base.every,
@@ -65,6 +72,11 @@ class Orders:
     def checkpoint_requested(self) -> bool:
         """Somebody clicked since the version before; ask right after `news`."""
         return self._seen.checkpoint_request not in (0, self._before.checkpoint_request)
+
+    @property
+    def probe_requested(self) -> bool:
+        """The same of a probe of the data."""
+        return self._seen.probe_request not in (0, self._before.probe_request)
 
     def restore(self, desired: Desired | None = None) -> RestoreOrder | None:
         """The open restore order, if it is for this attempt and was not carried out before."""

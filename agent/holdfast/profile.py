@@ -32,6 +32,8 @@ class Iteration:
     """Wall time, restores left out."""
     update_seconds: float | None
     stalls: dict[StallKind, float] = field(default_factory=dict)
+    barrier_seconds: float | None = None
+    """From this rank's own last gradient to the update; None where that was not seen."""
 
     @property
     def checkpoint_stall_seconds(self) -> float:
@@ -60,6 +62,8 @@ class IterationClock:
         self._stalls: dict[StallKind, float] = {}
         self._update_seconds: float | None = None
         self._update_began = 0.0
+        self._gradients_at: float | None = None
+        self._barrier_seconds: float | None = None
 
     def begin(self) -> None:
         """Time before the first batch (imports, building the model) belongs to no iteration."""
@@ -72,9 +76,23 @@ class IterationClock:
     def restart(self) -> None:
         """Begin the next iteration now: what passed since the last one was a restore, not training."""
         self._began, self._stalls, self._update_seconds = self._clock(), {}, None
+        self._gradients_at = self._barrier_seconds = None
+
+    def leave_out(self, seconds: float) -> None:
+        """Of the time since the last iteration ended, so much was no training."""
+        if self._began is not None:
+            self._began += seconds
+
+    def gradients_end(self) -> None:
+        """This rank has its last gradient of a backward pass; what follows is for all ranks together."""
+        self._gradients_at = self._clock()
 
     def update_begins(self) -> None:
         self._update_began = self._clock()
+        if self._gradients_at is not None:
+            waited = self._update_began - self._gradients_at
+            self._barrier_seconds = (self._barrier_seconds or 0.0) + waited
+            self._gradients_at = None
 
     def update_ends(self) -> None:
         self._update_seconds = (self._update_seconds or 0.0) + self._clock() - self._update_began
@@ -85,9 +103,15 @@ class IterationClock:
         began, self._began = self._began, now
         stalls, self._stalls = self._stalls, {}
         update, self._update_seconds = self._update_seconds, None
+        barrier, self._barrier_seconds = self._barrier_seconds, None
+        self._gradients_at = None
         if began is None:
             return None
-        return Iteration(iteration, lineage, time.time(), now - began, update, stalls)
+        return Iteration(iteration, lineage, time.time(), now - began, update, stalls, barrier)
+
+
+_FLOAT = frozenset({float})
+_NUMBERS = object()
 
 
 class MetricReader:
@@ -99,9 +123,13 @@ class MetricReader:
 
     def __init__(self) -> None:
         self._pending: collections.deque[tuple[Iteration, dict[str, Any], Any]] = collections.deque()
+        """With the event that its copies arrive with; None: there are none; _NUMBERS: all are numbers already."""
         self._warned: set[str] = set()
 
     def add(self, iteration: Iteration, metrics: Mapping[str, Any]) -> None:
+        if _FLOAT.issuperset(map(type, metrics.values())):
+            self._pending.append((iteration, dict(metrics), _NUMBERS))
+            return
         values, on_device = {}, False
         for name, value in metrics.items():
             if isinstance(value, torch.Tensor) and value.is_cuda:
@@ -120,6 +148,10 @@ class MetricReader:
         found = []
         while self._pending:
             iteration, values, event = self._pending[0]
+            if event is _NUMBERS:
+                self._pending.popleft()
+                found.append((iteration, values))
+                continue
             if event is not None and not event.query():
                 if not wait:
                     break

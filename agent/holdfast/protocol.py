@@ -16,8 +16,18 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
+"""2: columns as bytes, two lanes, and gaps."""
 DEFAULT_PORT = 7117
+MOST_PINS = 64
+"""Checkpoints of one job that people may pin at the same time."""
+
+Lane = Literal["control", "samples"]
+"""Control: what happened, which is never dropped. Samples: what was measured, which is thinned under pressure."""
+Numbers = list[float] | bytes
+"""A column: a list, or the quicker way, its numbers as float64, little-endian, one after the other."""
+Counts = list[int] | bytes
+"""A column of whole numbers: a list, or int64, little-endian."""
 
 CheckpointKind = Literal["scheduled", "requested", "safety", "final"]
 CheckpointState = Literal["snapshot", "persisting", "durable", "failed", "torn", "damaged", "missing"]
@@ -26,6 +36,11 @@ OrderState = Literal[
     "requested", "delivered", "restoring", "restored", "failed", "cancelled", "expired", "superseded"
 ]
 OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring")
+
+PLANNED_ENDS = ("finished", "interrupted", "SystemExit")
+"""Ends of an attempt, by its own word, that somebody wanted; any other is the exception that broke it."""
+ASKED_TO_END = ("killed by SIGINT", "killed by SIGTERM", "exit status 0")
+"""What a supervisor saw of an attempt that did not live to say more: it was told to go, by a scheduler mostly."""
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CHECKPOINT = re.compile(r"(\d{12})-(\d{1,9})")
@@ -61,19 +76,34 @@ def is_checkpoint_id(name: str) -> bool:
 
 
 class Samples(msgspec.Struct, kw_only=True):
-    """What was measured at each iteration, by column; all columns have the same length. NaN: not measured."""
+    """What was measured at each iteration, by column; all columns have the same length. NaN: not measured.
 
-    iteration: list[int] = []
-    lineage: list[int] = []
-    at: list[float] = []
-    seconds: list[float] = []
+    A column other than `iteration` may be left empty: the batch's lineage and time stand for it, or nothing was
+    measured.
+    """
+
+    iteration: Counts = []
+    """Each once, in the whole of what a rank of an attempt reports of a lineage."""
+    lineage: Counts = []
+    at: Numbers = []
+    seconds: Numbers = []
     """Wall time of the iteration, stalls included, restores left out."""
-    stall_seconds: list[float] = []
+    stall_seconds: Numbers = []
     """Of these, waits that checkpointing caused."""
-    data_seconds: list[float] = []
+    data_seconds: Numbers = []
     """Of these, waits for the next batch."""
-    metrics: dict[str, list[float]] = {}
+    metrics: dict[str, Numbers] = {}
     """`loss` and whatever else the loop gave to `step`."""
+
+
+class Gap(msgspec.Struct, kw_only=True, frozen=True):
+    """Samples that were thinned away, for want of room while no server took them."""
+
+    lineage: int
+    first_iteration: int
+    last_iteration: int
+    dropped: int
+    """How many of the iterations from first to last."""
 
 
 class AttemptStarted(msgspec.Struct, kw_only=True, tag="attempt_started"):
@@ -130,6 +160,8 @@ class Checkpoint(msgspec.Struct, kw_only=True, tag="checkpoint"):
     """The last finished iteration when the checkpoint became durable."""
     reason: str | None = None
     """Why it failed, tore or is damaged."""
+    store_free_bytes: int | None = None
+    """Room left in the store once it was durable; None where that cannot be told, as of an object store."""
 
 
 class Stall(msgspec.Struct, kw_only=True, tag="stall"):
@@ -158,6 +190,18 @@ class Paced(msgspec.Struct, kw_only=True, tag="paced"):
     reason: str = ""
     profile: dict[str, float] = {}
     """The fields of `holdfast.pacing.Profile` that have been measured."""
+    spread: dict[str, float] = {}
+    """By how much these scatter: the median deviation from the median, by field."""
+    mtbf_seconds: float | None = None
+    """Mean time between failures, where the script states it."""
+    checkpoints: int | None = None
+    """How many the job may take, where the script limits them."""
+    checkpoints_taken: int = 0
+    """Over all attempts."""
+    total_iterations: int | None = None
+    """How many it will come to, where that is known."""
+    loss_curve: dict[str, float] = {}
+    """The fields of `holdfast.pacing.LossCurve`, where a policy looks at it and one was found."""
 
 
 class Applied(msgspec.Struct, kw_only=True, tag="applied"):
@@ -187,6 +231,30 @@ class Inventory(msgspec.Struct, kw_only=True, tag="inventory"):
 
     at: float
     checkpoints: list[str]
+    pinned: list[str] = []
+    """What the store keeps whatever retention says, so that a server whose data was deleted learns of it."""
+
+
+class RankWork(msgspec.Struct, kw_only=True, tag="rank_work"):
+    """What one of several ranks did since it last said so, as sums. Each rank tells its own.
+
+    Of rank 0 only the barrier counts: the rest of it comes iteration by iteration, as samples.
+    """
+
+    at: float
+    """When the last of these iterations ended."""
+    lineage: int
+    first_iteration: int
+    last_iteration: int
+    iterations: int
+    seconds: float
+    longest_seconds: float
+    stall_seconds: float = 0.0
+    data_seconds: float = 0.0
+    barrier_iterations: int = 0
+    """Of how many the barrier was measured."""
+    barrier_seconds: float = 0.0
+    """From the rank's own last gradient to the update: exchanging gradients, and waiting for the other ranks."""
 
 
 class Notice(msgspec.Struct, kw_only=True, tag="notice"):
@@ -210,12 +278,16 @@ Event = (
     | Applied
     | OrderMoved
     | Inventory
+    | RankWork
     | Notice
 )
 
 
 class Batch(msgspec.Struct, kw_only=True):
-    """What one rank has to say. (job, uid, rank, sequence) names it for ever: sent twice, it is kept once."""
+    """What one rank has to say. (job, uid, rank, lane, sequence) names it for ever: sent twice, it is kept once.
+
+    Those of a lane are sent in the order of their sequence, each when the one before was acknowledged or refused.
+    """
 
     protocol: int = PROTOCOL
     job: str
@@ -223,14 +295,17 @@ class Batch(msgspec.Struct, kw_only=True):
     """Random name of the attempt; unlike its number it cannot come back when a store is deleted."""
     attempt: int
     rank: int
+    lane: Lane = "control"
     sequence: int
     sent_at: float
     iteration: int
     lineage: int
     samples: Samples | None = None
     events: list[Event] = []
+    gaps: list[Gap] = []
+    """What was thinned away since the batch before."""
     dropped_samples: int = 0
-    """Samples thinned away since the batch before, for want of room while no server answered."""
+    """How many that were, from an agent that does not tell where."""
 
 
 class Ack(msgspec.Struct, kw_only=True):
@@ -257,8 +332,13 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     paused: bool = False
     checkpoint_request: int = 0
     """Counts the clicks on "checkpoint now"."""
+    probe_request: int = 0
+    """Counts the clicks on "probe data loading"."""
     restore: RestoreOrder | None = None
     """The open order, if there is one."""
+    pins: tuple[str, ...] | None = None
+    """Checkpoints that retention must leave, at most `MOST_PINS`; None: nobody has said anything of pins here, and
+    those that the store has noted stay."""
     latest_attempt: int = 0
     latest_lineage: int = 0
     """The highest numbers the server has seen, so that a job whose store was deleted does not reuse them."""

@@ -191,13 +191,8 @@ class SideGroup(Ranks):
             self._loss = self._loss or otherwise
             self.close()
 
-        timer = threading.Timer(seconds, give_up)
-        timer.daemon = True
-        timer.start()
-        try:
+        with _unless_done_within(seconds, give_up):
             yield
-        finally:
-            timer.cancel()
 
     def close(self) -> None:
         """Let go of the others: whoever waits in here, and whoever waits for this rank, is told at once."""
@@ -305,9 +300,13 @@ def join() -> Ranks:
     return SideGroup()
 
 
+def told_while_waiting(message: str) -> contextlib.AbstractContextManager[None]:
+    return _unless_done_within(TOLD_AFTER_SECONDS, lambda: logger.warning(message))
+
+
 @contextlib.contextmanager
-def told_while_waiting(message: str) -> Iterator[None]:
-    timer = threading.Timer(TOLD_AFTER_SECONDS, logger.warning, (message,))
+def _unless_done_within(seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
     try:

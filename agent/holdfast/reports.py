@@ -7,12 +7,13 @@ import math
 import os
 import platform
 import time
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 from holdfast import fingerprint, protocol
 from holdfast.link import Link, NoLink
-from holdfast.pacing import Controller, Profile
+from holdfast.pacing import Controller, Plan, Profile
 from holdfast.profile import DATA_STALLS, Iteration
 from holdfast.protocol import OrderState, StallKind, parse_checkpoint_id
 from holdfast.store import Lineage
@@ -21,6 +22,8 @@ logger = logging.getLogger("holdfast")
 
 NOT_TOLD_ELSEWHERE = ("internal", "ranks")
 """Notices that are about one rank of several."""
+TOLD_RATIO = 2.0
+"""By how much an interval has to change for another line in the log."""
 PACED_EVERY_SECONDS = 5.0
 """How often the measured overhead is told while the plan does not change."""
 
@@ -43,6 +46,7 @@ class Reporter:
         self.job, self.standing, self._quiet = job, standing, quiet
         self.link: Link | NoLink = NoLink()
         self._paced_at = 0.0
+        self._told_interval: int | None = None
 
     @property
     def heard(self) -> bool:
@@ -53,15 +57,7 @@ class Reporter:
         self.link.event(event)
 
     def sample(self, measured: Iteration, metrics: dict[str, float]) -> None:
-        self.link.sample(
-            iteration=measured.iteration,
-            lineage=measured.lineage,
-            at=measured.at,
-            seconds=measured.seconds,
-            stall_seconds=measured.checkpoint_stall_seconds,
-            data_seconds=measured.data_seconds,
-            metrics=metrics,
-        )
+        self.link.sample(measured, metrics)
 
     def lineage_began(self, lineage: Lineage) -> None:
         self.event(
@@ -75,12 +71,16 @@ class Reporter:
         )
 
     def attempt_began(
-        self, resumed_from: str | None, versions: dict[str, str], committed: list[str], world_size: int
+        self,
+        resumed_from: str | None,
+        versions: dict[str, str],
+        committed: list[str],
+        world_size: int,
+        pinned: Iterable[str] = (),
     ) -> None:
-        now = time.time()
         self.event(
             protocol.AttemptStarted(
-                at=now,
+                at=time.time(),
                 iteration=self.standing.iteration,
                 lineage=self.standing.lineage,
                 resumed_from=resumed_from,
@@ -92,7 +92,10 @@ class Reporter:
                 versions=versions,
             )
         )
-        self.event(protocol.Inventory(at=now, checkpoints=committed))
+        self.inventory(committed, pinned)
+
+    def inventory(self, checkpoints: list[str], pinned: Iterable[str]) -> None:
+        self.event(protocol.Inventory(at=time.time(), checkpoints=checkpoints, pinned=list(pinned)))
 
     def attempt_ended(self, reason: str) -> None:
         self.event(
@@ -152,6 +155,9 @@ class Reporter:
             return
         self._paced_at = now
         plan, profile = controller.plan, controller.profile
+        if changed and plan is not None and not self._quiet:
+            self._tell(plan)
+        curve = controller.life.progress.curve if controller.wants_losses else None
         self.event(
             protocol.Paced(
                 at=now,
@@ -165,8 +171,25 @@ class Reporter:
                 measured_window_iterations=controller.measured_window_iterations,
                 reason=plan.reason if plan else "measuring the first iterations",
                 profile=_measured(profile) if profile else {},
+                spread=controller.spread,
+                mtbf_seconds=controller.settings.mtbf_seconds,
+                checkpoints=controller.settings.checkpoints,
+                checkpoints_taken=controller.life.checkpoints,
+                total_iterations=controller.life.total_iterations,
+                loss_curve=asdict(curve) if curve is not None else {},
             )
         )
+
+    def _tell(self, plan: Plan) -> None:
+        """In the log, where the interval is much another than was told before; the server hears of each."""
+        before, now = self._told_interval, plan.interval
+        if before is not None and now is not None and before / TOLD_RATIO < now < before * TOLD_RATIO:
+            return
+        if (before, now) == (None, None):
+            return
+        self._told_interval = now
+        every = "none" if now is None else f"every {now:,} iterations" if now > 1 else "every iteration"
+        logger.info("%s: checkpoints: %s (%s): %s", self.job, every, plan.policy, plan.reason)
 
     def damaged(self, checkpoint: str, error: Exception) -> None:
         self.notice("warning", "damaged", f"checkpoint {checkpoint} is damaged and passed over: {error}")

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
-from holdfast import protocol, ranks, restore
+from holdfast import endings, protocol, ranks, restore
 from holdfast.checkpoints import Checkpointer
 from holdfast.errors import RestoreFailed
 from holdfast.link import Link
@@ -23,6 +23,7 @@ from holdfast.meter import Meter
 from holdfast.options import Options
 from holdfast.orders import Orders
 from holdfast.pacing import Controller, parse_every
+from holdfast.probing import Prober
 from holdfast.progress import Progress
 from holdfast.protocol import CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.ranks import RanksLost
@@ -31,12 +32,15 @@ from holdfast.rewind import WRITE_SECONDS, Rewinder
 from holdfast.starting import Start, Starter
 from holdfast.steering import Adrift, Decision, steering_of
 from holdfast.store import open_store
+from holdfast.tally import Tally
 from holdfast.training import Training
 
 logger = logging.getLogger("holdfast")
 
 FIRST_CONTACT_SECONDS = 2.0
 """How long a starting job waits for a server to say whether a restore is wanted."""
+HEARTBEAT_SECONDS = 3600.0
+"""Of ranks other than 0, which are not asked whether they live: they send when they have something to tell."""
 _END = object()
 
 
@@ -51,6 +55,12 @@ class Session:
         budget: overhead that checkpointing may cause, 0.035 or "3.5%". Default: HOLDFAST_BUDGET, else 3.5 %.
         policy: what chooses the interval. Default: HOLDFAST_POLICY, else "checkfreq".
         every: a fixed interval in iterations in the policy's place. Default: HOLDFAST_EVERY.
+        mtbf: the mean time between failures of the whole job, in seconds or as "3.1h", where somebody knows it;
+            what is then seen of the job corrects it. Default: HOLDFAST_MTBF, else as clusters report it.
+        checkpoints: how many the job may take in all, for the policies that place a limited number. Default:
+            HOLDFAST_CHECKPOINTS, else no limit.
+        iterations: how many the job is to have in all, for these policies. Default: HOLDFAST_ITERATIONS, else
+            what the loop over `session.batches` comes to.
         keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
         slots: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_SLOTS, else 1.
@@ -82,6 +92,9 @@ class Session:
         budget: float | str | None = None,
         policy: str | None = None,
         every: int | None = None,
+        mtbf: float | str | None = None,
+        checkpoints: int | None = None,
+        iterations: int | None = None,
         keep: int | None = None,
         slots: int | None = None,
         backend: str | None = None,
@@ -91,13 +104,16 @@ class Session:
     ) -> None:
         self.job = protocol.validate_job(job)
         options = Options.weigh(
-            store=store, server=server, token=token, budget=budget, policy=policy, every=every, keep=keep,
-            slots=slots, backend=backend, spread=spread, debug=debug,
+            store=store, server=server, token=token, budget=budget, policy=policy, every=every, mtbf=mtbf,
+            checkpoints=checkpoints, iterations=iterations, keep=keep, slots=slots, backend=backend,
+            spread=spread, debug=debug,
         )  # fmt: skip
         self._ranks = ranks.join()
         self._spread = options.spread
         self._standing = Standing()
-        self._controller = Controller(options.settings)
+        self._controller = Controller(options.settings, world_size=self._ranks.world_size, slots=options.slots)
+        self._controller.life.total_iterations = options.iterations
+        self._knows_end = options.iterations is not None
         self._training = Training(objects, self._standing, self._controller, self._ranks)
         self._reporter = Reporter(job, self._standing, quiet=not self._ranks.leads)
         self._checkpoints = Checkpointer(
@@ -117,6 +133,7 @@ class Session:
         self._rewinder = Rewinder(self._training, self._checkpoints, self._reporter, self._ranks)
         self._steering = steering_of(self._ranks, self._choose)
         self._meter = Meter(self._controller, self._reporter, self._checkpoints.persister.measured)
+        self._prober = Prober(self._training, self._meter, self._reporter)
         self._progress = Progress(None if self._ranks.leads else "")
         self._resumed = self._closed = self._forked = False
         self._wanted: CheckpointKind | None = None
@@ -176,7 +193,7 @@ class Session:
         None is without end, for a loop that counts iterations: `batch = next(batches)`.
         """
         self.resume()
-        cursor = self._training.enter(loader)
+        cursor = self._training.enter(loader, epochs)
         if cursor.gap:
             self._reporter.notice("warning", "loader", cursor.gap)
         while epochs is None or cursor.epoch < epochs:
@@ -275,9 +292,8 @@ class Session:
     def _open(self, server: str | None, token: str | None) -> None:
         """Become the newest attempt, and learn what is wanted before training starts."""
         checkpoints, first = self._checkpoints, None
-        if not self._ranks.leads:
-            server = None  # rank 0 reports and listens, for all
-        if server:
+        leads = self._ranks.leads  # rank 0 reports and listens, for all
+        if server and leads:
             probe = Link(
                 server=server, token=token, job=self.job, uid=checkpoints.uid, attempt=0, rank=0, spool=None
             )
@@ -287,7 +303,7 @@ class Session:
         checkpoints.latest_lineage = first.latest_lineage if first else 0
         checkpoints.acquire_attempt(at_least)
         self._orders.start(first, checkpoints.attempt)
-        if server:
+        if server and leads:
             self._reporter.link = Link(
                 server=server,
                 token=token,
@@ -299,12 +315,35 @@ class Session:
                 on_desired=self._arrived,
             )
             self._reporter.link.start()
+        if first is not None:
+            checkpoints.pinned.follow(first.pins, checkpoints.attempt)
+        if self._ranks.world_size > 1:
+            self._tell_of_this_rank(server, token, at_least)
+
+    def _tell_of_this_rank(self, server: str | None, token: str | None, at_least: int) -> None:
+        """Each rank tells the server what its own iterations took, and nothing else."""
+        checkpoints, rank = self._checkpoints, self._ranks.rank
+        uid, attempt = self._ranks.decide(
+            lambda: (checkpoints.uid, checkpoints.attempt or at_least), tuple[str, int]
+        )
+        if not server:
+            return
+        link = self._reporter.link
+        if not isinstance(link, Link):
+            link = Link(
+                server=server, token=token, job=self.job, uid=uid, attempt=attempt, rank=rank, spool=None,
+                flush_seconds=HEARTBEAT_SECONDS, aside=True,
+            )  # fmt: skip
+            link.start()
+        self._meter.tally = Tally(link, rank, self._ranks.world_size)
+        self._training.after_gradients(self._meter.clock.gradients_end)
 
     def _arrived(self, desired: protocol.Desired) -> None:
         """Called by the link's thread, before the boundary that acts on it."""
         if desired.restore is not None:
             self._checkpoints.wanted["an order"] = desired.restore.checkpoint
         self._orders.arrived(desired)
+        self._checkpoints.pinned.follow(desired.pins, self._checkpoints.attempt)
 
     def _begin(self, start: Start) -> None:
         self._resumed = True
@@ -339,7 +378,8 @@ class Session:
             lambda: self._checkpoints.close(WRITE_SECONDS),
             self._ranks.close,
             self._settle,
-            lambda: self._meter.send_samples(wait=True),
+            lambda: self._note_ending(reason),
+            self._meter.close,
             lambda: self._reporter.attempt_ended(reason),
             self._reporter.link.close,
             self._progress.close,
@@ -351,6 +391,10 @@ class Session:
                 part()
             except Exception:  # the loop may be ending with an error of its own, which must not be hidden
                 logger.exception("%s: while closing", self.job)
+
+    def _note_ending(self, reason: str) -> None:
+        if self._ranks.leads and self.attempt:
+            endings.note(self._checkpoints.store, self.job, self.attempt, reason, self._training.trained)
 
     def _tell_what_is_kept(self) -> None:
         head = self._checkpoints.head
@@ -397,6 +441,7 @@ class Session:
             self._learn(metrics)
         finally:  # the other ranks count on this one
             self._steer()
+        self._prober.at_boundary(busy=self._checkpoints.active)
 
     def _steer(self) -> None:
         try:
@@ -404,7 +449,7 @@ class Session:
                 self._act(self._steering.decision(self.iteration))
             except RestoreFailed:  # no rank goes on
                 raise
-            except BaseException:
+            except BaseException:  # the other ranks wait for what comes next
                 self._steering.look_ahead(self.iteration)
                 raise
             self._steering.look_ahead(self.iteration)
@@ -428,6 +473,8 @@ class Session:
             self._controller.change(self._orders.settings())
             if self._orders.checkpoint_requested:
                 self._wanted = "requested"
+            if self._orders.probe_requested:
+                self._prober.ask()
             self._reporter.applied(desired.version)
             self._reporter.pace(self._controller, changed=True)
         self._progress.update(self.iteration)
@@ -465,7 +512,9 @@ class Session:
         if not self._is_due(iteration):
             return Decision()
         snapshots = self._checkpoints.snapshots
-        if not (snapshots.free if iteration == self.iteration else snapshots.has_room):
+        has_room = snapshots.free if iteration == self.iteration else snapshots.has_room
+        enough = self._checkpoints.under_way >= self._controller.in_flight
+        if not has_room or (enough and not self._wanted and not self._retry_at_once):
             # while the one before is being written, this one waits some iterations rather than stall training
             return Decision(waits=True)
         kind, at_once = self._wanted or "scheduled", self._retry_at_once
@@ -500,8 +549,10 @@ class Session:
                 over_seconds=decision.over_seconds,
                 at_once=decision.at_once,
             )
+            self._controller.started(self.iteration)
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
-        self._controller.started(self.iteration)
+        if not self._knows_end:
+            self._controller.life.total_iterations = self._training.total_iterations
 
     def _before_update(self) -> None:
         """An optimizer is about to change what is being copied: let the copy finish first."""

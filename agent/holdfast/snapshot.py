@@ -53,6 +53,8 @@ class Snapshot:
     """What other ranks must say the same of."""
     number: int = 0
     """Which of the attempt's it is: the same on all ranks."""
+    in_flight: int = 1
+    """How many were under way when it began, itself included."""
     stored_bytes: int = 0
     """What all ranks together have stored of it; 0 while that is not known, and where there is one rank."""
     seconds: float = 0.0

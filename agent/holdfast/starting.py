@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from holdfast import restore
+from holdfast import endings, restore
 from holdfast.checkpoints import Checkpointer
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
 from holdfast.link.backoff import Backoff
@@ -127,8 +128,13 @@ class Starter:
             raise
         except (OSError, HoldfastError) as error:
             checkpoints.fail(f"store {store.url}: {error}")
+        if self._ranks.leads and start.loaded is not None:
+            first, present = start.loaded.manifest.attempt, checkpoints.attempt
+            last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
+            self._training.failed(endings.failures_between(store, checkpoints.job, first, present, last))
         self._reporter.lineage_began(checkpoints.lineage)
-        self._reporter.attempt_began(loaded, checkpoints.versions, committed, self._ranks.world_size)
+        pinned, world_size = checkpoints.pinned.checkpoints, self._ranks.world_size
+        self._reporter.attempt_began(loaded, checkpoints.versions, committed, world_size, pinned)
         self._reporter.order(start.order, "restored")
         if start.loaded is not None:
             self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)

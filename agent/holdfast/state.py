@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast import replicas
 from holdfast.capture import Watch, Watched
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import Shard
@@ -69,6 +69,8 @@ class Registry:
         self._warned: set[str] = set()
         self._known: _Known | None = None
         self._structure: tuple[object, ...] = ()
+        if world_size > 1:
+            replicas.look_around()
         self.find_replicas()
 
     def find_replicas(self) -> None:
@@ -76,7 +78,7 @@ class Registry:
         names = self._parameter_names()
         found = {
             names[id(first)]: ddp
-            for ddp in (_all_replicas() if self._world_size > 1 else ())
+            for ddp in (replicas.of_all_ranks() if self._world_size > 1 else ())
             if (first := next(ddp.parameters(), None)) is not None and id(first) in names
         }
         self.replicated = dict(sorted(found.items()))  # all ranks ask them for the same things, in the same order
@@ -87,7 +89,7 @@ class Registry:
         Without `gradients` it is what a checkpoint of most loops will hold.
         """
         known = self._known
-        if known is None or not known.watched.unchanged():
+        if known is None or known.replicas_made != replicas.made() or not known.watched.unchanged():
             known = self._known = self._walk()
         encoder, trees = Encoder(known.step_storages, self._warned, known.shared_storages), {}
         for keyword, part in self._parts.items():
@@ -181,6 +183,7 @@ class Registry:
         tensors = self._stored(encoder)
         return _Known(
             watched=watched,
+            replicas_made=replicas.made(),
             watches=watches,
             trees=trees,
             encoder=encoder,
@@ -278,6 +281,7 @@ class _Known:
     """What a walk over the watched objects found; it holds until the watch says otherwise."""
 
     watched: Watched
+    replicas_made: int
     watches: dict[str, Watch]
     trees: dict[str, Tree]
     encoder: Encoder
@@ -343,16 +347,6 @@ def _kept_the_same(ddp: DistributedDataParallel) -> list[torch.Tensor]:
     if trained > _reduced_by(ddp):  # some are trained that it does not reduce
         return [parameter for parameter in known if not parameter.requires_grad]
     return known
-
-
-def _all_replicas() -> list[DistributedDataParallel]:
-    """Those of this process that span all ranks. It takes a tenth of a second, for a million objects."""
-    if not torch.distributed.is_initialized():
-        return []
-    world_size = torch.distributed.get_world_size()
-    # by its type: an object may give another class for itself, or act when it is asked
-    found = [item for item in gc.get_objects() if issubclass(type(item), DistributedDataParallel)]
-    return [ddp for ddp in found if ddp.process_group.size() == world_size]
 
 
 def _is_replicated(item: Any) -> bool:

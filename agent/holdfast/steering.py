@@ -75,7 +75,7 @@ class Steering:
         return None
 
     def end(self, iteration: int) -> bool:
-        """Training has ended on this rank; whether it has on all, after this iteration."""
+        """Training has ended on this rank; whether all ranks may take a last checkpoint, after this iteration."""
         return True
 
 
@@ -145,7 +145,11 @@ class SteeringTogether(Steering):
         told = f"rank {rank} has ended; for a last checkpoint it waits for the other ranks, up to {patience}"
         with (
             told_while_waiting(told),
-            self._ranks.within(END_SECONDS, f"the other ranks have not ended within {patience} of this one"),
+            self._ranks.within(
+                END_SECONDS,
+                f"the other ranks have not ended within {patience} of this one: do all of them call "
+                "session.step() equally often?",
+            ),
         ):
             if self._ranks.leads:
                 self._tell_end(iteration)
@@ -155,7 +159,12 @@ class SteeringTogether(Steering):
                 msgspec.msgpack.decode(data, type=int)
                 for data in self._ranks.gather(msgspec.msgpack.encode(iteration))
             ]
-        return all(end == iteration for end in ends)
+        if any(end != iteration for end in ends):
+            raise RanksLost(
+                f"the ranks have ended after different iterations ({', '.join(f'{end:,}' for end in ends)}): "
+                "every rank has to call session.step() equally often"
+            )
+        return True
 
     def _tell_end(self, iteration: int) -> None:
         if self._word is not None:

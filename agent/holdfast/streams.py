@@ -62,6 +62,10 @@ class Streamed:
     def __len__(self) -> int:
         return len(self.loader)
 
+    def left(self, start: Position) -> int:
+        """Batches of this rank from `start` to the end of its epoch; TypeError where that cannot be known."""
+        return max(0, len(self) - start.taken)
+
     def batches(self, start: Position) -> Iterator[tuple[Position, Any]]:
         """Each with the position after it."""
         behind = self._set_up(start)

@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, kw_only=True):
 
 
 def plan(store: Store, job: str, keep: int, drop: Collection[str] = ()) -> Plan:
-    """What may go so that at most `keep` checkpoints stay, and whatever retention protects.
+    """What may go so that at most `keep` checkpoints stay, beside pinned ones and whatever retention protects.
 
     The target of an open restore order is not protected: only the job's own session knows of it. The
     checkpoints in `drop` go whatever retention says.
@@ -57,8 +57,12 @@ def plan(store: Store, job: str, keep: int, drop: Collection[str] = ()) -> Plan:
         lineages, max((each.number for each in lineages), default=0), restore.of_kind(store, job, "requested")
     )
     kept |= {head} if head is not None else set()
-    rest = [checkpoint for checkpoint in committed if checkpoint not in drop]
-    items = [_item(store, job, each, "named to go") for each in committed if each in drop]
+    pins = noted.checkpoints if (noted := store.pins(job)) is not None else ()
+    rest = [checkpoint for checkpoint in committed if checkpoint not in drop and checkpoint not in pins]
+    named = {
+        each: "named to go" + (", though pinned" if each in pins else "") for each in committed if each in drop
+    }
+    items = [_item(store, job, each, why) for each, why in named.items()]
     items += [_item(store, job, each, f"more than the {keep} to keep") for each in expendable(rest, keep, kept)]
     stays = len(committed) - len(items)
     items += [

@@ -46,8 +46,11 @@ class Training:
         self._loaded: list[dict[str, Any]] = []
         """Positions from a checkpoint, for loaders that the script has not come to yet."""
         self._moved = False
-        self._drawn = self._updates = 0
-        """Batches, and steps of optimizers, since all ranks of the job stood at the same place."""
+        self._drawn = self._updates = self._ended = 0
+        """Batches, steps of optimizers and iterations, since all ranks of the job stood at the same place."""
+        self._epochs: int | None = None
+        self.trained = 0
+        """Iterations of this attempt, those included that a restore took back."""
         self._hooks: list[RemovableHandle] = []
         self.registry.capture({}, gradients=False)  # what cannot be stored shows now, not an hour into training
 
@@ -99,6 +102,17 @@ class Training:
             self._hooks.append(optimizer.register_step_pre_hook(about_to_update))
             self._hooks.append(optimizer.register_step_post_hook(updated))
 
+    def after_gradients(self, note: Callable[[], None]) -> None:
+        """Have each DistributedDataParallel in host memory call this, until `close`, at its last gradient.
+
+        The first parameter gets its gradient last. On a device, that is when the work is queued: it says nothing.
+        """
+        for ddp in self.registry.replicated.values():
+            first = next((each for each in ddp.parameters() if each.requires_grad), None)
+            if first is not None and first.device.type == "cpu":
+                hook = first.register_post_accumulate_grad_hook(lambda _: note())  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
+
     def close(self) -> None:
         """Leave the script's objects as they were given."""
         for hook in self._hooks:
@@ -107,9 +121,39 @@ class Training:
     def boundary(self) -> None:
         """An iteration has ended here."""
         self._moved = False
+        self._ended += 1
+        self.trained += 1
 
-    def enter(self, loader: Iterable[Any]) -> Cursor:
-        """The script begins, or goes on, to draw from `loader`."""
+    @property
+    def total_iterations(self) -> int | None:
+        """How many the loop over `session.batches` will come to, at so many batches an iteration as so far.
+
+        None where nobody can know.
+        """
+        if not self._loaders or self._epochs is None or not self._ended:
+            return None
+        try:
+            left = self._loaders[self._current][1].batches_left(self._epochs)
+        except Exception:  # a loader without a length, or with one of somebody's own making
+            return None
+        return self._standing.iteration + left * self._ended // max(1, self._drawn)
+
+    @property
+    def loader(self) -> Iterable[Any] | None:
+        """The one that the script draws from, as far as that can be seen."""
+        if self._loaders:
+            return self._loaders[self._current][0]
+        given = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
+        return given[0] if len(given) == 1 else None
+
+    @property
+    def batches_an_iteration(self) -> float | None:
+        """As so far; None for a loop that draws its batches itself."""
+        return self._drawn / self._ended if self._loaders and self._ended else None
+
+    def enter(self, loader: Iterable[Any], epochs: int | None = None) -> Cursor:
+        """The script begins, or goes on, to draw `epochs` epochs in all from `loader`."""
+        self._epochs = epochs
         known = [each for each, _ in self._loaders]
         self._current = next((i for i, each in enumerate(known) if each is loader), len(known))
         if self._current == len(known):
@@ -220,16 +264,22 @@ class Training:
                     told.append(f"gradients may be summed up in another order than before: {reason}")
         return told
 
+    def failed(self, times: int) -> None:
+        """So often since the checkpoint that was loaded: how often to take one depends on it."""
+        if self._controller.life.goes_on:
+            self._controller.life.failed(times)
+
     def apply(self, loaded: Loaded) -> None:
         """Put everything back to the checkpoint; whatever a load_state_dict raises passes through."""
         self.registry.apply(_fitting(loaded, self._ranks.world_size), loaded.tensors, loaded.shapes)
         if copy := self._ranks.rank // loaded.manifest.world_size:
             self.registry.branch_rng(copy, _differing(loaded))
-        self._drawn = self._updates = 0
+        restarted = not self.trained
+        self._drawn = self._updates = self._ended = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._standing.iteration = loaded.manifest.iteration
         self._loaded = state["loaders"]
-        if self._controller.plan is None:  # a restart; in place, what is measured by now is better
+        if restarted:  # in place, what is measured by now is better
             self._controller.load_state_dict(state["controller"])
         self._controller.rewound(self._standing.iteration)
         self.rewinds += 1

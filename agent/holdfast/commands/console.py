@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 import typer
 
-from holdfast.client import DEFAULT_SERVER, Client, ServerError, UnreachableError
+from holdfast.client import DEFAULT_SERVER, Client, Invalid, ServerError, UnreachableError
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 EXIT_CODES = "Exit codes: 0 done, 1 refused or failed (the reason is printed), 2 wrong use, 3 no server to ask."
@@ -26,7 +27,9 @@ Server = Annotated[
 ]
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="HOLDFAST_TOKEN", help="The server's shared secret, if it has one."),
+    typer.Option(
+        "--token", envvar="HOLDFAST_TOKEN", help="A key, or the server's shared secret, if it asks for one."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return once the server has taken the order.")]
@@ -45,6 +48,8 @@ def asking(server: str, token: str | None) -> Iterator[Client]:
     client = parsed(lambda text: Client(text, token), server)
     try:
         yield client
+    except Invalid as error:  # what only the server can judge, such as the name of a policy that it has
+        fail(str(error), EXIT_USAGE)
     except ServerError as error:
         if error.code == "unknown_job":  # the server's own sentence has a way out for those who speak HTTP
             fail(f"no job {error.body.get('job')!r} has reported here; `holdfast jobs` lists those that have")
@@ -62,7 +67,16 @@ def parsed(parse: Callable[[str], T], text: str) -> T:
 
 
 def print_json(value: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())
+    """What JSON has no number for is written as the server does: "nan", "inf" and "-inf"."""
+    print(msgspec.json.format(msgspec.json.encode(_finite(msgspec.to_builtins(value)))).decode())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,4 +1,4 @@
-"""`budget`, `every`, `pause`, `resume`: what a job should be, and its acknowledgement."""
+"""`budget`, `every`, `policy`, `pause`, `resume`: what a job should be, and its acknowledgement."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from holdfast.commands.console import (
     percent,
     print_json,
 )
+from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast.pacing.settings import parse_budget, parse_every
 from holdfast.protocol import Desired
 
@@ -48,6 +49,9 @@ def budget(
 def every(
     job: JobName,
     iterations: Annotated[str, typer.Argument(help="A number of iterations, or `auto`: the policy decides.")],
+    held: Annotated[
+        str | None, typer.Option("--for", help="So long, as in 2h; then the policy decides again.")
+    ] = None,
     server: Server = DEFAULT_SERVER,
     token: Token = None,
     no_wait: NoWait = False,
@@ -55,12 +59,38 @@ def every(
 ) -> None:
     """Take a checkpoint every so many iterations, whatever it costs, or let the policy decide again.
 
-    Examples: holdfast every char-gpt 50  ·  holdfast every char-gpt auto
+    Examples: holdfast every char-gpt 50  ·  holdfast every char-gpt 50 --for 2h  ·  holdfast every char-gpt auto
     """
     value = None if iterations == "auto" else parsed(parse_every, iterations)
+    seconds = None if held is None else parsed(lambda text: parse_positive_seconds(text, "--for"), held)
     said = "interval left to the policy" if value is None else f"a checkpoint every {value} iterations"
     with asking(server, token) as client:
-        _acknowledge(client, job, client.edit(job, every=value), said, no_wait=no_wait, json=json)
+        if seconds is None:
+            desired = client.edit(job, every=value)
+        else:
+            desired, said = client.edit(job, every=value, every_seconds=seconds), f"{said} for {held}"
+        _acknowledge(client, job, desired, said, no_wait=no_wait, json=json)
+
+
+def policy(
+    job: JobName,
+    policy: Annotated[str, typer.Argument(help="Its name, or `default`: the script's own.")],
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    no_wait: NoWait = False,
+    json: Json = False,
+) -> None:
+    """Choose what decides on the interval: checkfreq, goodput, young-daly, convergence, coci or fixed.
+
+    checkfreq takes checkpoints as often as the budget allows. goodput asks what failures cost and takes them as
+    often as gets the job done soonest, within the budget. `holdfast plan --job JOB` compares them.
+
+    Examples: holdfast policy char-gpt goodput  ·  holdfast policy char-gpt default
+    """
+    value = None if policy == "default" else policy.strip().lower()
+    said = "policy as the script has it" if value is None else f"policy {value}"
+    with asking(server, token) as client:
+        _acknowledge(client, job, client.edit(job, policy=value), said, no_wait=no_wait, json=json)
 
 
 def pause(

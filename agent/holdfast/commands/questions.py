@@ -1,8 +1,13 @@
-"""`holdfast jobs` and `holdfast show`: what the server knows."""
+"""`holdfast jobs`, `show` and `goodput`: what the server knows."""
 
 from __future__ import annotations
 
-from holdfast.client import Job
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import typer
+
+from holdfast.client import Edit, Goodput, Job, Order
 from holdfast.commands.console import (
     DEFAULT_SERVER,
     JobName,
@@ -41,11 +46,43 @@ def show(job: JobName, server: Server = DEFAULT_SERVER, token: Token = None, jso
     """
     with asking(server, token) as client:
         found = client.job(job)
+        late = [] if json or not _behind(found) else _outstanding(found, client.edits(job))
     if json:
         print_json(found)
     else:
-        for name, value in _facts(found):
+        for name, value in [*_facts(found), *late]:
             print(f"{name:<16} {value}")
+
+
+def goodput(
+    job: JobName,
+    window: Annotated[
+        Literal["1h", "24h", "7d", "all"], typer.Option("--window", help="How far back: 1h, 24h, 7d or all.")
+    ] = "24h",
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Show where a job's time went: productive, waiting, lost, restoring, starting, down.
+
+    Example: holdfast goodput char-gpt --window 7d
+    """
+    with asking(server, token) as client:
+        found = client.goodput(job, window)
+    if json:
+        print_json(found)
+    else:
+        print(_sum(found))
+        print_table(
+            ("BUCKET", "TIME", "SHARE", "WHAT IT IS"),
+            [(row.name, seconds(row.seconds), percent(row.share), row.definition) for row in found.buckets],
+        )
+
+
+def _sum(found: Goodput) -> str:
+    lost = f", {counted(found.lost_iterations, 'iteration')} lost" if found.lost_iterations else ""
+    stood = counted(found.iterations, "iteration")
+    return f"goodput {percent(found.goodput)} of {seconds(found.wall_seconds)}: {stood}{lost}"
 
 
 def _row(job: Job) -> tuple[str, ...]:
@@ -81,11 +118,29 @@ def _facts(job: Job) -> list[tuple[str, str]]:
         ("checkpoints", str(job.checkpoints_total)),
         ("last contact", f"{seconds(job.last_contact_seconds)} ago"),
     ]
-    if job.desired.version != (job.applied_version or 0):
-        facts.append(("not yet applied", f"version {job.desired.version} of what is desired"))
     if job.open_order:
-        facts.append(("restore", f"to {job.open_order.iteration}: {job.open_order.state}"))
+        facts.append(("restore", _restore(job.open_order)))
     return facts
+
+
+def _restore(order: Order) -> str:
+    by = f", ordered by {order.who}" if order.who else ""
+    return f"to {order.iteration}: {order.state}{by} (order {order.id})"
+
+
+def _behind(job: Job) -> bool:
+    return job.desired.version != (job.applied_version or 0)
+
+
+def _outstanding(job: Job, edits: Sequence[Edit]) -> list[tuple[str, str]]:
+    """What was ordered and the job does not act on yet, the oldest first."""
+    applied = job.applied_version or 0
+    orders = [
+        f"version {edit.version}: {edit.summary}" + (f", by {edit.who}" if edit.who else "")
+        for edit in reversed(edits)
+        if edit.version > applied
+    ]
+    return [("not yet applied", order) for order in orders or [f"version {job.desired.version}"]]
 
 
 def _interval(job: Job) -> str:

@@ -35,8 +35,23 @@ class NoAnswer(Exception):
         self.retry_seconds = retry_seconds
 
 
+class Later(NoAnswer):
+    """The server takes no more of these for now."""
+
+
 class NotAllowed(NoAnswer):
     """The server wants another token."""
+
+    way_out = "set HOLDFAST_TOKEN to the server's"
+
+
+class NotOurJob(NotAllowed):
+    """The token is for another project than the job."""
+
+    way_out = (
+        "a job of this name belongs to another project there; give this one another name, "
+        "or set HOLDFAST_TOKEN to a key of that project"
+    )
 
 
 class Refused(Exception):
@@ -229,6 +244,11 @@ def _no_answer(answer: Answer) -> NoAnswer:
     status = answer.status
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return NotAllowed(f"HTTP {status}", retry_seconds=SLOW_PROBE_SECONDS)
+    if status == HTTPStatus.NOT_FOUND and b'"unknown_job"' in answer.body:
+        # A job that nobody has heard of is made by its first report, so this one is somebody else's.
+        return NotOurJob(f"HTTP {status}", retry_seconds=SLOW_PROBE_SECONDS)
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return Later(f"HTTP {status}", retry_seconds=answer.retry_after_seconds)
     if 300 <= status < 400:
         return NoAnswer(f"HTTP {status}: it points elsewhere, and redirects are not followed")
     return NoAnswer(f"HTTP {status}", retry_seconds=answer.retry_after_seconds)

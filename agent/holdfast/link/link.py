@@ -11,7 +11,7 @@ from time import monotonic
 
 from holdfast.link.client import Client, NoAnswer
 from holdfast.link.listener import Listener
-from holdfast.link.outbox import Outbox, Sample
+from holdfast.link.outbox import Measured, Outbox
 from holdfast.link.sender import Sender
 from holdfast.link.spool import LIMIT_BYTES, Spool
 from holdfast.link.wishes import Wishes
@@ -29,6 +29,7 @@ class Link:
         flush_seconds: between two batches. An empty one says that the job is alive.
         on_desired: called by a background thread with each new desired state.
         spool_bytes: most bytes that the spool may hold.
+        aside: of a rank beside rank 0: it sends, hears nothing of what is wanted, and leaves the log to rank 0.
     """
 
     heard = True
@@ -46,6 +47,7 @@ class Link:
         flush_seconds: float = 1.0,
         on_desired: Callable[[Desired], None] | None = None,
         spool_bytes: int = LIMIT_BYTES,
+        aside: bool = False,
     ) -> None:
         self._server, self._token, self._job = server, token, job
         self._wishes = Wishes(on_desired)
@@ -59,7 +61,9 @@ class Link:
             flush_seconds=flush_seconds,
             on_ack=self._acknowledged,
             on_contact=self._listener.nudge,
+            quiet=aside,
         )
+        self._aside = aside
         self._started = False
         self._silent = False
         _links.add(self)
@@ -67,7 +71,8 @@ class Link:
     def start(self) -> None:
         self._started = True
         self._sender.start()
-        self._listener.start()
+        if not self._aside:
+            self._listener.start()
 
     def first_desired(self, timeout_seconds: float) -> Desired | None:
         """What is wanted before training starts; None when no server says so in time. Blocks, never raises."""
@@ -91,20 +96,10 @@ class Link:
         client.shut()
         return self._wishes.newest
 
-    def sample(
-        self,
-        *,
-        iteration: int,
-        lineage: int,
-        at: float,
-        seconds: float,
-        stall_seconds: float,
-        data_seconds: float,
-        metrics: dict[str, float],
-    ) -> None:
-        """One iteration's figures. Takes a microsecond or two and no lock. `metrics` must not be changed later."""
+    def sample(self, measured: Measured, metrics: dict[str, float]) -> None:
+        """One iteration's figures. Takes a microsecond or two and no lock. Neither may be changed later."""
         if not self._silent:
-            self._outbox.sample(Sample(iteration, lineage, at, seconds, stall_seconds, data_seconds, metrics))
+            self._outbox.sample((measured, metrics))
 
     def event(self, event: Event) -> None:
         """Something that happened; sent at once, and kept on disk until a server has it."""
@@ -135,7 +130,7 @@ class Link:
         self._listener.join(max(0.0, close_at - monotonic()))
 
     def _acknowledged(self, ack: Ack) -> None:
-        if ack.version == self._wishes.version:
+        if self._aside or ack.version == self._wishes.version:
             return
         moment = self._wishes.moment
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.link.outbox import Measured
 from holdfast.protocol import Desired, Event
 
 
@@ -16,17 +17,7 @@ class NoLink:
     def first_desired(self, timeout_seconds: float) -> Desired | None:
         return None
 
-    def sample(
-        self,
-        *,
-        iteration: int,
-        lineage: int,
-        at: float,
-        seconds: float,
-        stall_seconds: float,
-        data_seconds: float,
-        metrics: dict[str, float],
-    ) -> None: ...
+    def sample(self, measured: Measured, metrics: dict[str, float]) -> None: ...
 
     def event(self, event: Event) -> None: ...
 

@@ -4,24 +4,29 @@
     sealed    a batch with its key and its bytes; from here on it never changes
     spooled   a sealed batch that is on disk, too, because no server took it
 
-A batch leaves when it was acknowledged or refused. While no server answers nothing is sealed but events, for the
-spool; samples wait in memory, and the oldest are thinned two to one when they become too many.
+There are two lanes, each in its own order: control, for events, and samples. A batch leaves when it was
+acknowledged or refused. While no server answers nothing is sealed but events, for the spool; samples wait in
+memory, as they do while a server takes none of them, and the oldest are thinned two to one when they become too
+many. What was thinned away is told as gaps.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
+from array import array
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import time
-from typing import NamedTuple
+from typing import Literal, Protocol
 
 import msgspec
 
 from holdfast.link.spool import Key, Spool
-from holdfast.protocol import AttemptFinished, AttemptStarted, Batch, Event, LineageStarted, Samples
+from holdfast.protocol import AttemptFinished, AttemptStarted, Batch, Event, Gap, Lane, LineageStarted, Samples
 
 log = logging.getLogger("holdfast")
 
@@ -29,18 +34,30 @@ BATCH_SAMPLES, BATCH_EVENTS = 2_000, 500
 INCOMING_SAMPLES = 200_000
 """Between two looks of the sender; beyond them samples are only counted."""
 WAITING_SAMPLES, WAITING_EVENTS = 40_000, 10_000
+MOST_GAPS = 100
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Sample(NamedTuple):
-    iteration: int
-    lineage: int
-    at: float
-    seconds: float
-    stall_seconds: float
-    data_seconds: float
-    metrics: dict[str, float]
+class Measured(Protocol):
+    """What is told of an iteration."""
+
+    @property
+    def iteration(self) -> int: ...
+    @property
+    def lineage(self) -> int: ...
+    @property
+    def at(self) -> float: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def checkpoint_stall_seconds(self) -> float: ...
+    @property
+    def data_seconds(self) -> float: ...
+
+
+Sample = tuple[Measured, dict[str, float]]
+"""As the training thread leaves it, which has no time to spare: the sender looks into it."""
 
 
 @dataclass(slots=True)
@@ -59,51 +76,58 @@ class Outbox:
         self._spool = spool
         self._incoming: deque[Sample] = deque()
         self._events: deque[Event] = deque()
-        self._overflowed_samples = 0
+        self._overflowed = _Overflow()
         self._waiting: list[Sample] = []
-        self._dropped_samples = self._dropped_events = 0
-        self._sequence = 0
+        self._gaps: list[Gap] = []
+        self._dropped_events = 0
+        self._sequences: dict[Lane, int] = {"control": 0, "samples": 0}
         self._reached = (1, 0)
         """Lineage and iteration: the furthest that a sample or event has named."""
         self._lock = threading.Lock()
         left = spool.left_by_others(uid, rank) if spool else []
-        self._sealed: deque[Sealed] = deque(Sealed(key, None, spooled=True) for key in left)
+        self._sealed: dict[Lane, deque[Sealed]] = {"control": deque(), "samples": deque()}
+        for key in left:
+            self._sealed[key.lane].append(Sealed(key, None, spooled=True))
         self.refused_batches = 0
 
     def sample(self, sample: Sample) -> None:
         if len(self._incoming) < INCOMING_SAMPLES:
             self._incoming.append(sample)
         else:
-            self._overflowed_samples += 1
+            self._overflowed.add(sample)
 
     def event(self, event: Event) -> None:
         self._events.append(event)
 
-    def first(self) -> tuple[Sealed, bytes] | None:
-        """The batch to send next, with its bytes."""
+    def first(self, *, samples: bool = True) -> tuple[Sealed, bytes] | None:
+        """The batch to send next, with its bytes: what happened before what was measured."""
         with self._lock:
-            while self._sealed:
-                sealed = self._sealed[0]
-                payload = sealed.payload
-                if payload is None and self._spool is not None:
-                    payload = self._spool.read(sealed.key)
-                if payload is not None:
-                    return sealed, payload
-                self._sealed.popleft()
+            for lane in _lanes(samples):
+                while self._sealed[lane]:
+                    sealed = self._sealed[lane][0]
+                    payload = sealed.payload
+                    if payload is None and self._spool is not None:
+                        payload = self._spool.read(sealed.key)
+                    if payload is not None:
+                        return sealed, payload
+                    self._sealed[lane].popleft()
             return None
 
-    def seal(self) -> None:
-        """Make a batch of what waits, or of nothing at all: a heartbeat."""
+    def seal(self, *, samples: bool = True) -> None:
+        """Make batches of what waits, or one of nothing at all: a heartbeat."""
         with self._lock:
             self._collect()
-            self._seal()
+            if self._events or not (samples and self._waiting):
+                self._seal_events()
+            if samples and self._waiting:
+                self._seal_samples()
 
-    def waiting(self, *, at_least_a_batch: bool) -> bool:
+    def waiting(self, *, at_least_a_batch: bool, samples: bool = True) -> bool:
         """Whether anything waits to be sealed, or as much as fills a batch."""
-        samples = len(self._waiting) + len(self._incoming)
+        measured = len(self._waiting) + len(self._incoming) if samples else 0
         if at_least_a_batch:
-            return samples >= BATCH_SAMPLES or len(self._events) >= BATCH_EVENTS
-        return samples + len(self._events) > 0
+            return measured >= BATCH_SAMPLES or len(self._events) >= BATCH_EVENTS
+        return measured + len(self._events) > 0
 
     def acknowledged(self, sealed: Sealed) -> None:
         with self._lock:
@@ -128,7 +152,7 @@ class Outbox:
             while self._events:
                 if not self._spooled_all():
                     return
-                self._seal(samples=False)
+                self._seal_events()
             self._spooled_all()
 
     def park_all(self, timeout_seconds: float) -> None:
@@ -139,11 +163,10 @@ class Outbox:
             self._collect()
             # events before samples, where there is no room for both
             while self._events:
-                self._seal(samples=False)
+                self._seal_events()
             while self._waiting:
-                self._seal()
-            for sealed in self._sealed:
-                self._store(sealed)
+                self._seal_samples()
+            self._spooled_all()
         finally:
             self._lock.release()
 
@@ -151,13 +174,16 @@ class Outbox:
         for _ in range(len(self._incoming)):
             self._waiting.append(self._incoming.popleft())
         if self._waiting:
-            newest = self._waiting[-1]
+            newest, _ = self._waiting[-1]
             self._reached = max(self._reached, (newest.lineage, newest.iteration))
-        overflowed, self._overflowed_samples = self._overflowed_samples, 0
-        self._dropped_samples += overflowed
+        # A sample that overflows at this very moment may be counted in neither: one of more than 200,000.
+        overflowed, self._overflowed = self._overflowed, _Overflow()
+        for gap in overflowed.gaps:
+            self._drop(gap)
         while len(self._waiting) > WAITING_SAMPLES:
             oldest = len(self._waiting) // 2
-            self._dropped_samples += (oldest + 1) // 2
+            for gap in _gaps(self._waiting[:oldest:2]):
+                self._drop(gap)
             del self._waiting[:oldest:2]
         while len(self._events) > WAITING_EVENTS:
             self._events.popleft()
@@ -165,35 +191,53 @@ class Outbox:
             if self._dropped_events == 1:
                 log.warning("No server answers and no room is left: the oldest events are being dropped")
 
-    def _seal(self, *, samples: bool = True) -> None:
-        chosen = self._waiting[:BATCH_SAMPLES] if samples else []
+    def _drop(self, gap: Gap) -> None:
+        """Note a gap, as one with those of its lineage that it meets."""
+        for place, other in enumerate(self._gaps):
+            if other.lineage == gap.lineage and _meet(other, gap):
+                self._gaps[place] = _united(other, gap)
+                return
+        self._gaps.append(gap)
+        if len(self._gaps) > MOST_GAPS:
+            self._gaps[:2] = [_united(*self._gaps[:2])]
+
+    def _seal_events(self) -> None:
         events = [self._events.popleft() for _ in range(min(len(self._events), BATCH_EVENTS))]
         for event in events:
             if isinstance(event, AttemptStarted | AttemptFinished | LineageStarted):
                 self._reached = max(self._reached, (event.lineage, event.iteration))
-        self._sequence += 1
+        self._seal("control", events=events)
+
+    def _seal_samples(self) -> None:
+        chosen = self._waiting[:BATCH_SAMPLES]
+        del self._waiting[:BATCH_SAMPLES]
+        gaps, self._gaps = self._gaps, []
+        self._seal("samples", samples=_columns(chosen), gaps=gaps)
+
+    def _seal(
+        self, lane: Lane, *, samples: Samples | None = None, events: Sequence[Event] = (), gaps: Sequence[Gap] = ()
+    ) -> None:
+        self._sequences[lane] += 1
         batch = Batch(
             job=self._job,
             uid=self._uid,
             attempt=self._attempt,
             rank=self._rank,
-            sequence=self._sequence,
+            lane=lane,
+            sequence=self._sequences[lane],
             sent_at=time(),
             iteration=self._reached[1],
             lineage=self._reached[0],
-            samples=_columns(chosen) if chosen else None,
-            events=events,
-            dropped_samples=self._dropped_samples if samples else 0,
+            samples=samples,
+            events=list(events),
+            gaps=list(gaps),
         )
-        if samples:
-            del self._waiting[:BATCH_SAMPLES]
-            self._dropped_samples = 0
-        key = Key(self._attempt, self._uid, self._rank, self._sequence)
-        self._sealed.append(Sealed(key, _encode(batch)))
+        key = Key(self._attempt, self._uid, self._rank, lane, self._sequences[lane])
+        self._sealed[lane].append(Sealed(key, _encode(batch)))
 
     def _spooled_all(self) -> bool:
         """Whether all sealed batches are on disk now; only then may more be sealed without filling the memory."""
-        stored = [self._store(sealed) for sealed in self._sealed]
+        stored = [self._store(sealed) for lane in _lanes() for sealed in self._sealed[lane]]
         return all(stored)
 
     def _store(self, sealed: Sealed) -> bool:
@@ -204,8 +248,9 @@ class Outbox:
         return sealed.spooled
 
     def _remove(self, sealed: Sealed) -> None:
-        if self._sealed and self._sealed[0] is sealed:
-            self._sealed.popleft()
+        queue = self._sealed[sealed.key.lane]
+        if queue and queue[0] is sealed:
+            queue.popleft()
 
 
 def _encode(batch: Batch) -> bytes:
@@ -227,17 +272,29 @@ def _can_be_sent(part: object) -> bool:
     return True
 
 
-def _columns(samples: list[Sample]) -> Samples:
-    names = dict.fromkeys(name for sample in samples for name in sample.metrics)
+def _columns(samples: Sequence[Sample]) -> Samples:
+    names = dict.fromkeys(name for _, metrics in samples for name in metrics)
+    nothing = math.nan
     return Samples(
-        iteration=[int(sample.iteration) for sample in samples],
-        lineage=[int(sample.lineage) for sample in samples],
-        at=[_number(sample.at) for sample in samples],
-        seconds=[_number(sample.seconds) for sample in samples],
-        stall_seconds=[_number(sample.stall_seconds) for sample in samples],
-        data_seconds=[_number(sample.data_seconds) for sample in samples],
-        metrics={name: [_number(sample.metrics.get(name, math.nan)) for sample in samples] for name in names},
+        iteration=_bytes("q", [measured.iteration for measured, _ in samples]),
+        lineage=_bytes("q", [measured.lineage for measured, _ in samples]),
+        at=_bytes("d", [measured.at for measured, _ in samples]),
+        seconds=_bytes("d", [measured.seconds for measured, _ in samples]),
+        stall_seconds=_bytes("d", [measured.checkpoint_stall_seconds for measured, _ in samples]),
+        data_seconds=_bytes("d", [measured.data_seconds for measured, _ in samples]),
+        metrics={name: _bytes("d", [metrics.get(name, nothing) for _, metrics in samples]) for name in names},
     )
+
+
+def _bytes(kind: Literal["q", "d"], values: Sequence[float]) -> bytes:
+    """As the server reads columns, on any machine."""
+    try:
+        column = array(kind, values)
+    except (TypeError, OverflowError):
+        column = array(kind, map(int if kind == "q" else _number, values))
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tobytes()
 
 
 def _number(value: object) -> float:
@@ -245,3 +302,49 @@ def _number(value: object) -> float:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return math.nan
+
+
+class _Overflow:
+    """Samples that came when no more were taken in: only where they were is kept."""
+
+    def __init__(self) -> None:
+        self.gaps: list[Gap] = []
+
+    def add(self, sample: Sample) -> None:
+        gap = _gap(sample)
+        if self.gaps and self.gaps[-1].lineage == gap.lineage:
+            self.gaps[-1] = _united(self.gaps[-1], gap)
+        else:
+            self.gaps.append(gap)
+
+
+def _gaps(samples: Iterable[Sample]) -> Iterable[Gap]:
+    """One for each run of samples on one lineage."""
+    overflow = _Overflow()
+    for sample in samples:
+        overflow.add(sample)
+    return overflow.gaps
+
+
+def _gap(sample: Sample) -> Gap:
+    at, _ = sample
+    return Gap(lineage=at.lineage, first_iteration=at.iteration, last_iteration=at.iteration, dropped=1)
+
+
+def _meet(one: Gap, other: Gap) -> bool:
+    """They overlap, or nothing but what was kept by the thinning lies between them."""
+    return one.first_iteration <= other.last_iteration + 2 and other.first_iteration <= one.last_iteration + 2
+
+
+def _united(one: Gap, other: Gap) -> Gap:
+    """Of two lineages, only where there are too many gaps to tell each: as one of the later."""
+    return Gap(
+        lineage=other.lineage,
+        first_iteration=min(one.first_iteration, other.first_iteration),
+        last_iteration=max(one.last_iteration, other.last_iteration),
+        dropped=one.dropped + other.dropped,
+    )
+
+
+def _lanes(samples: bool = True) -> tuple[Lane, ...]:
+    return ("control", "samples") if samples else ("control",)

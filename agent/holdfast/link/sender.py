@@ -8,8 +8,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from holdfast.link.backoff import Backoff
-from holdfast.link.client import REQUEST_SECONDS, Client, NoAnswer, NotAllowed, Refused
-from holdfast.link.outbox import Outbox
+from holdfast.link.client import REQUEST_SECONDS, Client, Later, NoAnswer, NotAllowed, Refused
+from holdfast.link.outbox import Outbox, Sealed
 from holdfast.protocol import Ack
 
 log = logging.getLogger("holdfast")
@@ -30,13 +30,20 @@ class Sender:
         flush_seconds: float,
         on_ack: Callable[[Ack], None],
         on_contact: Callable[[], None],
+        quiet: bool = False,
     ) -> None:
         self._client, self._outbox = client, outbox
         self._flush_seconds = flush_seconds
+        self._worth_telling, self._worth_a_warning = (
+            (logging.DEBUG, logging.DEBUG) if quiet else (logging.INFO, logging.WARNING)
+        )
         self._on_ack, self._on_contact = on_ack, on_contact
         self._backoff = Backoff()
         self._contact = "unknown"
         self._retry_at = 0.0
+        self._samples_at = 0.0
+        """When samples are to be sent again: a server with too much to store refuses them, and nothing else."""
+        self._samples_backoff = Backoff()
         self._close_at: float | None = None
         self._refusal_logged = False
         self._wake, self._closing = threading.Event(), threading.Event()
@@ -102,35 +109,49 @@ class Sender:
             limit = REQUEST_SECONDS if until is None else min(REQUEST_SECONDS, until - monotonic())
             if limit <= 0:
                 return
-            next_batch = self._outbox.first()
+            samples = monotonic() >= self._samples_at
+            next_batch = self._outbox.first(samples=samples)
             if next_batch is None:
-                if beaten and not self._outbox.waiting(at_least_a_batch=until is None):
+                if beaten and not self._outbox.waiting(at_least_a_batch=until is None, samples=samples):
                     return
-                self._outbox.seal()
+                self._outbox.seal(samples=samples)
                 beaten = True
                 continue
-            sealed, payload = next_batch
-            try:
-                ack = self._client.ingest(payload, sealed.key.sequence, limit_seconds=limit)
-            except Refused as reason:
-                self._outbox.refused(sealed, payload)
-                self._log_refusal(str(reason))
-                self._held()
-            except NoAnswer as reason:
-                self._lost(reason)
-                self._outbox.park()
+            if not self._send(*next_batch, limit):
                 return
-            else:
-                self._outbox.acknowledged(sealed)
+
+    def _send(self, sealed: Sealed, payload: bytes, limit_seconds: float) -> bool:
+        """Whether a server answered, be it that it takes no samples now."""
+        try:
+            ack = self._client.ingest(payload, sealed.key.sequence, limit_seconds=limit_seconds)
+        except Refused as reason:
+            self._outbox.refused(sealed, payload)
+            self._log_refusal(str(reason))
+            self._held()
+        except NoAnswer as reason:
+            if isinstance(reason, Later) and sealed.key.lane == "samples":
+                self._samples_at = monotonic() + self._samples_backoff.next_seconds(reason.retry_seconds)
                 self._held()
-                self._on_ack(ack)
+                return True
+            self._lost(reason)
+            self._outbox.park()
+            return False
+        else:
+            self._outbox.acknowledged(sealed)
+            if sealed.key.lane == "samples":
+                self._samples_backoff.reset()
+            self._held()
+            self._on_ack(ack)
+        return True
 
     def _held(self) -> None:
         self._backoff.reset()
         self._retry_at = 0.0
         before, self._contact = self._contact, "held"
         if before in LOST:
-            log.info("%s answers again; reports kept meanwhile are being sent", self._client.server)
+            log.log(
+                self._worth_telling, "%s answers again; reports kept meanwhile are being sent", self._client.server
+            )
             self._on_contact()
 
     def _lost(self, reason: NoAnswer) -> None:
@@ -139,15 +160,17 @@ class Sender:
         self._contact = "locked out" if isinstance(reason, NotAllowed) else "lost"
         if before == self._contact:
             return
-        if self._contact == "locked out":
-            log.warning(
-                "%s does not accept this job's token (%s): set HOLDFAST_TOKEN to the server's. "
-                "Training goes on; reports are kept.",
+        if isinstance(reason, NotAllowed):
+            log.log(
+                self._worth_a_warning,
+                "%s does not accept this job's token (%s): %s. Training goes on; reports are kept.",
                 self._client.server,
                 reason,
+                reason.way_out,
             )
         else:
-            log.warning(
+            log.log(
+                self._worth_a_warning,
                 "%s does not take reports (%s). Training goes on; reports are kept and sent when it answers.",
                 self._client.server,
                 reason,
@@ -156,4 +179,9 @@ class Sender:
     def _log_refusal(self, reason: str) -> None:
         if not self._refusal_logged:
             self._refusal_logged = True
-            log.warning("%s refused a batch of reports, which is set aside: %s", self._client.server, reason)
+            log.log(
+                self._worth_a_warning,
+                "%s refused a batch of reports, which is set aside: %s",
+                self._client.server,
+                reason,
+            )

@@ -8,7 +8,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast, get_args
 from urllib.parse import quote
+
+from holdfast.protocol import Lane
 
 log = logging.getLogger("holdfast")
 
@@ -25,11 +28,13 @@ class Key:
     attempt: int
     uid: str
     rank: int
+    lane: Lane
     sequence: int
 
     @property
     def filename(self) -> str:
-        return f"{self.attempt:08d}.{self.uid}.{self.rank}.{self.sequence:012d}{SUFFIX}"
+        lane = "" if self.lane == "control" else f".{self.lane}"
+        return f"{self.attempt:08d}.{self.uid}.{self.rank}{lane}.{self.sequence:012d}{SUFFIX}"
 
 
 class Spool:
@@ -140,9 +145,11 @@ def _key(name: str) -> Key | None:
     if not name.endswith(SUFFIX):
         return None
     parts = name.removesuffix(SUFFIX).split(".")
-    if len(parts) != 4:
+    if len(parts) == 4:
+        parts.insert(3, "control")
+    if len(parts) != 5 or parts[3] not in get_args(Lane):
         return None
     try:
-        return Key(int(parts[0]), parts[1], int(parts[2]), int(parts[3]))
+        return Key(int(parts[0]), parts[1], int(parts[2]), cast("Lane", parts[3]), int(parts[4]))
     except ValueError:
         return None

@@ -5,9 +5,11 @@ No clock, no threads, no torch: the agent asks it at each iteration, the server 
 
 from .controller import Controller
 from .estimate import Observation
-from .planning import parse_policy, plan, policies
+from .failures import Failures
+from .planning import find_policy, parse_policy, plan, policies, policy_names
 from .policy import History, Policy
 from .profile import Plan, Profile, SnapshotMode
+from .progress import LossCurve, ProgressFit
 from .settings import (
     DEFAULT_BUDGET,
     MAX_BUDGET,
@@ -15,7 +17,9 @@ from .settings import (
     MIN_BUDGET,
     Settings,
     parse_budget,
+    parse_checkpoints,
     parse_every,
+    parse_mtbf,
 )
 
 __all__ = [
@@ -24,16 +28,23 @@ __all__ = [
     "MAX_INTERVAL",
     "MIN_BUDGET",
     "Controller",
+    "Failures",
     "History",
+    "LossCurve",
     "Observation",
     "Plan",
     "Policy",
     "Profile",
+    "ProgressFit",
     "Settings",
     "SnapshotMode",
+    "find_policy",
     "parse_budget",
+    "parse_checkpoints",
     "parse_every",
+    "parse_mtbf",
     "parse_policy",
     "plan",
     "policies",
+    "policy_names",
 ]

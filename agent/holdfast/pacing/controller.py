@@ -3,48 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import asdict, replace
-from statistics import median
 from typing import Any
 
+from .bounds import pipeline_interval, predicted_stall
 from .estimate import Measurement, Observation
 from .gap import Gap
 from .hysteresis import Hysteresis
 from .ledger import WINDOW_ITERATIONS, Ledger
+from .life import Life
+from .measured import Measured
 from .planning import plan
 from .policy import History, plural
 from .profile import Plan, Profile
-from .saved import from_json, to_json
-from .settings import MAX_BUDGET, Settings
+from .saved import from_json, settings_from_json, to_json
+from .settings import Settings
 
 SETTLING_CHECKPOINTS = 3
 """The first checkpoints pay for memory and files they are first to touch: until so many were measured, the plan
 follows each new figure freely."""
 DECIDING_SPANS = 2
+BLIND_TO_LIFE = frozenset({"checkfreq", "fixed"})
+"""Policies that look at costs alone."""
+BLIND_TO_LOSS = frozenset({"checkfreq", "goodput", "young-daly", "fixed"})
+"""Policies that need no losses read back from a device."""
+WORTH_FOLLOWING = 0.2
+"""By which share another failure rate or loss must change the interval: near the optimum it matters little."""
 
 
 class Controller:
-    """The job's pace. Its methods take microseconds and never raise on odd measurements.
+    """The job's pace. Its methods take microseconds and never raise on odd measurements."""
 
-    `measured` may be called by another thread; all else belongs to the training thread.
-    """
-
-    def __init__(self, settings: Settings, *, warmup_iterations: int = 5, profile_iterations: int = 15) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        world_size: int = 1,
+        slots: int = 1,
+        warmup_iterations: int = 5,
+        profile_iterations: int = 15,
+    ) -> None:
+        """`slots`: how many checkpoints may be under way at the same time."""
         self._settings = settings
+        self.life = Life(world_size)
+        self._planned_with = self.life.history
+        """What was known of the job when its interval was chosen."""
         self._warmup_left = warmup_iterations
         self._profile_iterations = profile_iterations
         self._profiled = 0
         self._ledger = Ledger()
+        self._known = Measured(self._ledger, slots)
         self._gap = Gap(self._ledger)
         self._hysteresis = Hysteresis()
-        self._updates: deque[float] = deque(maxlen=31)
-        self._checkpoints: tuple[Profile, ...] = ()
-        """Of the last checkpoints, newest last; replaced as a whole, so that no lock is needed."""
-        self._measured_total = 0
-        self._settled_total = 0
-        self._cost_seconds: float | None = None
-        self._saved: Profile | None = None
+        self._settled = 0
+        """Checkpoints that the plan takes into account."""
         self._plan: Plan | None = None
         self._announce = False
         self._iteration = 0
@@ -67,20 +79,24 @@ class Controller:
     @property
     def profile(self) -> Profile | None:
         """What was measured or, in a resumed job that has not measured yet, what it knew when it was saved."""
-        if not self._checkpoints or not self._profile_complete:
-            return self._saved
-        seconds = self._ledger.iteration_seconds
-        if seconds is None:
-            return self._saved
-        newest, recent = self._checkpoints[-1], self._checkpoints[-3:]
-        return replace(
-            newest,
-            iteration_seconds=seconds,
-            update_seconds=min(median(self._updates), seconds) if self._updates else 0.0,
-            snapshot_seconds=median(each.snapshot_seconds for each in recent),
-            persist_seconds=median(each.persist_seconds for each in recent),
-            cost_seconds=self._cost_seconds,
-        )
+        return self._known.profile if self._profile_complete else self._known.saved
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """By how much what was measured scatters, by field of the profile: median deviations from the median."""
+        return self._known.spread
+
+    @property
+    def in_flight(self) -> int:
+        """How many checkpoints may be under way at the same time: as many as can be, where a person ordered the
+        interval."""
+        concurrency = self._known.concurrency
+        return concurrency.limit if self._settings.every is not None else concurrency.in_flight
+
+    @property
+    def wants_losses(self) -> bool:
+        """The policy may look at how the loss falls."""
+        return self._settings.policy not in BLIND_TO_LOSS
 
     @property
     def interval_seconds(self) -> float:
@@ -113,6 +129,7 @@ class Controller:
         """Account for a finished iteration. The new plan, where this changed it."""
         self._iteration = seen.iteration
         self._in_flight = seen.in_flight
+        self.life.trained(seen.iteration, seen.seconds)
         if self._last_started is None:
             self._last_started = seen.iteration - 1
         if self._warmup_left > 0:
@@ -148,25 +165,24 @@ class Controller:
         device_copy_seconds: float = math.inf,
         memory_used_bytes: int = 0,
         memory_total_bytes: int = 0,
+        in_flight: int = 1,
     ) -> None:
-        """A checkpoint has become durable, and this is what it took."""
-        if not (_is_duration(snapshot_seconds) and _is_duration(persist_seconds)):
-            return
-        one = Profile(
-            iteration_seconds=math.nan,
-            snapshot_seconds=snapshot_seconds,
-            persist_seconds=persist_seconds,
-            checkpoint_bytes=checkpoint_bytes,
-            device_copy_seconds=device_copy_seconds if device_copy_seconds >= 0 else math.inf,
-            memory_used_bytes=memory_used_bytes,
-            memory_total_bytes=memory_total_bytes,
+        """A checkpoint has become durable, and this is what it took, with so many under way at the same time."""
+        self.life.durable()
+        self._known.checkpoint(
+            snapshot_seconds,
+            persist_seconds,
+            checkpoint_bytes,
+            device_copy_seconds,
+            memory_used_bytes,
+            memory_total_bytes,
+            in_flight,
         )
-        self._checkpoints = (*self._checkpoints[-2:], one)
-        self._measured_total += 1
 
     def rewound(self, iteration: int) -> None:
         """Training was taken back in place to the checkpoint of `iteration`, and goes on from there."""
         self._iteration = self._last_started = iteration
+        self.life.rewound(iteration)
         self._first_retry = 0
         self._judged_at = None
         self._gap.abandon()
@@ -182,36 +198,42 @@ class Controller:
             "settings": asdict(self._settings),
             "interval": self._plan.interval if self._plan else None,
             "profile": None if profile is None else to_json(profile),
+            "life": self.life.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at the saved interval until this machine was measured. A state that says nothing is ignored."""
+        self.life.load_state_dict(state.get("life"))
         saved = from_json(state.get("profile"))
         if saved is None:
             return
-        self._saved, self._cost_seconds = saved, saved.cost_seconds
+        self._known.saved, self._known.cost_seconds = saved, saved.cost_seconds
         self._replan()
         interval = state.get("interval")
-        if state.get("settings") == asdict(self._settings) and isinstance(interval, int) and interval > 0:
+        same = settings_from_json(state.get("settings")) == self._settings
+        if same and isinstance(interval, int) and interval > 0:
             self._set_interval(interval, f"every {plural(interval)}, as before the restart, until measured again")
         self._announce = True
+
+    @property
+    def _history(self) -> History:
+        """As of the last checkpoint, where an interval is meant for the next one."""
+        history = self.life.history
+        if not self.wants_losses or self._last_started is None:
+            return history
+        return replace(history, iterations=min(history.iterations, self._last_started))
 
     @property
     def _profile_complete(self) -> bool:
         idle = self._ledger.idle_iterations
         return idle >= self._profile_iterations or self._profiled >= 4 * self._profile_iterations
 
-    @property
-    def _history(self) -> History:
-        return History(iterations=self._iteration)
-
     def _account(self, seen: Observation) -> None:
         self._profiled += 1
         self._ledger.add(seen)
-        if seen.update_seconds is not None and _is_duration(seen.update_seconds):
-            self._updates.append(seen.update_seconds)
+        self._known.update(seen.update_seconds)
         self._gap.passed()
-        if self._measured_total != self._settled_total and self._profile_complete:
+        if self._known.checkpoints != self._settled and self._profile_complete:
             self._settle()
         if self._plan is not None:
             self._judge_when_complete()
@@ -220,13 +242,17 @@ class Controller:
         """A checkpoint was measured: the first few set the plan outright."""
         if not self._ledger.shows_cost:
             return  # its iterations were undone by a restore: without them it would look free
-        settling = self._settled_total < SETTLING_CHECKPOINTS
-        self._settled_total = self._measured_total
+        settling = self._settled < SETTLING_CHECKPOINTS
+        self._settled = self._known.checkpoints
+        self._choose_in_flight()
+        self._choose_mode()
+        if self.wants_losses and self._plan is not None and not settling:
+            self._replan()  # an interval of such a policy is meant for the next checkpoint
         if settling:
             # What it seems to cost, not only what is proven: the budget is a ceiling, also while little is known.
             # A resumed job learnt its cost from more checkpoints than these, and may learn of a lower one later.
-            known = self._saved.cost_seconds if self._saved is not None else None
-            self._cost_seconds = max(self._ledger.recent(self._ledger.slowdown()).cost_seconds, known or 0.0)
+            known = self._known.saved.cost_seconds if self._known.saved is not None else None
+            self._known.cost_seconds = max(self._ledger.recent(self._ledger.slowdown()).cost_seconds, known or 0.0)
             self._replan()
 
     def _judge_when_complete(self) -> None:
@@ -236,11 +262,12 @@ class Controller:
         if since < (interval or WINDOW_ITERATIONS) or not self._ledger.complete:
             return
         self._judged_at = self._iteration
+        self._follow_life()
         slowdown = self._ledger.slowdown()
         recent = self._measurement = self._ledger.recent(slowdown)
         if self._ledger.spans == 0:
             return
-        self._cost_seconds = recent.cost_seconds
+        self._known.cost_seconds = recent.cost_seconds
         # An ordered interval is kept whatever it costs; paused needs no judging.
         if interval is None or self._settings.every is not None or self._ledger.spans < DECIDING_SPANS:
             return
@@ -250,20 +277,22 @@ class Controller:
             self._decide(interval, recent, self._ledger.settled(slowdown))
 
     def _decide(self, interval: int, recent: Measurement, settled: Measurement) -> None:
-        unlimited = self._planned(recent.cautious_cost_seconds, budget=MAX_BUDGET)
+        profile = self.profile
+        assert profile is not None
         decided = self._hysteresis.decide(
             interval,
             self._settings.budget,
             recent,
             settled,
             self._wanted,
-            pipeline=(unlimited and unlimited.interval) or 1,
+            pipeline=pipeline_interval(replace(profile, cost_seconds=recent.cautious_cost_seconds)),
+            recovered=self._known.recovered,
         )
-        if decided == interval:
+        if decided == interval or (decided < interval and self.wants_losses):
             return
         better = self._planned(recent.cost_seconds)
         if better is not None:
-            self._cost_seconds = better.cost_seconds
+            self._known.cost_seconds = better.cost_seconds
         if decided > interval:
             self._ledger.forget()
         self._judged_at = None
@@ -274,38 +303,65 @@ class Controller:
         made = self._planned(cost_seconds)
         return made.interval if made is not None and made.interval is not None else 1
 
-    def _planned(self, cost_seconds: float | None, *, budget: float | None = None) -> Plan | None:
+    def _planned(self, cost_seconds: float | None, history: History | None = None) -> Plan | None:
         """The policy's own plan for this cost of a checkpoint."""
         profile = self.profile
         if profile is None:
             return None
-        settings = self._settings if budget is None else replace(self._settings, budget=budget)
-        return plan(replace(profile, cost_seconds=cost_seconds), settings, self._history)
+        return plan(replace(profile, cost_seconds=cost_seconds), self._settings, history or self._history)
+
+    def _follow_life(self) -> None:
+        """Failures came, or the loss has flattened: where the same costs ask for another interval now, take it."""
+        if self._settings.policy in BLIND_TO_LIFE or self._settings.every is not None or self._settings.paused:
+            return
+        then, now = (self._planned(self._known.cost_seconds, each) for each in (self._planned_with, self._history))
+        before, after = then and then.interval, now and now.interval
+        if before == after or (before and after and abs(after - before) <= WORTH_FOLLOWING * before):
+            return
+        self._replan()
+
+    def _choose_mode(self) -> None:
+        """Where to copy to first: memory that there was may be gone, and a copy that was short may be long."""
+        profile = self.profile if self._known.on_device else None
+        if self._plan is None or profile is None:
+            return
+        mode, _ = predicted_stall(profile)
+        if mode != self._plan.mode:
+            self._plan = replace(self._plan, mode=mode)
+            self._announce = True
+
+    def _choose_in_flight(self) -> None:
+        if self._known.concurrency.limit == 1:
+            return
+        profile = self.profile
+        if profile is None or self._plan is None or self._settings.every is not None:
+            return
+        free = plan(replace(profile, persist_seconds=0.0), self._settings, self._history)
+        floor_seconds = (free.interval or 1) * profile.iteration_seconds
+        if self._known.concurrency.choose(profile.snapshot_seconds, floor_seconds):
+            self._replan()
 
     def _replan(self) -> None:
         """Ask the policy anew, without regard to the interval so far."""
-        made = plan(self.profile, self._settings, self._history)
+        self._planned_with = self._history
+        made = plan(self.profile, self._settings, self._planned_with)
         settled = self.profile is not None or self._settings.paused or self._settings.every is not None
-        before, self._plan = self._plan, made if settled else None
+        before, self._plan = self._plan, replace(made, in_flight=self.in_flight) if settled else None
         if before is None or self._plan is None or before.interval != self._plan.interval:
             self._new_interval()
             self._announce = self._plan is not None
 
     def _set_interval(self, interval: int, reason: str) -> None:
         """Keep to `interval` where hysteresis or the past says so, with the policy's figures for it."""
-        held = plan(self.profile, replace(self._settings, every=interval))
-        wanted = self._planned(self._cost_seconds)
+        held = plan(self.profile, replace(self._settings, every=interval), self._history)
+        wanted = self._planned(self._known.cost_seconds)
         policy = wanted.policy if wanted is not None else self._settings.policy
         if not reason and wanted is not None:
             step = "" if wanted.interval == interval else f"; on the way there, every {plural(interval)} now"
             reason = wanted.reason + step
-        self._plan = replace(held, policy=policy, reason=reason)
+        self._plan = replace(held, policy=policy, reason=reason, in_flight=self.in_flight)
 
     def _new_interval(self) -> None:
         self._ledger.forget()
         self._hysteresis.reset()
         self._judged_at = None
-
-
-def _is_duration(seconds: float) -> bool:
-    return math.isfinite(seconds) and seconds >= 0

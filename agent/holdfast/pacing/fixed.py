@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .checkfreq import checkfreq, checkpoint_cost, predicted_stall
-from .policy import History, expect, percent, plural, usable_iteration
+from .bounds import lag_seconds
+from .checkfreq import checkfreq
+from .expectation import expect
+from .policy import History, percent, plural, usable_iteration
 from .profile import Plan, Profile
 from .settings import Settings
 
@@ -18,15 +20,7 @@ def fixed(profile: Profile, settings: Settings, history: History) -> Plan:
             plan, reason=f"no interval is set for the policy fixed, so checkfreq decides: {plan.reason}"
         )
     interval = max(1, settings.every)
-    mode, _ = predicted_stall(profile)
-    plan = expect(
-        profile,
-        interval,
-        mode=mode,
-        policy="fixed",
-        cost_seconds=checkpoint_cost(profile),
-        reason=f"set to every {plural(interval)}",
-    )
+    plan = expect(profile, settings, history, interval, policy="fixed", reason=f"set to every {plural(interval)}")
     return replace(plan, reason=f"{plan.reason}{_warning(profile, settings, plan)}")
 
 
@@ -35,7 +29,6 @@ def _warning(profile: Profile, settings: Settings, plan: Plan) -> str:
         return ""
     if plan.overhead > settings.budget:
         return f": {percent(plan.overhead)} is more than the budget of {percent(settings.budget)}"
-    busy = profile.snapshot_seconds + profile.persist_seconds
-    if busy > plan.interval * profile.iteration_seconds + plan.cost_seconds:
+    if lag_seconds(profile) > plan.interval * profile.iteration_seconds + plan.cost_seconds:
         return ": writing one takes longer than that, so checkpoints will wait for each other"
     return f", within the budget of {percent(settings.budget)}"

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from .hysteresis import CLEAR_ERRORS
-from .ledger import WINDOW_ITERATIONS, Ledger
-
-GAP_IDLE_ITERATIONS = 10
-GAP_AFTER_ITERATIONS = 500
-"""With no idle iteration for so long, a checkpoint is put off until a few idle ones have renewed the baseline."""
+from .ledger import FRESH_IDLE, WINDOW_ITERATIONS, Ledger
 
 
 class Gap:
@@ -29,10 +25,10 @@ class Gap:
         if suspected.stall_overhead > budget:
             return False
         over = suspected.overhead - CLEAR_ERRORS * suspected.error > budget
-        if not over and self._ledger.since_idle < GAP_AFTER_ITERATIONS:
+        if not over and not self._ledger.stale:
             return False
         self._ledger.renew_baseline()
-        self._until_idle = self._ledger.idle_iterations + GAP_IDLE_ITERATIONS
+        self._until_idle = self._ledger.idle_iterations + FRESH_IDLE
         # A persist that never ends must not keep checkpoints from starting for ever.
         self._left = max(WINDOW_ITERATIONS, 3 * interval)
         return True

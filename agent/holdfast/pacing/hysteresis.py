@@ -14,7 +14,7 @@ OVER_WINDOWS = 3
 LOW_WINDOWS = 3
 LONG_RUN_WINDOWS = 6
 """Verdicts over the budget in the long run before the average, a rare expensive checkpoint included, decides."""
-STEP_DOWN = 0.25
+STEP_DOWN = 0.5
 WORTH_CHANGING = 0.1
 
 
@@ -22,9 +22,11 @@ class Hysteresis:
     """Up: the newest window is over the budget beyond its own noise, or three in a row are by however little, or
     the long run has been for some time.
 
-    Down: three windows in a row, one more interval apart each, below half the budget start a descent. It takes
-    one step of at most 25 % an interval until the interval that the measured cost calls for is reached. Did the
-    descent end at half the budget, an interval raised from the edge of the budget could never come back.
+    Down: three windows in a row, one more interval apart each, below half the budget start a descent; the first
+    does where checkpoints are seen to be written quicker than before, so that a disk which recovers has its
+    interval back after five. It goes down by half at most each interval until the interval that the measured cost
+    calls for is reached. Did the descent end at half the budget, an interval raised from the edge of the budget
+    could never come back.
     """
 
     def __init__(self) -> None:
@@ -45,12 +47,14 @@ class Hysteresis:
         settled: Measurement,
         wanted: Callable[[float], int],
         pipeline: int,
+        recovered: bool = False,
     ) -> int:
         """The interval from here on.
 
         Args:
             wanted: gives the policy's own interval for a cost of one checkpoint, in seconds.
             pipeline: the shortest interval at which one checkpoint is durable before the next starts.
+            recovered: the newest checkpoints became durable much quicker than those before.
         """
         over = recent.overhead - CLEAR_ERRORS * recent.error > budget
         long_run = settled.overhead - CLEAR_ERRORS * settled.error > budget
@@ -69,12 +73,21 @@ class Hysteresis:
         if raised > interval:
             self.reset()
             return raised
-        return self._lower(interval, budget, recent, settled, wanted(recent.cost_seconds))
+        return self._lower(interval, budget, recent, settled, wanted(recent.cost_seconds), recovered)
 
-    def _lower(self, interval: int, budget: float, recent: Measurement, settled: Measurement, target: int) -> int:
+    def _lower(
+        self,
+        interval: int,
+        budget: float,
+        recent: Measurement,
+        settled: Measurement,
+        target: int,
+        recovered: bool,
+    ) -> int:
         low = min(recent.overhead + CLEAR_ERRORS * recent.error, settled.overhead + CLEAR_ERRORS * settled.error)
         self._low_windows = self._low_windows + 1 if low < budget / 2 else 0
-        if self._low_windows >= LOW_WINDOWS and target <= interval * (1 - WORTH_CHANGING):
+        enough = 1 if recovered else LOW_WINDOWS
+        if self._low_windows >= enough and target <= interval * (1 - WORTH_CHANGING):
             self._descending = True
         if not self._descending or target >= interval:
             self._descending = False

@@ -24,6 +24,8 @@ WINDOW_SPANS, WINDOW_ITERATIONS = 3, 50
 """A window is max(3 intervals, 50 iterations): that many spans of at least one interval each."""
 SETTLED_SPANS = 48
 BASELINE_ITERATIONS = 64
+FRESH_ITERATIONS, FRESH_IDLE = 500, 10
+"""Idle iterations are held against busy ones for so long; with fewer of them than that the baseline is stale."""
 CHANGED_ERRORS = 4.0
 """Beyond so many standard errors between the newest slowdown and the long run's, something has changed."""
 CHANGED_HORIZONS = (WINDOW_SPANS, 4 * WINDOW_SPANS)
@@ -34,12 +36,13 @@ class Ledger:
     def __init__(self) -> None:
         self.idle_iterations = 0
         """Idle iterations seen, ever."""
-        self.since_idle = 0
-        """Iterations since the last idle one."""
+        self._iterations = 0
         self._closed: deque[Span] = deque(maxlen=SETTLED_SPANS)
         self._open = Span()
         self._comparisons: deque[Comparison] = deque(maxlen=SETTLED_SPANS)
         self._idle: deque[float] = deque(maxlen=BASELINE_ITERATIONS)
+        self._idle_at: deque[int] = deque(maxlen=BASELINE_ITERATIONS)
+        """After how many iterations in all each of them came."""
         self._idle_whole: deque[float] = deque(maxlen=BASELINE_ITERATIONS)
         self._busy: deque[float] = deque(maxlen=BASELINE_ITERATIONS)
         self._busy_whole: deque[float] = deque(maxlen=BASELINE_ITERATIONS)
@@ -53,14 +56,14 @@ class Ledger:
         whole = seconds - stall
         compute = whole - _part(seen.data_seconds, whole)
         self._open.add(seconds, stall, compute, in_flight=seen.in_flight)
+        self._iterations += 1
         if seen.in_flight:
-            self.since_idle += 1
             self._busy.append(compute)
             self._busy_whole.append(whole)
         else:
-            self.since_idle = 0
             self.idle_iterations += 1
             self._idle.append(compute)
+            self._idle_at.append(self._iterations)
             self._idle_whole.append(whole)
 
     def started(self) -> None:
@@ -84,6 +87,12 @@ class Ledger:
     def renew_baseline(self) -> None:
         """The idle iterations known are too old to compare with; the next ones take their place."""
         self._idle.clear()
+        self._idle_at.clear()
+
+    @property
+    def stale(self) -> bool:
+        """Too few idle iterations are recent enough to compare with."""
+        return len(self._fresh_idle) < FRESH_IDLE
 
     @property
     def complete(self) -> bool:
@@ -102,6 +111,11 @@ class Ledger:
     def iteration_seconds(self) -> float | None:
         """Ti, data waits included; of busy iterations where an order for every iteration leaves no other."""
         return clipped_mean(self._idle_whole or self._busy_whole) or None
+
+    @property
+    def idle_seconds(self) -> list[float]:
+        """Of the newest idle iterations, data waits included."""
+        return list(self._idle_whole)
 
     def recent(self, slowdown: Slowdown) -> Measurement:
         """Of the newest window."""
@@ -144,8 +158,13 @@ class Ledger:
             self._comparisons.append(comparison)
             self._open.idle = Reservoir()
 
+    @property
+    def _fresh_idle(self) -> list[float]:
+        since = self._iterations - FRESH_ITERATIONS
+        return [compute for compute, at in zip(self._idle, self._idle_at, strict=True) if at > since]
+
     def _unpaired(self) -> Slowdown:
-        comparison = compare(self._busy, self._idle)
+        comparison = compare(self._busy, self._fresh_idle or self._idle)
         return conclude([comparison] if comparison else [], self._scatter)
 
     @property

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from . import plugins
 from .checkfreq import checkfreq
+from .coci import coci
+from .convergence import convergence
 from .fixed import fixed
+from .goodput import goodput
 from .policy import History, Policy, plural
 from .profile import Plan, Profile
 from .settings import Settings
+from .young_daly import young_daly
 
-policies: dict[str, Policy] = {"checkfreq": checkfreq, "fixed": fixed}
+policies: dict[str, Policy] = {
+    "checkfreq": checkfreq,
+    "goodput": goodput,
+    "young-daly": young_daly,
+    "convergence": convergence,
+    "coci": coci,
+    "fixed": fixed,
+}
+"""Ours. Others' are found by `find_policy`."""
 
 
 def plan(profile: Profile | None, settings: Settings, history: History = History()) -> Plan:  # noqa: B008
@@ -34,18 +47,30 @@ def plan(profile: Profile | None, settings: Settings, history: History = History
         return Plan(
             interval=None, policy=settings.policy, reason="still measuring iterations and the first checkpoint"
         )
-    policy = policies.get(settings.policy)
-    if policy is None:
+    try:
+        policy = find_policy(settings.policy)
+    except ValueError as error:
         made = checkfreq(profile, settings, history)
-        return replace(
-            made, reason=f"policy {settings.policy!r} is not known here, checkfreq decides: {made.reason}"
-        )
+        return replace(made, reason=f"{error}; checkfreq decides: {made.reason}")
     return policy(profile, settings, history)
+
+
+def find_policy(name: str) -> Policy:
+    """One of ours or of others'; ValueError where there is none of this name, or it cannot be loaded."""
+    if name in policies:
+        return policies[name]
+    if name in plugins.installed():
+        return plugins.load(name)
+    raise ValueError(f"policy {name!r} is not one of {', '.join(policy_names())}")
+
+
+def policy_names() -> list[str]:
+    """All that can be chosen, others' included."""
+    return sorted({*policies, *plugins.installed()})
 
 
 def parse_policy(value: str) -> str:
     """The name of a policy as typed; ValueError with the names that exist otherwise."""
     text = str(value).strip().lower()
-    if text not in policies:
-        raise ValueError(f"policy {value!r} is not one of {', '.join(sorted(policies))}")
+    find_policy(text)
     return text

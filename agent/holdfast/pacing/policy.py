@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from .profile import Plan, Profile, SnapshotMode
+from .failures import Failures
+from .profile import Plan, Profile
+from .progress import LossCurve
 from .settings import MAX_INTERVAL, Settings
+
+ASSUMED_RESTART_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,48 +20,55 @@ class History:
 
     iterations: int = 0
     """Iterations finished, over all attempts."""
-    failures: int = 0
-    """Attempts that ended without being asked to."""
+    total_iterations: int | None = None
+    """How many there will be when the job is finished; None where nobody knows."""
+    failures: Failures = field(default_factory=Failures)
+    restart_seconds: float = ASSUMED_RESTART_SECONDS
+    """From a failure until training goes on: noticing it, starting again, loading. Assumed where not measured."""
+    checkpoints: int = 0
+    """Durable ones so far, over all attempts."""
+    progress: LossCurve | None = None
+    """How the loss falls; None where that is not known."""
+    why_no_progress: str = "it is not known how the loss falls"
+    """In words, where it is None."""
 
 
 Policy = Callable[[Profile, Settings, History], Plan]
 
 
-def expect(
-    profile: Profile, interval: int, *, mode: SnapshotMode, policy: str, cost_seconds: float, reason: str
-) -> Plan:
-    """The plan of a checkpoint every `interval` iterations, with what it costs and what it leaves exposed."""
-    usable = usable_iteration(profile)
-    overhead = cost_seconds / (interval * profile.iteration_seconds) if usable else None
-    exposure = exposure_iterations(profile, interval)
-    return Plan(
-        interval=interval,
-        mode=mode,
-        policy=policy,
-        cost_seconds=cost_seconds,
-        overhead=overhead,
-        exposure_iterations=exposure,
-        exposure_seconds=exposure * profile.iteration_seconds * (1 + overhead) if overhead is not None else None,
-        reason=reason,
-    )
+def failures_of(settings: Settings, history: History) -> Failures:
+    """What is known of the job's failures: a mean time that somebody set takes the place of the published one."""
+    if settings.mtbf_seconds is None:
+        return history.failures
+    return replace(history.failures, mean_seconds=settings.mtbf_seconds)
 
 
-def exposure_iterations(profile: Profile, interval: int) -> int:
-    """The most iterations a failure can lose: those since the last checkpoint but one, while the last is written.
+def failures_in_words(failures: Failures) -> str:
+    """How often failures are to be expected, and what says so."""
+    if failures.count > 0:
+        basis = f"{failures.count:.3g} seen in {duration(failures.exposure_seconds)}"
+    elif failures.stated:
+        basis = "as stated"
+    else:
+        gpus = "one GPU" if failures.world_size <= 1 else f"{failures.world_size:,} GPUs"
+        basis = f"as published for {gpus}"
+    if failures.count == 0 and failures.exposure_seconds > 0:
+        basis += f", none seen in {duration(failures.exposure_seconds)}"
+    return f"a failure is to be expected every {duration(1 / failures.rate)} ({basis})"
 
-    A checkpoint is durable `lag` iterations after it was due. While that is no more than the interval, k + lag
-    (at most 2k) are exposed. A shorter interval than the lag cannot be kept: with one checkpoint under way the
-    next starts at the first multiple of k after it.
-    """
-    if not usable_iteration(profile):
-        return interval
-    lag = ceil((_known(profile.snapshot_seconds) + _known(profile.persist_seconds)) / profile.iteration_seconds)
-    spacing = interval * max(1, ceil(lag / interval))
-    return spacing + lag
+
+def cost_in_words(profile: Profile, cost_seconds: float) -> str:
+    basis = "predicted" if profile.cost_seconds is None else "measured"
+    return f"a checkpoint costs {duration(cost_seconds)} ({basis})"
 
 
 def usable_iteration(profile: Profile) -> bool:
     return math.isfinite(profile.iteration_seconds) and profile.iteration_seconds > 0
+
+
+def known(seconds: float) -> float:
+    """A measured duration, or 0 where that is none."""
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 def ceil(number: float) -> int:
@@ -82,7 +93,3 @@ def duration(seconds: float) -> str:
 
 def plural(iterations: int) -> str:
     return "1 iteration" if iterations == 1 else f"{iterations:,} iterations"
-
-
-def _known(seconds: float) -> float:
-    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0

@@ -22,7 +22,9 @@ class Profile:
     device_copy_seconds: float = math.inf
     """Tg: copying it within device memory; infinite where there is no device."""
     persist_seconds: float = 0.0
-    """Ts: from host memory to durable."""
+    """Ts: from host memory to durable, with `in_flight` under way at the same time."""
+    in_flight: int = 1
+    """N: how many checkpoints may be under way at the same time."""
     checkpoint_bytes: int = 0
     """m."""
     memory_used_bytes: int = 0
@@ -49,5 +51,10 @@ class Plan:
     exposure_iterations: int | None = None
     """Most iterations that a failure can lose: up to k since the last snapshot and the persist still under way."""
     exposure_seconds: float | None = None
+    effective: float | None = None
+    """Expected share of time that moves training forward and is not lost again (ETTR), for the failure rate that
+    is known or assumed; None where nothing was timed."""
+    in_flight: int = 1
+    """Checkpoints under way at once, at most."""
     reason: str = ""
     """In words, for the person who asks why."""

@@ -1,4 +1,4 @@
-"""A profile as JSON, in a checkpoint, and back."""
+"""A profile and settings as JSON, in a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from .profile import Profile
+from .settings import Settings
 
 _FIELDS = {each.name for each in fields(Profile)}
+_SETTINGS = {each.name for each in fields(Settings)}
 
 
 def to_json(profile: Profile) -> dict[str, float]:
@@ -25,3 +27,10 @@ def from_json(saved: object) -> Profile | None:
     }
     seconds = numbers.get("iteration_seconds", math.nan)
     return Profile(**numbers) if math.isfinite(seconds) and seconds > 0 else None
+
+
+def settings_from_json(saved: object) -> Settings | None:
+    """None when it is none. What an older version did not know has its default."""
+    if not isinstance(saved, dict):
+        return None
+    return Settings(**{key: value for key, value in saved.items() if key in _SETTINGS})

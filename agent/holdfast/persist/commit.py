@@ -137,7 +137,7 @@ class _Lead:
             raise
         try:
             size_bytes = self._commit(writer, digests)
-        except BaseException as error:
+        except BaseException as error:  # whatever ends it here, the others wait for a word
             writer.abort()
             self._tell(2, _End(**_why(error, "rank 0: ")))
             raise

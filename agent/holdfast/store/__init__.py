@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.store.base import Attempt, CheckpointWriter, Leftover, Lineage, Store
+from holdfast.store.base import Attempt, CheckpointWriter, Ending, Leftover, Lineage, Pins, Store
 from holdfast.store.local import LocalStore
 
-__all__ = ["Attempt", "CheckpointWriter", "Leftover", "Lineage", "LocalStore", "Store", "open_store"]
+__all__ = [
+    "Attempt", "CheckpointWriter", "Ending", "Leftover", "Lineage", "LocalStore", "Pins", "Store", "open_store",
+]  # fmt: skip
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:

@@ -34,6 +34,25 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """The safety checkpoint of the state that was left for it: the way back."""
 
 
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended, in its own words; one that was killed says nothing."""
+
+    attempt: int
+    reason: str
+    """`finished`, `interrupted` or the exception that ended the loop."""
+    iterations: int
+    """How many it had trained."""
+    at: float
+
+
+class Pins(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoints that people keep, as an attempt was last told: retention leaves them."""
+
+    attempt: int
+    checkpoints: tuple[str, ...]
+    at: float
+
+
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     """Something in a store that no session reads any more."""
 
@@ -136,6 +155,10 @@ class Store(Protocol):
     forkable: bool
     """A forked child may go on using it: it has neither threads nor connections of its own."""
 
+    def free_bytes(self) -> int | None:
+        """Room left; None where that cannot be told. OSError when the store is away."""
+        ...
+
     def jobs(self) -> list[str]: ...
 
     def checkpoints(self, job: str) -> list[str]:
@@ -181,6 +204,37 @@ class Store(Protocol):
         ...
 
     def newest_attempt(self, job: str) -> Attempt | None: ...
+
+    def note_ending(self, job: str, ending: Ending) -> None:
+        """Note how an attempt has ended, durably. Nobody but the attempt itself does, once.
+
+        Raises:
+            Fenced: a newer attempt has begun, and has judged for itself.
+            OSError: the store cannot.
+        """
+        ...
+
+    def attempts(self, job: str, since: int = 1) -> list[Attempt]:
+        """By number, from `since` on."""
+        ...
+
+    def endings(self, job: str, since: int = 1) -> list[Ending]:
+        """By attempt, from `since` on, of those that said how they ended."""
+        ...
+
+    def note_pins(self, job: str, pins: Pins) -> None:
+        """Note which checkpoints people keep, durably, in the place of what was noted before.
+
+        Raises:
+            Fenced: a newer attempt has begun, and is told for itself.
+            OSError: the store cannot; what was noted before stands, or this does.
+        """
+        ...
+
+    def pins(self, job: str) -> Pins | None:
+        """The newest note; None where there is none. OSError when it cannot be read: then nobody may take it that
+        nothing is pinned."""
+        ...
 
     def leftovers(self, job: str) -> list[Leftover]:
         """What attempts before the newest left half-done, and what was set aside as damaged.

@@ -15,18 +15,21 @@ import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from holdfast.errors import Fenced
 from holdfast.format import MANIFEST
 from holdfast.protocol import checkpoint_id, is_checkpoint_id, parse_checkpoint_id, validate_job
-from holdfast.store import directories
-from holdfast.store.base import Attempt, Leftover, Lineage, Pace
+from holdfast.store import directories, pin_notes
+from holdfast.store.base import Attempt, Ending, Leftover, Lineage, Pace, Pins
 from holdfast.store.files import Files
+from holdfast.store.pin_notes import PINS
 from holdfast.store.reading import LocalReader
 from holdfast.store.writing import Volume, write_durably
 
+T = TypeVar("T")
 logger = logging.getLogger("holdfast")
 
 HEADROOM = 1.2
@@ -34,6 +37,7 @@ HEADROOM = 1.2
 LEFTOVER = re.compile(r"\.tmp-(\d+)-|\d+-\d+\.damaged-(\d+)-")
 """What an attempt was writing or deleting, or set aside: it may go once a newer attempt has begun."""
 ATTEMPTS = "attempts"
+ENDINGS = "endings"
 LINEAGES = "lineages"
 
 
@@ -49,6 +53,9 @@ class LocalStore:
         self.files = files or Files()
         self._prepared: set[str] = set()
         self._volumes: dict[int, Volume] = {}
+
+    def free_bytes(self) -> int | None:
+        return self.files.free_bytes(self.root)
 
     def jobs(self) -> list[str]:
         if not self.root.exists():
@@ -117,6 +124,41 @@ class LocalStore:
         except msgspec.DecodeError as error:
             raise OSError(errno.EIO, f"is not an attempt's record: {error}", str(newest)) from error
 
+    def note_ending(self, job: str, ending: Ending) -> None:
+        self._prepare(job)
+        path = self._job(job) / ENDINGS / f"{ending.attempt:08d}.json"
+        with self.only_newest(job, ending.attempt):
+            directories.create_durably(self.files, path, msgspec.json.encode(ending))
+
+    def attempts(self, job: str, since: int = 1) -> list[Attempt]:
+        return self._read_records(job, ATTEMPTS, Attempt, since)
+
+    def endings(self, job: str, since: int = 1) -> list[Ending]:
+        return self._read_records(job, ENDINGS, Ending, since)
+
+    def note_pins(self, job: str, pins: Pins) -> None:
+        directory = self._job(job) / PINS
+        if not directory.is_dir():  # most jobs never have one
+            directories.make_durably(self.files, self.root, self._job(job), PINS)
+        with self.only_newest(job, pins.attempt):
+            before = self._pin_notes(job)
+            path = directory / pin_notes.following(before, pins.attempt)
+            directories.create_durably(self.files, path, msgspec.json.encode(pins))
+            for name in before:
+                with contextlib.suppress(OSError):  # it counts no more, whether it goes or not
+                    self.files.unlink(directory / name)
+
+    def pins(self, job: str) -> Pins | None:
+        while notes := self._pin_notes(job):
+            path = self._job(job) / PINS / notes[-1]
+            try:
+                return msgspec.json.decode(path.read_bytes(), type=Pins)
+            except FileNotFoundError:  # replaced just now
+                continue
+            except msgspec.DecodeError as error:
+                raise OSError(errno.EIO, f"is no note of pins ({error}): remove it", str(path)) from error
+        return None
+
     def leftovers(self, job: str) -> list[Leftover]:
         newest, leftovers = self.latest_attempt(job), []
         for path in sorted(self._job(job).iterdir()):
@@ -143,13 +185,7 @@ class LocalStore:
             directories.create_durably(self.files, path, msgspec.json.encode(lineage))
 
     def lineages(self, job: str) -> list[Lineage]:
-        found = []
-        for path in _records(self._job(job) / LINEAGES):
-            try:
-                found.append(msgspec.json.decode(path.read_bytes(), type=Lineage))
-            except msgspec.DecodeError as error:
-                logger.warning("%s is not a lineage's record and is passed over: %s", path, error)
-        return found
+        return self._read_records(job, LINEAGES, Lineage)
 
     @contextlib.contextmanager
     def only_newest(self, job: str, attempt: int) -> Iterator[None]:
@@ -176,8 +212,12 @@ class LocalStore:
     def _prepare(self, job: str) -> None:
         directory = self._job(job)
         if job not in self._prepared or not directory.is_dir():
-            directories.make_durably(self.files, self.root, directory, ATTEMPTS, LINEAGES)
+            directories.make_durably(self.files, self.root, directory, ATTEMPTS, ENDINGS, LINEAGES)
             self._prepared.add(job)
+
+    def _pin_notes(self, job: str) -> list[str]:
+        directory = self._job(job) / PINS
+        return pin_notes.in_order(os.listdir(directory)) if directory.is_dir() else []
 
     def _require_room(self, directory: Path, size_bytes: int) -> None:
         free = self.files.free_bytes(directory)
@@ -190,6 +230,15 @@ class LocalStore:
 
     def _locked(self, job: str) -> contextlib.AbstractContextManager[None]:
         return self.files.lock(self._job(job) / ".lock")
+
+    def _read_records(self, job: str, kind: str, record: type[T], since: int = 1) -> list[T]:
+        found = []
+        for path in (path for path in _records(self._job(job) / kind) if int(path.stem) >= since):
+            try:
+                found.append(msgspec.json.decode(path.read_bytes(), type=record))
+            except msgspec.DecodeError as error:
+                logger.warning("%s is not a record of Holdfast's and is passed over: %s", path, error)
+        return found
 
     def _record_attempt(self, job: str, uid: str, at_least: int) -> Attempt:
         while True:
@@ -204,7 +253,7 @@ class LocalStore:
                 return attempt
 
     def _remove_half_written_records(self, job: str) -> None:
-        for kind in (ATTEMPTS, LINEAGES):
+        for kind in (ATTEMPTS, ENDINGS, LINEAGES, PINS):
             for path in (self._job(job) / kind).glob(".*.json-*"):
                 with contextlib.suppress(OSError):
                     self.files.unlink(path)

@@ -2,6 +2,7 @@
 
     <job>/<checkpoint>/<attempt, 8 digits>/rank-0.safetensors, manifest.json    one folder each time it is written
     <job>/attempts/<number, 8 digits>-<uid>.json, and the same with .seen.json
+    <job>/endings/<attempt, 8 digits>.json
     <job>/lineages/<number, 6 digits>-<attempt, 8 digits>.json
 
 No server is asked for more than this: a PUT appears whole or not at all, and a LIST that begins after a PUT or a
@@ -33,9 +34,10 @@ import msgspec
 from holdfast.format import MANIFEST
 from holdfast.protocol import is_checkpoint_id
 
-ATTEMPTS, LINEAGES = "attempts", "lineages"
+ATTEMPTS, ENDINGS, LINEAGES = "attempts", "endings", "lineages"
 _ATTEMPT = re.compile(r"(\d{8,})-(.+?)(\.seen)?\.json")
 _LINEAGE = re.compile(r"(\d{6,})-(\d{8,})\.json")
+_ENDING = re.compile(r"(\d{8,})\.json")
 _FOLDER = re.compile(r"(\d{8,})(?:-(\d+))?")
 
 
@@ -156,6 +158,15 @@ def lineage_attempt(name: str) -> int:
 def is_lineage(name: str) -> bool:
     head, _, tail = name.partition("/")
     return head == LINEAGES and _LINEAGE.fullmatch(tail) is not None
+
+
+def ending_name(attempt: int) -> str:
+    return f"{ENDINGS}/{attempt:08d}.json"
+
+
+def is_ending(name: str) -> bool:
+    head, _, tail = name.partition("/")
+    return head == ENDINGS and _ENDING.fullmatch(tail) is not None
 
 
 def folders_of(sizes: Mapping[str, int]) -> list[Folder]:

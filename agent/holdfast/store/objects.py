@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -17,13 +18,14 @@ import msgspec
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import MANIFEST
 from holdfast.protocol import checkpoint_id, parse_checkpoint_id, validate_job
-from holdfast.store import connection
+from holdfast.store import connection, pin_notes
 from holdfast.store import object_keys as keys
-from holdfast.store.base import Attempt, Leftover, Lineage
+from holdfast.store.base import Attempt, Ending, Leftover, Lineage, Pins
 from holdfast.store.bucket import Bucket
 from holdfast.store.bucket_errors import NoSuchObject, Place
 from holdfast.store.object_files import JoinedWriter, ObjectReader, ObjectWriter, require_newest
 from holdfast.store.object_keys import Folder, Seen, Survey
+from holdfast.store.pin_notes import PINS
 
 T = TypeVar("T")
 logger = logging.getLogger("holdfast")
@@ -60,6 +62,9 @@ class ObjectStore:
         """Those that were read: they never change."""
         self._turns: dict[tuple[str, str], int] = {}
         """What was begun before, of which a late request may still be on its way."""
+
+    def free_bytes(self) -> int | None:
+        return None  # a bucket has no end that anybody could see coming
 
     def jobs(self) -> list[str]:
         return sorted(job for job in self.bucket.folders() if keys.ATTEMPTS in self.bucket.folders(f"{job}/"))
@@ -149,15 +154,38 @@ class ObjectStore:
         require_newest(self.latest_attempt(job), job, lineage.attempt)
 
     def lineages(self, job: str) -> list[Lineage]:
-        found = []
-        for name in sorted(self.survey(job).counting_lineages(), key=keys.lineage_number):
+        names = sorted(self.survey(job).counting_lineages(), key=keys.lineage_number)
+        return self._read_records(job, names, Lineage)
+
+    def note_ending(self, job: str, ending: Ending) -> None:
+        name = f"{validate_job(job)}/{keys.ending_name(ending.attempt)}"
+        require_newest(self.latest_attempt(job), job, ending.attempt)
+        self.bucket.put_new(name, msgspec.json.encode(ending))
+
+    def attempts(self, job: str, since: int = 1) -> list[Attempt]:
+        found = sorted(each for each in keys.attempts_of(self._attempts(job)) if each[0] >= since)
+        return self._read_records(job, [keys.attempt_name(*each) for each in found], Attempt)
+
+    def endings(self, job: str, since: int = 1) -> list[Ending]:
+        first = keys.ending_name(since)
+        names = filter(keys.is_ending, self._names(job, f"{keys.ENDINGS}/"))
+        return self._read_records(job, sorted(name for name in names if name >= first), Ending)
+
+    def note_pins(self, job: str, pins: Pins) -> None:
+        require_newest(self.latest_attempt(job), job, pins.attempt)
+        top, before = f"{job}/{PINS}/", self._pin_notes(job)
+        self.bucket.put_new(top + pin_notes.following(before, pins.attempt), msgspec.json.encode(pins))
+        require_newest(self.latest_attempt(job), job, pins.attempt)
+        with contextlib.suppress(OSError):  # they count no more, whether they go or not
+            self.bucket.delete(top + name for name in before)
+
+    def pins(self, job: str) -> Pins | None:
+        while notes := self._pin_notes(job):
             try:
-                found.append(msgspec.json.decode(self._record(f"{job}/{name}"), type=Lineage))
-            except msgspec.DecodeError as error:
-                logger.warning(
-                    "%s/%s/%s is not a lineage's record and is passed over: %s", self.url, job, name, error
-                )
-        return found
+                return self._decoded(f"{job}/{PINS}/{notes[-1]}", Pins)
+            except NoSuchObject:  # replaced just now
+                continue
+        return None
 
     def survey(self, job: str, checkpoint: str = "") -> Survey:
         """What there is of a job, or of one checkpoint, and what of it counts."""
@@ -174,6 +202,16 @@ class ObjectStore:
     def keys_below(self, job: str, folder: str) -> list[str]:
         return list(self._names(job, folder))
 
+    def _read_records(self, job: str, names: Sequence[str], record: type[T]) -> list[T]:
+        found = []
+        for name in names:
+            try:
+                found.append(msgspec.json.decode(self._record(f"{job}/{name}"), type=record))
+            except msgspec.DecodeError as error:
+                where = f"{self.url}/{job}/{name}"
+                logger.warning("%s is not a record of Holdfast's and is passed over: %s", where, error)
+        return found
+
     def _decoded(self, name: str, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(self._record(name), type=kind)
@@ -188,6 +226,9 @@ class ObjectStore:
 
     def _attempts(self, job: str) -> list[str]:
         return list(self._names(job, f"{keys.ATTEMPTS}/"))
+
+    def _pin_notes(self, job: str) -> list[str]:
+        return pin_notes.in_order(name.rpartition("/")[2] for name in self._names(job, f"{PINS}/"))
 
     def _record(self, name: str) -> bytes:
         if name not in self._records:

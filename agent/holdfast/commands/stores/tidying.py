@@ -32,8 +32,8 @@ def gc(
     """Remove the checkpoints that retention no longer wants, and what crashes and damage left behind.
 
     A running session does this by itself after each checkpoint, so a job that runs is passed over. What is never
-    removed, unless you name it: the newest half of those to keep, the one a restart goes on from, where lineages
-    began, what the last three restores left, the newest eight that somebody asked for by hand.
+    removed, unless you name it: what is pinned, the newest half of those to keep, the one a restart goes on from,
+    where lineages began, what the last three restores left, the newest eight that somebody asked for by hand.
 
     Examples: holdfast store gc checkpoints --dry-run  ·  holdfast store gc checkpoints --job char-gpt --keep 4
     """

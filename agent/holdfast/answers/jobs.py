@@ -1,0 +1,204 @@
+"""Jobs, their checkpoints and what people ordered."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.protocol import CheckpointKind, CheckpointState, Desired, OrderState, Paced, StallKind
+
+
+class CheckpointRow(msgspec.Struct, kw_only=True, frozen=True):
+    """A checkpoint as the server knows it."""
+
+    id: str
+    at: float = 0.0
+    iteration: int = 0
+    lineage: int = 0
+    kind: CheckpointKind
+    state: CheckpointState
+    payload_bytes: int = 0
+    snapshot_started_at: float | None = None
+    snapshot_seconds: float | None = None
+    stall_seconds: float | None = None
+    persist_started_at: float | None = None
+    persist_seconds: float | None = None
+    durable_iteration: int | None = None
+    reason: str | None = None
+    store_free_bytes: int | None = None
+    label: str | None = None
+    """What an operator calls it."""
+    pinned: bool = False
+    """Kept against retention until somebody unpins it."""
+    pinned_by: str | None = None
+    pinned_at: float | None = None
+    abandoned: bool = False
+    """Not on the way from the job's start to where it is now."""
+    restorable: bool = False
+
+
+class Transition(msgspec.Struct, kw_only=True, frozen=True):
+    """One step of a restore order."""
+
+    state: OrderState
+    at: float = 0.0
+    who: str = ""
+    reason: str | None = None
+
+
+class Order(msgspec.Struct, kw_only=True, frozen=True):
+    """A restore order and how far it got."""
+
+    id: str
+    job: str
+    checkpoint: str
+    iteration: int = 0
+    """Of the checkpoint: where the job goes back to."""
+    state: OrderState
+    created_at: float = 0.0
+    who: str = ""
+    fence: int = 0
+    """The lowest attempt that may act on it."""
+    from_iteration: int = 0
+    from_lineage: int = 0
+    new_lineage: int | None = None
+    reason: str | None = None
+    seconds: float | None = None
+    """From the boundary at which the loop stopped to the state being back."""
+    safety_checkpoint: str | None = None
+    cancellable: bool = False
+    """Nobody is at it yet, or nobody is at it any more."""
+    undoable: bool = False
+    """The job went there, and the state that it left is still in the store."""
+    transitions: list[Transition] = []
+
+    @property
+    def open(self) -> bool:
+        return self.state in ("requested", "delivered", "restoring")
+
+
+class Change(msgspec.Struct, kw_only=True, frozen=True):
+    """One setting that an edit changed."""
+
+    field: str = ""
+    before: str = ""
+    after: str = ""
+
+
+class Edit(msgspec.Struct, kw_only=True, frozen=True):
+    """One version of what is desired, and what became of it."""
+
+    version: int
+    who: str = ""
+    at: float = 0.0
+    summary: str = ""
+    """All changes in words: `budget 3.5% → 2%`."""
+    changes: list[Change] = []
+    applied_iteration: int | None = None
+    applied_at: float | None = None
+
+
+class NoticeRow(msgspec.Struct, kw_only=True, frozen=True):
+    """Something that a job had to say."""
+
+    id: int
+    at: float = 0.0
+    iteration: int = 0
+    lineage: int = 0
+    level: str = ""
+    code: str = ""
+    message: str = ""
+
+
+class LongestStall(msgspec.Struct, kw_only=True, frozen=True):
+    """The longest wait of late."""
+
+    seconds: float = 0.0
+    kind: StallKind
+    iteration: int = 0
+
+
+class Failing(msgspec.Struct, kw_only=True, frozen=True):
+    """Checkpoints that failed one after the other, up to now."""
+
+    count: int = 0
+    reason: str = ""
+    """Of the newest."""
+    since: float = 0.0
+    """When the first of them was taken."""
+
+
+class Job(msgspec.Struct, kw_only=True, frozen=True):
+    """A job as the fleet page sees it."""
+
+    job: str
+    project: str = ""
+    status: str
+    status_reason: str = ""
+    """One clause in words; empty when the status says it all."""
+    alive: bool = False
+    """In contact and not finished: an order would be acted on now, in place."""
+    iteration: int = 0
+    lineage: int = 0
+    attempt: int = 0
+    restarts: int = 0
+    world_size: int = 0
+    iterations_per_second: float | None = None
+    last_contact_seconds: float = 0.0
+    """How long ago the job was last heard."""
+    started_at: float | None = None
+    """Of the newest attempt."""
+    loss: float | None = None
+    """The newest; may be nan or inf. None when the loop reports none."""
+    metrics: list[str] = []
+    paced: Paced | None = None
+    measured_overhead: float | None = None
+    measured_window_iterations: int = 0
+    budget: float | None = None
+    """In force, as the agent last said; None until it did."""
+    interval: int | None = None
+    """In force; None: no checkpoints for now, or not known yet."""
+    policy: str | None = None
+    interval_reason: str = ""
+    """Why this interval, told with the newest profile; empty until the agent has decided on one."""
+    exposure_iterations: int = 0
+    """Iterations since the last durable checkpoint on this lineage: lost if the job died now."""
+    exposure_seconds: float | None = None
+    """What these took: each as it was measured, up to the last 200, and beyond those as many at their mean."""
+    exposure_gpu_hours: float | None = None
+    """The same on every rank."""
+    last_durable: CheckpointRow | None = None
+    failing: Failing | None = None
+    """None as long as the newest checkpoint that settled is a good one."""
+    desired: Desired = Desired()
+    every_until: float | None = None
+    """When the interval ordered by hand ends by itself."""
+    delivered_version: int = 0
+    """Of what is desired: the agent has it."""
+    applied_version: int = 0
+    applied_iteration: int | None = None
+    applied_at: float | None = None
+    open_order: Order | None = None
+    checkpoints_total: int = 0
+    """Durable ones."""
+    longest_stall: LongestStall | None = None
+    """Over the last 1,000 iterations on the way to where the job is; restores are left out."""
+    sparkline: list[float] = []
+    """Seconds of the newest iterations, oldest first, at most 40 points."""
+    lineages: int = 0
+
+
+class Fleet(msgspec.Struct, kw_only=True, frozen=True):
+    """One page of the jobs that a question is about."""
+
+    jobs: list[Job] = []
+    page: int = 0
+    """Counted from 1; the last one where a later one was asked for."""
+    pages: int = 0
+    size: int = 0
+    """Most jobs on a page."""
+    total: int = 0
+    """Jobs on all pages."""
+    counts: dict[str, int] = {}
+    """By status, whatever status was asked for."""
+    projects: list[str] = []
+    """Whose jobs may be seen, whatever project was asked for."""

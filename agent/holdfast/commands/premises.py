@@ -1,0 +1,166 @@
+"""What `holdfast plan` rests on: the figures that were given, and those assumed in place of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.commands.console import percent, size
+from holdfast.pacing import (
+    DEFAULT_BUDGET,
+    History,
+    Profile,
+    Settings,
+    parse_budget,
+    parse_every,
+    parse_policy,
+)
+from holdfast.pacing.failures import GPU_HOURS_BETWEEN_FAILURES, JOB_HOURS_BETWEEN_FAILURES, Failures
+from holdfast.pacing.policy import ASSUMED_RESTART_SECONDS, duration
+from holdfast.pacing.quantities import parse_bytes, parse_count, parse_positive_seconds, parse_seconds, parse_speed
+from holdfast.pacing.settings import parse_mtbf
+from holdfast.pacing.sizing import (
+    BYTES_PER_PARAMETER,
+    COPY_BYTES_PER_SECOND,
+    INTERFERENCE,
+    ITERATION_SECONDS,
+    WRITE_BYTES_PER_SECOND,
+    Sizing,
+    profile_of,
+)
+
+NOTHING_TO_PLAN = (
+    "say what to plan for: its size (--state 6.5GB or --parameters 7B), what a checkpoint costs (--stall 2s), "
+    "or a job that runs (--job NAME)"
+)
+MOST_BYTES_A_RANK = 4e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typed:
+    """A job that is only thought of, as the options have it."""
+
+    state: str | None = None
+    parameters: str | None = None
+    bytes_per_parameter: float = BYTES_PER_PARAMETER
+    ranks: int | None = None
+    iteration: str | None = None
+    copy_bandwidth: str | None = None
+    write_bandwidth: str | None = None
+    stall: str | None = None
+    lag: str | None = None
+    mtbf: str | None = None
+    restart: str | None = None
+    budget: str | None = None
+    every: str | None = None
+    policy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Premise:
+    """One figure that the answer rests on."""
+
+    name: str
+    value: str
+    origin: str
+    """`given`, `assumed` or `measured`; with more to it after a colon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Premises:
+    """All that an outlook asks for."""
+
+    profile: Profile
+    settings: Settings
+    history: History
+    told: list[Premise]
+
+
+def premises_of(typed: Typed) -> Premises:
+    """ValueError, naming the option and the way out, for what cannot be."""
+    told: list[Premise] = []
+    profile = _profile(typed, told)
+    ranks = typed.ranks or 1
+    failures = Failures(world_size=ranks, mean_seconds=None if typed.mtbf is None else parse_mtbf(typed.mtbf))
+    published = (
+        f"assumed: 1 in {GPU_HOURS_BETWEEN_FAILURES:,.0f} GPU-hours + 1 in {JOB_HOURS_BETWEEN_FAILURES:.0f} h"
+    )
+    told.append(_premise("ranks", f"{ranks:,}", typed.ranks))
+    told.append(_premise("failures", f"one in {duration(1 / failures.rate)}", typed.mtbf, published))
+    restart = _read(typed.restart, "--restart", parse_seconds, ASSUMED_RESTART_SECONDS)
+    told.append(_premise("restart", duration(restart), typed.restart))
+    settings = Settings(
+        budget=DEFAULT_BUDGET if typed.budget is None else parse_budget(typed.budget),
+        policy=Settings().policy if typed.policy is None else parse_policy(typed.policy),
+        every=_kept(typed),
+    )
+    told.append(_premise("budget", percent(settings.budget), typed.budget, "assumed: the default"))
+    history = History(failures=failures, restart_seconds=restart)
+    return Premises(profile=profile, settings=settings, history=history, told=told)
+
+
+def _kept(typed: Typed) -> int | None:
+    """The interval that the policy fixed keeps; for any other, `--every` is one to look at beside it."""
+    if typed.policy is None or parse_policy(typed.policy) != "fixed":
+        return None
+    if typed.every is None:
+        raise ValueError("the policy fixed keeps the interval that it is given: add --every 500")
+    return parse_every(typed.every)
+
+
+def _profile(typed: Typed, told: list[Premise]) -> Profile:
+    state_bytes = _state_bytes(typed, told)
+    iteration = _read(typed.iteration, "--iteration", parse_positive_seconds, ITERATION_SECONDS)
+    copy = _read(typed.copy_bandwidth, "--copy-bandwidth", parse_speed, COPY_BYTES_PER_SECOND)
+    write = _read(typed.write_bandwidth, "--write-bandwidth", parse_speed, WRITE_BYTES_PER_SECOND)
+    profile = profile_of(
+        Sizing(
+            state_bytes=state_bytes,
+            ranks=typed.ranks or 1,
+            copy_bytes_per_second=copy,
+            write_bytes_per_second=write,
+            iteration_seconds=iteration,
+            cost_seconds=None if typed.stall is None else parse_seconds(typed.stall, "--stall"),
+            durable_seconds=None if typed.lag is None else parse_seconds(typed.lag, "--lag"),
+        )
+    )
+    told.append(_premise("iteration", duration(iteration), typed.iteration))
+    if state_bytes:
+        told.append(_premise("copying", f"{size(round(copy))}/s a rank", typed.copy_bandwidth))
+        told.append(_premise("writing", f"{size(round(write))}/s a rank", typed.write_bandwidth))
+    slower = f"assumed: {percent(INTERFERENCE)} slower until it is durable"
+    told.append(_premise("cost of one", duration(profile.cost_seconds or 0.0), typed.stall, slower))
+    durable = duration(profile.snapshot_seconds + profile.persist_seconds)
+    follows = "follows from size and speeds" if state_bytes else "assumed: at once"
+    told.append(_premise("durable after", durable, typed.lag, follows))
+    return profile
+
+
+def _state_bytes(typed: Typed, told: list[Premise]) -> float:
+    if typed.state is not None and typed.parameters is not None:
+        raise ValueError("--state and --parameters both say how large it is: give one of them")
+    if typed.state is not None:
+        state_bytes = parse_bytes(typed.state, "--state")
+        told.append(Premise(name="state", value=size(round(state_bytes)), origin="given"))
+    elif typed.parameters is not None:
+        state_bytes = parse_count(typed.parameters, "--parameters") * typed.bytes_per_parameter
+        each = f"{typed.parameters} parameters of {typed.bytes_per_parameter:g} bytes"
+        told.append(Premise(name="state", value=size(round(state_bytes)), origin=f"given: {each}"))
+    elif typed.stall is not None:
+        state_bytes = 0.0
+    else:
+        raise ValueError(NOTHING_TO_PLAN)
+    if state_bytes / (typed.ranks or 1) > MOST_BYTES_A_RANK:
+        share = size(round(state_bytes / (typed.ranks or 1)))
+        raise ValueError(
+            f"a state of {size(round(state_bytes))} is {share} a rank, more than any has: give --ranks"
+        )
+    return state_bytes
+
+
+def _read(text: str | None, name: str, parse: Callable[[str, str], float], assumed: float) -> float:
+    return assumed if text is None else parse(text, name)
+
+
+def _premise(name: str, value: str, given: object, otherwise: str = "assumed") -> Premise:
+    return Premise(name=name, value=value, origin=otherwise if given is None else "given")

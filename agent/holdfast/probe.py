@@ -1,0 +1,149 @@
+"""How long loading a batch takes, told apart into fetching and preparing by reading the same batches twice.
+
+After DS-Analyzer (VLDB 2021): what a second reading saves, with caches warm, was fetching; what is left is
+preparing. Each batch is timed where it is read, in the worker, so that the figures do not depend on how many
+workers there are, on how far they read ahead, or on how long they take to start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from holdfast.data import DataLoader
+from holdfast.errors import NoProbe
+from holdfast.rng import restore_rng, rng_state
+
+BATCHES = 50
+WARM_UP_BATCHES = 5
+MOST_SECONDS = 10.0
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """Of one batch, in the process that reads it."""
+
+    fetch_seconds: float
+    prep_seconds: float
+    batches: int
+    """Over how many these are means."""
+    workers: int
+
+    @property
+    def load_seconds(self) -> float:
+        return self.fetch_seconds + self.prep_seconds
+
+
+def probe(
+    loader: object, batches: int = BATCHES, most_seconds: float = MOST_SECONDS, clock: Clock = time.perf_counter
+) -> Probed:
+    """Read the next batches of a loader twice, beyond those that its workers have read ahead.
+
+    They are read through workers of its own: the loader, its workers, its position and all random numbers stay as
+    they are, and every batch still comes in its turn. Without workers they are read in this process, as the loader
+    itself would, and one batch more than the time allows may be.
+
+    Raises:
+        NoProbe: this loader cannot be read twice, or not within the time, or reading it fails; says why.
+    """
+    if not isinstance(loader, DataLoader):
+        raise NoProbe(
+            f"{type(loader).__name__} cannot be read ahead of training: what data take to load can be told of a "
+            "holdfast.DataLoader, which takes the same arguments"
+        )
+    workers, state = loader.num_workers, rng_state()
+    first = max(WARM_UP_BATCHES, workers * (loader.prefetch_factor or 0))
+    try:
+        began = clock()
+        reading = loader.second_loader(batches + first, lambda dataset: _Timed(dataset, clock), most_seconds)
+        if reading is None:
+            raise NoProbe(
+                f"{type(loader.dataset).__name__} is iterable, and what it gives can be read only once: what "
+                "data take to load can be told of a dataset whose samples have an index"
+            )
+        cold = _read(reading, batches + first, began + most_seconds / 2, clock)
+        warm = _read(reading, len(cold), began + most_seconds, clock) if cold else []
+    finally:
+        restore_rng(state)
+    if not warm:
+        raise NoProbe(_why_nothing(reading, cold, most_seconds))
+    return _told_apart(cold[: len(warm)], warm, first, workers)
+
+
+def _told_apart(cold: Sequence[float], warm: Sequence[float], first: int, workers: int) -> Probed:
+    # the first batches pay for the start of the workers, and for the loader's own that still fill up
+    first = min(first, len(cold) // 2)
+    whole = fmean(cold[first:])
+    prep = min(fmean(warm[first:]), whole)
+    return Probed(fetch_seconds=whole - prep, prep_seconds=prep, batches=len(cold) - first, workers=workers)
+
+
+def _read(reading: torch.utils.data.DataLoader[Any], most: int, until: float, clock: Clock) -> list[float]:
+    """What each of the first batches took, of as many as are read by then."""
+    taken: list[float] = []
+    source: Any = iter(reading)
+    while len(taken) < most and (left := until - clock()) > 0:
+        source._timeout = left if reading.num_workers else 0  # torch's own is for each batch, this one for all
+        try:
+            seconds = next(source, None)
+        except RuntimeError:  # torch says by no other that its time is up
+            if clock() < until:
+                raise
+            break
+        if seconds is None:
+            break
+        if isinstance(seconds, str):
+            raise NoProbe(f"reading the next batches raised {seconds}")
+        taken.append(seconds)
+    return taken
+
+
+def _why_nothing(reading: torch.utils.data.DataLoader[Any], cold: Sequence[float], most_seconds: float) -> str:
+    if cold:
+        return f"a batch takes about {fmean(cold):.3g} s to load, too long to read any twice in {most_seconds:g} s"
+    if len(reading) == 0:
+        return (
+            "which batches come next is known to the loader's sampler alone, which cannot be asked ahead of its "
+            "time: ask again at the beginning of an epoch, or give the sampler a len()"
+        )
+    return f"not one batch was loaded within {most_seconds / 2:g} s"
+
+
+class _Timed(Dataset[Any]):
+    """Gives in a batch's place what reading it took: two loaders' batches could be too many for shared memory.
+
+    A worker_init_fn finds the script's dataset behind it, as it does with the loader itself.
+    """
+
+    def __init__(self, dataset: Any, clock: Clock) -> None:
+        self.__dict__.update(_dataset=dataset, _clock=clock)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked for while it is unpickled, before there is a dataset
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __getitem__(self, key: Any) -> float | str:
+        return self._timed(self._dataset.__getitem__, key)
+
+    def __getitems__(self, keys: list[Any]) -> float | str:
+        return self._timed(self._dataset.__getitems__, keys)
+
+    def _timed(self, read: Callable[[Any], object], key: Any) -> float | str:
+        began = self._clock()
+        try:
+            read(key)
+        except Exception as error:  # told as it is: for a worker that raises, torch waits seconds at the end
+            return f"{type(error).__name__}: {error}"
+        return float(self._clock() - began)
