@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import UTC, datetime
 
@@ -82,6 +83,35 @@ def percent(fraction: float | None) -> str:
     return f"{value:.3g} %" if abs(value) >= 0.01 else f"{value:.2f} %"
 
 
+def share(fraction: float | None) -> str:
+    """A part of the whole, with the digits that tell 99.86 % from 99.91 %."""
+    if fraction is None:
+        return NONE
+    if not math.isfinite(fraction):
+        return _odd(fraction)
+    if 0.99995 <= fraction < 1:
+        return ">99.99 %"
+    return f"{fraction * 100:.2f} %" if 0.99 <= fraction < 1 else f"{fraction * 100:.1f} %"
+
+
+def amount(value: float | None) -> str:
+    """A quantity in three digits: `3,984`, `48.6`, `0.12`."""
+    if value is None:
+        return NONE
+    if not math.isfinite(value):
+        return _odd(value)
+    return "<0.01" if 0 < value < 0.01 else _significant(value)
+
+
+def gpu_hours(value: float | None) -> str:
+    """Work, as GPU-hours; below a hundredth of one as GPU-seconds, so that it does not all read alike."""
+    if value is None:
+        return NONE
+    if value == 0:
+        return "nothing"
+    return f"{amount(value * 3600)} GPU-s" if 0 < value < 0.01 else f"{amount(value)} GPU-h"
+
+
 def size(value: int | None) -> str:
     """Decimal units, as disks and object stores count."""
     if value is None or not 0 <= value < 10**21:
@@ -122,6 +152,40 @@ def iso(at: float | None) -> str:
     return _formatted(at, "%Y-%m-%dT%H:%M:%S+00:00")
 
 
+def day(at: float | None) -> str:
+    return _formatted(at, "%Y-%m-%d")
+
+
+def facts(text: str | None) -> str:
+    """What the log holds of a thing, from JSON to `name ada, role viewer`."""
+    if text is None:
+        return ""
+    told = json.loads(text)
+    return ", ".join(f"{name} {_fact(value)}" for name, value in told.items()) if isinstance(told, dict) else text
+
+
+_BROWSERS = ("Firefox", "Edg", "OPR", "Chrome", "Safari", "curl", "Python")
+_SYSTEMS = ("Android", "iPhone", "iPad", "Windows", "Mac OS X", "Linux")
+_NICKNAMES = {"Edg": "Edge", "OPR": "Opera", "Mac OS X": "macOS"}
+
+
+def browser(agent: str) -> str:
+    """What a browser calls itself, in the two words that tell it from others."""
+    name, system = (next((one for one in known if one in agent), "") for known in (_BROWSERS, _SYSTEMS))
+    words = [_NICKNAMES.get(word, word) for word in (name, system) if word]
+    return " on ".join(words) or agent[:40] or "unknown"
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return "; ".join(_fact(one) for one in value)
+    if isinstance(value, dict):
+        return " ".join(f"{name} {_fact(one)}" for name, one in value.items())
+    return "none" if value is None else str(value)
+
+
 def _formatted(at: float | None, form: str) -> str:
     return datetime.fromtimestamp(at, UTC).strftime(form) if at is not None and is_time(at) else NONE
 
@@ -146,6 +210,7 @@ def polyline(values: list[float], width: int, height: int) -> str:
 FILTERS = {
     function.__name__: function
     for function in (
-        age, clock, count, duration, iso, iterations, metric, percent, plural, polyline, rate, size, stamp,
+        age, amount, browser, clock, count, day, duration, facts, gpu_hours, iso, iterations, metric, percent,
+        plural, polyline, rate, share, size, stamp,
     )
 }  # fmt: skip

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlencode
+
+from msgspec import UNSET
+
+from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_budget, parse_every
+from holdfast_server.alerts.kinds import KINDS
+from holdfast_server.alerts.rules import Rule, RuleChanges
 from holdfast_server.errors import InvalidSetting
 
 MAX_SHOWN = 40
@@ -24,6 +31,11 @@ def interval(text: str) -> int:
         raise InvalidSetting("every", _shortened(error)) from None
 
 
+def hold(text: str) -> float | None:
+    """For how long an interval is ordered; nothing chosen: until somebody says otherwise."""
+    return seconds("every_seconds", text) if text.strip() else None
+
+
 def iteration(text: str) -> int:
     """The iteration to go back to, at least 1."""
     digits = text.strip().replace(",", "").replace("\u202f", "")
@@ -31,6 +43,55 @@ def iteration(text: str) -> int:
     if not _whole(digits, most=12) or int(digits) == 0:
         raise InvalidSetting("iteration", f"{_cut(text)!r} is not an iteration: write a whole number from 1 on")
     return int(digits)
+
+
+def plan_query(typed: dict[str, str]) -> str:
+    """What the page's what-if asks, as the API is asked for it; empty where nothing was typed."""
+    asked = {name: text.strip() for name, text in typed.items() if text.strip()}
+    if "budget" in asked:
+        asked["budget"] = asked["budget"].removesuffix("%").strip() + "%"
+    return f"?{urlencode(asked)}" if asked else ""
+
+
+def seconds(field: str, text: str) -> float:
+    """`30 min`, `2h`; a bare number is seconds."""
+    try:
+        return parse_seconds(_cut(text), field)
+    except ValueError as error:
+        raise InvalidSetting(field, str(error)) from None
+
+
+def rule_changes(
+    known: list[Rule],
+    name: str,
+    kind: str,
+    *,
+    severity: str,
+    limit: str,
+    for_seconds: str,
+    jobs: str,
+    enabled: bool,
+) -> RuleChanges:
+    """What a form says of a rule; the limit is a time or a number, as its kind has it."""
+    held = next((rule for rule in known if rule.name == name), None)
+    unit = held.unit if held else KINDS[kind].unit if kind in KINDS else ""
+    return RuleChanges(
+        kind=UNSET if held else kind,
+        enabled=enabled,
+        severity=severity,
+        limit=_limit(unit, limit) if unit and (limit.strip() or held) else UNSET,
+        for_seconds=seconds("for_seconds", for_seconds),
+        jobs=jobs.strip(),
+    )
+
+
+def _limit(unit: str, text: str) -> float:
+    if unit == "seconds":
+        return seconds("limit", text)
+    try:
+        return float(_cut(text).replace(",", ""))
+    except ValueError:
+        raise InvalidSetting("limit", f"limit {_cut(text)!r} is not a number") from None
 
 
 def version(text: str) -> int:

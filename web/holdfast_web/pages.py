@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from holdfast.pacing.profile import Plan
-from holdfast_server import control, timeline
+from holdfast_server import control, exports, goodput, plans, timeline
+from holdfast_server.alerts import incidents
+from holdfast_server.alerts.incidents import AlertRow
 from holdfast_server.db import Database
-from holdfast_server.errors import Conflict, InvalidSetting, NoSuchCheckpoint, NotRestorable, Refused
+from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint, NotRestorable, Refused
 from holdfast_server.summaries import STALL_WINDOW_ITERATIONS
 from holdfast_server.views import (
     CheckpointRow,
     Edit,
+    JobPlan,
     JobSummary,
     NoticeRow,
     Order,
     RestorePreview,
-    SettingsPreview,
 )
 from holdfast_web import forms
+from holdfast_web.alert_pages import SILENCES
+from holdfast_web.controls import Ack, Controls, acks_of
+from holdfast_web.fleet import GOODPUT_WINDOW
+from holdfast_web.picture import Picture, draw
 from holdfast_web.render import View, values
 
 POINTS_SHOWN, POINTS_MOST = 12, 500
@@ -28,72 +33,6 @@ EDITS_SHOWN, EDITS_MOST = 8, 200
 ORDER_SHOWN_SECONDS, FAILURE_SHOWN_SECONDS = 120.0, 900.0
 """How long a finished restore, and one that went wrong, stays beside the timeline before it is history only."""
 FAILURES = ("failed", "expired")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetRows(View):
-    template: ClassVar[str] = "_fleet_rows.html"
-    jobs: list[JobSummary]
-    search: str
-    now: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetPage(FleetRows):
-    template: ClassVar[str] = "fleet.html"
-    server: str
-    """The address that agents are to be given."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetLive(FleetRows):
-    template: ClassVar[str] = "fleet_live.html"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ack:
-    """What became of the newest change of one setting."""
-
-    edit: Edit
-    alive: bool
-
-    @property
-    def applied(self) -> bool:
-        return self.edit.applied_iteration is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Typed:
-    """What is in a field, and why it was refused."""
-
-    value: str
-    error: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preview(View):
-    """What the plan expects, beside what is measured now and expected of the interval in force."""
-
-    template: ClassVar[str] = "_preview.html"
-    job: JobSummary
-    plan: Plan | None
-    in_force: Plan | None
-    why_none: str
-    error: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Controls(View):
-    template: ClassVar[str] = "_controls.html"
-    job: JobSummary
-    budget: Typed
-    every: Typed
-    conflict: Conflict | None
-    retried: str
-    """Which form met the conflict."""
-    preview: Preview
-    acks: dict[str, Ack]
-    now: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +51,11 @@ class JobFacts(View):
     edits_limit: int
     more_edits: bool
     notices: list[NoticeRow]
+    alerts: list[AlertRow]
+    silences: tuple[tuple[int, str], ...] = SILENCES
     acks: dict[str, Ack]
+    goodput: float | None
+    """Over the last hour."""
     now: float
 
 
@@ -120,6 +63,8 @@ class JobFacts(View):
 class JobPage(JobFacts):
     template: ClassVar[str] = "job.html"
     controls: Controls
+    parquet: bool
+    """Whether the server can write it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +89,36 @@ class HistoryPart(View):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanAnswer(View):
+    """Every interval weighed, or why what was typed cannot be."""
+
+    template: ClassVar[str] = "_plan_answer.html"
+    job: str
+    plan: JobPlan
+    picture: Picture | None
+    query: str = ""
+    """The same question to the API."""
+    error: str = ""
+    field: str = ""
+    """Which field it is that cannot be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPart(View):
+    """The fields of the question, with the answer."""
+
+    template: ClassVar[str] = "_plan.html"
+    job: str
+    typed: dict[str, str]
+    answer: PlanAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPage(PlanPart):
+    template: ClassVar[str] = "plan.html"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RestoreDialog(View):
     template: ClassVar[str] = "_restore.html"
     job: JobSummary
@@ -163,34 +138,11 @@ class RestorePage(RestoreDialog):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoginPage(View):
-    template: ClassVar[str] = "login.html"
-    refused: str
-    then: str
-    """The path to go on to."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ErrorPage(View):
     template: ClassVar[str] = "error.html"
     status: int
     title: str
     detail: str
-
-
-def in_order(jobs: list[JobSummary]) -> list[JobSummary]:
-    """Living jobs by name, so that no row jumps away from under the pointer; then the others, newest first."""
-    living = sorted((job for job in jobs if job.alive), key=lambda job: job.job)
-    return living + [job for job in jobs if not job.alive]
-
-
-def acks_of(edits: list[Edit], alive: bool) -> dict[str, Ack]:
-    """By setting, its newest change."""
-    newest: dict[str, Ack] = {}
-    for edit in sorted(edits, key=lambda row: row.version, reverse=True):
-        for change in edit.changes:
-            newest.setdefault(change.field, Ack(edit=edit, alive=alive))
-    return newest
 
 
 def shown_order(orders: list[Order], now: float) -> Order | None:
@@ -230,45 +182,11 @@ async def job_facts(
         edits_limit=edits_limit,
         more_edits=len(told) > edits_limit,
         notices=await timeline.notices(db, name, limit=8),
-        acks=acks_of(edits, job.alive),
+        alerts=(await incidents.open_of_jobs(db, [name], now=now)).get(name, []),
+        acks=acks_of(edits, job),
+        goodput=(await goodput.shares(db, [name], GOODPUT_WINDOW, now=now)).get(name),
         now=now,
     )
-
-
-def preview_of(job: JobSummary, answer: SettingsPreview) -> Preview:
-    return Preview(job=job, plan=answer.plan, in_force=answer.in_force, why_none=answer.why_none)
-
-
-async def controls(db: Database, job: JobSummary, acks: dict[str, Ack], *, now: float) -> Controls:
-    budget = job.desired.budget if job.desired.budget is not None else job.budget
-    every = job.desired.every if job.desired.every is not None else job.interval
-    return Controls(
-        job=job,
-        budget=Typed(value="" if budget is None else f"{budget * 100:.6g}"),
-        every=Typed(value="" if every is None else str(every)),
-        conflict=None,
-        retried="",
-        preview=preview_of(job, await control.preview_settings(db, job.job, budget=None, every=None, now=now)),
-        acks=acks,
-        now=now,
-    )
-
-
-async def controls_of(db: Database, name: str, *, now: float) -> Controls:
-    job = await timeline.job_summary(db, name, now=now)
-    return await controls(db, job, acks_of(await timeline.edits(db, name), job.alive), now=now)
-
-
-def refused_controls(shown: Controls, form: str, typed: str, refusal: Refused) -> Controls:
-    """The controls again, with what was typed and why it was refused; after a conflict, ready to try again."""
-    conflict = refusal if isinstance(refusal, Conflict) else None
-    answer = replace(shown, conflict=conflict, retried=form)
-    error = "" if conflict else str(refusal)
-    if form == "budget":
-        return replace(answer, budget=Typed(value=typed, error=error))
-    if form == "interval":
-        return replace(answer, every=Typed(value=typed, error=error))
-    return answer
 
 
 async def restore_dialog(
@@ -312,9 +230,26 @@ def history_part(facts: JobFacts) -> HistoryPart:
     )
 
 
+async def plan_part(db: Database, name: str, typed: dict[str, str]) -> PlanPart:
+    """What was typed, as it was typed, and what follows from it. Raises UnknownJob."""
+    try:
+        plan = await plans.plan_job(db, name, plans.what_if(**typed, bare="percent"))
+        picture = draw(plan.outlook) if plan.outlook else None
+        answer = PlanAnswer(job=name, plan=plan, picture=picture, query=forms.plan_query(typed))
+    except InvalidSetting as error:
+        # what is as it is stands for the fields that are empty, also beside one that cannot be
+        plan = await plans.plan_job(db, name)
+        answer = PlanAnswer(job=name, plan=plan, picture=None, error=str(error), field=error.field)
+    return PlanPart(job=name, typed=typed, answer=answer)
+
+
+def plan_page(part: PlanPart) -> PlanPage:
+    return PlanPage(**values(part))
+
+
 def restore_page(dialog: RestoreDialog) -> RestorePage:
     return RestorePage(**values(dialog))
 
 
 def job_page(facts: JobFacts, shown: Controls) -> JobPage:
-    return JobPage(**values(facts), controls=shown)
+    return JobPage(**values(facts), controls=shown, parquet=exports.writes_parquet())

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
+from holdfast_server.accounts.principal import Role, current
 from holdfast_web.assets import static_url
 from holdfast_web.filters import FILTERS
 
@@ -21,6 +22,10 @@ _environment = Environment(
 )
 _environment.filters.update(FILTERS)
 _environment.globals["static"] = static_url
+_environment.globals["me"] = current.get
+"""Whoever asked for the page."""
+_environment.globals["operates"] = lambda project: (current.get().role_in(project) or 0) >= Role.operator
+"""Whether they may change what a job of the project is to do: what they may not do is not offered to them."""
 
 
 def values(view: View) -> dict[str, Any]:
@@ -30,7 +35,7 @@ def values(view: View) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What a template may use: the fields of its view, the filters, `static`. Anything else is an error."""
+    """What a template may use: the fields of its view, the filters, the globals above. All else is an error."""
 
     template: ClassVar[str]
 

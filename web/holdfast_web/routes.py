@@ -3,56 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Form, Header, Query, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
-from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast.protocol import DEFAULT_PORT
 from holdfast_server import control, timeline
-from holdfast_server.dependencies import Changes, Clock, Config, Db, Who
-from holdfast_server.errors import Conflict, NotCancellable, OpenOrder, Refused, UnknownJob, UnknownOrder
-from holdfast_server.security import check_token, session_cookie
-from holdfast_server.views import DesiredChanges, JobSummary
-from holdfast_web import forms, pages
+from holdfast_server.dependencies import Asker, Changes, Clock, Db, SharedAnswers, Who
+from holdfast_server.errors import NotCancellable, OpenOrder, Refused, UnknownJob, UnknownOrder
+from holdfast_server.fleet import Question
+from holdfast_web import controls, fleet, pages
+from holdfast_web.routing import Htmx, PageRoute, Text
 
 TICK_SECONDS = 5.0
 PAUSE_SECONDS = 0.5
 """Shortest time from tick to tick of the whole fleet."""
-
-Htmx = Annotated[bool, Header(alias="HX-Request")]
-Text = Annotated[str, Form()]
-
-
-def _status(refusal: Refused) -> int:
-    if isinstance(refusal, UnknownJob | UnknownOrder):
-        return 404
-    return 409 if isinstance(refusal, Conflict) else 422
-
-
-class PageRoute(APIRoute):
-    """Answers people, not programs: what the server refuses becomes a page that says why."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except Refused as refusal:
-                status = _status(refusal)
-                title = "Nothing here" if status == 404 else "Not possible"
-                return pages.ErrorPage(status=status, title=title, detail=str(refusal)).response(status)
-            except RequestValidationError as error:
-                detail = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
-                return pages.ErrorPage(status=422, title="Not understood", detail=detail).response(422)
-
-        return answer
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -70,22 +39,40 @@ def _edits_limit(asked: int) -> int:
     return min(max(asked, pages.EDITS_SHOWN), pages.EDITS_MOST)
 
 
+def _question(
+    asker: Asker,
+    search: str = "",
+    status: str = "",
+    project: str = "",
+    group: str = "",
+    sort: str = "",
+    page: str = "",
+    size: str = "",
+) -> Question:
+    asked = fleet.question_of(
+        search=search, status=status, project=project, group=group, sort=sort, page=page, size=size
+    )
+    return replace(asked, visible_projects=asker.visible_projects)
+
+
+Asked = Annotated[Question, Depends(_question)]
+
+
 # ---- fleet ----------------------------------------------------------------------------------
 
 
+def _server(request: Request) -> str:
+    return f"{request.url.scheme}://{request.url.netloc or f'127.0.0.1:{DEFAULT_PORT}'}"
+
+
 @router.get("/")
-async def fleet_page(db: Db, clock: Clock, request: Request, search: str = "") -> Response:
-    now = clock()
-    jobs = await timeline.fleet(db, now=now, search=search)
-    server = f"{request.url.scheme}://{request.url.netloc or f'127.0.0.1:{DEFAULT_PORT}'}"
-    return pages.FleetPage(jobs=pages.in_order(jobs), search=search, now=now, server=server).response()
+async def fleet_page(db: Db, clock: Clock, request: Request, question: Asked) -> Response:
+    return (await fleet.fleet_page(db, question, server=_server(request), now=clock())).response()
 
 
 @router.get("/fleet/live")
-async def fleet_live(db: Db, clock: Clock, search: str = "") -> Response:
-    now = clock()
-    jobs = await timeline.fleet(db, now=now, search=search)
-    return pages.FleetLive(jobs=pages.in_order(jobs), search=search, now=now).response()
+async def fleet_live(db: Db, clock: Clock, request: Request, question: Asked) -> Response:
+    return (await fleet.fleet_rows(db, question, server=_server(request), now=clock())).response()
 
 
 @router.get("/fleet/stream", response_class=EventSourceResponse)
@@ -95,32 +82,6 @@ async def fleet_stream(changes: Changes, clock: Clock) -> AsyncIterator[ServerSe
             yield ServerSentEvent(data={"at": clock()}, event="tick")
             await asyncio.sleep(PAUSE_SECONDS)
             await subscription.wait(TICK_SECONDS)
-
-
-# ---- sign-in --------------------------------------------------------------------------------
-
-
-@router.get("/login")
-async def login_page(then: Annotated[str, Query(alias="next")] = "/") -> Response:
-    return pages.LoginPage(refused="", then=_local(then)).response()
-
-
-@router.post("/login")
-async def login(
-    request: Request, config: Config, token: Text = "", then: Annotated[str, Form(alias="next")] = "/"
-) -> Response:
-    if not check_token(config, token):
-        refused = "This is not the server's token." if token.strip() else "Type the server's token."
-        return pages.LoginPage(refused=refused, then=_local(then)).response(401)
-    response = RedirectResponse(_local(then), 303)
-    response.set_cookie(**session_cookie(config, secure=request.url.scheme == "https"))
-    return response
-
-
-def _local(path: str) -> str:
-    """A path of ours, so that nobody is sent elsewhere by a link that somebody else made."""
-    ours = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
-    return path if ours else "/"
 
 
 # ---- job ------------------------------------------------------------------------------------
@@ -134,16 +95,22 @@ async def job_page(
     facts = await pages.job_facts(
         db, job, now=now, points_limit=_points_limit(points), edits_limit=_edits_limit(edits)
     )
-    shown = await pages.controls(db, facts.job, facts.acks, now=now)
+    shown = await controls.controls(db, facts.job, facts.acks, now=now)
     return pages.job_page(facts, shown).response()
 
 
 @router.get("/jobs/{job}/live")
 async def job_live(
-    job: str, db: Db, clock: Clock, points: int = pages.POINTS_SHOWN, edits: int = pages.EDITS_SHOWN
+    job: str,
+    db: Db,
+    clock: Clock,
+    shared: SharedAnswers,
+    points: int = pages.POINTS_SHOWN,
+    edits: int = pages.EDITS_SHOWN,
 ) -> Response:
-    facts = await pages.job_facts(
-        db, job, now=clock(), points_limit=_points_limit(points), edits_limit=_edits_limit(edits)
+    limits = {"points_limit": _points_limit(points), "edits_limit": _edits_limit(edits)}
+    facts = await shared.answer(
+        job, ("live", *limits.values()), lambda: pages.job_facts(db, job, now=clock(), **limits)
     )
     return facts.response()
 
@@ -162,104 +129,32 @@ async def job_points(job: str, db: Db, clock: Clock, points: int = pages.POINTS_
     return pages.PointsPart(job=summary, points=rows, points_limit=limit, now=now).response()
 
 
-# ---- settings -------------------------------------------------------------------------------
+# ---- plan -----------------------------------------------------------------------------------
 
 
-@router.get("/jobs/{job}/controls")
-async def job_controls(job: str, db: Db, clock: Clock) -> Response:
-    return (await pages.controls_of(db, job, now=clock())).response()
-
-
-@router.get("/jobs/{job}/preview")
-async def job_preview(job: str, db: Db, clock: Clock, budget: str = "", every: str = "") -> Response:
-    now = clock()
-    summary = await timeline.job_summary(db, job, now=now)
-    preview = await _preview(db, summary, now, budget=budget, every=every)
-    return preview.response(422 if preview.error else 200)
-
-
-async def _preview(db: Db, job: JobSummary, now: float, *, budget: str = "", every: str = "") -> pages.Preview:
-    try:
-        answer = await control.preview_settings(
-            db,
-            job.job,
-            budget=forms.budget_from_percent(budget) if budget else None,
-            every=forms.interval(every) if every else None,
-            now=now,
-        )
-    except Refused as refusal:
-        return pages.Preview(job=job, plan=None, in_force=None, why_none="", error=str(refusal))
-    return pages.preview_of(job, answer)
-
-
-async def _changed(
-    job: str, db: Db, who: str, now: float, htmx: bool, form: str, typed: str, version: str,
-    changes: Callable[[], DesiredChanges],
-) -> Response:  # fmt: skip
-    """Apply an edit; answer with the controls as they are now, or with the reason beside the field."""
-    try:
-        await control.edit(db, job, changes(), version=forms.version(version), who=who, now=now)
-    except (UnknownJob, UnknownOrder):
-        raise
-    except Refused as refusal:
-        shown = await pages.controls_of(db, job, now=now)
-        if isinstance(refusal, Conflict) and form == "budget":
-            shown = replace(shown, preview=await _preview(db, shown.job, now, budget=typed))
-        shown = pages.refused_controls(shown, form, typed, refusal)
-        if htmx:
-            return shown.response(_status(refusal))
-        facts = await pages.job_facts(db, job, now=now)
-        return pages.job_page(facts, shown).response(_status(refusal))
-    if htmx:
-        return (await pages.controls_of(db, job, now=now)).response()
-    return _back(job, "controls")
-
-
-@router.post("/jobs/{job}/budget")
-async def set_budget(
-    job: str, db: Db, who: Who, clock: Clock, version: Text, budget: Text = "", htmx: Htmx = False
-) -> Response:
-    def changes() -> DesiredChanges:
-        return DesiredChanges(budget=forms.budget_from_percent(budget))
-
-    return await _changed(job, db, who, clock(), htmx, "budget", budget, version, changes)
-
-
-@router.post("/jobs/{job}/interval")
-async def set_interval(
+@router.get("/jobs/{job}/plan")
+async def job_plan(
     job: str,
     db: Db,
-    who: Who,
-    clock: Clock,
-    version: Text,
-    mode: Text = "fixed",
-    every: Text = "",
+    budget: str = "",
+    every: str = "",
+    mtbf: str = "",
+    ranks: str = "",
+    restart: str = "",
     htmx: Htmx = False,
 ) -> Response:
-    def changes() -> DesiredChanges:
-        return DesiredChanges(every=None if mode == "automatic" else forms.interval(every))
+    typed = {"budget": budget, "every": every, "mtbf": mtbf, "ranks": ranks, "restart": restart}
+    part = await pages.plan_part(db, job, typed)
+    return (part if htmx else pages.plan_page(part)).response(422 if part.answer.error else 200)
 
-    return await _changed(job, db, who, clock(), htmx, "interval", every, version, changes)
 
-
-@router.post("/jobs/{job}/pause")
-async def set_paused(
-    job: str, db: Db, who: Who, clock: Clock, version: Text, paused: Text, htmx: Htmx = False
+@router.get("/jobs/{job}/plan/answer")
+async def job_plan_answer(
+    job: str, db: Db, budget: str = "", every: str = "", mtbf: str = "", ranks: str = "", restart: str = ""
 ) -> Response:
-    def changes() -> DesiredChanges:
-        return DesiredChanges(paused=paused == "true")
-
-    return await _changed(job, db, who, clock(), htmx, "pause", paused, version, changes)
-
-
-@router.post("/jobs/{job}/checkpoint")
-async def request_checkpoint(
-    job: str, db: Db, who: Who, clock: Clock, version: Text, htmx: Htmx = False
-) -> Response:
-    def changes() -> DesiredChanges:
-        return DesiredChanges(checkpoint_request=True)
-
-    return await _changed(job, db, who, clock(), htmx, "checkpoint", "", version, changes)
+    typed = {"budget": budget, "every": every, "mtbf": mtbf, "ranks": ranks, "restart": restart}
+    answer = (await pages.plan_part(db, job, typed)).answer
+    return answer.response(422 if answer.error else 200)
 
 
 # ---- restore --------------------------------------------------------------------------------

@@ -26,6 +26,38 @@ function forgetError(field) {
   for (const error of field.form.querySelectorAll(".field-error")) error.remove();
 }
 
+/** What is true before the server has spoken: a draft, a change on its way, one that did not get there. */
+function tellDraft(form, state, text) {
+  const line = document.querySelector(`[data-draft="${form.getAttribute("action").split("/").at(-1)}"]`);
+  if (!line) return;
+  line.dataset.state = state;
+  line.lastElementChild.textContent = text;
+  line.hidden = !state;
+}
+
+const inControls = (event) => event.detail.ctx?.sourceElement?.closest?.("#controls form[action]");
+
+function startDrafts() {
+  document.addEventListener("htmx:before:request", (event) => {
+    const form = inControls(event);
+    if (form && event.detail.ctx.request.method === "POST") tellDraft(form, "draft", "saving…");
+  });
+  const fail = (event) => {
+    const form = inControls(event);
+    if (!form || event.detail.ctx.request.method !== "POST") return;
+    const status = event.detail.ctx.response?.status;
+    if (status >= 400 && status < 500) {
+      tellDraft(form, "failed", "not saved: all is as it was");
+      return;
+    }
+    // Where it was saved after all, the page's next news brings the controls again, over what was typed.
+    delete form.dataset.typed;
+    tellDraft(form, "failed", "no answer: it may have been saved");
+  };
+  document.addEventListener("htmx:error", fail);
+  document.addEventListener("htmx:response:error", fail);
+}
+
 /** Whether somebody is at work in the controls. */
 const busy = () => document.querySelector("#controls form[data-typed]") !== null;
 
@@ -38,12 +70,14 @@ function refreshControls() {
 
 export function startForms() {
   placeSliders();
+  startDrafts();
   document.addEventListener("input", (event) => {
     if (event.target.matches("[data-log-range]")) slide(event.target);
     else if (event.target.closest("[data-guard]")) {
       event.target.closest("[data-guard]").dataset.typed = "";
       forgetError(event.target);
       placeSliders();
+      tellDraft(event.target.form, "draft", "draft, not saved");
     }
   });
   document.addEventListener("htmx:after:swap", (event) => {

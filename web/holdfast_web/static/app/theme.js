@@ -1,21 +1,32 @@
-// Light and dark: the system's choice until somebody makes one here.
+// The theme: as the system has it, until somebody chooses light or dark here.
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
+import { remember } from "./memory.js";
+
+const NEXT = { system: "light", light: "dark", dark: "system" };
+const WORDS = { system: "as the system", light: "light", dark: "dark" };
+const root = document.documentElement;
 
 const announce = () => document.dispatchEvent(new CustomEvent("holdfast:theme"));
 
+function show(button) {
+  const name = `Theme: ${WORDS[root.dataset.theme ?? "system"]}`;
+  button.setAttribute("aria-label", name);
+  button.title = name;
+}
+
+function choose(theme) {
+  if (theme === "system") delete root.dataset.theme;
+  else root.dataset.theme = theme;
+  remember("holdfast-theme", theme);
+  announce();
+}
+
 export function startTheme() {
-  const root = document.documentElement;
-  dark.addEventListener("change", announce);
-  document.addEventListener("click", (event) => {
-    if (!event.target.closest("[data-theme-toggle]")) return;
-    const now = root.dataset.theme ?? (dark.matches ? "dark" : "light");
-    root.dataset.theme = now === "dark" ? "light" : "dark";
-    try {
-      localStorage.setItem("holdfast-theme", root.dataset.theme);
-    } catch {
-      // storage may be forbidden: the choice lasts for this page
-    }
-    announce();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", announce);
+  const button = document.querySelector("[data-theme-toggle]");
+  show(button);
+  button.addEventListener("click", () => {
+    choose(NEXT[root.dataset.theme ?? "system"]);
+    show(button);
   });
 }

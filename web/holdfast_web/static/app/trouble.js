@@ -11,15 +11,19 @@ function tell(text) {
   timer = setTimeout(() => (box.hidden = true), SHOWN_MS);
 }
 
+const LOST = "it may have been saved. The page shows what is true as soon as it is live.";
+const reads = (event) => (event.detail.ctx?.request?.method ?? "GET") === "GET";
 const ofThePage = (event) => event.detail.ctx?.sourceElement?.id === "live";
 
 export function startTrouble() {
   document.addEventListener("htmx:error", (event) => {
-    if (!ofThePage(event)) tell("The server cannot be reached: nothing was changed. Try again when the page is live.");
+    if (ofThePage(event)) return;
+    tell(reads(event) ? "The server cannot be reached. Try again when the page is live." : `The server cannot be reached: ${LOST}`);
   });
   document.addEventListener("htmx:response:error", (event) => {
     const status = event.detail.ctx.response.status;
     if (ofThePage(event) || [404, 409, 422].includes(status)) return;
-    tell(`The server answered ${status}: nothing was changed. Try again in a moment.`);
+    if (status < 500) tell(`The server answered ${status}: nothing was changed. Try again in a moment.`);
+    else tell(reads(event) ? `The server answered ${status}. Try again in a moment.` : `The server answered ${status}: ${LOST}`);
   });
 }

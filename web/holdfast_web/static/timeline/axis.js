@@ -1,36 +1,44 @@
 // The one scale that all lanes share.
 
 import { CanvasLane, label } from "./canvas.js";
-import { count } from "./format.js";
+import { clock, count, day, zone } from "./format.js";
 import { palette } from "./palette.js";
+import { steps, times } from "./scale.js";
 
 const STEP_PX = 90;
+const DAY_SECONDS = 86400;
 
-export function ticks(from, to, room) {
-  const rough = (to - from) / Math.max(2, room / STEP_PX);
-  const power = 10 ** Math.floor(Math.log10(Math.max(1, rough)));
-  const step = Math.max(1, [1, 2, 5, 10].find((factor) => factor * power >= rough) * power);
-  const result = [];
-  for (let value = Math.ceil(from / step) * step; value <= to; value += step) result.push(value);
-  return result;
-}
+/** What the axis counts, at one place, in words. */
+export const placeText = (axis, place) => (axis === "time" ? `${day(place)} ${clock(place)}${zone()}` : count(place));
 
 export class AxisLane extends CanvasLane {
   height() {
     return 24;
   }
 
+  #ticks() {
+    const { axis, from, to, plotWidth } = this.view;
+    if (axis === "iteration") {
+      const whole = steps(from, to, plotWidth / STEP_PX).filter(Number.isInteger);
+      return whole.map((value) => [value, count(value)]);
+    }
+    const { step, places } = times(from, to, plotWidth / STEP_PX);
+    const midnight = (at) => clock(at) === "00:00:00";
+    return places.map((at) => [at, step >= DAY_SECONDS || midnight(at) ? day(at) : step >= 60 ? clock(at).slice(0, 5) : clock(at)]);
+  }
+
   draw(pen) {
     const { view } = this;
     pen.fillStyle = palette.line;
     pen.fillRect(view.gutter, 0, view.plotWidth, 1);
-    for (const value of ticks(view.from, view.to, view.plotWidth)) {
+    for (const [value, text] of this.#ticks()) {
       const x = view.x(value);
+      pen.fillStyle = palette.line;
       pen.fillRect(x, 0, 1, 5);
       pen.font = palette.font;
-      const half = pen.measureText(count(value)).width / 2;
+      const half = pen.measureText(text).width / 2;
       const centre = Math.min(Math.max(x, view.gutter + half), view.gutter + view.plotWidth - half);
-      label(pen, count(value), centre, 14, palette.muted, palette.font, "center");
+      label(pen, text, centre, 14, palette.muted, palette.font, "center");
     }
   }
 }

@@ -24,18 +24,19 @@ export class CanvasLane {
     return null;
   }
 
-  readout() {
+  /** What is to be said of the lane as a whole, such as that there is more than it shows. */
+  note() {
     return "";
+  }
+
+  /** What the lane shows at a place, in words. */
+  readout() {
+    return this.model ? this.note() : "";
   }
 
   setModel(model) {
     this.model = model;
     this.resize();
-  }
-
-  /** New colours. */
-  restyle() {
-    this.move();
   }
 
   resize() {

@@ -2,9 +2,15 @@
 
 const MARGIN = 0.35;
 const LIVE_MS = 1000;
+const SLOWEST_MS = 10000;
 const CALM_MS = 5000;
 const MOVE_MS = 140;
-const WHOLE_POINTS = 400;
+const PATIENCE_MS = 20000;
+const WHOLE_POINTS = 300;
+/** Finer than this nobody sees; the answer, and what is drawn with every frame, would be twice as long. */
+const POINT_PX = 2;
+const MARK_PX = 12;
+const DIGITS = 5;
 
 export class Feed extends EventTarget {
   #asking = false;
@@ -14,6 +20,9 @@ export class Feed extends EventTarget {
   #asked = -Infinity;
   #askedWhole = -Infinity;
   #covered = null;
+  metric = "loss";
+  /** Of an iteration, about; says how often a window that follows is worth asking for. */
+  secondsPerIteration = 1;
 
   constructor(source, view) {
     super();
@@ -21,11 +30,25 @@ export class Feed extends EventTarget {
     this.view = view;
   }
 
+  /** Until something could be seen to have moved: a window of a million iterations is not asked for every second. */
+  get #pace() {
+    if (!this.view.live) return CALM_MS;
+    const stepSeconds = this.view.axis === "time" ? 1 : this.secondsPerIteration;
+    const pixelMs = (1000 * stepSeconds * this.view.span) / this.view.plotWidth;
+    return Math.min(SLOWEST_MS, Math.max(LIVE_MS, pixelMs));
+  }
+
+  /** What was known is not what is asked for any more: another axis, another metric. */
+  forget() {
+    this.#covered = null;
+    this.#askedWhole = -Infinity;
+    this.ask();
+  }
+
   /** Something new has happened; a window that does not follow hears of it more seldom. */
   wake() {
     if (document.hidden) return;
-    const pace = this.view.live ? LIVE_MS : CALM_MS;
-    this.#plan(Math.max(0, pace - (performance.now() - this.#asked)));
+    this.#plan(Math.max(0, this.#pace - (performance.now() - this.#asked)));
     if (!this.view.fitted && performance.now() - this.#askedWhole > CALM_MS) this.#askWhole();
   }
 
@@ -49,30 +72,43 @@ export class Feed extends EventTarget {
     this.#timer = setTimeout(() => this.ask(), wait);
   }
 
+  #terms(points) {
+    return { x: this.view.axis, points, metric: this.metric, digits: DIGITS, marks: Math.max(60, Math.round((points * POINT_PX) / MARK_PX)) };
+  }
+
   #query() {
     const { view } = this;
-    const points = Math.round(Math.min(2000, Math.max(300, view.plotWidth * 1.6)));
-    if (view.fitted) return { points };
+    const wide = view.fitted ? view.plotWidth : view.plotWidth * (1 + 2 * MARGIN);
+    const query = this.#terms(Math.round(Math.min(2000, Math.max(300, wide / POINT_PX))));
+    if (view.fitted) return query;
     const margin = view.span * MARGIN;
-    const from = Math.max(1, Math.floor(view.from - margin));
-    return view.live ? { points, from } : { points, from, to: Math.max(from, Math.ceil(view.to + margin)) };
+    const from = Math.max(view.axis === "time" ? 0 : 1, Math.floor(view.from - margin));
+    return view.live ? { ...query, from } : { ...query, from, to: Math.max(from, Math.ceil(view.to + margin)) };
   }
 
   async #get(query) {
-    const response = await fetch(`${this.source}?${new URLSearchParams(query)}`, { headers: { Accept: "application/json" } });
+    const options = { headers: { Accept: "application/json" }, signal: AbortSignal.timeout(PATIENCE_MS) };
+    const response = await fetch(`${this.source}?${new URLSearchParams(query)}`, options);
     if (!response.ok) throw new Error(`the timeline's API answered ${response.status}`);
     return response.json();
   }
 
   async ask() {
-    if (this.#asking) return;
+    if (this.#asking) {
+      this.#again = true;
+      return;
+    }
     this.#asking = true;
     this.#again = false;
     this.#due = Infinity;
+    clearTimeout(this.#timer);
     this.#asked = performance.now();
-    const span = this.view.span;
+    const { span, axis } = this.view;
+    const { metric } = this;
     try {
       const timeline = await this.#get(this.#query());
+      // an answer to what is not asked for any more
+      if (axis !== this.view.axis || metric !== this.metric) return;
       if (timeline.extent) this.#cover(timeline, span);
       this.dispatchEvent(new CustomEvent("timeline", { detail: timeline }));
       this.#asking = false;
@@ -81,22 +117,24 @@ export class Feed extends EventTarget {
       this.dispatchEvent(new CustomEvent("trouble", { detail: error }));
     } finally {
       this.#asking = false;
-      if (this.#again) this.wake();
+      if (this.#again) this.#covered ? this.wake() : this.ask();
     }
   }
 
   #cover(timeline, span) {
-    const [from, to] = timeline.window;
-    const [start, end] = timeline.extent;
-    this.#covered = [from <= start ? -Infinity : from, to >= end ? Infinity : to, timeline.bucketed ? span : 0];
+    const [from, to] = timeline.time_window ?? timeline.window;
+    const [start, end] = timeline.time_window ? timeline.times : timeline.extent;
+    const coarse = timeline.bucketed || timeline.checkpoint_density || timeline.stall_density.length;
+    this.#covered = [from <= start ? -Infinity : from, to >= end ? Infinity : to, coarse ? span : 0];
   }
 
   /** The whole run, roughly, for the strip above a window that shows a part of it. */
   async #askWhole() {
     this.#askedWhole = performance.now();
     try {
-      const timeline = await this.#get({ points: WHOLE_POINTS });
-      if (timeline.extent) this.dispatchEvent(new CustomEvent("whole", { detail: timeline }));
+      const { axis } = this.view;
+      const timeline = await this.#get(this.#terms(WHOLE_POINTS));
+      if (timeline.extent && axis === this.view.axis) this.dispatchEvent(new CustomEvent("whole", { detail: timeline }));
     } catch (error) {
       this.dispatchEvent(new CustomEvent("trouble", { detail: error }));
     }

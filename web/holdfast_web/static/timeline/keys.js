@@ -2,7 +2,7 @@
 
 const LETTERS = {
   w: "zoom-in", s: "zoom-out", a: "pan-left", d: "pan-right", "[": "stall-before", "]": "stall-after", n: "failure",
-  l: "live", r: "restore", c: "copy", t: "table", 0: "fit", Escape: "clear",
+  h: "axis", e: "branches", l: "live", r: "restore", c: "copy", t: "table", 0: "fit", Escape: "clear",
 };
 const ARROWS = { ArrowLeft: "previous", ArrowRight: "next" };
 
@@ -13,6 +13,8 @@ export function startKeys(root, act) {
     const onPoints = event.key === "Enter" && event.target.closest?.("[role=listbox]");
     const name = LETTERS[event.key] ?? (root.contains(event.target) ? ARROWS[event.key] : null) ?? (onPoints ? "restore" : null);
     if (!name) return;
+    // Enter held down must not go on to press what has the focus in the dialog that it opens.
+    if (onPoints && event.repeat) return;
     event.preventDefault();
     act(name);
   });

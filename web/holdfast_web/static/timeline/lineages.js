@@ -1,18 +1,22 @@
 // The run as it grew: one line for each lineage, its restore points on it, an arc where training was taken back.
 
 import { CanvasLane, label } from "./canvas.js";
-import { count, duration, size } from "./format.js";
-import { alpha, palette } from "./palette.js";
+import { duration } from "./duration.js";
+import { count, size } from "./format.js";
+import { glyph, marks } from "./glyphs.js";
+import { alpha, palette, stripes } from "./palette.js";
 
 const ROW = 26;
-const MOST_ROWS = 6;
+const MOST_ROWS = 12;
+const UNFOLDED_ROWS = 4;
+const LOST_PX = 8;
 const DENSE_PX = 9;
 const TARGET_PX = 13;
-
-export const FAILED = ["failed", "torn", "damaged"];
+const SETTLE_MS = 80;
 
 export class LineageLane extends CanvasLane {
   selected = null;
+  everything = null;
 
   constructor(element, view) {
     super(element, view);
@@ -29,20 +33,56 @@ export class LineageLane extends CanvasLane {
   }
 
   setModel(model) {
-    const visible = [...model.lineages].sort((a, b) => b.lineage - a.lineage);
-    this.rows = new Map(visible.map((row, index) => [row.lineage, Math.min(index, MOST_ROWS - 1)]));
+    this.rows = this.#rows(model);
     super.setModel(model);
   }
 
-  height() {
-    return Math.max(1, Math.min(MOST_ROWS, this.model.lineages.length)) * ROW + 8;
+  /** All on rows of their own or, folded, the way that stands on one and what was abandoned on another. */
+  #rows(model) {
+    const newest = [...model.lineages].sort((a, b) => b.lineage - a.lineage);
+    this.folds = newest.length > 1;
+    this.folded = this.folds && !(this.everything ?? newest.length <= UNFOLDED_ROWS);
+    if (this.folded) return new Map(newest.map((row) => [row.lineage, model.kept.has(row.lineage) ? 0 : 1]));
+    return new Map(newest.map((row, index) => [row.lineage, Math.min(index, MOST_ROWS - 1)]));
   }
 
-  #y(lineage) {
-    return 4 + ((this.rows.get(lineage) ?? 0) + 0.5) * ROW;
+  /** null: as many as there are lineages decides. */
+  unfold(everything) {
+    this.everything = everything;
+    if (this.model) this.setModel(this.model);
+  }
+
+  height() {
+    const rows = this.folded ? 2 : Math.max(1, Math.min(MOST_ROWS, this.model.lineages.length));
+    return rows * ROW + 8;
+  }
+
+  /** Of a lineage, or of what of it was abandoned, which lies with the abandoned where they are folded. */
+  #y(lineage, abandoned = false) {
+    const row = this.folded && abandoned ? 1 : (this.rows.get(lineage) ?? 0);
+    return 4 + (row + 0.5) * ROW;
   }
 
   draw(pen) {
+    if (this.folded) this.#foldedNames(pen);
+    else this.#names(pen);
+    this.clipped(pen, () => {
+      for (const { lineage, parts } of this.model.lineages) for (const part of parts) this.#line(pen, lineage, part);
+      for (const lineage of this.model.lineages) this.#branch(pen, lineage);
+      this.#points(pen);
+      for (const { lineage, parts } of this.model.lineages) for (const part of parts) this.#lostWords(pen, lineage, part);
+    });
+    // boxes to click and to read out are laid when the window has come to rest: sixty times a second they cost too much
+    clearTimeout(this.settling);
+    this.settling = setTimeout(() => this.#options(), SETTLE_MS);
+  }
+
+  #foldedNames(pen) {
+    label(pen, `L${this.model.currentLineage}`, this.view.gutter - 8, 4 + ROW / 2, palette.accent, palette.bold, "right");
+    label(pen, "left", this.view.gutter - 8, 4 + ROW * 1.5, palette.muted, palette.font, "right");
+  }
+
+  #names(pen) {
     const older = this.model.lineages.length > MOST_ROWS;
     for (const [lineage, row] of this.rows) {
       if (row === MOST_ROWS - 1 && older && lineage !== this.model.currentLineage - row) continue;
@@ -50,44 +90,65 @@ export class LineageLane extends CanvasLane {
       const current = lineage === this.model.currentLineage;
       label(pen, name, this.view.gutter - 8, this.#y(lineage), current ? palette.accent : palette.muted, current ? palette.bold : palette.font, "right");
     }
-    this.clipped(pen, () => {
-      for (const lineage of this.model.lineages) this.#line(pen, lineage);
-      for (const lineage of this.model.lineages) this.#branch(pen, lineage);
-      this.#points(pen);
-    });
-    this.#options();
   }
 
-  #line(pen, { lineage, iteration, last_iteration: last }) {
-    const y = this.#y(lineage);
-    const kept = Math.min(last, this.model.kept.get(lineage) ?? -Infinity);
+  #line(pen, lineage, part) {
     const { view } = this;
-    if (kept > iteration) {
+    if (part.until > part.from) {
       pen.fillStyle = alpha(palette.accent, 0.55);
-      pen.fillRect(view.x(iteration), y - 1, view.x(kept) - view.x(iteration), 2);
+      pen.fillRect(view.x(part.from), this.#y(lineage) - 1, view.x(part.until) - view.x(part.from), 2);
     }
-    const lostFrom = Math.max(iteration, kept);
-    if (last > lostFrom) {
-      pen.strokeStyle = alpha(palette.lost, 0.8);
-      pen.lineWidth = 1.5;
-      pen.setLineDash([4, 3]);
-      pen.beginPath();
-      pen.moveTo(view.x(lostFrom), y);
-      pen.lineTo(view.x(last), y);
-      pen.stroke();
-      pen.setLineDash([]);
-    }
+    if (part.to > part.until) this.#lost(pen, part, this.#y(lineage, true));
   }
 
-  #branch(pen, { lineage, iteration, parent, order }) {
+  #lostPixels({ until, to }) {
+    const { view } = this;
+    return [Math.max(view.gutter - 2, view.x(until)), Math.min(view.gutter + view.plotWidth + 2, view.x(to))];
+  }
+
+  /** Work that was given up: hatched. */
+  #lost(pen, part, y) {
+    const [left, right] = this.#lostPixels(part);
+    if (right <= left) return;
+    pen.fillStyle = alpha(palette.lost, 0.1);
+    pen.fillRect(left, y - LOST_PX, right - left, 2 * LOST_PX);
+    pen.fillStyle = stripes(pen, alpha(palette.lost, 0.5));
+    pen.fillRect(left, y - LOST_PX, right - left, 2 * LOST_PX);
+    pen.fillStyle = palette.lost;
+    pen.fillRect(left, y - 0.5, right - left, 1);
+  }
+
+  /** How much it was, where there is room between the points on it. */
+  #lostWords(pen, lineage, part) {
+    const [left, right] = this.#lostPixels(part);
+    const text = `lost: ${lostText(part.lost)}`;
+    pen.font = palette.font;
+    const wide = pen.measureText(text).width + 10;
+    if (part.to <= part.until || wide > right - left - 8) return;
+    const y = this.#y(lineage, true);
+    const taken = this.model.checkpoints.filter((row) => this.#y(row.lineage, row.abandoned) === y).map((row) => this.view.x(row.x));
+    const edges = [left, ...taken.filter((x) => x > left && x < right), right];
+    const room = edges.findIndex((x, index) => index > 0 && x - edges[index - 1] > wide + 14);
+    if (room < 0) return;
+    const centre = (edges[room - 1] + edges[room]) / 2;
+    pen.fillStyle = palette.surface;
+    pen.fillRect(centre - wide / 2, y - 7, wide, 14);
+    label(pen, text, centre, y, palette.muted, palette.font, "center");
+  }
+
+  #branch(pen, row) {
+    const { lineage, parent, order } = row;
     if (!parent) return;
+    const { model, view } = this;
     const parentLineage = Number(parent.split("-")[1]);
-    const made = this.model.orders.find((row) => row.id === order);
+    const stands = model.kept.has(lineage);
+    const [x, y] = [view.x(row.from), this.#y(lineage)];
+    this.#stem(pen, x, this.#y(parentLineage), y, stands ? alpha(palette.accent, 0.55) : alpha(palette.lost, 0.8));
+    if (view.axis === "time") return;
+    const made = model.orders.find((one) => one.id === order);
     const from = made?.from_lineage ?? parentLineage;
-    const left = made?.from_iteration ?? this.model.lineages.find((row) => row.lineage === from)?.last_iteration;
-    const [x, y] = [this.view.x(iteration), this.#y(lineage)];
-    this.#stem(pen, x, this.#y(parentLineage), y, this.model.kept.has(lineage) ? alpha(palette.accent, 0.55) : alpha(palette.lost, 0.8));
-    if (left != null && left > iteration) this.#arc(pen, this.view.x(left), this.#y(from), x, y);
+    const left = made?.from_iteration ?? model.lineages.find((one) => one.lineage === from)?.last_iteration;
+    if (left != null && left > row.from) this.#arc(pen, view.x(left), this.#y(from, true), x, y);
   }
 
   #stem(pen, x, fromY, toY, colour) {
@@ -121,15 +182,15 @@ export class LineageLane extends CanvasLane {
   }
 
   #points(pen) {
-    const shown = this.model.checkpoints.filter((row) => this.view.shows(row.iteration));
+    const shown = this.model.checkpoints.filter((row) => this.view.shows(row.x));
     const dense = shown.length * DENSE_PX > this.view.plotWidth;
     for (const row of shown) {
-      const plain = row.state === "durable" && row.kind !== "safety";
-      glyph(pen, row, this.view.x(row.iteration), this.#y(row.lineage), dense && plain ? 2.2 : 4.5);
+      const plain = row.state === "durable" && row.kind !== "safety" && !row.pinned;
+      glyph(pen, row, this.view.x(row.x), this.#y(row.lineage, row.abandoned), dense && plain ? 2.2 : 4.5);
     }
     const chosen = shown.find((row) => row.id === this.selected);
     if (!chosen) return;
-    const [x, y] = [this.view.x(chosen.iteration), this.#y(chosen.lineage)];
+    const [x, y] = [this.view.x(chosen.x), this.#y(chosen.lineage, chosen.abandoned)];
     glyph(pen, chosen, x, y, 5);
     pen.strokeStyle = palette.text;
     pen.lineWidth = 1.6;
@@ -143,9 +204,9 @@ export class LineageLane extends CanvasLane {
     const free = new Map();
     const chosen = [];
     for (const row of [...this.model.checkpoints].reverse()) {
-      if (!this.view.shows(row.iteration)) continue;
-      const x = this.view.x(row.iteration);
-      const line = this.rows.get(row.lineage) ?? 0;
+      if (!this.view.shows(row.x)) continue;
+      const x = this.view.x(row.x);
+      const line = this.#y(row.lineage, row.abandoned);
       if (row.id !== this.selected && (free.get(line) ?? Infinity) - x < TARGET_PX) continue;
       free.set(line, x);
       chosen.push([row, x]);
@@ -163,68 +224,45 @@ export class LineageLane extends CanvasLane {
   }
 
   #place(option, row, x) {
-    option.style.transform = `translate(${(x - 7).toFixed(1)}px, ${this.#y(row.lineage) - 10}px)`;
+    option.style.transform = `translate(${(x - 7).toFixed(1)}px, ${this.#y(row.lineage, row.abandoned) - 10}px)`;
     const selected = String(row.id === this.selected);
-    if (option.dataset.id === row.id && option.dataset.state === row.state && option.getAttribute("aria-selected") === selected) return;
+    const name = [`Iteration ${count(row.iteration)}`, ...marks(row), row.state + (row.kind === "safety" ? ", safety checkpoint" : ""), `lineage ${row.lineage}`].join(", ");
+    if (option.dataset.id === row.id && option.ariaLabel === name && option.getAttribute("aria-selected") === selected) return;
     Object.assign(option.dataset, { id: row.id, state: row.state });
     option.id = `point-${row.id}`;
     option.setAttribute("aria-selected", selected);
-    option.setAttribute("aria-label", `Iteration ${count(row.iteration)}, ${row.state}${row.kind === "safety" ? ", safety checkpoint" : ""}, lineage ${row.lineage}`);
+    option.ariaLabel = name;
   }
 
   hit(x, y) {
     const near = this.model.checkpoints.filter(
-      (row) => Math.abs(this.view.x(row.iteration) - x) < 8 && Math.abs(this.#y(row.lineage) - y) < ROW / 2,
+      (row) => Math.abs(this.view.x(row.x) - x) < 8 && Math.abs(this.#y(row.lineage, row.abandoned) - y) < ROW / 2,
     );
-    if (near.length === 0) return null;
-    const row = near.reduce((a, b) => (Math.abs(this.view.x(a.iteration) - x) < Math.abs(this.view.x(b.iteration) - x) ? a : b));
-    const lines = [`${row.kind} · ${row.state} · lineage ${row.lineage} · ${size(row.payload_bytes)}`];
+    if (near.length === 0) return this.#lostHit(x, y);
+    const row = near.reduce((a, b) => (Math.abs(this.view.x(a.x) - x) < Math.abs(this.view.x(b.x) - x) ? a : b));
+    const lines = [...marks(row), `${row.kind} · ${row.state} · lineage ${row.lineage} · ${size(row.payload_bytes)}`];
     if (row.persist_seconds != null) lines.push(`snapshot ${duration(row.snapshot_seconds)}, persist ${duration(row.persist_seconds)}`);
     if (row.reason) lines.push(row.reason);
     if (row.restorable) lines.push("click to select, then restore");
     return { title: `Iteration ${count(row.iteration)}`, lines, checkpoint: row };
   }
+
+  #lostHit(x, y) {
+    const place = this.view.place(x);
+    for (const { lineage, parts } of this.model.lineages) {
+      if (Math.abs(this.#y(lineage, true) - y) >= LOST_PX) continue;
+      const part = parts.find((one) => one.to > one.until && one.until <= place && place <= one.to);
+      if (part) return { title: `Lost: ${lostText(part.lost)}`, lines: [`of lineage ${lineage}, beyond where training went on from; checkpoints in it stay restorable`] };
+    }
+    return null;
+  }
+
+  note() {
+    if (!this.model?.checkpoint_density) return "";
+    return `${count(this.model.checkpoints.length)} of ${count(this.model.checkpoints_total)} shown: zoom in for all`;
+  }
 }
 
-/** ● durable  ◐ persisting  ✕ failed, torn, damaged  ◆ safety; · retired: a trace, so that what is left stands out. */
-export function glyph(pen, row, x, y, radius) {
-  pen.save();
-  const gone = row.state === "missing";
-  if (gone) radius = Math.max(1, radius * 0.3);
-  pen.globalAlpha = gone ? 0.55 : row.abandoned ? 0.6 : 1;
-  const failed = FAILED.includes(row.state);
-  const open = row.state === "persisting" || row.state === "snapshot";
-  const colour = failed ? palette.bad : row.kind === "safety" ? palette.info : palette.accent;
-  pen.fillStyle = colour;
-  pen.strokeStyle = colour;
-  pen.lineWidth = failed ? 2 : 1.4;
-  pen.beginPath();
-  if (failed) {
-    pen.moveTo(x - radius, y - radius);
-    pen.lineTo(x + radius, y + radius);
-    pen.moveTo(x + radius, y - radius);
-    pen.lineTo(x - radius, y + radius);
-    pen.stroke();
-  } else if (row.kind === "safety") {
-    const wide = radius * 1.25;
-    pen.moveTo(x, y - wide);
-    pen.lineTo(x + wide, y);
-    pen.lineTo(x, y + wide);
-    pen.lineTo(x - wide, y);
-    pen.closePath();
-    if (!open) pen.fill();
-    pen.stroke();
-  } else {
-    pen.arc(x, y, radius, 0, 7);
-    if (open) pen.fillStyle = palette.surface;
-    pen.fill();
-    pen.stroke();
-    if (open) {
-      pen.fillStyle = colour;
-      pen.beginPath();
-      pen.arc(x, y, radius, Math.PI / 2, Math.PI * 1.5);
-      pen.fill();
-    }
-  }
-  pen.restore();
+function lostText({ iterations, seconds }) {
+  return `${count(iterations)} ${iterations === 1 ? "iteration" : "iterations"}${seconds ? `, ${duration(seconds)}` : ""}`;
 }

@@ -1,14 +1,17 @@
-// The timeline: lanes that share one axis of iterations, and the hands that move it.
+// The timeline: lanes that share one axis, of iterations or of time, and the hands that move it.
 
-import { readAddress, writeAddress } from "./address.js";
-import { AxisLane } from "./axis.js";
+import { flushAddress, readAddress, writeAddress } from "./address.js";
+import { AxisLane, placeText } from "./axis.js";
 import { CurveLane } from "./curves.js";
 import { EventLane } from "./events.js";
 import { Feed } from "./feed.js";
-import { capitalised, count, duration, metric as asMetric } from "./format.js";
+import { linkExports, saveChart } from "./exporting.js";
+import { duration } from "./duration.js";
+import { capitalised, clock, count, metric as asMetric, zone } from "./format.js";
+import { FAILED } from "./glyphs.js";
 import { startKeys } from "./keys.js";
-import { FAILED, LineageLane } from "./lineages.js";
-import { modelOf } from "./model.js";
+import { LineageLane } from "./lineages.js";
+import { modelOf, otherAxis } from "./model.js";
 import { OverheadLane } from "./overhead.js";
 import { Overview } from "./overview.js";
 import { readPalette } from "./palette.js";
@@ -21,9 +24,11 @@ import { fillTables, sentence } from "./table.js";
 import { View } from "./view.js";
 
 const NARROW_PX = 620;
+const REST_MS = 120;
 
 class Timeline {
   model = null;
+  heard = 0;
   #drawing = false;
 
   constructor(root) {
@@ -34,10 +39,11 @@ class Timeline {
     readPalette();
     this.#measure();
     this.#makeLanes();
+    this.state = readAddress();
     this.overview = new Overview(root.querySelector(".overview"), this.view);
     this.readout = new Readout(root, this.view, this.lanes);
     this.selection = new Selection(this.#part("selection"));
-    this.#readAddress();
+    this.#begin();
     this.#listen();
     this.#listenToHands();
     this.feed.ask();
@@ -48,23 +54,24 @@ class Timeline {
   }
 
   #button(act) {
-    return this.root.querySelector(`.tools [data-act="${act}"]`);
+    return this.root.querySelector(`button[data-act="${act}"]`);
   }
 
   #makeLanes() {
     const { view, root } = this;
     const lane = (name) => root.querySelector(`[data-lane="${name}"]`);
     const tall = view.width < NARROW_PX ? 130 : 168;
-    this.metricLane = new CurveLane(lane("metric"), view, { metric: "loss", format: asMetric, height: tall });
+    this.metricLane = new CurveLane(lane("metric"), view, { metric: "loss", format: asMetric, tall });
     this.points = new LineageLane(lane("lineages"), view);
+    this.events = new EventLane(lane("events"), view);
     this.lanes = [
       this.metricLane,
-      new CurveLane(lane("seconds"), view, { metric: null, format: duration, zeroBased: true, height: 92 }),
+      new CurveLane(lane("seconds"), view, { metric: null, format: duration, zeroBased: true, tall: 92 }),
       new OverheadLane(lane("overhead"), view),
       new PipelineLane(lane("pipeline"), view),
       new StallLane(lane("stalls"), view),
       this.points,
-      new EventLane(lane("events"), view),
+      this.events,
       new AxisLane(lane("axis"), view),
     ];
   }
@@ -83,12 +90,13 @@ class Timeline {
     view.addEventListener("state", () => this.#showState());
     feed.addEventListener("timeline", (event) => this.#receive(event.detail));
     feed.addEventListener("whole", (event) => this.#receiveWhole(modelOf(event.detail)));
-    feed.addEventListener("trouble", () => this.#say("The timeline could not be read; it is asked for again with the next news of the job."));
+    feed.addEventListener("trouble", () => this.#trouble("The timeline could not be read; it is asked for again with the next news of the job."));
     document.addEventListener("holdfast:tick", () => {
       feed.wake();
       this.#countNew();
     });
     document.addEventListener("holdfast:theme", () => this.#restyle());
+    document.addEventListener("holdfast:zone", () => this.#tellOtherwise());
     document.addEventListener("visibilitychange", () => !document.hidden && feed.wake());
     new ResizeObserver(() => this.#resize()).observe(this.lanesBox);
     this.selection.addEventListener("change", () => this.#showSelection());
@@ -103,7 +111,7 @@ class Timeline {
       zone: (from, to) => readout.zone(from, to),
       click: (event) => {
         const point = readout.hit(event)?.checkpoint;
-        if (point) this.selection.choose(point.id);
+        this.selection.choose(point?.id ?? null);
       },
     });
     this.root.addEventListener("click", (event) => {
@@ -118,15 +126,29 @@ class Timeline {
 
   #receive(timeline) {
     this.root.dataset.state = timeline.extent ? "drawn" : "empty";
+    this.heard = Date.now() / 1000;
+    this.#part("stale").hidden = true;
     if (!timeline.extent) return this.#say("No iteration has been reported yet. The first ones appear here within a second of being trained.");
+    if (this.#otherMetric(timeline.metrics)) return;
     this.model = modelOf(timeline);
-    this.#place(timeline.extent);
+    this.feed.secondsPerIteration = this.model.secondsPerIteration;
+    this.#place(this.model.extent);
     this.#showMetrics();
     for (const lane of this.lanes) lane.setModel(this.model);
-    const whole = timeline.window[0] <= timeline.extent[0] && timeline.window[1] >= timeline.extent[1];
+    const window = timeline.time_window ?? timeline.window;
+    const whole = window[0] <= this.model.extent[0] && window[1] >= this.model.end;
     if (whole) this.#receiveWhole(this.model);
     this.selection.describe(this.model.checkpoints);
+    this.#showFolds();
     this.#showState();
+  }
+
+  /** Ask for a metric that there is, when the one asked for is not. */
+  #otherMetric(names) {
+    if (!names.length || names.includes(this.feed.metric)) return false;
+    this.feed.metric = this.metricLane.metric = names[0];
+    this.feed.forget();
+    return true;
   }
 
   /** Where the view is, now that there is something to see. */
@@ -140,15 +162,24 @@ class Timeline {
     if (live) view.follow(true);
   }
 
+  /** The same stretch, counted otherwise. */
+  #switchAxis() {
+    const { view, model } = this;
+    const axis = view.axis === "time" ? "iteration" : "time";
+    const window = view.fitted ? null : otherAxis(model, [view.from, view.to]);
+    this.model = null;
+    view.count(axis, axis === "time" ? model.times : [1, model.lastIteration], window);
+    this.#press("axis", axis === "time");
+    this.feed.forget();
+  }
+
   #receiveWhole(model) {
-    this.whole = model;
     this.overview.setModel(model, this.metricLane.metric);
   }
 
   #showMetrics() {
     const picker = this.#part("metric");
     const names = this.model.metrics;
-    if (names.length && !names.includes(this.metricLane.metric)) this.metricLane.metric = names[0];
     if (picker.dataset.names !== names.join()) {
       picker.dataset.names = names.join();
       picker.replaceChildren(...names.map((name) => new Option(name, name, false, name === this.metricLane.metric)));
@@ -159,11 +190,8 @@ class Timeline {
   }
 
   #chooseMetric(name) {
-    this.metricLane.metric = name;
-    this.#showMetrics();
-    this.metricLane.restyle(this.model);
-    this.overview.setModel(this.whole ?? this.model, name);
-    this.#describe();
+    this.metricLane.metric = this.feed.metric = name;
+    this.feed.forget();
   }
 
   // ---- drawing ------------------------------------------------------------------------------
@@ -175,9 +203,15 @@ class Timeline {
       this.#drawing = false;
       for (const lane of this.lanes) lane.move();
       this.overview.move();
-      this.#part("window").textContent = `iterations ${count(this.view.from)} – ${count(this.view.end)} of ${count(this.view.extent[1])}`;
+      this.#part("window").textContent = this.model ? this.#windowText() : "";
       this.readout.refresh();
     });
+  }
+
+  #windowText() {
+    const { axis, from, end, extent } = this.view;
+    const shown = `${placeText(axis, from)} – ${placeText(axis, end)}`;
+    return axis === "time" ? shown : `iterations ${shown} of ${count(extent[1])}`;
   }
 
   #resize() {
@@ -189,26 +223,65 @@ class Timeline {
 
   #restyle() {
     readPalette();
-    for (const lane of this.lanes) lane.restyle(this.model);
+    for (const lane of this.lanes) lane.move();
     this.overview.draw();
+  }
+
+  /** Times are told by another clock. */
+  #tellOtherwise() {
+    this.#press("axis", this.view.axis === "time");
+    this.#showState();
   }
 
   // ---- state that others see ----------------------------------------------------------------
 
-  #readAddress() {
-    const { window, live, selected } = readAddress();
+  /** As the address says. */
+  #begin() {
+    const { axis, window, live, selected, metric, logarithmic, everything, table } = this.state;
     if (selected) this.selection.choose(selected);
     this.points.selected = selected;
+    this.points.everything = everything;
+    this.metricLane.logarithmic = logarithmic;
+    if (metric) this.feed.metric = this.metricLane.metric = metric;
+    this.view.axis = axis;
+    this.#part("tables").hidden = !table;
+    for (const [act, on] of [["log", logarithmic], ["table", table], ["axis", axis === "time"]]) this.#press(act, on);
     if (!window) return;
     this.wanted = { window, live };
     Object.assign(this.view, { fitted: false, live, from: window[0], to: window[1] });
+  }
+
+  #press(act, on) {
+    this.#button(act).setAttribute("aria-pressed", String(on));
+    if (act === "axis") this.root.querySelector(".axis-name").textContent = on ? `time${zone()}` : "iteration";
+  }
+
+  /** What is on show stays, and says how old it is. */
+  #trouble(text) {
+    if (this.heard) {
+      const [mark, words] = [this.#part("stale"), `not read since ${clock(this.heard)}${zone()}`];
+      mark.hidden = false;
+      if (mark.textContent !== words) mark.textContent = words;
+    }
+    if (this.model) return;
+    this.root.dataset.state = "trouble";
+    this.#say(text);
+  }
+
+  #showFolds() {
+    const button = this.#button("branches");
+    button.hidden = !this.points.folds;
+    button.setAttribute("aria-pressed", String(!this.points.folded));
   }
 
   #showState() {
     const live = this.#button("live");
     live.setAttribute("aria-pressed", String(this.view.live));
     if (this.view.live) live.lastElementChild.textContent = "Live";
-    writeAddress(this.view, this.selection.id);
+    writeAddress(this.view, {
+      selected: this.selection.id, metric: this.feed.metric, logarithmic: this.metricLane.logarithmic,
+      everything: this.points.everything, table: !this.#part("tables").hidden,
+    });
     this.#describe();
     this.#draw();
   }
@@ -216,15 +289,21 @@ class Timeline {
   #showSelection() {
     this.points.selected = this.selection.id;
     if (!this.model) return;
-    if (this.selection.id) this.view.reveal(this.selection.iteration);
+    const place = this.#placeOf(this.selection.id);
+    if (place !== null) this.view.reveal(place);
     this.selection.describe(this.model.checkpoints);
     this.#showState();
+  }
+
+  #placeOf(id) {
+    if (id === null) return null;
+    return this.model.checkpoints.find((row) => row.id === id)?.x ?? (this.view.axis === "iteration" ? this.selection.iteration : null);
   }
 
   #countNew() {
     if (this.view.live || !this.model) return;
     const newest = Number(document.querySelector("[data-iteration]").dataset.iteration);
-    const missed = newest - Math.round(this.view.to);
+    const missed = newest - Math.round(this.view.axis === "time" ? this.model.lastIteration : this.view.to);
     this.#button("live").lastElementChild.textContent = missed > 0 ? `Live ▸ ${count(missed)} ahead` : "Live";
   }
 
@@ -232,9 +311,16 @@ class Timeline {
     this.#part("summary").textContent = text;
   }
 
+  /** In words, once the window has come to rest. */
   #describe() {
+    clearTimeout(this.describing);
+    this.describing = setTimeout(() => this.#tell(), REST_MS);
+  }
+
+  #tell() {
     if (!this.model) return;
-    this.#say(sentence(this.model, this.view));
+    linkExports(this.root, this.view, this.model);
+    this.#say(sentence(this.model, this.view, { metric: this.metricLane.metric, mean: this.metricLane.curve.mean }));
     const tables = this.#part("tables");
     if (!tables.hidden) fillTables(tables, this.model, this.view, this.model.metrics.length ? this.metricLane.metric : null);
   }
@@ -252,13 +338,17 @@ class Timeline {
       "pan-right": () => view.pan(view.span / 4),
       live: () => this.#follow(),
       table: () => this.#toggleTables(),
+      axis: () => this.#switchAxis(),
+      branches: () => this.#toggleBranches(),
+      png: () => saveChart("png", this.root, this.lanes, this.view, this.#windowText()),
+      svg: () => saveChart("svg", this.root, this.lanes, this.view, this.#windowText()),
       log: () => this.#toggleLog(),
       copy: () => this.#copy(),
       previous: () => selection.step(model.checkpoints, -1),
       next: () => selection.step(model.checkpoints, 1),
       "stall-before": () => this.#jump(model.stalls, -1),
       "stall-after": () => this.#jump(model.stalls, 1),
-      failure: () => this.#jump([...model.checkpoints.filter((row) => FAILED.includes(row.state)), ...model.attempts.filter((row) => row.previous_exit)], 1),
+      failure: () => this.#jump([...model.checkpoints.filter((row) => FAILED.includes(row.state)), ...this.events.events.filter((event) => event.mark === "crash")], 1),
       restore: () => selection.id && document.dispatchEvent(new CustomEvent("holdfast:restore", { detail: selection.id })),
       clear: () => selection.choose(null),
     };
@@ -272,28 +362,40 @@ class Timeline {
 
   #jump(rows, direction) {
     const middle = (this.view.from + this.view.to) / 2;
-    const ahead = rows.map((row) => row.iteration).filter((iteration) => (iteration - middle) * direction > this.view.span * 0.01);
+    const ahead = rows.map((row) => row.x).filter((place) => (place - middle) * direction > this.view.span * 0.01);
     if (ahead.length) this.view.pan((direction > 0 ? Math.min(...ahead) : Math.max(...ahead)) - middle);
   }
 
   #toggleTables() {
     const tables = this.#part("tables");
     tables.hidden = !tables.hidden;
-    this.#button("table").setAttribute("aria-pressed", String(!tables.hidden));
-    this.#describe();
+    this.#press("table", !tables.hidden);
+    this.#showState();
+  }
+
+  #toggleBranches() {
+    this.points.unfold(this.points.folded);
+    this.#showFolds();
+    this.#showState();
   }
 
   #toggleLog() {
     this.metricLane.logarithmic = !this.metricLane.logarithmic;
-    this.#button("log").setAttribute("aria-pressed", String(this.metricLane.logarithmic));
-    this.metricLane.restyle(this.model);
+    this.#press("log", this.metricLane.logarithmic);
+    this.#showState();
   }
 
   async #copy() {
     const button = this.#button("copy");
-    await navigator.clipboard?.writeText(location.href);
-    button.dataset.done = "";
-    setTimeout(() => delete button.dataset.done, 1500);
+    flushAddress();
+    try {
+      await navigator.clipboard.writeText(location.href);
+      button.dataset.done = "copied";
+    } catch {
+      // plain HTTP has no clipboard, and a browser may refuse
+      button.dataset.done = "copy the address of this page";
+    }
+    setTimeout(() => delete button.dataset.done, button.dataset.done === "copied" ? 1500 : 6000);
   }
 }
 

@@ -1,7 +1,9 @@
 // What the timeline API answers, made ready to draw. Pure: no DOM, no clock.
 
 const ODD = { nan: NaN, inf: Infinity, "-inf": -Infinity };
-const LOST_CURVES = 8;
+const LOST_CURVES = 40;
+const SILENT_SHARE = 0.12;
+const COLUMNS = ["x", "iteration", "at", "mean", "min", "max"];
 
 const number = (value) => (typeof value === "string" ? ODD[value] ?? NaN : value);
 const numbers = (values) => (values ?? []).map(number);
@@ -29,6 +31,16 @@ export function nearest(values, target) {
   if (at === values.length) return at - 1;
   return target - values[at - 1] <= values[at] - target ? at - 1 : at;
 }
+
+/** The value of one ascending column where another one has `target`; between two rows, in between. */
+export function between(keys, values, target) {
+  const at = lowerBound(keys, target);
+  if (at === 0 || at === keys.length) return values[Math.min(at, keys.length - 1)];
+  const part = (target - keys[at - 1]) / (keys[at] - keys[at - 1] || 1);
+  return values[at - 1] + part * (values[at] - values[at - 1]);
+}
+
+const axisOf = (timeline) => (timeline.time_window ? "time" : "iteration");
 
 /** For each lineage, the last of its iterations that the current state descends from. */
 function keptUntil(lineages) {
@@ -58,71 +70,94 @@ function isSparse(values) {
   return finite > 0 && finite < values.length / 2 && alone > finite / 2;
 }
 
-function take(series, values, keep) {
-  const points = { iteration: [], mean: [], min: [], max: [], lineage: [] };
+const none = () => Object.fromEntries(COLUMNS.map((name) => [name, []]));
+
+function take(series, values, axis, keep) {
+  const points = none();
   const sparse = isSparse(values.mean);
   series.iteration.forEach((iteration, index) => {
     if (!keep(iteration) || (sparse && !Number.isFinite(values.mean[index]))) return;
+    points.x.push(axis === "time" ? series.at[index] : iteration);
     points.iteration.push(iteration);
+    points.at.push(series.at[index]);
     points.mean.push(values.mean[index]);
     points.min.push(values.min ? values.min[index] : values.mean[index]);
     points.max.push(values.max[index]);
-    points.lineage.push(series.lineage);
   });
   return points;
 }
 
-function withGaps(points) {
-  // a hole in what was received stays a hole: nothing is drawn across it
-  const steps = points.iteration.slice(1).map((value, index) => value - points.iteration[index]);
-  const usual = median(steps);
-  const result = { iteration: [], mean: [], min: [], max: [], lineage: [] };
-  points.iteration.forEach((iteration, index) => {
-    if (index > 0 && usual >= 1 && iteration - points.iteration[index - 1] > usual * 3 + 1) {
-      result.iteration.push(points.iteration[index - 1] + usual);
-      for (const key of ["mean", "min", "max"]) result[key].push(null);
-      result.lineage.push(points.lineage[index - 1]);
-    }
-    for (const key of Object.keys(result)) result[key].push(points[key][index]);
-  });
+/** Parts as one. A hole in what was received stays a hole: nothing is drawn across it. A long part is told more roughly. */
+function withHoles(parts, axis) {
+  const result = none();
+  let before = 0;
+  for (const points of parts) {
+    const own = median(points.x.slice(1).map((value, index) => value - points.x[index])) || before;
+    points.x.forEach((x, index) => {
+      const last = result.x.at(-1);
+      const usual = index ? own : Math.max(own, before);
+      if (x - last > usual * 3 + (axis === "time" ? 0 : 1)) {
+        for (const name of COLUMNS) result[name].push(name === "x" ? last + usual : null);
+      }
+      for (const name of COLUMNS) result[name].push(points[name][index]);
+    });
+    before = own;
+  }
   return result;
-}
-
-function concatenated(parts) {
-  const whole = { iteration: [], mean: [], min: [], max: [], lineage: [] };
-  for (const part of parts) for (const key of Object.keys(whole)) whole[key].push(...part[key]);
-  return whole;
 }
 
 function oddRanges(curve) {
   const ranges = [];
-  curve.iteration.forEach((iteration, index) => {
+  curve.x.forEach((x, index) => {
     const value = curve.mean[index];
     if (value === null || Number.isFinite(value)) return;
     const last = ranges.at(-1);
-    if (last && last.index === index - 1) Object.assign(last, { to: iteration, index });
-    else ranges.push({ from: iteration, to: iteration, index, value });
+    if (last && last.index === index - 1) Object.assign(last, { to: x, index });
+    else ranges.push({ from: x, to: x, index, value });
   });
   return ranges;
+}
+
+/** A window of the axis at hand as one of the other axis, by what stands and, beyond it, by what was lost; null: unknown. */
+export function otherAxis(model, window) {
+  const [standing, lost] = [[], []];
+  for (const { iteration, at, lineage, lost: dead } of model.series) {
+    const until = dead ? -Infinity : (model.kept.get(lineage) ?? -Infinity);
+    const cut = iteration.filter((one) => one <= until).length;
+    for (const [into, from, to] of [[standing, 0, cut], [lost, cut, at.length]]) {
+      const columns = [iteration.slice(from, to), at.slice(from, to)];
+      const [keys, values] = model.axis === "time" ? columns.reverse() : columns;
+      if (keys.length) into.push({ keys, values });
+    }
+  }
+  const parts = [...standing, ...lost.reverse()];
+  if (!parts.length) return null;
+  const away = ({ keys }, place) => Math.max(keys[0] - place, place - keys.at(-1), 0);
+  const other = (place) => {
+    const { keys, values } = parts.reduce((best, one) => (away(one, place) < away(best, place) ? one : best));
+    return between(keys, values, place);
+  };
+  return window.map(other).sort((a, b) => a - b);
 }
 
 /** One metric (null: iteration time) as the curve that stands and the stretches that were given up. */
 export function curveOf(timeline, metric) {
   const kept = keptUntil(timeline.lineages);
+  const axis = axisOf(timeline);
   const ordered = [...timeline.series].sort((a, b) => a.lineage - b.lineage);
   const standing = [];
   const lost = [];
   for (const series of ordered) {
     const values = column(series, metric);
     if (!values) continue;
-    // lost: trained by an attempt that died, and not repeated yet
+    // lost: trained by an attempt that died, and repeated since, or to be repeated
     const until = series.lost ? -Infinity : (kept.get(series.lineage) ?? -Infinity);
-    standing.push(take(series, values, (iteration) => iteration <= until));
-    const rest = take(series, values, (iteration) => iteration > until);
-    if (rest.iteration.length) lost.push(rest);
+    standing.push(take(series, values, axis, (iteration) => iteration <= until));
+    const rest = take(series, values, axis, (iteration) => iteration > until);
+    if (rest.x.length) lost.push(rest);
   }
-  const curve = withGaps(concatenated(standing));
-  return { ...curve, lost: lost.slice(-LOST_CURVES).map(withGaps), odd: oddRanges(curve) };
+  const curve = withHoles(standing, axis);
+  return { ...curve, lost: lost.slice(-LOST_CURVES).map((one) => withHoles([one], axis)), odd: oddRanges(curve) };
 }
 
 function packed(spans, rows) {
@@ -136,8 +171,9 @@ function packed(spans, rows) {
   return spans;
 }
 
-/** Decisions on the way that stands; where iterations were repeated, the newer ones. */
-function standingPaced(paced, kept) {
+/** Decisions on the way that stands; where iterations were repeated, the newer ones. In time, all of them. */
+function standingPaced(paced, kept, axis) {
+  if (axis === "time") return paced.map((row) => ({ ...row, x: row.at })).sort((a, b) => a.x - b.x);
   let earliest = Infinity;
   return paced
     .filter((row) => row.iteration <= (kept.get(row.lineage) ?? -Infinity))
@@ -147,39 +183,89 @@ function standingPaced(paced, kept) {
       earliest = row.iteration;
       return true;
     })
+    .map((row) => ({ ...row, x: row.iteration }))
     .reverse();
 }
 
-function spanOf(checkpoint, secondsPerIteration, lastIteration) {
-  const inIterations = (seconds) => (seconds ?? 0) / secondsPerIteration;
-  const from = checkpoint.iteration;
-  const copied = from + inIterations(checkpoint.snapshot_seconds);
-  const open = lastIteration !== null && (checkpoint.state === "snapshot" || checkpoint.state === "persisting");
-  const ended = checkpoint.durable_iteration ?? (open ? lastIteration : copied + inIterations(checkpoint.persist_seconds));
-  return {
-    checkpoint, from, copied, open, to: Math.max(copied, ended),
-    blocked: inIterations(checkpoint.stall_seconds),
-  };
+/** Snapshot and persist of a checkpoint, from left to right; `secondsEach`: what one step of the axis takes. */
+function spanOf(checkpoint, secondsEach, axis, end) {
+  const wide = (seconds) => (seconds ?? 0) / secondsEach;
+  const from = checkpoint.x;
+  const copied = from + wide(checkpoint.snapshot_seconds);
+  const open = end !== null && (checkpoint.state === "snapshot" || checkpoint.state === "persisting");
+  const began = axis === "time" && checkpoint.persist_started_at ? checkpoint.persist_started_at : copied;
+  const written = began + wide(checkpoint.persist_seconds);
+  const ended = (axis === "iteration" ? checkpoint.durable_iteration : null) ?? (open ? end : written);
+  return { checkpoint, from, copied, open, to: Math.max(copied, ended), blocked: wide(checkpoint.stall_seconds) };
+}
+
+/** Where on the axis lineages run, part by part: what stands of each up to `until`, and what was lost beyond. */
+function placed(lineages, timeline, axis, kept) {
+  return lineages.map((row) => {
+    const own = timeline.series.filter((series) => series.lineage === row.lineage && series.at.length);
+    const stands = kept.get(row.lineage) ?? row.iteration;
+    if (axis === "time") return { ...row, from: row.at, parts: own.map((series) => timedPart(series, series.lost ? -Infinity : stands)) };
+    const until = Math.min(row.last_iteration, stands);
+    const [iterations, times] = [own.flatMap((one) => one.iteration), own.flatMap((one) => one.at)];
+    const at = (iteration) => between(iterations, times, iteration);
+    const seconds = times.length ? at(row.last_iteration) - at(until) : null;
+    const part = { from: row.iteration, until, to: row.last_iteration, lost: { iterations: row.last_iteration - until, seconds } };
+    return { ...row, from: row.iteration, parts: [part] };
+  });
+}
+
+function timedPart({ iteration, at }, stands) {
+  const [from, to] = [at[0], at.at(-1)];
+  const until = stands >= iteration.at(-1) ? to : stands < iteration[0] ? from : between(iteration, at, stands);
+  return { from, until, to, lost: { iterations: iteration.at(-1) - Math.max(stands, iteration[0] - 1), seconds: to - until } };
+}
+
+/** Where on the axis samples are missing, and how large a share of them. */
+function holes(timeline, axis) {
+  return timeline.gaps.flatMap((gap) => {
+    const share = gap.dropped / (gap.last_iteration - gap.first_iteration + 1);
+    const [first, last] = [gap.first_iteration, gap.last_iteration];
+    if (axis === "iteration") return [{ ...gap, share, from: first, to: last }];
+    const series = timeline.series.find((one) => one.lineage === gap.lineage && one.iteration[0] <= last && one.iteration.at(-1) >= first);
+    return series ? [{ ...gap, share, from: between(series.iteration, series.at, first), to: between(series.iteration, series.at, last) }] : [];
+  });
+}
+
+/** From when on nothing was heard, as far as the axis shows it: it does not grow for as long as that lasts. */
+function silence({ silent_since: since, times, now }, axis) {
+  if (since == null || axis !== "time") return [];
+  const from = Math.max(since, times[1]);
+  return [{ from, to: from + Math.max(1, Math.min(now - from, (from - times[0]) * SILENT_SHARE)), share: 1, silent: since }];
 }
 
 /** Everything the lanes draw, from one answer of the API. */
 export function modelOf(timeline) {
+  const axis = axisOf(timeline);
   const kept = keptUntil(timeline.lineages);
   const usual = median(timeline.series.flatMap((series) => numbers(series.seconds.mean)));
   const secondsPerIteration = Number.isFinite(usual) && usual > 0 ? usual : 1;
   const current = Math.max(0, ...timeline.lineages.map((row) => row.lineage));
-  const end = timeline.lineages.find((row) => row.lineage === current)?.last_iteration ?? timeline.extent[1];
+  const ended = timeline.lineages.find((row) => row.lineage === current)?.last_iteration ?? timeline.extent[1];
+  const end = axis === "time" ? timeline.times[1] : ended;
+  const quiet = silence(timeline, axis);
   // what an attempt that died left half done is under way no more
   const started = Math.max(0, ...timeline.attempts.map((row) => row.started_at));
   const alive = (row) => row.lineage === current && row.at >= started;
-  const checkpoints = [...timeline.checkpoints].sort((a, b) => a.iteration - b.iteration || a.lineage - b.lineage);
+  const checkpoints = timeline.checkpoints
+    .map((row) => ({ ...row, x: axis === "time" ? (row.snapshot_started_at ?? row.at) : row.iteration }))
+    .sort((a, b) => a.x - b.x || a.lineage - b.lineage);
   const spans = checkpoints
     .filter((row) => row.snapshot_seconds != null || row.state === "snapshot" || row.state === "persisting")
-    .map((row) => spanOf(row, secondsPerIteration, alive(row) ? end : null));
+    .map((row) => spanOf(row, axis === "time" ? 1 : secondsPerIteration, axis, alive(row) ? end : null));
   return {
-    ...timeline, checkpoints, secondsPerIteration, kept, currentLineage: current,
+    ...timeline, axis, checkpoints, secondsPerIteration, kept, currentLineage: current,
+    extent: axis === "time" ? [timeline.times[0], quiet[0]?.to ?? end] : timeline.extent,
+    end: axis === "time" ? end : timeline.extent[1],
+    lastIteration: timeline.extent[1],
     spans: packed(spans, 3),
-    paced: standingPaced(timeline.paced, kept),
-    metrics: [...new Set(timeline.series.flatMap((series) => Object.keys(series.metrics)))],
+    stalls: timeline.stalls.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
+    lineages: placed(timeline.lineages, timeline, axis, kept),
+    paced: standingPaced(timeline.paced, kept, axis),
+    holes: [...holes(timeline, axis), ...quiet],
   };
 }

@@ -3,16 +3,14 @@
 import { CanvasLane, label } from "./canvas.js";
 import { count, percent } from "./format.js";
 import { alpha, palette } from "./palette.js";
+import { roundStep } from "./scale.js";
 
 const TALL = 68;
 const TOP = 8;
 const CUT_FACTOR = 3;
 const CUT_GAP_PX = 70;
-
-function niceStep(rough) {
-  const power = 10 ** Math.floor(Math.log10(rough));
-  return [5, 2, 1].find((factor) => factor * power <= rough) * power;
-}
+const TEXT_PX = 62;
+const OUT_PX = 12;
 
 const ascending = (values) => values.filter(Number.isFinite).sort((a, b) => a - b);
 const quantile = (sorted, share) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))];
@@ -54,8 +52,8 @@ export class OverheadLane extends CanvasLane {
   #shown() {
     const { view } = this;
     const paced = this.model.paced;
-    const first = paced.findLastIndex((row) => row.iteration <= view.from);
-    const rows = paced.filter((row, index) => index === first || view.shows(row.iteration));
+    const first = paced.findLastIndex((row) => row.x <= view.from);
+    const rows = paced.filter((row, index) => index === first || view.shows(row.x));
     return rows.length ? rows : paced.slice(0, 1);
   }
 
@@ -64,9 +62,9 @@ export class OverheadLane extends CanvasLane {
     let free = -Infinity;
     paced.forEach((row, index) => {
       const value = Math.max(row.budget, row.measured_overhead ?? 0);
-      const end = paced[index + 1]?.iteration ?? this.model.extent[1];
-      if (value <= top || !this.view.shows(row.iteration, end)) return;
-      const x = Math.max(this.view.x(row.iteration), this.view.gutter + 4);
+      const end = paced[index + 1]?.x ?? this.model.end;
+      if (value <= top || !this.view.shows(row.x, end)) return;
+      const x = Math.max(this.view.x(row.x), this.view.gutter + 4);
       if (x < free) return;
       const text = `↑ ${percent(value)}`;
       const colour = value === row.budget ? palette.budget : palette.accent;
@@ -86,7 +84,7 @@ export class OverheadLane extends CanvasLane {
   }
 
   #scale(pen, top, y) {
-    const step = niceStep(top / 2.4);
+    const step = roundStep(top / 2.4);
     for (const value of [0, step, 2 * step].filter((one) => one < top)) {
       pen.fillStyle = palette.grid;
       pen.fillRect(this.view.gutter, y(value), this.view.plotWidth, 1);
@@ -94,14 +92,22 @@ export class OverheadLane extends CanvasLane {
     }
   }
 
+  /** A place in pixels, no further out than just beyond the plot: dashes out of sight take as long as those in sight. */
+  #near(place) {
+    const { view } = this;
+    return Math.min(Math.max(view.x(place), view.gutter - OUT_PX), view.gutter + view.plotWidth + OUT_PX);
+  }
+
   #steps(pen, paced, value) {
     paced.forEach((row, index) => {
-      const x = this.view.x(row.iteration);
-      if (index === 0) pen.moveTo(x, value(row));
-      else pen.lineTo(x, value(paced[index - 1]));
+      const before = paced[index - 1];
+      if (before?.budget === row.budget) return;
+      const x = this.#near(row.x);
+      if (before) pen.lineTo(x, value(before));
+      else pen.moveTo(x, value(row));
       pen.lineTo(x, value(row));
     });
-    pen.lineTo(this.view.x(this.model.extent[1]), value(paced.at(-1)));
+    pen.lineTo(this.#near(this.model.end), value(paced.at(-1)));
   }
 
   #budget(pen, paced, y) {
@@ -112,8 +118,8 @@ export class OverheadLane extends CanvasLane {
     pen.setLineDash([5, 4]);
     pen.stroke();
     pen.setLineDash([]);
-    pen.lineTo(this.view.x(this.model.extent[1]), 0);
-    pen.lineTo(this.view.x(paced[0].iteration), 0);
+    pen.lineTo(this.#near(this.model.end), 0);
+    pen.lineTo(this.#near(paced[0].x), 0);
     pen.closePath();
     pen.fillStyle = alpha(palette.bad, 0.06);
     pen.fill();
@@ -124,7 +130,7 @@ export class OverheadLane extends CanvasLane {
     let drawing = false;
     for (const row of paced) {
       if (!Number.isFinite(row.measured_overhead)) continue;
-      const point = [this.view.x(row.iteration), y(row.measured_overhead)];
+      const point = [this.view.x(row.x), y(row.measured_overhead)];
       if (drawing) pen.lineTo(...point);
       else pen.moveTo(...point);
       drawing = true;
@@ -134,12 +140,23 @@ export class OverheadLane extends CanvasLane {
     pen.stroke();
   }
 
+  /** Each new interval: a ring and, where there is room, what it is. */
   #intervals(pen, paced, y) {
-    paced.forEach((row, index) => {
-      if (index > 0 && paced[index - 1].interval === row.interval) return;
-      if (!Number.isFinite(row.measured_overhead)) return;
+    let free = -Infinity;
+    this.decisions = paced.filter((row, index) => paced[index - 1]?.interval !== row.interval && Number.isFinite(row.measured_overhead));
+    this.decisions.forEach((row, index) => {
+      const x = this.view.x(row.x);
+      const next = this.decisions[index + 1];
+      const text = row.interval == null ? "none" : `every ${count(row.interval)}`;
+      const at = y(row.measured_overhead);
+      const room = next ? this.view.x(next.x) - x : Infinity;
+      if (this.view.shows(row.x) && x > free && room > TEXT_PX) {
+        label(pen, text, x + 7, at < TALL / 2 ? at + 10 : at - 9, palette.muted, palette.font);
+        free = x + TEXT_PX;
+      }
+      if (!this.view.shows(row.x)) return;
       pen.beginPath();
-      pen.arc(this.view.x(row.iteration), y(row.measured_overhead), 3, 0, 7);
+      pen.arc(this.view.x(row.x), y(row.measured_overhead), 3, 0, 7);
       pen.fillStyle = palette.surface;
       pen.fill();
       pen.strokeStyle = palette.accent;
@@ -148,12 +165,19 @@ export class OverheadLane extends CanvasLane {
     });
   }
 
-  #at(iteration) {
-    return this.model?.paced.findLast((row) => row.iteration <= iteration);
+  hit(x) {
+    const near = (this.decisions ?? []).filter((row) => Math.abs(this.view.x(row.x) - x) < 6);
+    const row = near.at(-1);
+    if (!row) return null;
+    const every = row.interval == null ? "No checkpoints" : `Every ${count(row.interval)} iterations`;
+    return {
+      title: `${every}, from iteration ${count(row.iteration)}`,
+      lines: [`decided at a measured overhead of ${percent(row.measured_overhead)}, with a budget of ${percent(row.budget)}`],
+    };
   }
 
-  readout(iteration) {
-    const row = this.#at(iteration);
+  readout(place) {
+    const row = this.model?.paced.findLast((one) => one.x <= place);
     if (!row) return "";
     const every = row.interval == null ? "no checkpoints" : `every ${count(row.interval)}`;
     return `${percent(row.measured_overhead)} of ${percent(row.budget)} · ${every}`;

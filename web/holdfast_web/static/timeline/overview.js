@@ -1,11 +1,16 @@
 // The whole run in one strip, with a brush for the window on show.
 
+import { placeText } from "./axis.js";
 import { curveOf } from "./model.js";
-import { count } from "./format.js";
 import { alpha, palette } from "./palette.js";
 
 const TALL = 46;
 const GRIP_PX = 9;
+
+/** With every frame, so only what is new. */
+function write(element, name, value) {
+  if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
+}
 
 export class Overview {
   constructor(element, view) {
@@ -25,12 +30,12 @@ export class Overview {
     this.draw();
   }
 
-  #x(iteration) {
+  #x(place) {
     const [start, end] = this.view.extent;
-    return this.view.gutter + ((iteration - start) / Math.max(1, end - start)) * this.view.plotWidth;
+    return this.view.gutter + ((place - start) / Math.max(1, end - start)) * this.view.plotWidth;
   }
 
-  #iteration(x) {
+  #place(x) {
     const [start, end] = this.view.extent;
     return start + ((x - this.view.gutter) / this.view.plotWidth) * (end - start);
   }
@@ -43,13 +48,30 @@ export class Overview {
     const pen = this.canvas.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.#line(pen);
-    for (const row of this.model.attempts) if (row.previous_exit) this.#tick(pen, row.iteration, palette.bad);
-    for (const row of this.model.lineages) if (row.parent) this.#tick(pen, row.iteration, palette.info);
-    pen.fillStyle = alpha(palette.accent, 0.7);
-    for (const row of this.model.checkpoints) {
-      if (row.state === "durable") pen.fillRect(this.#x(row.iteration), TALL - 4, 1, 4);
+    for (const hole of this.model.holes) {
+      pen.fillStyle = alpha(palette.lost, 0.1 + 0.2 * hole.share);
+      pen.fillRect(this.#x(hole.from), 0, Math.max(1, this.#x(hole.to) - this.#x(hole.from)), TALL);
     }
+    const timed = this.model.axis === "time";
+    for (const row of this.model.attempts) if (row.previous_exit) this.#tick(pen, timed ? row.started_at : row.iteration, palette.bad);
+    for (const row of this.model.lineages) if (row.parent) this.#tick(pen, row.from, palette.info);
+    this.#checkpoints(pen);
     this.move();
+  }
+
+  #checkpoints(pen) {
+    const { checkpoint_density: dense, checkpoints } = this.model;
+    pen.fillStyle = alpha(palette.accent, 0.7);
+    if (!dense) {
+      for (const row of checkpoints) if (row.state === "durable") pen.fillRect(this.#x(row.x), TALL - 4, 1, 4);
+      return;
+    }
+    const { gutter, plotWidth } = this.view;
+    dense.start.forEach((start, index) => {
+      if (!dense.durable[index]) return;
+      const left = Math.max(gutter, this.#x(start));
+      pen.fillRect(left, TALL - 4, Math.max(1, Math.min(gutter + plotWidth, this.#x(start + dense.width)) - left), 4);
+    });
   }
 
   #line(pen) {
@@ -59,12 +81,12 @@ export class Overview {
     const y = (value) => TALL - 9 - ((value - low) / (high - low || 1)) * (TALL - 16);
     pen.beginPath();
     let drawing = false;
-    this.curve.iteration.forEach((iteration, index) => {
+    this.curve.x.forEach((place, index) => {
       const value = this.curve.mean[index];
       if (!Number.isFinite(value)) drawing = false;
       else {
-        if (drawing) pen.lineTo(this.#x(iteration), y(value));
-        else pen.moveTo(this.#x(iteration), y(value));
+        if (drawing) pen.lineTo(this.#x(place), y(value));
+        else pen.moveTo(this.#x(place), y(value));
         drawing = true;
       }
     });
@@ -73,9 +95,9 @@ export class Overview {
     pen.stroke();
   }
 
-  #tick(pen, iteration, colour) {
+  #tick(pen, place, colour) {
     pen.fillStyle = colour;
-    pen.fillRect(this.#x(iteration) - 0.5, 3, 1.5, TALL - 9);
+    pen.fillRect(this.#x(place) - 0.5, 3, 1.5, TALL - 9);
   }
 
   move() {
@@ -85,10 +107,10 @@ export class Overview {
     this.brush.style.width = `${Math.max(4, right - left)}px`;
     this.grips.forEach((grip, index) => {
       const value = Math.round(index === 0 ? this.view.from : this.view.to);
-      grip.setAttribute("aria-valuemin", Math.round(this.view.extent[0]));
-      grip.setAttribute("aria-valuemax", Math.round(this.view.extent[1]));
-      grip.setAttribute("aria-valuenow", value);
-      grip.setAttribute("aria-valuetext", `iteration ${count(value)}`);
+      write(grip, "aria-valuemin", Math.round(this.view.extent[0]));
+      write(grip, "aria-valuemax", Math.round(this.view.extent[1]));
+      write(grip, "aria-valuenow", value);
+      write(grip, "aria-valuetext", `${this.view.axis === "time" ? "" : "iteration "}${placeText(this.view.axis, value)}`);
     });
   }
 
@@ -103,14 +125,14 @@ export class Overview {
     event.preventDefault();
     event.stopPropagation();
     const move = (step * (this.view.extent[1] - this.view.extent[0])) / 100;
-    if (index === 0) this.view.show(Math.min(this.view.from + move, this.view.to - 8), this.view.to);
-    else this.view.show(this.view.from, Math.max(this.view.to + move, this.view.from + 8));
+    if (index === 0) this.view.show(Math.min(this.view.from + move, this.view.to - this.view.shortest), this.view.to);
+    else this.view.show(this.view.from, Math.max(this.view.to + move, this.view.from + this.view.shortest));
   }
 
   #press(event) {
     if (event.button !== 0) return;
     const box = this.element.getBoundingClientRect();
-    const at = (moved) => this.#iteration(moved.clientX - box.left);
+    const at = (moved) => this.#place(moved.clientX - box.left);
     const start = at(event);
     const x = event.clientX - box.left;
     const { from, to } = this.view;
@@ -119,8 +141,8 @@ export class Overview {
     const inside = start > from && start < to && !this.view.fitted;
     const drag = (moved) => {
       const now = at(moved);
-      if (nearRight) this.view.show(from, Math.max(now, from + 8));
-      else if (nearLeft) this.view.show(Math.min(now, to - 8), to);
+      if (nearRight) this.view.show(from, Math.max(now, from + this.view.shortest));
+      else if (nearLeft) this.view.show(Math.min(now, to - this.view.shortest), to);
       else if (inside) this.view.show(from + now - start, to + now - start);
       else if (Math.abs(now - start) > 1) this.view.show(Math.min(start, now), Math.max(start, now));
     };

@@ -5,10 +5,12 @@ const NAMES = ["text", "muted", "line", "grid", "surface", "accent", "accent-sof
 export const palette = {};
 
 export function readPalette() {
+  hatches.clear();
   const style = getComputedStyle(document.documentElement);
   for (const name of NAMES) palette[name.replaceAll("-", "_")] = style.getPropertyValue(`--${name}`).trim();
   palette.font = `11px ${style.getPropertyValue("--font").trim()}`;
-  palette.bold = `600 11px ${style.getPropertyValue("--font").trim()}`;
+  palette.bold = `600 ${palette.font}`;
+  palette.star = palette.font.replace("11", "15");
 }
 
 /** `#rrggbb` made translucent; the style sheet writes these colours in that form. */
@@ -16,12 +18,12 @@ export function alpha(colour, opacity) {
   return colour + Math.round(opacity * 255).toString(16).padStart(2, "0");
 }
 
-let hatch = null;
-let hatchOf = "";
+const hatches = new Map();
 
 /** Diagonal stripes: what is marked by colour is marked by a texture too. */
 export function stripes(context, colour) {
-  if (hatch && hatchOf === colour) return hatch;
+  if (!context.createPattern) return alpha(colour.slice(0, 7), 0.35);
+  if (hatches.has(colour)) return hatches.get(colour);
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
   const pen = tile.getContext("2d");
@@ -33,7 +35,6 @@ export function stripes(context, colour) {
     pen.lineTo(shift + 6, 0);
   }
   pen.stroke();
-  hatchOf = colour;
-  hatch = context.createPattern(tile, "repeat");
-  return hatch;
+  hatches.set(colour, context.createPattern(tile, "repeat"));
+  return hatches.get(colour);
 }

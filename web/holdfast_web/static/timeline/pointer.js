@@ -41,7 +41,7 @@ export class Pointer {
       const [x, y] = this.#at(ended);
       this.actions.zone(null);
       if (Math.abs(x - startX) <= CLICK_PX) return this.actions.click(ended);
-      if (!pan) this.view.show(this.view.iteration(Math.min(startX, x)), this.view.iteration(Math.max(startX, x)));
+      if (!pan) this.view.show(this.view.place(Math.min(startX, x)), this.view.place(Math.max(startX, x)));
     });
   }
 
@@ -56,7 +56,7 @@ export class Pointer {
       if (before.length === 1) return this.view.pan((by / this.view.plotWidth) * this.view.span);
       const now = [...this.#touches.values()];
       const apart = (pair) => Math.max(20, Math.abs(pair[0] - pair[1]));
-      this.view.zoom(apart(before) / apart(now), this.view.iteration((now[0] + now[1]) / 2));
+      this.view.zoom(apart(before) / apart(now), this.view.place((now[0] + now[1]) / 2));
     };
     this.#until(event, drag, (ended) => {
       this.#touches.delete(ended.pointerId);
@@ -85,7 +85,7 @@ export class Pointer {
     const [x] = this.#at(event);
     if (event.ctrlKey || event.metaKey) {
       event.preventDefault();
-      this.view.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.008), this.view.iteration(x));
+      this.view.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.008), this.view.place(x));
     } else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
       event.preventDefault();
       this.view.pan((event.deltaX / this.view.plotWidth) * this.view.span);

@@ -1,6 +1,9 @@
 // What the pointer is over: one crosshair through all lanes, their values at it, and the thing under the hand.
 
-import { count } from "./format.js";
+import { placeText } from "./axis.js";
+import { clock, count, day, zone } from "./format.js";
+
+const SIDE_PX = 90;
 
 export class Readout {
   #x = null;
@@ -8,6 +11,7 @@ export class Readout {
   constructor(root, view, lanes) {
     Object.assign(this, { root, view, lanes });
     this.box = root.querySelector(".lanes");
+    this.values = lanes.map((lane) => [lane, lane.element.querySelector(".lane-value")]).filter(([, value]) => value);
     this.crosshair = this.#part("cross");
     this.tip = this.#part("tip");
     this.band = this.#part("zone");
@@ -27,23 +31,41 @@ export class Readout {
 
   /** The values again, after the lanes moved under a hand at rest. */
   refresh() {
-    if (this.#x === null) return;
-    const iteration = Math.round(this.view.iteration(this.#x));
+    if (this.#x === null) return this.#notes();
+    const { view } = this;
+    const place = view.axis === "time" ? view.place(this.#x) : Math.round(view.place(this.#x));
     this.crosshair.hidden = false;
     this.crosshair.style.transform = `translateX(${this.#x}px)`;
-    this.crosshair.firstElementChild.textContent = count(iteration);
-    this.crosshair.dataset.side = this.#x > this.view.width - 80 ? "left" : "right";
-    for (const lane of this.lanes) {
-      const value = lane.element.querySelector(".lane-value");
-      if (value) value.textContent = lane.readout(iteration);
-    }
+    this.crosshair.firstElementChild.textContent = this.#where(place);
+    const room = Math.min(this.#x, view.width - this.#x);
+    this.crosshair.dataset.side = room > SIDE_PX ? "" : this.#x > view.width / 2 ? "left" : "right";
+    this.#tell((lane) => lane.readout(place));
+  }
+
+  /** The place on this axis, and on the other one too. */
+  #where(place) {
+    const row = this.lanes[0].at(place) ?? this.lanes[1].at(place);
+    const text = placeText(this.view.axis, place);
+    if (!row) return text;
+    return this.view.axis === "time" ? `${text} · iteration ${count(row.iteration)}` : `${text} · ${day(row.at)} ${clock(row.at)}${zone()}`;
   }
 
   leave() {
     this.#x = null;
     this.crosshair.hidden = true;
     this.tip.hidden = true;
-    for (const value of this.root.querySelectorAll(".lane-value")) value.textContent = "";
+    this.#notes();
+  }
+
+  #notes() {
+    this.#tell((lane) => (lane.model ? lane.note() : ""));
+  }
+
+  #tell(told) {
+    for (const [lane, value] of this.values) {
+      const text = told(lane);
+      if (value.textContent !== text) value.textContent = text;
+    }
   }
 
   /** The thing under an event: {title, lines, checkpoint?} or null. */

@@ -1,6 +1,8 @@
 // The one restore point that is selected, told in full under the lanes.
 
-import { count, duration, size } from "./format.js";
+import { duration } from "./duration.js";
+import { count, size } from "./format.js";
+import { marks } from "./glyphs.js";
 
 export class Selection extends EventTarget {
   id = null;
@@ -33,7 +35,9 @@ export class Selection extends EventTarget {
     const row = checkpoints.find((one) => one.id === this.id);
     this.panel.hidden = !row;
     if (!row) return;
-    this.panel.querySelector("[data-part=selected-title]").textContent = `Iteration ${count(row.iteration)}`;
+    const title = this.panel.querySelector("[data-part=selected-title]");
+    title.textContent = `Iteration ${count(row.iteration)}`;
+    title.href = `${location.pathname}/checkpoints/${row.id}`;
     this.panel.querySelector("[data-part=selected-facts]").textContent = facts(row).join(" · ");
     const restore = this.panel.querySelector("[data-act=restore]");
     restore.hidden = !row.restorable;
@@ -42,7 +46,7 @@ export class Selection extends EventTarget {
 }
 
 function facts(row) {
-  const known = [row.state, row.kind, `lineage ${row.lineage}${row.abandoned ? ", abandoned" : ""}`, size(row.payload_bytes)];
+  const known = [...marks(row), row.state, row.kind, `lineage ${row.lineage}${row.abandoned ? ", abandoned" : ""}`, size(row.payload_bytes)];
   if (row.snapshot_seconds != null) known.push(`snapshot ${duration(row.snapshot_seconds)}`);
   if (row.stall_seconds != null) known.push(`blocking ${duration(row.stall_seconds)}`);
   if (row.persist_seconds != null) known.push(`persist ${duration(row.persist_seconds)}`);

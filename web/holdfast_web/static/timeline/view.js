@@ -1,12 +1,14 @@
-// The window of iterations on show: where it is, how it moves, what follows it.
+// The window on show, in iterations or in time: where it is, how it moves, what follows it.
 
-const SHORTEST = 8;
+const SHORTEST = { iteration: 8, time: 1 };
 const EASE_MS = 260;
 const EASED_PX = 2;
 
 const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 export class View extends EventTarget {
+  /** What is counted from left to right: "iteration", or "time" in seconds since 1970. */
+  axis = "iteration";
   from = 0;
   to = 1;
   extent = [0, 1];
@@ -21,7 +23,7 @@ export class View extends EventTarget {
     return Math.max(40, this.width - this.gutter - this.margin);
   }
 
-  /** The last iteration that is both on show and known. */
+  /** The last place that is both on show and known. */
   get end() {
     return Math.min(this.to, this.extent[1]);
   }
@@ -30,11 +32,16 @@ export class View extends EventTarget {
     return this.to - this.from;
   }
 
-  x(iteration) {
-    return this.gutter + ((iteration - this.from) / this.span) * this.plotWidth;
+  get shortest() {
+    return SHORTEST[this.axis];
   }
 
-  iteration(x) {
+  x(place) {
+    return this.gutter + ((place - this.from) / this.span) * this.plotWidth;
+  }
+
+  /** What lies at a pixel. */
+  place(x) {
     return this.from + ((x - this.gutter) / this.plotWidth) * this.span;
   }
 
@@ -51,12 +58,12 @@ export class View extends EventTarget {
   }
 
   #whole() {
-    return [this.extent[0], Math.max(this.extent[1], this.extent[0] + SHORTEST)];
+    return [this.extent[0], Math.max(this.extent[1], this.extent[0] + this.shortest)];
   }
 
   #limited(from, to) {
     const [start, end] = this.#whole();
-    const span = Math.min(Math.max(to - from, SHORTEST), end - start);
+    const span = Math.min(Math.max(to - from, this.shortest), end - start);
     const left = Math.min(Math.max(from, start), end - span);
     return [left, left + span];
   }
@@ -99,10 +106,10 @@ export class View extends EventTarget {
     if (pinned) this.follow(true);
   }
 
-  pan(iterations) {
+  pan(by) {
     this.fitted = false;
     this.live = false;
-    const [left, right] = this.#limited(this.from + iterations, this.to + iterations);
+    const [left, right] = this.#limited(this.from + by, this.to + by);
     this.show(left, right);
   }
 
@@ -117,8 +124,18 @@ export class View extends EventTarget {
     this.dispatchEvent(new Event("state"));
   }
 
-  /** Bring one iteration into view without changing the scale. */
-  reveal(iteration) {
-    if (!this.shows(iteration)) this.pan(iteration - (this.from + this.to) / 2);
+  /** Bring one place into view without changing the scale. */
+  reveal(place) {
+    if (!this.shows(place)) this.pan(place - (this.from + this.to) / 2);
+  }
+
+  /** Count something else from left to right; without a window, all of it. */
+  count(axis, extent, window) {
+    this.axis = axis;
+    this.extent = extent;
+    if (!window) return this.fit();
+    const { live } = this;
+    this.show(...window);
+    if (live) this.follow(true);
   }
 }
