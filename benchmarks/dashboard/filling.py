@@ -1,0 +1,156 @@
+"""A job as long as the dashboard must bear, reported to a server as its agent would have."""
+
+from __future__ import annotations
+
+import http.client
+import math
+import random
+
+import msgspec
+
+from holdfast import protocol
+from holdfast.protocol import Batch, Samples, checkpoint_id
+
+JOB = "million"
+STEP_SECONDS = 0.25
+BATCH_ITERATIONS = 2000
+PACED_EVERY = 500
+RESTARTS = 6
+CHECKPOINT_BYTES = 3_400_000_000
+FAILED_EVERY = 97
+STALL_SHARE = 0.004
+
+
+class Reporter:
+    """Sends what a job has to say, batch after batch."""
+
+    def __init__(self, port: int, job: str) -> None:
+        self.job, self.sequence, self.attempt = job, 0, 1
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def send(self, at: float, iteration: int, samples: Samples | None, events: list[protocol.Event]) -> None:
+        self.sequence += 1
+        batch = Batch(
+            job=self.job,
+            uid=f"{self.job}-{self.attempt}",
+            attempt=self.attempt,
+            rank=0,
+            sequence=self.sequence,
+            sent_at=at,
+            iteration=iteration,
+            lineage=1,
+            samples=samples,
+            events=events,
+        )
+        headers = {"Content-Type": "application/msgpack"}
+        self._connection.request("POST", "/api/v1/ingest", msgspec.msgpack.encode(batch), headers)
+        answer = self._connection.getresponse()
+        told = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"the server answered {answer.status}: {told[:200]!r}")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Run:
+    """A training that is made up: a loss that falls, checkpoints every so many iterations, a wait now and then."""
+
+    def __init__(self, *, every: int, began_at: float, seed: int = 7) -> None:
+        self.every, self.at, self.began_at = every, began_at, began_at
+        self.iteration, self.attempt = 0, 0
+        self._chance = random.Random(seed)
+
+    def start(self, previous_exit: str | None) -> list[protocol.Event]:
+        self.attempt += 1
+        started = protocol.AttemptStarted(
+            at=self.at,
+            iteration=self.iteration,
+            lineage=1,
+            previous_exit=previous_exit,
+            resumed_from=checkpoint_id(self.iteration, 1) if self.iteration else None,
+        )
+        begun = protocol.LineageStarted(at=self.at, lineage=1, iteration=0)
+        return [started] if previous_exit else [started, begun]
+
+    def train(self, iterations: int) -> tuple[Samples, list[protocol.Event]]:
+        samples = Samples()
+        events: list[protocol.Event] = []
+        loss, norm = samples.metrics.setdefault("loss", []), samples.metrics.setdefault("grad_norm", [])
+        for _ in range(iterations):
+            self.iteration += 1
+            stall = self._stalled(events)
+            seconds = STEP_SECONDS * self._chance.uniform(0.97, 1.06) + stall
+            self.at += seconds
+            samples.iteration.append(self.iteration)
+            samples.lineage.append(1)
+            samples.at.append(self.at)
+            samples.seconds.append(seconds)
+            samples.stall_seconds.append(stall)
+            samples.data_seconds.append(0.002)
+            loss.append(1.1 + 3 * math.exp(-self.iteration / 120_000) + self._chance.gauss(0, 0.04))
+            norm.append(abs(self._chance.gauss(1.2, 0.3)))
+            if self.iteration % self.every == 0:
+                events.append(self._checkpoint())
+            if self.iteration % PACED_EVERY == 0:
+                events.append(self._paced())
+        return samples, events
+
+    def _stalled(self, events: list[protocol.Event]) -> float:
+        if self._chance.random() >= STALL_SHARE:
+            return 0.0
+        kinds: tuple[protocol.StallKind, ...] = ("snapshot_wait", "persist_backpressure", "data_fetch")
+        kind, seconds = self._chance.choice(kinds), self._chance.expovariate(4.0)
+        events.append(protocol.Stall(at=self.at, iteration=self.iteration, lineage=1, kind=kind, seconds=seconds))
+        return seconds
+
+    def _checkpoint(self) -> protocol.Checkpoint:
+        failed = self.iteration // self.every % FAILED_EVERY == 0
+        persist = self._chance.uniform(6, 9)
+        return protocol.Checkpoint(
+            at=self.at,
+            id=checkpoint_id(self.iteration, 1),
+            iteration=self.iteration,
+            lineage=1,
+            kind="scheduled",
+            state="failed" if failed else "durable",
+            payload_bytes=CHECKPOINT_BYTES,
+            snapshot_started_at=self.at,
+            snapshot_seconds=self._chance.uniform(0.3, 0.5),
+            stall_seconds=self._chance.uniform(0.0, 0.05),
+            persist_started_at=self.at + 0.5,
+            persist_seconds=persist,
+            durable_iteration=None if failed else self.iteration + round(persist / STEP_SECONDS),
+            reason="No space left on device" if failed else None,
+        )
+
+    def _paced(self) -> protocol.Paced:
+        return protocol.Paced(
+            at=self.at,
+            iteration=self.iteration,
+            lineage=1,
+            policy="checkfreq",
+            interval=self.every,
+            budget=0.035,
+            predicted_overhead=0.02,
+            measured_overhead=max(0.0, self._chance.gauss(0.02, 0.003)),
+            measured_window_iterations=500,
+            reason=f"every {self.every} keeps the budget",
+            profile={"iteration_seconds": STEP_SECONDS, "cost_seconds": 0.5, "persist_seconds": 7.5},
+        )
+
+
+def fill(port: int, *, iterations: int, checkpoints: int, ends_at: float, job: str = JOB) -> Run:
+    """A job of so many iterations that ends about now, with some restarts on its way."""
+    run = Run(every=max(1, iterations // checkpoints), began_at=ends_at - iterations * STEP_SECONDS * 1.02)
+    reporter = Reporter(port, job)
+    restart = max(1, iterations // (RESTARTS + 1) // BATCH_ITERATIONS)
+    for number, first in enumerate(range(0, iterations, BATCH_ITERATIONS)):
+        begun: list[protocol.Event] = []
+        if number % restart == 0:
+            begun = run.start("killed by SIGKILL" if number else None)
+            reporter.attempt, reporter.sequence = run.attempt, 0
+        samples, events = run.train(min(BATCH_ITERATIONS, iterations - first))
+        reporter.send(run.at, run.iteration, samples, begun + events)
+    reporter.close()
+    return run

@@ -1,0 +1,252 @@
+"""What a page costs a reader: bytes, time to the first paint, from a hand's move to the next frame, memory."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, sync_playwright
+
+from .filling import JOB, STEP_SECONDS, Reporter, Run
+
+LOADS = 7
+QUIET_MS = 1500
+HANDS_SECONDS = 5.0
+HOUR_SECONDS = 3600
+FASTER = 20
+"""How much faster than ours the page's clock goes when an hour is spent with it."""
+WARM_SECONDS = 15.0
+ARGUMENTS = ("--no-sandbox", "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+DRAWN = '#timeline[data-state="drawn"]'
+WINDOWS = (
+    "",
+    "x=time",
+    "from=400000&to=600000",
+    "from=500000&to=503000",
+    "from=500000&to=500200",
+    "from=1&to=1000000",
+)
+"""The whole run, in both axes, and ever smaller parts of it."""
+
+PAINT = """() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? null"""
+LISTEN = """() => {
+  window.eventMs = [];
+  new PerformanceObserver((list) => {
+    for (const entry of list.getEntries()) window.eventMs.push(entry.duration);
+  }).observe({ type: "event", durationThreshold: 16 });
+}"""
+HANDS = """async (seconds) => {
+  const lanes = document.querySelector(".lanes");
+  const box = lanes.getBoundingClientRect();
+  const frames = [];
+  const turn = (number) => new WheelEvent("wheel", {
+    deltaY: Math.floor(number / 60) % 2 ? 12 : -12, ctrlKey: true, bubbles: true, cancelable: true,
+    clientX: box.left + box.width * (0.3 + 0.4 * ((number % 97) / 97)), clientY: box.top + 60,
+  });
+  const began = performance.now();
+  let last = began;
+  for (let number = 0; last - began < seconds * 1000; number += 1) {
+    lanes.dispatchEvent(turn(number));
+    const now = await new Promise((resolve) => requestAnimationFrame(resolve));
+    frames.push(now - last);
+    last = now;
+  }
+  frames.sort((a, b) => a - b);
+  const at = (share) => frames[Math.min(frames.length - 1, Math.floor(frames.length * share))];
+  return { perSecond: frames.length / ((last - began) / 1000), p95: at(0.95), longest: frames.at(-1) };
+}"""
+FAST_CLOCK = """(faster) => {
+  const origin = Date.now();
+  const [now, date] = [performance.now.bind(performance), Date.now.bind(Date)];
+  performance.now = () => now() * faster;
+  Date.now = () => origin + (date() - origin) * faster;
+  const frame = requestAnimationFrame;
+  window.requestAnimationFrame = (call) => frame((at) => call(at * faster));
+  const [later, often] = [setTimeout, setInterval];
+  window.setTimeout = (call, wait = 0, ...rest) => later(call, wait / faster, ...rest);
+  window.setInterval = (call, wait = 0, ...rest) => often(call, wait / faster, ...rest);
+}"""
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Bytes as they came over the wire, by kind."""
+
+    scripts: int = 0
+    all: int = 0
+    requests: int = 0
+    kinds: dict[str, str] = field(default_factory=dict)
+    answers: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        raise SystemExit("no chromium on this machine: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+def fresh(browser: Browser) -> BrowserContext:
+    return browser.new_context(viewport={"width": 1440, "height": 900})
+
+
+def bytes_of_first_load(browser: Browser, url: str) -> Sizes:
+    """Everything that a browser fetches which has never been here, until the page is drawn."""
+    context = fresh(browser)
+    page = context.new_page()
+    sizes = weighed(context, page)
+    page.goto(url)
+    page.wait_for_selector(DRAWN)
+    page.wait_for_timeout(QUIET_MS)  # parts of the page ask for themselves
+    context.close()
+    return sizes
+
+
+def weighed(context: BrowserContext, page: Page) -> Sizes:
+    sizes = Sizes()
+    session: CDPSession = context.new_cdp_session(page)
+    session.send("Network.enable")
+
+    def answered(event: dict[str, object]) -> None:
+        sizes.kinds[str(event["requestId"])] = str(event["type"])
+
+    def ended(event: dict[str, object]) -> None:
+        size, kind = int(str(event["encodedDataLength"]).split(".")[0]), sizes.kinds.get(str(event["requestId"]))
+        sizes.all += size
+        sizes.requests += 1
+        if kind == "Script":
+            sizes.scripts += size
+
+    session.on("Network.responseReceived", answered)
+    session.on("Network.loadingFinished", ended)
+    return sizes
+
+
+def first_paint_ms(browser: Browser, url: str) -> list[float]:
+    """Each in a browser context of its own, with nothing in its cache."""
+    found = []
+    for _ in range(LOADS):
+        context = fresh(browser)
+        page = context.new_page()
+        page.goto(url)
+        page.wait_for_selector(DRAWN)
+        page.wait_for_function(f"({PAINT})() !== null")
+        found.append(float(page.evaluate(PAINT)))
+        context.close()
+    return found
+
+
+def interactions_ms(browser: Browser, url: str) -> list[float]:
+    """From each key, press and move to the frame that shows what came of it, as the browser itself tells."""
+    context = fresh(browser)
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector(DRAWN)
+    page.evaluate(LISTEN)
+    box = page.locator('[data-lane="metric"] .lane-body').bounding_box()
+    assert box is not None
+    for part in range(20):
+        page.mouse.move(box["x"] + 80 + part * 40, box["y"] + 40 + part * 20)
+    for key in ("w", "w", "w", "a", "d", "d", "s", "ArrowLeft", "[", "]", "h", "h", "t", "t", "0", "e", "l", "l"):
+        page.keyboard.press(key)
+        page.wait_for_timeout(120)
+    for start in (0.2, 0.4, 0.6):
+        page.mouse.move(box["x"] + box["width"] * start, box["y"] + 60)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * (start + 0.15), box["y"] + 60, steps=5)
+        page.mouse.up()
+        page.wait_for_timeout(300)
+        page.mouse.dblclick(box["x"] + 200, box["y"] + 60)
+        page.wait_for_timeout(300)
+    page.locator('[data-part="metric"]').select_option("grad_norm")
+    page.wait_for_timeout(500)
+    # durations come in steps of 8 ms; shorter than 16 ms the browser does not tell of
+    durations = [float(value) for value in page.evaluate("window.eventMs")]
+    context.close()
+    return durations
+
+
+def frames(browser: Browser, url: str) -> dict[str, float]:
+    """While a hand zooms in and out of a million iterations, one turn of the wheel a frame."""
+    context = fresh(browser)
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector(DRAWN)
+    page.evaluate(HANDS, 1.0)
+    found = {name: float(value) for name, value in page.evaluate(HANDS, HANDS_SECONDS).items()}
+    context.close()
+    return found
+
+
+def heap_growth_mb(browser: Browser, url: str, port: int, run: Run) -> tuple[float, int]:
+    """Over an hour that the page lives through in minutes, while the job trains at its pace by the page's clock.
+
+    Returns growth after collecting garbage, and how many times the timeline was drawn from a new answer.
+    """
+    context = fresh(browser)
+    context.add_init_script(f"({FAST_CLOCK})({FASTER})")
+    page = context.new_page()
+    answers = []
+    page.on("response", lambda response: answers.append(1) if "/timeline?" in response.url else None)
+    ended = threading.Event()
+    agent = threading.Thread(target=_train, args=(port, run, ended), name="agent")
+    agent.start()
+    try:
+        page.goto(url + f"?from={run.iteration - 3000}&to={run.iteration + 10}&live=1")
+        page.wait_for_selector(DRAWN)
+        session = context.new_cdp_session(page)
+        page.wait_for_timeout(WARM_SECONDS * 1000)
+        before, begun = _heap_bytes(session), len(answers)
+        page.wait_for_timeout(HOUR_SECONDS / FASTER * 1000)
+        after = _heap_bytes(session)
+    finally:
+        ended.set()
+        agent.join()
+        context.close()
+    return (after - before) / 1e6, len(answers) - begun
+
+
+def _heap_bytes(session: CDPSession) -> float:
+    session.send("Performance.enable")
+    for _ in range(3):
+        session.send("HeapProfiler.collectGarbage")
+    told = session.send("Performance.getMetrics")["metrics"]
+    return float(next(metric["value"] for metric in told if metric["name"] == "JSHeapUsedSize"))
+
+
+def _train(port: int, run: Run, ended: threading.Event) -> None:
+    """Reports each second by the page's clock, as an agent does each second by ours."""
+    reporter = Reporter(port, JOB)
+    reporter.attempt, reporter.sequence = run.attempt, 1_000_000
+    while not ended.wait(1 / FASTER):
+        samples, events = run.train(round(1 / STEP_SECONDS))
+        reporter.send(run.at, run.iteration, samples, events)
+    reporter.close()
+
+
+def timeline_bytes(browser: Browser, url: str) -> dict[str, tuple[int, int, float]]:
+    """By window: bytes over the wire, bytes unpacked, seconds to answer; as the page itself asks."""
+    found: dict[str, tuple[int, int, float]] = {}
+    for window in WINDOWS:
+        context = fresh(browser)
+        page = context.new_page()
+        with page.expect_response(lambda response: "/timeline?" in response.url) as caught:
+            page.goto(f"{url}?{window}")
+        response = caught.value
+        wire, plain = response.request.sizes()["responseBodySize"], len(response.body())
+        timing = response.request.timing
+        found[window] = (wire, plain, (timing["responseEnd"] - timing["requestStart"]) / 1000)
+        context.close()
+    return found
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)

@@ -1,0 +1,100 @@
+"""Clients that post prepared bodies over kept-alive connections, a process each, as fast as they are answered."""
+
+from __future__ import annotations
+
+import http.client
+import multiprocessing
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """What all requests of a client have in common, and the body of each."""
+
+    host: str
+    port: int
+    path: str
+    headers: dict[str, str]
+    bodies: Sequence[bytes]
+    samples: int
+    """In each body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    samples: int
+    seconds: float
+    latencies_seconds: list[float]
+
+    @property
+    def rate(self) -> float:
+        """Samples acknowledged per second."""
+        return self.samples / self.seconds
+
+
+def percentile_ms(loads: Iterable[Load], percent: int) -> float:
+    """Of all their requests."""
+    latencies = sorted(latency for load in loads for latency in load.latencies_seconds)
+    return 1000 * latencies[min(len(latencies) - 1, len(latencies) * percent // 100)]
+
+
+def post_all(clients: Sequence[Post], seconds: float) -> Load:
+    """All clients at once, until each has posted its bodies or the time is over.
+
+    Raises:
+        RuntimeError: a server refused, or broke off.
+    """
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for client in clients:
+        here, there = context.Pipe()
+        process = context.Process(target=_client, args=(there, client, seconds))
+        process.start()
+        there.close()
+        pipes.append(here)
+        processes.append(process)
+    try:
+        for pipe in pipes:
+            pipe.recv()  # connected
+        started = time.perf_counter()
+        for pipe in pipes:
+            pipe.send("go")
+        answers = [pipe.recv() for pipe in pipes]
+        lasted = time.perf_counter() - started
+    finally:
+        for process in processes:
+            process.join(5)
+            process.kill()
+    refused = [answer for answer in answers if isinstance(answer, str)]
+    if refused:
+        raise RuntimeError(refused[0])
+    latencies = [latency for answer in answers for latency in answer]
+    return Load(
+        samples=sum(len(answer) * client.samples for answer, client in zip(answers, clients, strict=True)),
+        seconds=lasted,
+        latencies_seconds=latencies,
+    )
+
+
+def _client(pipe: Connection, post: Post, seconds: float) -> None:
+    connection = http.client.HTTPConnection(post.host, post.port, timeout=120)
+    connection.connect()
+    pipe.send("connected")
+    pipe.recv()
+    latencies: list[float] = []
+    end = time.perf_counter() + seconds
+    for body in post.bodies:
+        before = time.perf_counter()
+        if before > end:
+            break
+        connection.request("POST", post.path, body, post.headers)
+        response = connection.getresponse()
+        answer = response.read()
+        if response.status >= 300:
+            pipe.send(f"{post.path} answered {response.status}: {answer[:300]!r}")
+            return
+        latencies.append(time.perf_counter() - before)
+    pipe.send(latencies)

@@ -1,0 +1,95 @@
+"""How long it takes until a long run, or a large fleet, is drawn."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.protocol import AttemptFinished, AttemptStarted, Batch
+
+from .load import post_all
+from .peers import METRICS, STARTED_AT, STEP_SECONDS, STEPS, Holdfast, MLflow, timed
+from .posting import post_batches
+from .running import Running
+
+POINTS = 1200
+"""Across a wide screen."""
+AT_ONCE = 4
+MLFLOW_POINTS = 2500
+"""What MLflow's own page asks for."""
+
+
+def long_run(ours: Holdfast, server: Running, iterations: int) -> tuple[str, list[int]]:
+    """The name of a job of so many iterations and ten metrics, sent as its agent would have.
+
+    And the bytes of memory that the server had before, and after each tenth of them.
+    """
+    (whole,) = ours.posts(server.port, 1, iterations // STEPS)
+    memory, tenth = [server.pss_bytes()], len(whole.bodies) // 10
+    for start in range(0, len(whole.bodies), tenth):
+        post_all([replace(whole, bodies=whole.bodies[start : start + tenth])], 600)
+        memory.append(server.pss_bytes())
+    return ours.job_of(whole), memory
+
+
+def mlflow_run(mlflow: MLflow, port: int, folder: Path, iterations: int) -> str:
+    """A run with one metric of so many steps. Written to its database: to send them would take minutes."""
+    run, chance = mlflow.begin_run(port), random.Random(1)
+    rows = (
+        (METRICS[0], chance.random(), int(1000 * (STARTED_AT + step * STEP_SECONDS)), step, 0, run)
+        for step in range(1, iterations + 1)
+    )
+    into = sqlite3.connect(folder / "mlflow.db", timeout=60)
+    with into:
+        columns = "key, value, timestamp, step, is_nan, run_uuid"
+        into.executemany(f"INSERT INTO metrics ({columns}) VALUES (?, ?, ?, ?, ?, ?)", rows)
+        last = (METRICS[0], 0.5, int(1000 * STARTED_AT), iterations, 0, run)
+        into.execute(f"INSERT INTO latest_metrics ({columns}) VALUES (?, ?, ?, ?, ?, ?)", last)
+    into.close()
+    return run
+
+
+def timeline_path(job: str, *, metric: str | None) -> str:
+    """None: all metrics."""
+    only = "" if metric is None else f"&metric={metric}"
+    return f"/api/v1/jobs/{job}/timeline?points={POINTS}{only}"
+
+
+def mlflow_path(run: str) -> str:
+    asked = f"run_ids={run}&metric_key={METRICS[0]}&max_results={MLFLOW_POINTS}"
+    return f"/ajax-api/2.0/mlflow/metrics/get-history-bulk-interval?{asked}"
+
+
+def many_jobs(ours: Holdfast, port: int, names: list[str]) -> None:
+    """A job under each name, several at a time, so that they share their commits: one in ten trains, the others
+    have ended, as in a fleet that is some months old."""
+    begun = AttemptStarted(at=STARTED_AT, iteration=0, lineage=1)
+    ended = AttemptFinished(at=STARTED_AT, iteration=0, lineage=1, reason="finished")
+    batches = [
+        Batch(
+            job=name,
+            uid=f"uid-{name}",
+            attempt=1,
+            rank=0,
+            sequence=0,
+            sent_at=STARTED_AT,
+            iteration=0,
+            lineage=1,
+            events=[begun, ended] if number % 10 else [begun],
+        )
+        for number, name in enumerate(names)
+    ]
+    post_batches(ours, port, [batches[start::AT_ONCE] for start in range(AT_ONCE)])
+
+
+def median_ms(call: Callable[[], float], times: int) -> float:
+    call()
+    return 1000 * statistics.median(call() for _ in range(times))
+
+
+def fetch(port: int, path: str, headers: dict[str, str] | None = None) -> Callable[[], float]:
+    return lambda: timed(port, path, headers)

@@ -1,0 +1,104 @@
+"""The formula for the effective training time ratio beside the simulator, which knows nothing of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from holdfast.pacing import Settings, policies
+from holdfast.pacing.renewal import best_interval_seconds, effective_ratio
+from holdfast.simulation import Job, PoissonFailures, even_draws, simulate
+
+MEAN_SECONDS = 11124.0
+"""Between failures: Llama 3's 3.09 h. All else is given in parts of it, so that it only sets the scale."""
+STANDARD_ERROR = 0.0006
+DECK = 32
+FEWEST_BATCHES, MOST_BATCHES = 4, 40
+STRETCHES = 8_000
+"""A batch is about so long, in intervals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Each in parts of the mean time between failures."""
+
+    cost: float
+    interval: float
+    lag: float
+    restart: float
+
+    def predicted(self) -> float:
+        return effective_ratio(
+            self.interval * MEAN_SECONDS,
+            rate=1 / MEAN_SECONDS,
+            cost_seconds=self.cost * MEAN_SECONDS,
+            lag_seconds=self.lag * MEAN_SECONDS,
+            restart_seconds=self.restart * MEAN_SECONDS,
+        )
+
+
+def grid() -> list[Point]:
+    """50 points: costs of a millionth to the whole of the time between failures; half, once and twice the best
+    interval; and the lags and restarts that large jobs have, as far as the lag is within the interval."""
+    points = []
+    for cost in (1e-6, 1e-5, 1e-4, 4.5e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0):
+        best = best_interval_seconds(1.0, cost)
+        for factor, lag, restart in (
+            (1.0, 0.0, 0.0),
+            (0.5, 0.0, 0.03),
+            (2.0, 0.0, 0.1),
+            (1.0, min(best, 0.011), 0.027),
+            (2.0, min(best, 0.02), 0.05),
+        ):
+            points.append(Point(cost, factor * best, lag, restart))
+    return points
+
+
+def simulated(point: Point, standard_error: float = STANDARD_ERROR) -> tuple[float, float]:
+    """ETTR and its standard error, of as many batches of failures as that takes."""
+    ratios: list[float] = []
+    error = math.inf
+    while len(ratios) < FEWEST_BATCHES or (error > standard_error and len(ratios) < MOST_BATCHES):
+        ratios.append(_batch(point, seed=len(ratios)))
+        if len(ratios) >= FEWEST_BATCHES:
+            error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return statistics.fmean(ratios), error
+
+
+def _batch(point: Point, seed: int) -> float:
+    """One iteration is one interval: what is between two checkpoints does not matter here."""
+    stretches_a_failure = 1 + 1 / (point.interval + point.cost)
+    failures = DECK * max(1, round(STRETCHES / stretches_a_failure / DECK))
+    job = Job(
+        total_iterations=10**12,
+        iteration_seconds=point.interval * MEAN_SECONDS,
+        cost_seconds=point.cost * MEAN_SECONDS,
+        lag_seconds=point.lag * MEAN_SECONDS,
+        restart_seconds=point.restart * MEAN_SECONDS,
+    )
+    outcome = simulate(
+        job,
+        policies["fixed"],
+        Settings(every=1, budget=1.0),
+        failures=PoissonFailures(per_job_hour=3600 / MEAN_SECONDS, draws=_drawn(seed, failures)),
+        replan_seconds=math.inf,
+        until_seconds=failures * (1 + point.restart) * MEAN_SECONDS,
+    )
+    return outcome.ettr
+
+
+def _drawn(seed: int, failures: int) -> Iterator[float]:
+    return even_draws(seed, DECK)
+
+
+def ettr_max_error(points: Iterable[Point] | None = None) -> tuple[float, Point]:
+    """The largest difference between formula and simulation, and where it is."""
+    worst, where = 0.0, None
+    for point in grid() if points is None else points:
+        found, _ = simulated(point)
+        if where is None or abs(found - point.predicted()) > worst:
+            worst, where = abs(found - point.predicted()), point
+    assert where is not None
+    return worst, where

@@ -1,0 +1,109 @@
+"""54 days on 16,384 GPUs at Llama 3's failure rate: what each policy makes of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.pacing import Failures, Policy, Settings, policies
+from holdfast.simulation import Job, Knowledge, Outcome, PoissonFailures, simulate
+
+DAY = 86400.0
+MTBF_SECONDS = 3.09 * 3600
+WORKERS = 16_384
+PER_WORKER_HOUR = 1 / (3.09 * WORKERS)
+ITERATION_SECONDS = 5.0
+REPLAN_SECONDS = 1800.0
+JOB = Job(
+    total_iterations=round(54 * DAY / ITERATION_SECONDS),
+    iteration_seconds=ITERATION_SECONDS,
+    cost_seconds=5.0,
+    lag_seconds=120.0,
+    restart_seconds=300.0,
+    workers=WORKERS,
+)
+KNOWN = Knowledge(rate=lambda now, workers: PER_WORKER_HOUR * workers / 3600)
+
+
+def learning(wrong_by: float = 1.0) -> Knowledge:
+    """A prior mean that is so many times the true one; what is seen corrects it."""
+    return Knowledge(failures=Failures(world_size=WORKERS, mean_seconds=wrong_by * MTBF_SECONDS))
+
+
+@dataclass(frozen=True, slots=True)
+class AtScale:
+    """ETTR over 54 days: median and quartiles over the seeds."""
+
+    name: str
+    median: float
+    low: float
+    high: float
+    checkpoints: float
+
+
+def at_scale(seeds: Sequence[int]) -> list[AtScale]:
+    half_hour = Settings(every=round(1800 / ITERATION_SECONDS))
+    asked: list[tuple[str, Policy, Settings, Knowledge]] = [
+        ("goodput, rate known", policies["goodput"], Settings(), KNOWN),
+        ("goodput, rate learnt", policies["goodput"], Settings(), learning()),
+        ("young-daly, rate learnt", policies["young-daly"], Settings(), learning()),
+        ("checkfreq, 3.5 %", policies["checkfreq"], Settings(), learning()),
+        ("checkfreq, 10 %", policies["checkfreq"], Settings(budget=0.10), learning()),
+        ("every half hour", policies["fixed"], half_hour, learning()),
+    ]
+    rows = []
+    for name, policy, settings, knowledge in asked:
+        runs = [run(policy, seed, settings=settings, knowledge=knowledge) for seed in seeds]
+        low, middle, high = statistics.quantiles([each.ettr for each in runs], n=4, method="inclusive")
+        taken = statistics.median(each.checkpoints for each in runs)
+        rows.append(AtScale(name, middle, low, high, taken))
+    return rows
+
+
+def run(
+    policy: Policy,
+    seed: int,
+    *,
+    settings: Settings = Settings(),  # noqa: B008 - frozen
+    knowledge: Knowledge = KNOWN,
+    days: float = 1000.0,
+    changes: Sequence[tuple[float, float]] = (),
+) -> Outcome:
+    """This job, ended after so many days of wall time."""
+    failures = PoissonFailures(per_worker_hour=PER_WORKER_HOUR, seed=seed, changes=changes)
+    return simulate(
+        JOB,
+        policy,
+        settings,
+        failures=failures,
+        knowledge=knowledge,
+        replan_seconds=REPLAN_SECONDS,
+        until_seconds=days * DAY,
+    )
+
+
+def regret_of_wrong_prior(wrong_by: float, seeds: Sequence[int], days: float = 3.0) -> float:
+    """Mean ETTR that the first days lose to a prior so many times too long, against knowing the rate."""
+    goodput = policies["goodput"]
+    return statistics.fmean(
+        run(goodput, seed, days=days).ettr - run(goodput, seed, knowledge=learning(wrong_by), days=days).ettr
+        for seed in seeds
+    )
+
+
+def regret_of_change(factor: float, seeds: Sequence[int], *, at_day: float = 14.0, days: float = 28.0) -> float:
+    """Mean ETTR lost in the days after the rate changed by a factor unannounced, against being told of it."""
+    goodput, when = policies["goodput"], at_day * DAY
+    changes = ((when, factor),)
+
+    def told(now: float, workers: int) -> float:
+        return PER_WORKER_HOUR * workers / 3600 * (factor if now >= when else 1.0)
+
+    def after(knowledge: Knowledge, seed: int) -> float:
+        before, whole = (
+            run(goodput, seed, knowledge=knowledge, days=end, changes=changes) for end in (at_day, at_day + days)
+        )
+        return whole.since(before).ettr
+
+    return statistics.fmean(after(Knowledge(rate=told), seed) - after(learning(), seed) for seed in seeds)

@@ -1,0 +1,115 @@
+"""A controller driven by a simulated job whose true costs are known, on a clock of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.pacing import Controller, Observation, Plan
+
+
+@dataclass
+class UnderWay:
+    """A checkpoint that is not durable yet."""
+
+    left_seconds: float
+    in_flight: int
+    took_seconds: float = 0.0
+
+
+@dataclass
+class Job:
+    """A training loop without a clock: iterations, checkpoints that overlap them, and what these cost."""
+
+    controller: Controller
+    compute_seconds: float = 1.0
+    data_seconds: float = 0.0
+    stall_seconds: float = 0.0
+    """Of the iteration after a checkpoint."""
+    interference: float = 0.0
+    """By which share an iteration is slower while a checkpoint is under way."""
+    snapshot_seconds: float = 0.4
+    persist_seconds: float = 3.0
+    noise: Callable[[], float] = lambda: 1.0
+    iteration: int = 0
+    device_copy_seconds: float = math.inf
+    memory_used_bytes: int = 0
+    memory_total_bytes: int = 0
+    shared: bool = False
+    """Checkpoints that are under way at the same time take each other's bandwidth."""
+    under_way: list[UnderWay] = field(default_factory=list)
+    new: bool = False
+    starts: list[int] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    intervals: list[int | None] = field(default_factory=list)
+
+    def run(self, iterations: int) -> Job:
+        for _ in range(iterations):
+            self.step()
+        return self
+
+    def run_intervals(self, intervals: int) -> Job:
+        target = len(self.starts) + intervals
+        for _ in range(1_000_000):
+            if len(self.starts) >= target:
+                return self
+            self.step()
+        raise AssertionError("no further checkpoint was started")
+
+    def step(self) -> None:
+        self.iteration += 1
+        in_flight = bool(self.under_way)
+        compute = self.compute_seconds * self.noise() * (1 + self.interference * in_flight)
+        stall = self.stall_seconds if self.new else 0.0
+        seconds = compute + stall + self.data_seconds
+        self.new = False
+        for checkpoint in self.under_way:
+            checkpoint.took_seconds += seconds
+            checkpoint.left_seconds -= seconds / (len(self.under_way) if self.shared else 1)
+            if checkpoint.left_seconds <= 0:
+                late_seconds = -checkpoint.left_seconds * (len(self.under_way) if self.shared else 1)
+                persist_seconds = checkpoint.took_seconds - late_seconds - self.snapshot_seconds
+                self.controller.measured(
+                    self.snapshot_seconds,
+                    persist_seconds,
+                    10**6,
+                    self.device_copy_seconds,
+                    self.memory_used_bytes,
+                    self.memory_total_bytes,
+                    in_flight=checkpoint.in_flight,
+                )
+        self.under_way = [checkpoint for checkpoint in self.under_way if checkpoint.left_seconds > 0]
+        made = self.controller.observe(
+            Observation(
+                iteration=self.iteration,
+                seconds=seconds,
+                checkpoint_stall_seconds=stall,
+                data_seconds=self.data_seconds,
+                in_flight=in_flight,
+                update_seconds=0.1 * self.compute_seconds,
+            )
+        )
+        if made is not None:
+            self.plans.append(made)
+        self.intervals.append(self.controller.plan.interval if self.controller.plan else None)
+        if self.controller.due(self.iteration) and len(self.under_way) < self.controller.in_flight:
+            self.start()
+
+    def start(self) -> None:
+        self.controller.started(self.iteration)
+        self.starts.append(self.iteration)
+        seconds = self.snapshot_seconds + self.persist_seconds
+        self.under_way.append(UnderWay(seconds, in_flight=len(self.under_way) + 1))
+        self.new = True
+
+    @property
+    def interval(self) -> int:
+        assert self.controller.plan is not None
+        assert self.controller.plan.interval is not None
+        return self.controller.plan.interval
+
+    @property
+    def overhead(self) -> float:
+        assert self.controller.measured_overhead is not None
+        return self.controller.measured_overhead

@@ -1,0 +1,182 @@
+"""Overhead as a user has it: training with Holdfast and without, by turns, in one process.
+
+A turn with Holdfast begins when a checkpoint is due and ends when none is under way, so that all that it costs
+lies within; of an interval that lasts longer, the rest costs what a step with nothing to do does, which is
+measured too. It is compared with as many iterations without Holdfast, half of them before it and half after: a
+machine that others use changes over seconds, and many short turns show that less than a few long ones. It is one
+process, since two that do the same differ by several percent in where their memory happens to lie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from benchmarks.checkpoint.scale import Scale
+
+SCALE = Scale(layers=10, width=256, tokens=64)
+LEARNING_ITERATIONS = 120
+"""At first: until the interval follows from checkpoints that were measured."""
+LEAST_ITERATIONS = 6
+"""Of a turn; where intervals are shorter, it is some of them."""
+MOST_ITERATIONS = 60
+"""Of a turn, and of the way to the next checkpoint that is due."""
+LEAST_PAIRS = 3
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    budget: float
+    measured: float
+    """(time with / time without) - 1 over an interval, the mean of the middle half of all pairs."""
+    error: float
+    """Standard error of that mean."""
+    control: float
+    """The same of turns without Holdfast compared with their neighbours: what the machine makes of nothing."""
+    reported: float
+    """What the session says of the same turns: their mean."""
+    interval: int
+    pairs: int
+    state_bytes: int
+
+
+def overhead(budget: float, minutes: float, folder: Path) -> Overhead:
+    """Of training on a CPU, one thread, with a state of more than 100 MB; at least three pairs of turns."""
+    with _trainer(budget, folder) as trainer:
+        trainer.ask("learn")
+        pairs, until = [], time.monotonic() + 60 * minutes
+        while len(pairs) < LEAST_PAIRS or time.monotonic() < until:
+            pairs.append(trainer.ask("pair"))
+        interval, state_bytes = trainer.ask("facts")
+    measured, error = _middle([ratio for ratio, _, _ in pairs])
+    return Overhead(
+        budget=budget,
+        measured=measured,
+        error=error,
+        control=_middle([nothing for _, nothing, _ in pairs])[0],
+        reported=statistics.fmean(reported for _, _, reported in pairs),
+        interval=int(interval),
+        pairs=len(pairs),
+        state_bytes=int(state_bytes),
+    )
+
+
+def _middle(ratios: Sequence[float]) -> tuple[float, float]:
+    """Interquartile mean, and its standard error by resampling: a neighbour's burst spoils a pair."""
+    chance = random.Random(1)
+    means = [_interquartile(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)]
+    return _interquartile(ratios), statistics.stdev(means)
+
+
+def _interquartile(ratios: Sequence[float]) -> float:
+    quarter = len(ratios) // 4
+    return statistics.fmean(sorted(ratios)[quarter : len(ratios) - quarter])
+
+
+class _Trainer:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def ask(self, what: str) -> tuple[float, ...]:
+        self._connection.send(what)
+        answer: tuple[float, ...] = self._connection.recv()
+        return answer
+
+
+@contextlib.contextmanager
+def _trainer(budget: float, folder: Path) -> Iterator[_Trainer]:
+    here, there = multiprocessing.Pipe()
+    store = tempfile.mkdtemp(prefix=".bench-pacing-", dir=folder)
+    process = multiprocessing.get_context("spawn").Process(target=_train, args=(there, budget, store))
+    process.start()
+    there.close()
+    try:
+        yield _Trainer(here)
+    finally:
+        here.close()
+        process.join(30)
+        process.kill()
+        shutil.rmtree(store, ignore_errors=True)
+
+
+def _train(connection: Connection, budget: float, store: str) -> None:
+    """The process that trains, until the connection closes."""
+    import torch
+    from benchmarks.checkpoint.training import Training
+
+    import holdfast
+
+    torch.set_num_threads(1)
+    training = Training(SCALE)
+    session = holdfast.Session(
+        "paired", model=training.model, optimizer=training.optimizer, store=store, budget=budget, keep=2
+    )
+    session.resume()
+
+    def without(iterations: int) -> float:
+        training.iterate()  # what others left in the caches is not to be seen
+        started = time.perf_counter()
+        for _ in range(iterations):
+            training.iterate()
+        return (time.perf_counter() - started) / iterations
+
+    def idle(least: int = 0) -> float:
+        """Train until a checkpoint is due: seconds of the median step with nothing to do, 0 where none was."""
+        session._meter.clock.restart()  # what was trained without was no iteration
+        steps: list[float] = []
+        while len(steps) < least or not (
+            session._controller.due(session.iteration + 1) or len(steps) >= MOST_ITERATIONS
+        ):
+            training.iterate()
+            started = time.perf_counter()
+            session.step()
+            steps.append(time.perf_counter() - started)
+        return statistics.median(steps) if steps else 0.0
+
+    def beside(iterations: int) -> tuple[float, int]:
+        done, started = 0, time.perf_counter()
+        while done < iterations or (session._checkpoints.active and done < MOST_ITERATIONS):
+            training.iterate()
+            session.step()
+            done += 1
+        return time.perf_counter() - started, done
+
+    def pair() -> tuple[float, float, float]:
+        plan = session._controller.plan
+        interval = plan.interval if plan is not None and plan.interval else LEAST_ITERATIONS
+        turn = interval * -(-LEAST_ITERATIONS // interval) if interval < LEAST_ITERATIONS else LEAST_ITERATIONS
+        idle_step = idle()
+        half = turn // 2
+        before = without(half)
+        nothing = without(turn)
+        between = without(half)
+        training.iterate()
+        session._meter.clock.restart()
+        seconds, done = beside(turn)
+        after = without(half)
+        bare = (between + after) / 2
+        whole = max(done, interval)
+        cost = seconds - done * bare + (whole - done) * idle_step
+        reported = session._controller.measured_overhead or 0.0
+        return cost / (whole * bare), (nothing / ((before + between) / 2) - 1) * turn / whole, reported
+
+    with contextlib.suppress(EOFError), session:
+        while True:
+            match connection.recv():
+                case "learn":
+                    connection.send((idle(least=LEARNING_ITERATIONS),))
+                case "pair":
+                    connection.send(pair())
+                case "facts":
+                    plan = session._controller.plan
+                    connection.send((plan.interval or 0 if plan else 0, training.state_bytes))
