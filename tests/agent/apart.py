@@ -25,7 +25,7 @@ class Job:
 
     def step(self):
         self.session.step()
-        assert self.session._checkpoints.wait_settled(30)
+        assert self.session._checkpoints.wait_settled(300)
 
     def end(self):
         """Without a last checkpoint."""

@@ -41,7 +41,10 @@ import torch._dynamo  # which every optimizer imports, in seconds
 import torch.distributed as dist
 from nursery import Hatchling, Nursery, Stage
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
+"""As a nursery's."""
+GLOO_HAS_NOT_MET = "Gloo connectFullMesh failed"
+"""Once in thousands of meetings on a busy machine, before anything of a workload has begun."""
 PF_EXITING = 4
 
 
@@ -58,6 +61,14 @@ class Crowd:
             ChildProcessError: a rank raised or was killed; the text is what the first of them said.
             TimeoutError: not all have ended in time.
         """
+        try:
+            return self._run(world_size, workload, **options)
+        except ChildProcessError as error:
+            if GLOO_HAS_NOT_MET not in str(error):
+                raise
+            return self._run(world_size, workload, **options)
+
+    def _run(self, world_size: int, workload: str, /, **options: Any) -> list[Any]:
         with self.start(world_size, workload, **options) as ranks:
             _await_all(ranks)
             return [rank.result() for rank in ranks]

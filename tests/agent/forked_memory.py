@@ -41,7 +41,7 @@ def main(root, how):
     faults = step(job)
     held = share_bytes(os.getpid()) + share_bytes(child)
     tell(Path(root) / "go", "on")
-    assert snapshot.settled.wait(60)
+    assert snapshot.settled.wait(300)
     assert snapshot.outcome == "durable", snapshot.reason
     growth = held - share_bytes(os.getpid())
     right = all(bool((tensor == float(name) + 2).all()) for name, tensor in tensors.items())

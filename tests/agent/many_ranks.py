@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from hypothesis import strategies as st
 from written import Written
 
 from holdfast import format as fmt
@@ -59,6 +60,20 @@ def by_grid(tensor, rows, columns):
             for left, width in _cuts(tensor.shape[1], columns)
         ],
     )
+
+
+def in_blocks(draw, shape, most_cuts):
+    """Regions that a tensor of `shape` is cut into, as a hypothesis strategy draws them."""
+    blocks = [Region((0,) * len(shape), tuple(shape))]
+    for _ in range(draw(st.integers(0, most_cuts)) if shape else 0):
+        offsets, sizes = blocks.pop(draw(st.integers(0, len(blocks) - 1)))
+        dimension = draw(st.integers(0, len(shape) - 1))
+        cut = draw(st.integers(0, sizes[dimension]))
+        for start, length in ((0, cut), (cut, sizes[dimension] - cut)):
+            left, size = list(offsets), list(sizes)
+            left[dimension], size[dimension] = left[dimension] + start, length
+            blocks.append(Region(tuple(left), tuple(size)))
+    return blocks
 
 
 def part_of(tensor, region):

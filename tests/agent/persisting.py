@@ -65,7 +65,7 @@ class Job:
     def checkpoint(self, **changes):
         """One that has settled."""
         snapshot = self.take(**changes)
-        assert snapshot.settled.wait(60)
+        assert snapshot.settled.wait(300)
         return snapshot
 
     def close(self):

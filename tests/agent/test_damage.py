@@ -187,7 +187,7 @@ def test_the_chunk_of_a_large_tensor_is_told(tmp_path, caplog):
     for _ in range(2):
         first.resume()
         first.step()
-        assert first._checkpoints.wait_settled(60)
+        assert first._checkpoints.wait_settled(300)
     first._close("SIGKILL")
     store = open_store(tmp_path / "s")
     (tensor,) = (t for t in restore.manifest(store, "job", "000000000002-1").tensors if t.name == "model.weight")

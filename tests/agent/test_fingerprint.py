@@ -40,6 +40,7 @@ def test_a_difference_is_told_in_one_sentence():
 
 
 def test_a_resume_under_other_conditions_says_so_and_one_under_the_same_does_not(tmp_path, caplog, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     Trainer(tmp_path).run(until=3).crash()
     store = open_store(tmp_path)
     saved = restore.manifest(store, "job", store.checkpoints("job")[-1])

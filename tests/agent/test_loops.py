@@ -54,7 +54,7 @@ class Job:
         if iteration in self.goes_back:
             self.session.restore(self.goes_back.pop(iteration))
         self.session.step(loss=loss)
-        assert self.session._checkpoints.wait_settled(60)
+        assert self.session._checkpoints.wait_settled(300)
         if iteration == self.dies_after:
             raise Died
 
@@ -193,7 +193,7 @@ class Server:
 
     def start(self): ...
     def event(self, event): ...
-    def sample(self, **sample): ...
+    def sample(self, measured, metrics): ...
     def close(self, deadline_seconds=0): ...
 
 
@@ -210,7 +210,7 @@ def test_a_loop_that_nothing_is_known_of_is_not_taken_back_while_it_runs(tmp_pat
     session = holdfast.Session("job", store=tmp_path, every=1, backend="thread", model=torch.nn.Linear(1, 1))
     for _ in torch.utils.data.DataLoader(Noisy(5)):
         session.step()
-        assert session._checkpoints.wait_settled(60)
+        assert session._checkpoints.wait_settled(300)
         if session.iteration == 3:
             session.restore(1)
     assert session.iteration == 5

@@ -13,7 +13,7 @@ class FakeController:
     """Remembers what it was told, and in which portions."""
 
     def __init__(self):
-        self.plan = object()
+        self.plan, self.wants_losses = object(), False
         self.portions = []
         self.settings = types.SimpleNamespace(policy="fixed", budget=0.1)
 

@@ -165,7 +165,7 @@ def test_a_persister_left_to_choose_does_without_one_whose_process_died(tmp_path
         job.persister.measured("thread", 0.1, 0.1)  # so that a process is next
         snapshot = job.take()
         os.kill(int(hear(tmp_path / "reached")), signal.SIGKILL)
-        assert snapshot.settled.wait(30)
+        assert snapshot.settled.wait(300)
         assert [job.checkpoint().outcome for _ in range(2)] == ["durable", "durable"]
         assert "process" not in [settled.backend for settled in job.settled[1:]]
         assert job.persister.reason.endswith("process is out: the process that wrote it was killed by SIGKILL")

@@ -59,6 +59,10 @@ def test_all_that_wait_are_told_at_once_that_a_rank_is_gone(crowd, how, loser):
     """Each waits in several threads, for those that are left as well."""
     with crowd.start(WORLD, "ranks_talk.lose", loser=loser, how=how) as members:
         for member in members:
+            member.hear("ready")
+        for member in members:
+            member.go_on()
+        for member in members:
             if how == "dies" and member.number == loser:
                 assert member.wait() == -9
                 continue

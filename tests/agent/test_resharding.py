@@ -17,6 +17,7 @@ from many_ranks import (
     commit,
     commit_manifest,
     flip,
+    in_blocks,
     part_of,
     payloads,
 )
@@ -293,16 +294,7 @@ def test_a_region_that_is_none_is_refused(made, region):
 def partitions(draw):
     """A tensor of up to three dimensions, cut into blocks, and a region of it."""
     shape = draw(st.lists(st.integers(0, 5), max_size=3))
-    blocks = [Region((0,) * len(shape), tuple(shape))]
-    for _ in range(draw(st.integers(0, 6)) if shape else 0):
-        offsets, sizes = blocks.pop(draw(st.integers(0, len(blocks) - 1)))
-        dimension = draw(st.integers(0, len(shape) - 1))
-        cut = draw(st.integers(0, sizes[dimension]))
-        for start, length in ((0, cut), (cut, sizes[dimension] - cut)):
-            left, size = list(offsets), list(sizes)
-            left[dimension] += start
-            size[dimension] = length
-            blocks.append(Region(tuple(left), tuple(size)))
+    blocks = in_blocks(draw, shape, 6)
     edges = [sorted(draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in shape]
     return shape, blocks, Region(tuple(a for a, _ in edges), tuple(b - a for a, b in edges))
 

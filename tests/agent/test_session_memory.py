@@ -15,7 +15,7 @@ TRIES = 6
 
 def iterate(model, optimizer, session):
     small_session.iterate(model, optimizer, session)
-    assert session._checkpoints.wait_settled(60)
+    assert session._checkpoints.wait_settled(300)
 
 
 def is_shared(session):

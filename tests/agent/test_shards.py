@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from many_ranks import Own, Sharded, Shared, by_grid, by_rows, payloads
+from many_ranks import Own, Sharded, Shared, by_grid, by_rows, in_blocks, payloads
 
 from holdfast import format as fmt
 from holdfast import shards
@@ -262,15 +262,7 @@ def test_what_is_sharded_by_rows_or_in_a_grid_is_not_compared_in_pairs(monkeypat
 def boxes(draw):
     """Blocks of a small tensor: a partition of it as a rule, with up to two of them changed."""
     shape = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
-    blocks = [Region((0,) * len(shape), shape)]
-    for _ in range(draw(st.integers(0, 5)) if shape else 0):
-        offsets, sizes = blocks.pop(draw(st.integers(0, len(blocks) - 1)))
-        dimension = draw(st.integers(0, len(shape) - 1))
-        cut = draw(st.integers(0, sizes[dimension]))
-        for start, length in ((0, cut), (cut, sizes[dimension] - cut)):
-            left, size = list(offsets), list(sizes)
-            left[dimension], size[dimension] = left[dimension] + start, length
-            blocks.append(Region(tuple(left), tuple(size)))
+    blocks = in_blocks(draw, shape, 5)
     for _ in range(draw(st.integers(0, 2))):
         at = draw(st.integers(0, len(blocks) - 1))
         moved = tuple(tuple(draw(st.integers(-1, 4)) for _ in shape) for _ in range(2))

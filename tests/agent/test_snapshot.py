@@ -44,7 +44,7 @@ def held(monkeypatch):
 
     def run(copies):
         reached.set()
-        assert go.wait(10)
+        assert go.wait(300)
         real(copies)
 
     monkeypatch.setattr(HostCopies, "run", run)
@@ -75,7 +75,7 @@ def test_an_update_waits_for_the_copy_and_the_copy_is_of_the_instant(snapshotter
 
     thread = threading.Thread(target=update)
     thread.start()
-    assert held.reached.wait(10)
+    assert held.reached.wait(300)
     assert not updated.is_set()
     held.set()
     thread.join()
@@ -87,7 +87,7 @@ def test_an_update_waits_for_the_copy_and_the_copy_is_of_the_instant(snapshotter
 def test_a_change_behind_our_back_is_seen(snapshotter, held):
     weight = torch.ones(4)
     snapshot = begin(snapshotter, captured(w=weight))
-    assert held.reached.wait(10)
+    assert held.reached.wait(300)
     weight.mul_(3)
     held.set()
     snapshotter.wait_copied()
@@ -315,7 +315,7 @@ def test_in_debug_mode_a_single_element_changed_past_the_version_counter_is_seen
     snapshotter = Snapshotter(debug=True)
     weight = torch.ones(100_000)
     snapshot = begin(snapshotter, captured(w=weight))
-    assert held.reached.wait(10)
+    assert held.reached.wait(300)
     weight.data[50_000] = 3
     held.set()
     snapshotter.wait_copied()
@@ -333,7 +333,7 @@ def test_a_tensor_that_nobody_could_store_is_named(snapshotter):
 def test_weights_swapped_past_the_version_counter_are_seen(snapshotter, held):
     weight = torch.ones(100)
     snapshot = begin(snapshotter, captured(w=weight))
-    assert held.reached.wait(10)
+    assert held.reached.wait(300)
     weight.data.mul_(3)
     held.set()
     snapshotter.wait_copied()

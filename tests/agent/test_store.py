@@ -152,7 +152,7 @@ def test_the_next_start_removes_only_what_attempts_before_it_left(store):
         (job / name).mkdir()
     (job / "lineages" / ".000001.json-0a").write_text("half a rec")
     store.acquire_attempt(JOB, "second")
-    assert sorted(p.name for p in job.iterdir() if p.name not in (".lock", "attempts", "lineages")) == [
+    assert sorted(p.name for p in job.iterdir() if p.name not in (".lock", "attempts", "endings", "lineages")) == [
         ".tmp-00000002-x", ".tmp-00000005-x", ".tmp-mine", f"{FIRST}.damaged-mine", "notes",
     ]  # fmt: skip
     assert list((job / "lineages").iterdir()) == []
@@ -347,7 +347,7 @@ def test_a_record_that_is_none_is_passed_over(store, caplog):
     (store.root / JOB / "attempts" / "00000001 copy.json").write_text("{}")
     (store.root / "README").write_text("")
     assert store.lineages(JOB) == [lineage]
-    assert "000001.json is not a lineage's record" in caplog.text
+    assert "000001.json is not a record of Holdfast's" in caplog.text
     assert store.latest_attempt(JOB) == 1
     assert store.jobs() == [JOB]
 

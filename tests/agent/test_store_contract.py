@@ -14,7 +14,7 @@ import pytest
 from small_checkpoints import FILE, FIRST, JOB, OTHER_FILE, SECOND, commit, joined, prepared, read
 
 from holdfast.errors import DamagedCheckpoint, Fenced
-from holdfast.store import Lineage, open_store
+from holdfast.store import Ending, Lineage, Pins, open_store
 
 MIB = 1 << 20
 
@@ -43,7 +43,7 @@ def leftovers(store):
     if hasattr(store, "root"):
         return [path.name for path in (store.root / JOB).iterdir() if path.name.startswith(".tmp")]
     committed = [f"{JOB}/{folder.path}/" for folder in store.survey(JOB).committed().values()]
-    records = [f"{JOB}/attempts/", f"{JOB}/lineages/"]
+    records = [f"{JOB}/{kind}/" for kind in ("attempts", "endings", "lineages", "pins")]
     return [name for name in store.bucket.sizes(f"{JOB}/") if not name.startswith((*committed, *records))]
 
 
@@ -76,6 +76,11 @@ def test_checkpoints_are_listed_by_iteration_then_lineage(store):
     for checkpoint in ("000000000010-2", "000000000010-11", "000000000009-3"):
         commit(store, checkpoint)
     assert store.checkpoints(JOB) == ["000000000009-3", "000000000010-2", "000000000010-11"]
+
+
+def test_a_directory_tells_how_much_room_is_left_and_a_bucket_has_no_end(store):
+    free = store.free_bytes()
+    assert free > MIB if hasattr(store, "root") else free is None
 
 
 def test_jobs_are_told_apart(store):
@@ -236,6 +241,62 @@ def test_a_lineage_is_noted_once(store):
         store.begin_lineage(JOB, lineage(2, attempt=2))
     store.begin_lineage(JOB, lineage(3, attempt=2))
     assert store.lineages(JOB) == [lineage(1), lineage(2), lineage(3, attempt=2)]
+
+
+def test_how_attempts_ended_is_noted(store, url):
+    assert store.endings(JOB) == []
+    ended = [
+        Ending(attempt=3, reason="interrupted", iterations=7, at=1.0),
+        Ending(attempt=1, reason="ValueError", iterations=0, at=2.0),
+    ]
+    for each in ended:
+        store.note_ending(JOB, each)
+    assert open_store(url).endings(JOB) == ended[::-1]
+    assert store.endings(JOB, since=2) == ended[:1]
+    numbers = [store.acquire_attempt(JOB, uid).number for uid in ("second", "third")]
+    assert [each.number for each in open_store(url).attempts(JOB)] == [1, *numbers]
+    assert [each.uid for each in store.attempts(JOB, since=3)] == ["third"]
+    with pytest.raises(Fenced):
+        store.note_ending(JOB, Ending(attempt=2, reason="finished", iterations=9, at=3.0))
+    assert (store.latest_attempt(JOB), store.lineages(JOB), store.checkpoints(JOB)) == (3, [], [])
+
+
+def test_the_newest_note_of_pins_counts_and_the_ones_before_it_go(store, url):
+    assert store.pins(JOB) is None
+    noted = [Pins(attempt=1, checkpoints=pins, at=1.0) for pins in ((FIRST,), (FIRST, SECOND), (SECOND,), ())]
+    for each in noted:
+        store.note_pins(JOB, each)
+        assert store.pins(JOB) == open_store(url).pins(JOB) == each
+    assert len(notes_of_pins(store)) == 1
+    assert leftovers(store) == []
+
+
+def test_pins_are_noted_by_the_newest_attempt_only(store, url):
+    newer, kept = open_store(url), Pins(attempt=1, checkpoints=(FIRST,), at=1.0)
+    store.note_pins(JOB, kept)
+    newer.acquire_attempt(JOB, "second")
+    with pytest.raises(Fenced):
+        store.note_pins(JOB, Pins(attempt=1, checkpoints=(), at=2.0))
+    assert newer.pins(JOB) == kept
+    newer.note_pins(JOB, Pins(attempt=2, checkpoints=(SECOND,), at=3.0))
+    assert newer.pins(JOB).checkpoints == (SECOND,)
+
+
+def test_a_note_of_pins_that_cannot_be_read_is_no_note_of_none(store, url):
+    store.note_pins(JOB, Pins(attempt=1, checkpoints=(FIRST,), at=1.0))
+    later = f"{JOB}/pins/00000001-000009.json"
+    if hasattr(store, "root"):
+        (store.root / later).write_bytes(b"{")
+    else:
+        store.bucket.put_new(later, b"{")
+    with pytest.raises(OSError, match=r"is no (note|record)"):
+        open_store(url).pins(JOB)
+
+
+def notes_of_pins(store):
+    if hasattr(store, "root"):
+        return [path.name for path in (store.root / JOB / "pins").iterdir()]
+    return [name.rpartition("/")[2] for name in store.bucket.sizes(f"{JOB}/pins/")]
 
 
 def test_a_large_payload_comes_back_in_any_ranges_on_several_threads(store):

@@ -505,7 +505,7 @@ def test_a_record_that_is_none_is_passed_over_or_named(store, caplog):
     store.bucket.put_new(f"{JOB}/notes/README", b"")
     store.bucket.put_new("README", b"")
     assert store.lineages(JOB) == [lineage]
-    assert "000001-00000001.json is not a lineage's record" in caplog.text
+    assert "000001-00000001.json is not a record of Holdfast's" in caplog.text
     assert (store.latest_attempt(JOB), store.jobs(), store.checkpoints(JOB)) == (1, [JOB], [])
     store.bucket.put_new(f"{JOB}/attempts/00000002-x.seen.json", b"[]")
     with pytest.raises(OSError, match="is no record of Holdfast's") as caught:

@@ -83,7 +83,7 @@ class Stage:
 
     def end(self) -> Ended:
         assert self.running is not None
-        _, errors = self.running.communicate(timeout=60)
+        _, errors = self.running.communicate()
         return Ended(self.running.returncode, errors.splitlines())
 
     def started(self, number: int) -> tuple[int, str]:
@@ -98,7 +98,7 @@ class Stage:
         until((self.folder / name).exists)
 
 
-def until(happened: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(happened: Callable[[], bool], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, "what the test waits for did not happen"

@@ -55,7 +55,7 @@ class Trainer:
 
     def settle(self):
         """Waits for the checkpoint under way, so that a test knows which iterations have one."""
-        assert self.session._checkpoints.wait_settled(30)
+        assert self.session._checkpoints.wait_settled(300)
 
     def crash(self):
         """As if the process had been killed between two iterations: nothing more is saved or said."""

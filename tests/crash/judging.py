@@ -9,7 +9,7 @@ from holdfast import restore
 from holdfast.errors import HoldfastError
 from holdfast.store import open_store
 
-RECORDS = ("attempts", "lineages")
+RECORDS = ("attempts", "endings", "lineages")
 Ground = tuple[int, int]
 """(lineage, iteration): how far training is safe."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import importlib
 import json
 import os
@@ -23,7 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
+"""Of a machine that is busy with other things; nothing takes so long where all is well."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_PTRACER, ANYBODY = 1, 36, 0x59616D61, -1
 
 
@@ -160,6 +162,9 @@ class Stage:
     def ready(self) -> None:
         """The part that matters begins: what traces it is attached before this returns."""
         self.tell("ready")
+        # by turns: of a signal that comes just before a system call, Python takes notice only after that
+        while not select.select([self._line], [], [], 1.0)[0]:
+            pass
         assert self._line.recv(8) == b"go\n"
 
 
@@ -217,6 +222,7 @@ def _live(order: dict[str, Any], line: socket.socket) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    faulthandler.dump_traceback_later(PATIENCE_SECONDS - 5, exit=False)  # what it waits for, for who waits for it
     module, function = order["workload"].split(".")
     status = 1
     try:

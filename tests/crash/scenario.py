@@ -13,7 +13,7 @@ from judging import leftovers, violations
 from nursery import Hatchling, Nursery
 from tracing import Point, points, traced
 
-ORPHAN_SECONDS = 20.0
+ORPHAN_SECONDS = 120.0
 """How long a helper process may take to notice that its trainer is gone."""
 
 

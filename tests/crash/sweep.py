@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -19,6 +20,19 @@ LONG = [pytest.mark.long, pytest.mark.timeout(3600)]
 def every_other(cases: Sequence[T], step: int) -> list[T]:
     """Each `step`-th of them: what there is time for in an ordinary run."""
     return list(cases[step // 2 :: step])
+
+
+def covering(cases: Iterable[T], *kinds: Callable[[T], Hashable]) -> list[T]:
+    """Few of them that are of every kind, early ones and late ones: what there is time for in an ordinary run."""
+    found, seen = [], set[tuple[int, Hashable]]()
+    shuffled = list(cases)
+    random.Random(0).shuffle(shuffled)
+    for case in shuffled:
+        of = {(number, kind(case)) for number, kind in enumerate(kinds)}
+        if not of <= seen:
+            found.append(case)
+            seen |= of
+    return found
 
 
 class Pool:

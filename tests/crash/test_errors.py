@@ -12,7 +12,7 @@ import pytest
 from judging import acknowledged, leftovers, safe, violations
 from nursery import Hatchling, Nursery
 from scenario import Scenario
-from sweep import LONG, Pool, every_other
+from sweep import LONG, Pool, covering
 from tracing import Point
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
@@ -45,6 +45,10 @@ class Fault:
         return f"{self.answer}{' from then on' if self.lasting else ''} at {self.point}"
 
     @property
+    def kind(self) -> tuple[str, str, bool]:
+        return self.point.syscall, self.answer, self.lasting
+
+    @property
     def injection(self) -> str:
         return self.point.inject(self.answer) + ("+" if self.lasting else "")
 
@@ -61,11 +65,12 @@ def faults(points: list[Point]) -> Iterator[Fault]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "step"),
-    [("thread", 1), ("fork", 2)] + [pytest.param(b, 1, marks=LONG) for b in ("process", "fork")],
+    ("backend", "whole"),
+    [("thread", False), ("fork", False)]
+    + [pytest.param(b, True, marks=LONG) for b in ("thread", "process", "fork")],
 )
 def test_an_error_of_any_system_call_costs_no_more_than_a_checkpoint(
-    trainers: Pool, fast_path: Path, backend: str, step: int
+    trainers: Pool, fast_path: Path, backend: str, whole: bool
 ) -> None:
     options = {"every": 2, "keep": 2, "backend": backend, "until": UNTIL}
     scenario = Scenario(fast_path, "train_work.train", options, restart={**options, "until": UNTIL + 2})
@@ -82,7 +87,9 @@ def test_an_error_of_any_system_call_costs_no_more_than_a_checkpoint(
             shutil.rmtree(folder)
         return found
 
-    cases = every_other(list(faults(points)), step)
+    cases = (
+        list(faults(points)) if whole else covering(faults(points), lambda it: it.kind, lambda it: it.point.kind)
+    )
     found = trainers.each(trial, cases)
     print(f"{len(cases)} faults, {len(found)} violations")
     assert not found, "\n".join(found)

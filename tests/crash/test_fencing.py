@@ -22,7 +22,7 @@ from holdfast.protocol import checkpoint_id
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 300.0
 
 
 def contents(root: Path) -> dict[str, str]:

@@ -175,7 +175,7 @@ def assert_none_wrong(
         crowd, root = free.pop(), place / str(next(number))
         try:
             return [f"{case}: {each}" for each in trial(crowd, root, case)]
-        except Exception as error:
+        except Exception as error:  # one case that cannot be judged is a violation; the others go on
             return [f"{case}: {error!r}"]
         finally:
             free.append(crowd)
@@ -186,7 +186,7 @@ def assert_none_wrong(
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=LONG)])
+@pytest.mark.parametrize("step", [14, pytest.param(1, marks=LONG)])
 def test_a_rank_that_dies_anywhere_leaves_whole_checkpoints_and_lets_the_others_train(
     crowds: list[Crowd], fast_path: Path, undisturbed: States, step: int
 ) -> None:
@@ -224,8 +224,9 @@ FAULTS = [
 ]
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=LONG)])
 def test_a_rank_that_cannot_write_costs_one_checkpoint(
-    crowds: list[Crowd], fast_path: Path, undisturbed: States
+    crowds: list[Crowd], fast_path: Path, undisturbed: States, step: int
 ) -> None:
     def failed(crowd: Crowd, root: Path, case: Any) -> list[str]:
         rank, place, spring = case
@@ -245,15 +246,16 @@ def test_a_rank_that_cannot_write_costs_one_checkpoint(
             found += different(ranks, undisturbed)
         return [*found, *violations(root, [], leftovers_allowed=0), *not_whole(root)]
 
-    assert_none_wrong(crowds, fast_path, FAULTS, failed)
+    assert_none_wrong(crowds, fast_path, every_other(FAULTS, step), failed)
 
 
 STOPS = [(0, "before begin"), (0, "before commit"), (0, "after rename"), (1, "after receive begun"),
          (1, "before sync"), (2, "after send vote")]  # fmt: skip
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=LONG)])
 def test_a_rank_that_stops_for_a_while_is_waited_for(
-    crowds: list[Crowd], fast_path: Path, undisturbed: States
+    crowds: list[Crowd], fast_path: Path, undisturbed: States, step: int
 ) -> None:
     def stopped(crowd: Crowd, root: Path, case: tuple[int, str]) -> list[str]:
         rank, place = case
@@ -269,7 +271,7 @@ def test_a_rank_that_stops_for_a_while_is_waited_for(
             found += different(ranks, undisturbed)
         return [*found, *goes_on(crowd, root, undisturbed)]
 
-    assert_none_wrong(crowds, fast_path, STOPS, stopped)
+    assert_none_wrong(crowds, fast_path, every_other(STOPS, step), stopped)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, -15)])
@@ -307,7 +309,7 @@ def test_ranks_that_do_not_step_equally_often_are_told_and_end(
     with started(crowds[0], tmp_path, until=16, phase=phase, rank=number) as ranks:
         assert ended(ranks) == [0] * WORLD
         assert not [line for rank in ranks for line in rank.said("fault ")]
-        assert [line for rank in ranks for line in rank.said("notice ")]
+        assert [line for rank in ranks for line in rank.said("notice ") if "equally often" in line]
 
 
 def test_a_script_may_destroy_its_process_group_before_the_session_ends(

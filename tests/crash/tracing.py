@@ -21,6 +21,8 @@ MUTATING = (
     "unlinkat", "rmdir", "close", "flock", "fcntl",
 )  # fmt: skip
 CALL = re.compile(r"^(\d+) +(\w+)\((.*)")
+NAME = re.compile(r"""[<"](job\b[^">]*)""")
+"""In the arguments of a call: what it is done to, below the root of the store."""
 
 
 def available() -> bool:
@@ -38,6 +40,12 @@ class Point:
 
     def __str__(self) -> str:
         return f"{self.syscall} {self.ordinal}: {self.text[:150]}"
+
+    @property
+    def kind(self) -> str:
+        """What is done to which sort of file, whichever checkpoint and attempt it belongs to."""
+        names = (re.sub(r"(\.tmp|\.json)-[\w-]+", r"\1", name) for name in NAME.findall(self.text))
+        return " ".join([self.syscall, *(re.sub(r"\d+", "#", name) for name in names)])
 
     def inject(self, what: str) -> str:
         return f"inject={self.syscall}:{what}:when={self.ordinal}"

@@ -133,7 +133,7 @@ class Small:
         self.optimizer.zero_grad()
         self.losses.append(loss.item())
         self.session.step(loss=loss)
-        assert self.session._checkpoints.wait_settled(30)
+        assert self.session._checkpoints.wait_settled(300)
 
 
 def fill(stage: Stage, place: str, saves: int, keep: int, times: float) -> None:
@@ -188,7 +188,7 @@ def overwrite(stage: Stage, root: str, rounds: int, backend: str, slots: int) ->
         numpy.random.seed(number)
         optimizer.step()  # waits for the copy, as it does in any loop
         _spoil([*model.parameters(), *_tensors(optimizer)])
-        assert session._checkpoints.wait_settled(60)
+        assert session._checkpoints.wait_settled(300)
         durable = session._checkpoints.head
         session._close("killed")
         model, optimizer, session = _large(root, backend, slots)

@@ -156,7 +156,7 @@ class Job:
         return self
 
     def settle(self) -> None:
-        assert self.session._checkpoints.wait_settled(60)
+        assert self.session._checkpoints.wait_settled(300)
 
     def _backward(self, indices: Tensor, points: Tensor, targets: Tensor) -> None:
         points = points + 0.1 * torch.randn(points.shape, generator=self.noise)

@@ -135,7 +135,7 @@ class Job:
         return self
 
     def settle(self) -> None:
-        assert self.session._checkpoints.wait_settled(60)
+        assert self.session._checkpoints.wait_settled(300)
 
     def _spread(self, kind: str, syncs_buffers: bool, own_head: bool) -> nn.Module:
         if kind == "ddp":

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from parallel import EPOCHS, QUIET_BATCH, QUIET_SAMPLES
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-
 BATCHES = EPOCHS * QUIET_SAMPLES // QUIET_BATCH
 CHAINS = {
     "fewer and more ranks": [("fsdp", 4), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4)],
@@ -20,6 +18,8 @@ CHAINS = {
     "both at once": [("tensor and fsdp", 4), ("plain", 1), ("tensor and fsdp", 4)],
     "replicas of shards": [("hsdp", 4), ("plain", 1), ("hsdp", 4)],
 }
+SHORT = ("fewer and more ranks", "from replicas to shards and back", "both at once")
+"""With these and `hsdp` below, every way to split a model is met."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,9 @@ def go_through(ranks, store, chain, **options):
     return samples, losses, leg[0]["padded"]
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize(
+    "chain", [pytest.param(chain, marks=[] if chain in SHORT else pytest.mark.long) for chain in CHAINS]
+)
 def test_each_start_goes_on_with_the_next_sample_from_the_numbers_that_were_left(chain, fixed, ranks, tmp_path):
     samples, losses, padded = go_through(ranks, tmp_path, CHAINS[chain])
     assert samples == fixed[0]
@@ -69,7 +71,9 @@ def test_each_start_goes_on_with_the_next_sample_from_the_numbers_that_were_left
     assert padded == 0
 
 
-@pytest.mark.parametrize("kind", ["hsdp", "tensor", "tensor and fsdp"])
+@pytest.mark.parametrize(
+    "kind", ["hsdp", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("tensor", "tensor and fsdp"))]
+)
 def test_a_job_that_is_split_as_before_goes_on_to_the_bit(kind, ranks, tmp_path):
     whole = go_through(ranks, tmp_path / "whole", [(kind, 4)])
     assert go_through(ranks, tmp_path / "parts", [(kind, 4)] * 2) == whole
@@ -82,7 +86,7 @@ def test_more_ranks_that_share_each_sample_drop_the_same_of_it(saved, fixed, ran
     assert losses != pytest.approx(fixed[1], rel=1e-2)
 
 
-@pytest.mark.parametrize(("tail", "twice"), [("pad", 1), ("short", 0)])
+@pytest.mark.parametrize(("tail", "twice"), [("pad", 1), pytest.param("short", 0, marks=pytest.mark.long)])
 def test_samples_that_do_not_divide_come_once_but_for_the_padding_that_is_counted(tail, twice, ranks, tmp_path):
     count = QUIET_SAMPLES - 1  # no number of ranks here divides it
     chain = CHAINS["fewer and more replicas"]

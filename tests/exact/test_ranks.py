@@ -20,7 +20,8 @@ from holdfast.store import open_store
 
 MOMENTS = ("drawn", "backward", "updated", "recorded", "stepped")
 KINDS = ("SIGKILL", "SIGKILL of all", "SIGTERM of all", "exception")
-JOBS = [("ddp", 3), ("ddp", 4), ("fsdp", 2), ("fsdp", 4)]
+MORE = [pytest.param("ddp", 4, marks=pytest.mark.long), pytest.param("fsdp", 4, marks=pytest.mark.long)]
+JOBS = [("ddp", 3), ("fsdp", 2), *MORE]
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,12 @@ def test_a_job_whose_ranks_die_goes_on_as_if_they_had_not(kind, world_size, rank
 @pytest.mark.parametrize(
     ("kind", "world_size", "options"),
     [
-        ("ddp", 3, {"accumulation": 2}),
         ("fsdp", 2, {"accumulation": 2}),
-        ("ddp", 3, {"syncs_buffers": True}),
-        ("ddp", 3, {"own_head": True}),
-        ("ddp", 3, {"workers": 2}),
+        ("ddp", 3, {"syncs_buffers": True, "own_head": True, "workers": 2}),
+        pytest.param("ddp", 3, {"accumulation": 2}, marks=pytest.mark.long),
+        pytest.param("ddp", 3, {"syncs_buffers": True}, marks=pytest.mark.long),
+        pytest.param("ddp", 3, {"own_head": True}, marks=pytest.mark.long),
+        pytest.param("ddp", 3, {"workers": 2}, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -88,8 +90,15 @@ def test_so_does_one_of_another_kind(kind, world_size, options, ranks, undisturb
     judge(ranks, tmp_path, undisturbed_ranks(kind, world_size, **options), plan, kind=kind, **options)
 
 
-@pytest.mark.parametrize("backend", ["process", "fork"])
-@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 3), ("fsdp", 2)])
+@pytest.mark.parametrize(
+    ("kind", "world_size", "backend"),
+    [
+        ("ddp", 3, "fork"),
+        ("fsdp", 2, "process"),
+        pytest.param("ddp", 3, "process", marks=pytest.mark.long),
+        pytest.param("fsdp", 2, "fork", marks=pytest.mark.long),
+    ],
+)
 def test_whatever_writes_the_checkpoints(kind, world_size, backend, ranks, undisturbed_ranks, tmp_path):
     plan = [Death("SIGKILL of all", 1, 6, "backward"), Death("SIGKILL", 0, 7, "updated")]
     judge(ranks, tmp_path, undisturbed_ranks(kind, world_size), plan, kind=kind, backend=backend)
@@ -104,8 +113,15 @@ def test_checkpoints_of_each_iteration_change_no_bit(kind, world_size, ranks, un
     assert taken > batches_of(world_size) / 4  # they were written while it trained
 
 
-@pytest.mark.parametrize("by_all", [False, True])
-@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 3), ("fsdp", 2)])
+@pytest.mark.parametrize(
+    ("kind", "world_size", "by_all"),
+    [
+        ("ddp", 3, False),
+        ("fsdp", 2, True),
+        pytest.param("ddp", 3, True, marks=pytest.mark.long),
+        pytest.param("fsdp", 2, False, marks=pytest.mark.long),
+    ],
+)
 def test_all_ranks_are_taken_back_together_and_do_again_what_they_did(
     kind, world_size, by_all, ranks, undisturbed_ranks, tmp_path
 ):
@@ -122,8 +138,15 @@ def test_all_ranks_are_taken_back_together_and_do_again_what_they_did(
     assert spots[0][-1][1] == batches_of(world_size)
 
 
-@pytest.mark.parametrize("damaged_rank", [0, 1])
-@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 3), ("fsdp", 2)])
+@pytest.mark.parametrize(
+    ("kind", "world_size", "damaged_rank"),
+    [
+        ("ddp", 3, 1),
+        ("fsdp", 2, 0),
+        pytest.param("ddp", 3, 0, marks=pytest.mark.long),
+        pytest.param("fsdp", 2, 1, marks=pytest.mark.long),
+    ],
+)
 def test_what_one_rank_cannot_verify_is_refused_by_all_and_training_goes_on(
     kind, world_size, damaged_rank, ranks, undisturbed_ranks, tmp_path
 ):

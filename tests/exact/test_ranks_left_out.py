@@ -9,8 +9,6 @@ import pytest
 from crowd import Crowd
 from oracle import first_difference
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-
 BEGIN, END = 3, 6
 """Where the checkpoint is, which with two batches to an update is between these; where a resume is judged."""
 JOBS: dict[tuple[str, int], dict[str, Any]] = {

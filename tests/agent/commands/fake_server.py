@@ -35,7 +35,11 @@ class FakeServer(ThreadingHTTPServer):
         self.status = "running"
         self.order: dict[str, Any] | None = None
         self.last_order_state = "restored"
+        self.plan: dict[str, Any] = {"job": "gpt", "outlook": None, "why_none": "nothing is measured yet"}
         self.plain_text: bytes | None = None
+        self.notices = [notice(1, "an answer of yesterday", code="data")]
+        self.answers: list[list[dict[str, Any]]] = [[]]
+        """What is new among the notices after a probe was asked for, question by question; the last stays."""
 
     @property
     def url(self) -> str:
@@ -67,12 +71,13 @@ class FakeServer(ThreadingHTTPServer):
             "applied_version": version if self.applies else version - 1,
             "applied_iteration": 251,
             "checkpoints_total": 2,
+            "open_order": self.order,
         }
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         match method, path.partition("?")[0].removeprefix("/api/v1/jobs").split("/")[1:]:
             case "GET", []:
-                return 200, [self.job()]
+                return 200, {"jobs": [self.job()], "page": 1, "pages": 1}
             case _, [job, *_] if job != "gpt":
                 return 404, {"error": "unknown_job", "job": job, "message": "GET /api/v1/jobs lists them"}
             case "GET", [_]:
@@ -80,20 +85,55 @@ class FakeServer(ThreadingHTTPServer):
             case "GET", [_, "checkpoints"]:
                 return 200, {"checkpoints": self._page(parse_qs(path.partition("?")[2]))}
             case "GET", [_, "edits"]:
-                return 200, {"edits": [{"version": self.desired["version"], "applied_iteration": 251}]}
+                return 200, {"edits": self._edits()}
+            case "GET", [_, "notices"]:
+                return 200, {"notices": self._notices()}
+            case "GET", [_, "plan"]:
+                return 200, self.plan
+            case "GET", [_, "goodput"]:
+                return 200, self.goodput(path.partition("window=")[2])
             case "GET", [_, "desired"]:
                 return 200, self.desired
             case "PATCH", [_, "desired"]:
+                if body.get("policy") == "astrology":
+                    return 422, {"error": "invalid_setting", "message": "policy 'astrology' is not one of goodput"}
                 if self.conflict:
                     return 409, {"error": "conflict", "message": "ann set the budget to 1% a moment ago"}
                 self.desired = self.desired | body | {"version": self.desired["version"] + 1}
-                self.desired["checkpoint_request"] = int(self.desired.get("checkpoint_request") or 0)
+                for counter in ("checkpoint_request", "probe_request"):
+                    self.desired[counter] = int(self.desired.get(counter) or 0)
                 return 200, self.desired
+            case "PATCH", [_, "checkpoints", named]:
+                return self._change(named, body)
             case "POST", [_, "restores"]:
                 return self._order(body)
             case "GET", [_, "restores", _]:
                 return 200, self._moved()
         return 404, {"error": "not_found", "message": path}
+
+    def _edits(self) -> list[dict[str, Any]]:
+        """Newest first."""
+        version = self.desired["version"]
+        made = [(version, "budget 3.5% → 2%"), (version - 1, "interval 20 → 50")]
+        return [
+            {"version": number, "who": "ann", "summary": summary, "applied_iteration": 251}
+            for number, summary in made
+        ]
+
+    def goodput(self, window: str) -> dict[str, Any]:
+        buckets = [
+            {"name": name, "seconds": seconds, "share": seconds / 200, "definition": f"what {name} is"}
+            for name, seconds in (("productive", 150.0), ("lost", 50.0))
+        ]
+        return {
+            "job": "gpt",
+            "window": window,
+            "wall_seconds": 200.0,
+            "goodput": 0.75,
+            "iterations": 150,
+            "lost_iterations": 50,
+            "buckets": buckets,
+        }
 
     def _page(self, query: dict[str, list[str]]) -> list[dict[str, Any]]:
         rows = list(self.checkpoints)
@@ -106,6 +146,30 @@ class FakeServer(ThreadingHTTPServer):
             ids = [row["id"] for row in newest_first]
             newest_first = newest_first[ids.index(before[0]) + 1 :]
         return newest_first[: int(query["limit"][0])]
+
+    def _notices(self) -> list[dict[str, Any]]:
+        rows = list(self.notices)
+        if self.desired.get("probe_request"):
+            rows += self.answers[0]
+            if len(self.answers) > 1:
+                self.answers.pop(0)
+        return rows[::-1]
+
+    def _change(self, named: str, body: Any) -> tuple[int, Any]:
+        row = next((row for row in self.checkpoints if named in (row["id"], str(row["iteration"]))), None)
+        if row is None:
+            nearest = self.checkpoints[-1] if self.checkpoints else None
+            return 404, {"error": "no_such_checkpoint", "message": "no checkpoint there", "nearest": nearest}
+        if len(body.get("label") or "") > 64:
+            return 422, {
+                "error": "invalid_setting",
+                "message": "a label has at most 64 characters",
+                "field": "label",
+            }
+        row |= body
+        if "pinned" in body:
+            self.desired = self.desired | {"version": self.desired["version"] + 1}
+        return 200, row
 
     def _order(self, body: Any) -> tuple[int, Any]:
         earlier = [row for row in self.checkpoints if row["iteration"] <= body["iteration"]]
@@ -142,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.command, self.path, body))
         if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
             status, answer = 401, {"error": "unauthorized", "message": "this token is not the right one"}
-        elif self.command == "PATCH" and not self.headers.get("If-Match"):
+        elif self.command == "PATCH" and self.path.endswith("/desired") and not self.headers.get("If-Match"):
             status, answer = 428, {"error": "precondition_required", "message": "If-Match is missing"}
         else:
             status, answer = self.server.answer(self.command, self.path, body)
@@ -173,6 +237,11 @@ def fake_server() -> Iterator[FakeServer]:
 
 def requested(iteration: int, **changes: Any) -> dict[str, Any]:
     return checkpoint(iteration) | {"kind": "requested"} | changes
+
+
+def notice(number: int, message: str, **changes: Any) -> dict[str, Any]:
+    row = {"id": number, "at": 1790000000.0, "iteration": 251, "lineage": 1, "level": "info", "code": "loader"}
+    return row | {"message": message} | changes
 
 
 def checkpoint(iteration: int) -> dict[str, Any]:

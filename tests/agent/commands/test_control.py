@@ -19,7 +19,14 @@ def sent(server: FakeServer) -> list[object]:
         (["budget", "gpt", "0.05"], {"budget": 0.05}, "budget 5%: version 4"),
         (["budget", "gpt", "default"], {"budget": None}, "budget as the script has it: version 4"),
         (["every", "gpt", "50"], {"every": 50}, "a checkpoint every 50 iterations: version 4"),
+        (
+            ["every", "gpt", "50", "--for", "2h"],
+            {"every": 50, "every_seconds": 7200.0},
+            "a checkpoint every 50 iterations for 2h: version 4",
+        ),
         (["every", "gpt", "auto"], {"every": None}, "interval left to the policy: version 4"),
+        (["policy", "gpt", "goodput"], {"policy": "goodput"}, "policy goodput: version 4"),
+        (["policy", "gpt", "default"], {"policy": None}, "policy as the script has it: version 4"),
         (["pause", "gpt"], {"paused": True}, "checkpoints paused: version 4"),
         (["resume", "gpt"], {"paused": False}, "checkpoints resumed: version 4"),
     ],
@@ -59,6 +66,12 @@ def test_an_interval_that_makes_no_sense_is_refused_before_anything_is_sent(
     result = holdfast("every", "gpt", every)
     assert (result.exit_code, server.requests) == (2, [])
     assert repr(every) in result.stderr
+
+
+def test_a_policy_that_the_server_does_not_have_is_wrong_use(holdfast: Holdfast) -> None:
+    result = holdfast("policy", "gpt", "astrology")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "holdfast: policy 'astrology' is not one of goodput\n"
 
 
 def test_a_misspelt_option_of_a_command_that_takes_minus_signs_is_refused(

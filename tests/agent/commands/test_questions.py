@@ -38,9 +38,17 @@ def test_show_tells_one_job_in_full(holdfast: Holdfast) -> None:
     assert "not yet applied" not in told
 
 
-def test_show_tells_of_a_version_that_is_not_applied(holdfast: Holdfast, server: FakeServer) -> None:
+def test_show_names_the_orders_that_the_job_does_not_act_on_yet(holdfast: Holdfast, server: FakeServer) -> None:
     server.applies = False
-    assert "not yet applied" in holdfast("show", "gpt").stdout
+    told = holdfast("show", "gpt").stdout.splitlines()
+    late = [line.split(maxsplit=3)[3] for line in told if line.startswith("not yet applied")]
+    assert late == ["version 3: budget 3.5% → 2%, by ann"]
+
+
+def test_show_names_the_restore_that_is_under_way(holdfast: Holdfast, server: FakeServer) -> None:
+    server.order = {"id": "o7", "job": "gpt", "checkpoint": "x", "iteration": 200, "state": "delivered"}
+    server.order["who"] = "bo"
+    assert "to 200: delivered, ordered by bo (order o7)" in holdfast("show", "gpt").stdout
 
 
 def test_a_name_with_odd_characters_stays_one_segment(holdfast: Holdfast, server: FakeServer) -> None:
@@ -111,3 +119,19 @@ def test_a_token_is_asked_for_and_sent(
     assert holdfast("jobs", "--token", "secret").exit_code == 0
     monkeypatch.setenv("HOLDFAST_TOKEN", "secret")
     assert holdfast("jobs").exit_code == 0
+
+
+def test_goodput_tells_where_the_time_of_a_window_went(holdfast: Holdfast) -> None:
+    first, header, *rows = holdfast("goodput", "gpt", "--window", "7d").stdout.splitlines()
+    assert first == "goodput 75% of 3 min: 150 iterations, 50 iterations lost"
+    assert header.split()[:3] == ["BUCKET", "TIME", "SHARE"]
+    assert rows[1].split() == ["lost", "50", "s", "25%", "what", "lost", "is"]
+
+
+def test_goodput_for_scripts_is_what_the_server_says(holdfast: Holdfast) -> None:
+    found = json.loads(holdfast("goodput", "gpt", "--json").stdout)
+    assert (found["window"], found["buckets"][1]["seconds"]) == ("24h", 50.0)
+
+
+def test_a_window_that_there_is_not_is_wrong_use(holdfast: Holdfast) -> None:
+    assert holdfast("goodput", "gpt", "--window", "2d").exit_code == 2

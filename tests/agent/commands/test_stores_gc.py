@@ -14,7 +14,7 @@ import torch
 from fake_server import Holdfast
 from written import commit
 
-from holdfast.store import Attempt, Lineage, open_store
+from holdfast.store import Attempt, Lineage, Pins, open_store
 
 JOB = "gpt"
 
@@ -55,6 +55,16 @@ def test_what_retention_no_longer_wants_is_removed_after_asking(holdfast: Holdfa
     assert (done.exit_code, committed(store)[-2:], len(committed(store))) == (0, [90, 100], 4)
     assert "removed 6 items, 24.7 kB" in done.stderr
     assert "nothing to remove" in holdfast("store", "gc", store, "--keep", "4").stdout
+
+
+def test_what_is_pinned_stays_unless_it_is_named(holdfast: Holdfast, store: Path) -> None:
+    pins = (checkpoint(20), checkpoint(30))
+    open_store(store).note_pins(JOB, Pins(attempt=1, checkpoints=pins, at=0.0))
+    holdfast("store", "gc", store, "--keep", "2", "--yes")
+    assert (committed(store)[:2], len(committed(store))) == ([20, 30], 4)
+    named = holdfast("store", "gc", store, "--keep", "2", "--job", JOB, "--drop", checkpoint(20), "--yes")
+    assert "named to go, though pinned" in named.stdout
+    assert (committed(store)[0], len(committed(store))) == (30, 3)
 
 
 def test_a_session_would_have_removed_the_same(holdfast: Holdfast, store: Path) -> None:
@@ -99,7 +109,7 @@ def test_leftovers_of_crashes_and_damage_go_as_well(holdfast: Holdfast, store: P
     ]
     assert (store / JOB / names[1]).exists()  # a helper of the newest attempt may be writing it
     assert sorted(path.name for path in (store / JOB).iterdir() if "0000" not in path.name) == [
-        ".lock", "attempts", "lineages", "notes",
+        ".lock", "attempts", "endings", "lineages", "notes",
     ]  # fmt: skip
     assert len(committed(store)) == 10
 

@@ -1,0 +1,71 @@
+"""Several checkpoints under way in a real session, and never more than there may be."""
+
+import threading
+
+from small_session import iterate, session_of
+
+from holdfast import store as stores
+from holdfast.store import LocalStore
+
+HELD = 3
+
+
+class Held:
+    """Commits that wait until so many wait together, as those of a store that answers late would overlap."""
+
+    def __init__(self, monkeypatch, together):
+        self.together, self.most, self._now = together, 0, 0
+        self._changed = threading.Condition()
+        begin = LocalStore.begin
+
+        def held(store, *args):
+            writer = begin(store, *args)
+            commit = writer.commit
+
+            def late(*args, **options):
+                with self._changed:
+                    self._now += 1
+                    self.most = max(self.most, self._now)
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self.most >= self.together, 30)
+                try:
+                    commit(*args, **options)
+                finally:
+                    with self._changed:
+                        self._now -= 1
+
+            writer.commit = late
+            return writer
+
+        monkeypatch.setattr(stores.LocalStore, "begin", held)
+
+
+def test_an_ordered_interval_has_as_many_under_way_as_there_are_slots(tmp_path, monkeypatch):
+    held = Held(monkeypatch, HELD)
+    model, optimizer, session = session_of(tmp_path, slots=HELD, backend="thread")
+    with session:
+        session.resume()
+        while held.most < HELD:
+            iterate(model, optimizer, session)
+        assert session._checkpoints.under_way <= HELD
+        assert session._checkpoints.wait_settled(300)
+    assert held.most == HELD
+    iterations = [int(name.partition("-")[0]) for name in LocalStore(tmp_path).checkpoints("m")]
+    assert iterations == sorted(iterations)
+
+
+def test_a_policy_begins_with_one_and_somebody_who_asks_has_another(tmp_path, monkeypatch):
+    held = Held(monkeypatch, 2)
+    model, optimizer, session = session_of(tmp_path, slots=HELD, backend="thread")
+    session.every(None)
+    with session:
+        session.resume()
+        while not session._checkpoints.under_way:
+            iterate(model, optimizer, session)
+        for _ in range(200):  # whatever is due waits
+            iterate(model, optimizer, session)
+            assert session._checkpoints.under_way <= 1
+        session.checkpoint()
+        while held.most < 2:
+            iterate(model, optimizer, session)
+        assert session._checkpoints.wait_settled(300)

@@ -1,0 +1,34 @@
+"""A dataset whose reading takes a known time: fetching, which a cache saves the second time, and preparing."""
+
+import torch
+from torch.utils.data import Dataset
+
+
+class FakeClock:
+    """Each worker goes on with a copy of its own, so that it tells what was waited there and nothing else."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+    def wait(self, seconds):
+        self.now += seconds
+
+
+class Waiting(Dataset):
+    def __init__(self, size, wait, *, fetch=0.0, prep=0.0):
+        """`fetch`, `prep`: seconds a sample."""
+        self.wait, self.fetch, self.prep = wait, fetch, prep
+        self.reads = torch.zeros(size, dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return len(self.reads)
+
+    def __getitem__(self, index):
+        if not self.reads[index]:
+            self.wait(self.fetch)
+        self.reads[index] += 1
+        self.wait(self.prep)
+        return index
