@@ -1,15 +1,37 @@
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import in_memory
 import pytest
+from clusters import Cluster, NoPostgres
+from hypothesis import settings
+
+ROOM_BYTES = 256 << 20
+# Before torch is imported: OpenMP's threads spin while they wait for each other, and take the processors from the
+# other tests that run.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The same examples each time, and as long as they take: neither a busy machine nor a new example is a fault of the
+# change that is tested.
+settings.register_profile("tests", deadline=None, derandomize=True)
+settings.load_profile("tests")
 
 
 def pytest_configure() -> None:
     """Where a script has put the tests in the background, Ctrl-C is ignored by them and all that they start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def fast_path() -> Iterator[Path]:
+    """A folder in memory, where there is some to spare."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=in_memory.place(ROOM_BYTES)) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +44,57 @@ def _migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return database.path
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A PostgreSQL of the tests' own; without one they are skipped, or fail where HOLDFAST_REQUIRE_POSTGRES=1."""
+    try:
+        cluster = Cluster()
+    except NoPostgres as error:
+        if os.environ.get("HOLDFAST_REQUIRE_POSTGRES") == "1":
+            pytest.fail(str(error))
+        pytest.skip(f"NOTHING IS TRIED ON POSTGRESQL: {error}")
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def _template(cluster: Cluster) -> str:
+    """A database whose tables are there; copied, it is there at once."""
+    from holdfast_migrations import upgrade
+    from holdfast_server.settings import database_url
+
+    name = cluster.create()
+    upgrade(database_url(cluster.url(name)))
+    return name
+
+
 @pytest.fixture
-def empty_database(_migrated: Path, tmp_path: Path) -> str:
-    """Of a server that has run before: the tables are there, which saves each test the fsyncs of making them."""
-    return str(shutil.copy(_migrated, tmp_path / "holdfast.db"))
+def database_kind() -> str:
+    return "sqlite"
+
+
+@pytest.fixture
+def empty_database(database_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Of a server that has run before: the tables are there, which saves each test the time of making them."""
+    if database_kind == "sqlite":
+        yield str(shutil.copy(request.getfixturevalue("_migrated"), tmp_path / "holdfast.db"))
+        return
+    cluster: Cluster = request.getfixturevalue("cluster")
+    name = cluster.create(request.getfixturevalue("_template"))
+    yield cluster.url(name)
+    cluster.drop(name)
+
+
+@pytest.fixture
+def new_database(database_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """One that nothing was ever stored in."""
+    if database_kind == "sqlite":
+        yield str(tmp_path / "holdfast.db")
+        return
+    cluster: Cluster = request.getfixturevalue("cluster")
+    name = cluster.create()
+    yield cluster.url(name)
+    cluster.drop(name)

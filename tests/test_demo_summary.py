@@ -25,7 +25,7 @@ class Server:
         self.again = [0.5, 0.4, 0.3]
         self.intervals: list[int | None] = [None, 10, 4, 6]
 
-    def timeline(self, job: str, *, points: int) -> dict[str, Any]:
+    def get(self, path: str, *, points: int) -> dict[str, Any]:
         first = [1.0, 0.9, 0.8, 0.7, 0.5, 0.4, 0.3]
         return {
             "bucketed": False,

@@ -51,7 +51,12 @@ def test_the_agent_imports_without_the_web_stack() -> None:
 
 def test_the_server_imports_without_torch() -> None:
     modules = ["holdfast_server", "holdfast_server.app", "holdfast_server.serve", "holdfast_web"]
-    ended = import_without({"torch", "numpy", "safetensors"}, modules)
+    ended = import_without({"torch", "safetensors"}, modules)
+    assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
+
+
+def test_the_server_imports_without_the_drivers_of_postgresql() -> None:
+    ended = import_without({"asyncpg", "psycopg"}, ["holdfast_server.app", "holdfast_server.serve"])
     assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
 
 
@@ -108,7 +113,7 @@ def served(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             pytest.fail(f"the server ended: {''.join(said)}")
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate()
 
 
 @pytest.mark.processes
@@ -155,10 +160,10 @@ def test_compose_starts_what_the_dockerfile_builds() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     dockerfile = (ROOT / "Dockerfile").read_text()
     stages = set(re.findall(r"^FROM \S+ AS (\S+)", dockerfile, re.MULTILINE))
-    for name, service in compose["services"].items():
-        assert service["build"]["target"] in stages, name
+    built = {name: service for name, service in compose["services"].items() if "build" in service}
+    assert {service["build"]["target"] for service in built.values()} == stages - {"source"}
+    for name, service in built.items():
         assert set(service.get("depends_on", {})) <= compose["services"].keys(), name
-        assert {volume.partition(":")[0] for volume in service["volumes"]} <= compose["volumes"].keys(), name
         assert "HOLDFAST_TOKEN" in service["environment"], "the server refuses to be reachable without one"
 
 
@@ -185,11 +190,13 @@ def test_every_dependency_is_pinned() -> None:
 
 PACKAGES = {
     "agent/holdfast": ["torch", "s3"],
-    "server/holdfast_server": ["server"],
+    "server/holdfast_server": ["server", "postgres", "oidc", "parquet"],
     "web/holdfast_web": ["server"],
     "migrations/holdfast_migrations": ["server"],
 }
 """Our packages, with the extras that each may count on."""
+LATER = {"compression"}
+"""Of the standard library since a Python that this need not be."""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -205,7 +212,7 @@ def test_what_is_imported_is_declared(package: str) -> None:
         f"{file.relative_to(ROOT)} imports {module}"
         for file in (ROOT / package).rglob("*.py")
         for module in _imported(ast.parse(file.read_text()))
-        if module not in sys.stdlib_module_names | ours
+        if module not in sys.stdlib_module_names | ours | LATER
         and not declared & {_normal(home) for home in homes.get(module, [])}
     ]
     assert undeclared == []

@@ -13,7 +13,8 @@ from stage import served
 from holdfast.client import Client
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Client]:
-    with served(tmp_path) as client:
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """One for all jobs; each has a name of its own."""
+    with served(tmp_path_factory.mktemp("server")) as client:
         yield client

@@ -16,6 +16,8 @@ from holdfast.client import Client, Job, ServerError
 
 TRAINER = Path(__file__).with_name("trainer.py")
 SAMPLES = 211
+PATIENCE_SECONDS = 300.0
+"""Of a machine that is busy with other things; nothing waits for so long where all is well."""
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 
 
@@ -47,7 +49,7 @@ def read_ledger(path: Path) -> list[Step]:
     return steps
 
 
-def until(happened: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def until(happened: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
@@ -73,7 +75,7 @@ def spawned(command: Sequence[str], log: Path, env: dict[str, str]) -> Iterator[
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

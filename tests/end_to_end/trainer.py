@@ -40,6 +40,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--every", type=int, default=None)
     parser.add_argument("--slowly", action="store_true", help="give an operator time to act")
+    parser.add_argument("--until-there-is", metavar="FILE", help="do not end before")
     options = parser.parse_args()
     torch.manual_seed(7)
     torch.set_num_threads(1)
@@ -66,6 +67,8 @@ def main():
         session.step(loss=loss)
         if options.slowly:
             time.sleep(0.02)
+    while options.until_there_is and not os.path.exists(options.until_there_is):
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

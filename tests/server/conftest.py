@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import msgspec
 import pytest
+from accounts_stage import Stage
+from nursery import PATIENCE_SECONDS, Hatchling, Nursery
 from starlette.testclient import TestClient
 
 from holdfast.protocol import (
@@ -130,6 +132,12 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """What is said here holds on both."""
+    return str(request.param)
+
+
 @pytest.fixture
 def settings(empty_database: str) -> ServerSettings:
     return ServerSettings(database=empty_database)
@@ -146,59 +154,92 @@ def agent(client: TestClient) -> Agent:
     return Agent(client)
 
 
-@dataclass
-class Server:
-    """`python -m holdfast_server` on a port of its own."""
-
-    process: subprocess.Popen[str]
-    url: str
-    output: str
-
-    def client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=30)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=20)
+@pytest.fixture
+def stage(settings: ServerSettings, clock: FakeClock) -> Iterator[Stage]:
+    """A server with accounts, in which nobody is yet."""
+    app = create_app(replace(settings, accounts=True), clock=clock)
+    with TestClient(app, base_url=BASE_URL, follow_redirects=False) as client:
+        yield Stage(client, clock)
 
 
 class NotStarted(AssertionError):
     """The server ended before it said where it is."""
 
 
+@dataclass
+class Server:
+    """`python -m holdfast_server` in a process and on a port of its own."""
+
+    process: Hatchling
+    log: Path
+    url: str = ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=PATIENCE_SECONDS)
+
+    def wait_for_address(self) -> None:
+        while not self.url:
+            ended = self.process.all("exit ")
+            if (found := re.search(r"Holdfast is at http://[^ ]*:(\d+)", self.output)) is not None:
+                self.url = f"http://127.0.0.1:{found[1]}"
+            elif ended:
+                raise NotStarted(f"exit status {ended[0]}: {self.output}")
+            else:
+                self.process.listen(0.01)
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        return self.process.wait()
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def stop(self) -> int:
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+
+@pytest.fixture(scope="session")
+def server_nursery() -> Iterator[Nursery]:
+    nursery = Nursery("server_life")
+    yield nursery
+    nursery.close()
+
+
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    servers: list[Server] = []
+def hatch(server_nursery: Nursery, tmp_path: Path, fast_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts servers, whether they come to serve or not."""
+    numbers = count(1)
+    with ExitStack() as running:
 
+        def start(*arguments: str, **environment: str) -> Server:
+            environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment}
+            log = fast_path / f"server-{next(numbers)}.log"
+            birth = server_nursery.hatch("server_life.live", log, arguments=arguments, environment=environment)
+            return Server(running.enter_context(birth), log)
+
+        yield start
+
+
+@pytest.fixture
+def serve(hatch: Callable[..., Server], new_database: str) -> Callable[..., Server]:
     def start(*arguments: str, **environment: str) -> Server:
-        options = ("--db", str(tmp_path / "holdfast.db"), "--port", "0", *arguments)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast_server", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment},
-        )
-        lines: list[str] = []
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            if (found := re.search(r"Holdfast is at http://[^ ]*:(\d+)", line)) is not None:
-                server = Server(process, f"http://127.0.0.1:{found[1]}", "".join(lines))
-                servers.append(server)
-                return server
-        process.stdout.close()
-        raise NotStarted(f"exit status {process.wait()}: {''.join(lines)}")
+        server = hatch("--db", new_database, "--port", "0", *arguments, **environment)
+        server.wait_for_address()
+        return server
 
-    yield start
-    for server in servers:
-        server.kill()
-        assert server.process.stdout is not None
-        server.process.stdout.close()
+    return start
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
+from holdfast_server.accounts import policy
 from holdfast_server.app import create_app
 from holdfast_server.security import CONTENT_SECURITY_POLICY
 
@@ -12,10 +13,19 @@ BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 BASE_URL = "http://127.0.0.1:7117"
 
 
+@pytest.fixture(params=["sqlite"])
+def database_kind(request):
+    """What is said here is said before any database is asked."""
+    return request.param
+
+
 @pytest.fixture
-def failing(settings, clock):
+def failing(settings, clock, monkeypatch):
     """An application with a fault that nobody has thought of."""
     app = create_app(settings, clock=clock)
+    for path in ("/broken", "/api/v1/broken"):
+        monkeypatch.setitem(policy.TABLE, ("GET", path), policy.ANYBODY)
+    monkeypatch.setattr(policy, "_PATTERNS", policy._compiled())
 
     async def fail():
         raise ZeroDivisionError("the secret of the house")

@@ -4,13 +4,17 @@ import asyncio
 import sqlite3
 
 import pytest
+from clusters import ON_POSTGRES, ON_SQLITE
 from sqlalchemy import func, select, text
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from holdfast_migrations import NotOurDatabase
 from holdfast_server import models
-from holdfast_server.db import Database, DatabaseBusy, DatabaseClosed, DatabaseInUse
+from holdfast_server.db import Database, DatabaseBusy, DatabaseClosed, DatabaseInUse, DatabaseUnavailable
 from holdfast_server.settings import ServerSettings, database_url, default_database, is_loopback
+
+LEAVES = "BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END"
+AT_COMMIT = "AFTER INSERT ON jobs DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION leaves()"
 
 
 def run(database, scenario):
@@ -26,8 +30,8 @@ def run(database, scenario):
 
 
 @pytest.fixture
-def database(tmp_path):
-    return Database(str(tmp_path / "holdfast.db"))
+def database(empty_database):
+    return Database(empty_database)
 
 
 def job(name):
@@ -42,6 +46,7 @@ async def jobs(database):
         return await session.scalar(select(func.count()).select_from(models.Job))
 
 
+@ON_SQLITE
 def test_connections_are_durable_checked_and_patient(database):
     async def pragmas(session):
         names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
@@ -55,19 +60,28 @@ def test_connections_are_durable_checked_and_patient(database):
     assert run(database, scenario) == ["wal", 2, 1, 5000]
 
 
+@ON_POSTGRES
+def test_a_commit_waits_for_the_disk_whatever_the_server_is_set_to(database, cluster):
+    async def setting(session):
+        return await session.scalar(text("SHOW synchronous_commit"))
+
+    assert cluster.execute("SHOW synchronous_commit") == [("off",)]
+    assert run(database, lambda database: database.write(setting)) == "on"
+
+
 def test_units_that_wait_together_share_a_commit_and_fail_alone(database):
     async def scenario(database):
         commits = []
-        commit = database._commit
+        commit = database._store._commit
 
-        async def counted(units):
-            commits.append(len(units))
-            await commit(units)
+        async def counted(*arguments):
+            commits.append(len(arguments[-1]))
+            await commit(*arguments)
 
-        database._commit = counted
+        database._store._commit = counted
         names = ["a", "b", "a", "c"]
         outcomes = await asyncio.gather(
-            *(database.write(job(name), job=name) for name in names), return_exceptions=True
+            *(database.write(job(name), job="a") for name in names), return_exceptions=True
         )
         assert [isinstance(outcome, IntegrityError) for outcome in outcomes] == [False, False, True, False]
         assert sum(commits) == 4
@@ -97,7 +111,7 @@ def test_readers_cannot_write(database):
     async def scenario(database):
         async with database.read() as session:
             session.add(models.Job(name="x", created_at=1.0, last_contact_at=1.0))
-            with pytest.raises(OperationalError, match="readonly"):
+            with pytest.raises(DBAPIError, match=r"read-?only"):
                 await session.flush()
 
     run(database, scenario)
@@ -115,6 +129,7 @@ def test_a_caller_that_gives_up_does_not_stop_the_writer(database):
     assert run(database, scenario) == 2
 
 
+@ON_SQLITE
 def test_a_disk_that_is_full_acknowledges_nothing_and_is_recovered_from(database):
     async def fill(session):
         session.add(models.Job(name="big", created_at=1.0, last_contact_at=1.0, recent=bytes(10_000_000)))
@@ -161,7 +176,7 @@ def test_closing_commits_what_waits(database):
 
 
 def test_more_than_can_wait_is_sent_away(database, monkeypatch):
-    monkeypatch.setattr("holdfast_server.db.WAITING_UNITS", 3)
+    monkeypatch.setattr("holdfast_server.db.database.WAITING_UNITS", 3)
 
     async def scenario(database):
         writes = (database.write(job(f"job{number}")) for number in range(10))
@@ -183,6 +198,7 @@ def test_nothing_is_stored_after_closing(database):
     run(database, scenario)
 
 
+@ON_SQLITE
 def test_one_file_has_one_server(database):
     database.prepare()
     with pytest.raises(DatabaseInUse, match="--db"):
@@ -193,11 +209,12 @@ def test_one_file_has_one_server(database):
     other.release()
 
 
+@ON_SQLITE
 def test_a_migration_that_fails_lets_the_file_go(database, monkeypatch):
     def broken(*_):
         raise sqlite3.DatabaseError("file is not a database")
 
-    monkeypatch.setattr("holdfast_migrations.upgrade", broken)
+    monkeypatch.setattr("holdfast_server.db.sqlite.upgrade", broken)
     with pytest.raises(sqlite3.DatabaseError):
         database.prepare()
     monkeypatch.undo()
@@ -249,6 +266,117 @@ def test_a_database_is_a_path_or_a_url(tmp_path, monkeypatch):
     assert ServerSettings(database="sqlite:////var/h.db").url.database == "/var/h.db"
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     assert str(default_database()) == "/data/holdfast/holdfast.db"
-    for refused in ("sqlite://", "sqlite:///:memory:", "postgresql://h/x"):
+    for refused in ("sqlite://", "sqlite:///:memory:", "postgresql://h", "mysql://h/x", "postgresql://h:port/x"):
         with pytest.raises(ValueError, match="database"):
             database_url(refused)
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg", "postgresql+psycopg"])
+def test_a_postgresql_url_may_be_written_in_any_of_its_ways(scheme):
+    url = database_url(f"{scheme}://me:secret@host:5433/holdfast?sslmode=require")
+    assert url.drivername == "postgresql+asyncpg"
+    assert (url.host, url.port, url.database, url.query["sslmode"]) == ("host", 5433, "holdfast", "require")
+
+
+def test_where_it_stores_is_told_without_the_password():
+    assert Database("postgresql://me:secret@host/holdfast").place == "postgresql://me:***@host/holdfast"
+    for refused in ("postgresql://me:secret@host", "mysql://me:secret@host/x", "postgresql://me:secret@h:port/x"):
+        with pytest.raises(ValueError, match="database") as told:
+            database_url(refused)
+        assert "secret" not in str(told.value)
+
+
+@ON_POSTGRES
+def test_work_that_the_database_takes_back_runs_again(database):
+    """As after a deadlock."""
+    runs = []
+
+    async def work(session):
+        runs.append(1)
+        session.add(models.Job(name="once", created_at=1.0, last_contact_at=1.0))
+        await session.flush()
+        if len(runs) < 3:
+            await session.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40P01'; END $$"))
+
+    async def scenario(database):
+        await database.write(work)
+        return await jobs(database)
+
+    assert (run(database, scenario), len(runs)) == (1, 3)
+
+
+@ON_POSTGRES
+def test_a_connection_that_is_lost_in_the_middle_costs_nobody_anything(database):
+    lost = []
+
+    async def work(session):
+        session.add(models.Job(name="once", created_at=1.0, last_contact_at=1.0))
+        await session.flush()
+        if not lost:
+            lost.append(1)
+            await session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    async def scenario(database):
+        outcomes = await asyncio.gather(
+            database.write(work, job="same"), database.write(job("beside"), job="same"), return_exceptions=True
+        )
+        assert outcomes == [None, None]
+        return await jobs(database)
+
+    assert run(database, scenario) == 2
+
+
+@ON_POSTGRES
+def test_work_is_not_run_again_when_nobody_knows_whether_it_was_stored(database, cluster):
+    """The connection breaks while COMMIT is under way."""
+    cluster.execute(
+        f"CREATE FUNCTION leaves() RETURNS trigger LANGUAGE plpgsql AS '{LEAVES}'", database.url.database
+    )
+    cluster.execute(f"CREATE CONSTRAINT TRIGGER leaves {AT_COMMIT}", database.url.database)
+    runs = []
+
+    async def work(session):
+        runs.append(1)
+        session.add(models.Job(name="maybe", created_at=1.0, last_contact_at=1.0))
+        await session.flush()
+
+    async def scenario(database):
+        with pytest.raises(DatabaseUnavailable):
+            await database.write(work)
+        return await jobs(database)
+
+    assert (run(database, scenario), len(runs)) == (0, 1)
+
+
+@ON_POSTGRES
+def test_units_about_one_job_run_alone_and_about_others_beside_it(database):
+    """Each looks, waits for the others, and writes what it saw, as no two could that overlap."""
+    inside, most = set(), []
+
+    def work(name):
+        async def look_and_write(session):
+            assert name not in inside
+            inside.add(name)
+            row = await session.get(models.Job, name)
+            most.append(len(inside))
+            await session.execute(text("SELECT pg_sleep(0.02)"))
+            if row is None:
+                session.add(models.Job(name=name, created_at=1.0, last_contact_at=1.0, version=1))
+            else:
+                row.version += 1
+            await session.flush()
+            inside.remove(name)
+
+        return look_and_write
+
+    async def scenario(database):
+        other = Database(database.url.render_as_string(hide_password=False))
+        await other.open()
+        names = ["a", "b"] * 5
+        await asyncio.gather(*(one.write(work(name), job=name) for name in names for one in (database, other)))
+        await other.close()
+        async with database.read() as session:
+            return list(await session.scalars(select(models.Job.version)))
+
+    assert run(database, scenario) == [10, 10]
+    assert max(most) > 1

@@ -2,24 +2,20 @@ from __future__ import annotations
 
 import gzip
 import math
-import sqlite3
 from typing import Any
 
 import msgspec
 import pytest
+from clusters import ask
 
 from holdfast.protocol import Ack, AttemptStarted, Batch, Inventory, Notice, Samples, Stall
+from holdfast_server import compression
 
 JOB = "/api/v1/jobs/char-gpt"
 
 
 def rows(client: Any, table: str) -> int:
-    path = client.app.state.database.path
-    connection = sqlite3.connect(path)
-    try:
-        (found,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
-    finally:
-        connection.close()
+    ((found,),) = ask(client.app.state.settings.database, f"SELECT count(*) FROM {table}")
     return found
 
 
@@ -111,6 +107,36 @@ def test_a_compressed_batch_is_taken(client):
     assert post(client, body, **{"Content-Encoding": "gzip"}).status_code == 200
 
 
+def zstd(content):
+    return compression.compress(content, 3)
+
+
+def test_a_batch_compressed_with_zstd_is_taken(client):
+    body = zstd(msgspec.msgpack.encode(batch()))
+    assert post(client, body, **{"Content-Encoding": "zstd"}).status_code == 200
+
+
+def test_zeros_that_compress_well_are_taken(agent, client):
+    agent.start()
+    columns = {name: bytes(8 * 10_000) for name in ("seconds", "stall_seconds", "data_seconds")}
+    samples = {"iteration": list(range(1, 10_001)), "metrics": {"loss": bytes(80_000)}, **columns}
+    body = zstd(msgspec.msgpack.encode(batch(lane="samples", samples=samples, iteration=10_000)))
+    assert post(client, body, **{"Content-Encoding": "zstd"}).status_code == 200
+
+
+@pytest.mark.parametrize(("pack", "name"), [(zstd, "zstd"), (gzip.compress, "gzip")])
+@pytest.mark.parametrize("size", [5 * 2**20, 50 * 2**20])
+def test_a_bomb_is_refused_by_its_size_or_by_its_ratio(client, pack, name, size):
+    reply = post(client, pack(bytes(size)), **{"Content-Encoding": name})
+    assert (reply.status_code, reply.json()["error"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize("body", [b"", b"not zstd", zstd(b"cut short" * 100)[:-3], zstd(b"one") + zstd(b"two")])
+def test_what_zstd_did_not_make_is_refused(client, body):
+    reply = post(client, body, **{"Content-Encoding": "zstd"})
+    assert (reply.status_code, reply.json()["error"]) == (422, "invalid_batch")
+
+
 def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(client):
     body = gzip.compress(bytes(50 * 2**20))
     assert len(body) < 2**20
@@ -138,7 +164,7 @@ def test_what_is_not_a_batch_is_refused_in_words(client, fields, word):
     reply = post(client, msgspec.msgpack.encode(batch(**fields)))
     assert (reply.status_code, reply.json()["error"]) == (422, "invalid_batch")
     assert word in reply.json()["message"]
-    assert client.get("/api/v1/jobs").json() == {"jobs": []}
+    assert client.get("/api/v1/jobs").json()["jobs"] == []
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01", b"{}", bytes(1000)])
@@ -368,12 +394,8 @@ def test_the_same_batch_is_the_same_whether_it_comes_compressed_or_not(agent, cl
 
 
 def names(client):
-    connection = sqlite3.connect(client.app.state.database.path)
-    try:
-        query = "SELECT uid, rank, count(*) FROM batches GROUP BY uid, rank"
-        return {(uid, rank): count for uid, rank, count in connection.execute(query)}
-    finally:
-        connection.close()
+    found = ask(client.app.state.settings.database, "SELECT uid, rank, count(*) FROM batches GROUP BY uid, rank")
+    return {(uid, rank): count for uid, rank, count in found}
 
 
 @pytest.fixture

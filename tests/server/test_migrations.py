@@ -1,98 +1,219 @@
 from __future__ import annotations
 
-import sqlite3
+import threading
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from clusters import ON_POSTGRES, ON_SQLITE, ask
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
 import holdfast_migrations
+from holdfast_migrations import CannotStore, Upgraded, connections
 from holdfast_server.settings import database_url
+
+JOB = (
+    "INSERT INTO jobs (name, created_at, last_contact_at, uid, attempt, sequence, iteration, lineage, "
+    "latest_lineage, recent, paced, version, paused, paused_version, checkpoint_request, applied_version) "
+    "VALUES ('j', 1, 1, '', 0, 0, 0, 0, 0, '', '', 0, false, 0, 0, 0)"
+)
+"""As the first tables had it."""
+
+
+def revisions():
+    configuration = Config()
+    configuration.set_main_option("script_location", "holdfast_migrations:")
+    return [script.revision for script in ScriptDirectory.from_config(configuration).walk_revisions()][::-1]
+
+
+ALL = revisions()
 
 
 @pytest.fixture
-def url(tmp_path):
-    return database_url(str(tmp_path / "holdfast.db"))
+def place(new_database):
+    return new_database
 
 
-def tables(url):
-    connection = sqlite3.connect(url.database)
-    try:
-        rows = connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-        )
-        return {name for (name,) in rows} - {"alembic_version"}
-    finally:
-        connection.close()
+@pytest.fixture
+def url(place):
+    return database_url(place)
 
 
-def test_an_empty_database_gets_all_tables_and_matches_the_models(url):
-    assert holdfast_migrations.upgrade(url) == ["0001"]
-    assert {"jobs", "attempts", "lineages", "checkpoints", "orders", "chunks", "batches"} <= tables(url)
+def tables(place):
+    query = {
+        "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
+        "postgresql": "SELECT tablename FROM pg_tables WHERE schemaname = 'public'",
+    }[database_url(place).get_backend_name()]
+    return {name for (name,) in ask(place, query)} - {"alembic_version"}
+
+
+def test_an_empty_database_gets_all_tables_and_matches_the_models(url, place):
+    assert holdfast_migrations.upgrade(url) == Upgraded(ALL)
+    assert {"jobs", "attempts", "lineages", "checkpoints", "orders", "chunks", "batches"} <= tables(place)
     holdfast_migrations.check(url)
 
 
-def test_the_check_sees_a_difference(url):
+def test_the_check_sees_a_difference(url, place):
     holdfast_migrations.upgrade(url)
-    connection = sqlite3.connect(url.database)
-    connection.execute("ALTER TABLE jobs ADD COLUMN mood TEXT")
-    connection.close()
+    ask(place, "ALTER TABLE jobs ADD COLUMN mood TEXT")
     with pytest.raises(holdfast_migrations.command.util.CommandError, match="New upgrade operations"):
         holdfast_migrations.check(url)
 
 
 def test_upgrading_twice_changes_nothing(url):
     holdfast_migrations.upgrade(url)
-    assert holdfast_migrations.upgrade(url) == []
-    assert holdfast_migrations.current(url) == "0001"
+    assert holdfast_migrations.upgrade(url) == Upgraded([])
+    assert holdfast_migrations.current(url) == ALL[-1]
 
 
-def test_the_way_back_leads_to_an_empty_database(url):
+def test_the_way_back_leads_to_an_empty_database(url, place):
     holdfast_migrations.upgrade(url)
     holdfast_migrations.downgrade(url, "base")
-    assert tables(url) == set()
-    assert holdfast_migrations.upgrade(url) == ["0001"]
+    assert tables(place) == set()
+    assert holdfast_migrations.upgrade(url).revisions == ALL
 
 
-def test_a_database_of_a_later_release_is_refused(url):
+def test_a_job_of_before_there_were_probes_and_projects_is_kept(url, place):
+    holdfast_migrations.upgrade(url, "0001")
+    ask(place, JOB)
+    assert holdfast_migrations.upgrade(url).revisions == ALL[1:]
+    assert ask(place, "SELECT name, probe_request FROM jobs") == [("j", 0)]
+    holdfast_migrations.check(url)
+
+
+def test_a_database_of_a_later_release_is_refused(url, place):
     holdfast_migrations.upgrade(url)
-    with sqlite3.connect(url.database) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
+    ask(place, "UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(holdfast_migrations.DatabaseTooNew, match="9999"):
         holdfast_migrations.upgrade(url)
 
 
-def test_a_migration_that_breaks_off_leaves_nothing_behind(url, monkeypatch):
+def test_a_database_of_another_program_is_refused_and_left_alone(url, place):
+    ask(place, "CREATE TABLE invoices (x INTEGER)")
+    with pytest.raises(holdfast_migrations.NotOurDatabase, match="invoices"):
+        holdfast_migrations.upgrade(url)
+    assert tables(place) == {"invoices"}
+
+
+def test_a_migration_that_breaks_off_leaves_nothing_behind(url, place, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("the power went")
 
     monkeypatch.setattr("alembic.operations.BatchOperations.create_index", broken)
     with pytest.raises(RuntimeError, match="the power went"):
         holdfast_migrations.upgrade(url)
-    assert tables(url) == set()
+    assert tables(place) == set()
     monkeypatch.undo()
-    assert holdfast_migrations.upgrade(url) == ["0001"]
+    assert holdfast_migrations.upgrade(url).revisions == ALL
 
 
-def test_the_database_itself_refuses_a_second_open_order(url):
-    holdfast_migrations.upgrade(url)
-    connection = sqlite3.connect(url.database)
-    connection.execute(
-        "INSERT INTO jobs (name, created_at, last_contact_at, uid, attempt, sequence, iteration, lineage, "
-        "latest_lineage, recent, paced, version, paused, paused_version, checkpoint_request, applied_version) "
-        "VALUES ('j', 1, 1, '', 0, 0, 0, 0, 0, '', '', 0, 0, 0, 0, 0)"
-    )
+@ON_SQLITE
+def test_a_file_is_kept_as_it_was_before_it_is_migrated(url, place, tmp_path):
+    holdfast_migrations.upgrade(url, "0001")
+    ask(place, JOB)
+    kept = holdfast_migrations.upgrade(url).backup
+    assert kept == tmp_path / "holdfast.db.at-0001"
+    assert holdfast_migrations.current(database_url(str(kept))) == "0001"
+    assert ask(str(kept), "SELECT name FROM jobs") == [("j",)]
+    assert ask(str(kept), "PRAGMA integrity_check") == [("ok",)]
+
+
+@ON_SQLITE
+def test_a_copy_that_could_not_be_made_leaves_the_file_as_it_is(url, place, tmp_path):
+    holdfast_migrations.upgrade(url, "0001")
+    (tmp_path / "holdfast.db.at-0001.part").mkdir()
+    with pytest.raises(OSError, match="part"):
+        holdfast_migrations.upgrade(url)
+    assert holdfast_migrations.current(url) == "0001"
+
+
+@ON_POSTGRES
+def test_two_servers_that_start_together_migrate_once(url):
+    done = []
+
+    def start():
+        done.append(holdfast_migrations.upgrade(url).revisions)
+
+    servers = [threading.Thread(target=start) for _ in range(3)]
+    for server in servers:
+        server.start()
+    for server in servers:
+        server.join()
+    assert sorted(done) == [[], [], ALL]
+
+
+@ON_POSTGRES
+def test_a_migration_lets_others_through_while_it_waits_for_a_table(url, place, cluster, monkeypatch):
+    """Somebody reads `jobs` and does not end; who comes after the migration is served before it."""
+    holdfast_migrations.upgrade(url, "0001")
+    ask(place, JOB)
+    monkeypatch.setattr(connections, "LOCK_SECONDS", 0.1)
+    pauses = []
+
+    with connections.connected(url) as reader:
+        reader.execute(text("SELECT pg_advisory_unlock_all()"))
+        reader.commit()
+        reader.execute(text("SELECT count(*) FROM jobs"))
+
+        def pause(seconds):
+            pauses.append(seconds)
+            assert ask(place, "UPDATE jobs SET iteration = iteration + 1 RETURNING iteration") == [(len(pauses),)]
+            if len(pauses) == 2:
+                reader.rollback()
+
+        monkeypatch.setattr("holdfast_migrations.connections.time.sleep", pause)
+        assert holdfast_migrations.upgrade(url).revisions == ALL[1:]
+    assert len(pauses) == 2
+
+
+@ON_POSTGRES
+def test_a_table_that_is_never_free_is_told_of(url, place, monkeypatch):
+    holdfast_migrations.upgrade(url, "0001")
+    monkeypatch.setattr(connections, "LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "LOCK_TRIES", 3)
+    monkeypatch.setattr("holdfast_migrations.connections.time.sleep", lambda _: None)
+    with connections.connected(url) as reader:
+        reader.execute(text("SELECT pg_advisory_unlock_all()"))
+        reader.commit()
+        reader.execute(text("SELECT count(*) FROM jobs"))
+        with pytest.raises(CannotStore, match="lock timeout"):
+            holdfast_migrations.upgrade(url)
+    assert holdfast_migrations.current(url) == "0001"
+
+
+@ON_POSTGRES
+def test_a_server_that_migrates_for_ever_is_not_waited_for(url, monkeypatch):
+    monkeypatch.setattr(connections, "OTHERS_SECONDS", 0.01)
+    with connections.connected(url), pytest.raises(CannotStore, match="another server is bringing"):
+        holdfast_migrations.upgrade(url)
+
+
+def test_a_database_of_another_encoding_is_refused(cluster):
+    cluster.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
+    try:
+        with pytest.raises(CannotStore, match="LATIN1"):
+            holdfast_migrations.upgrade(database_url(cluster.url("latin")))
+    finally:
+        cluster.drop("latin")
+
+
+def test_the_database_itself_refuses_a_second_open_order(url, place):
+    holdfast_migrations.upgrade(url, "0001")
+    ask(place, JOB)
 
     def order(name, state):
-        connection.execute(
+        ask(
+            place,
             "INSERT INTO orders (id, job, key, checkpoint, iteration, state, created_at, who, fence, "
-            "from_iteration, from_lineage) VALUES (?, 'j', ?, 'c', 1, ?, 1, 'w', 1, 1, 1)",
-            (name, name, state),
+            "from_iteration, from_lineage) VALUES (:name, 'j', :name, 'c', 1, :state, 1, 'w', 1, 1, 1)",
+            name=name,
+            state=state,
         )
 
     order("a", "restored")
     order("b", "requested")
     for state in ("requested", "delivered", "restoring"):
-        with pytest.raises(sqlite3.IntegrityError):
+        with pytest.raises(IntegrityError):
             order("c", state)
     order("d", "failed")
-    connection.close()

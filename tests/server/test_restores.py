@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import threading
 
+import asked
 import pytest
 
 from holdfast.protocol import AttemptFinished, Inventory, LineageStarted, OrderMoved
+from holdfast_server import orders
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -269,7 +271,7 @@ def test_an_order_above_the_attempt_that_runs_gives_way_to_a_new_one(job, client
     assert read(client, reply.json())["state"] == "restored"
 
 
-@pytest.mark.parametrize("ended", ["restored", "failed", "expired", "superseded"])
+@pytest.mark.parametrize("ended", ["restored", "failed", "superseded"])
 def test_an_order_that_has_ended_moves_no_more(job, client, ended):
     placed = order(client, iteration=10).json()
     moved(job, placed, ended, reason="so it is")
@@ -379,3 +381,35 @@ def test_a_preview_of_an_unknown_checkpoint_offers_the_nearest(job, client):
     reply = client.get(f"{JOB}/restores/preview?checkpoint=000000000017-1")
     assert (reply.status_code, reply.json()["nearest"]["iteration"]) == (404, 10)
     assert client.get(f"{JOB}/restores/preview?checkpoint=x").status_code == 422
+
+
+def test_an_order_that_nobody_takes_up_within_a_week_ends(job, client, clock):
+    placed = order(client, iteration=10).json()
+    version = client.get(f"{JOB}/desired").json()["version"]
+
+    def expire(seconds):
+        asked.in_loop(client, orders.expire, asked.of(client), clock.now + seconds)
+        return read(client, placed)["state"]
+
+    assert expire(orders.EXPIRES_SECONDS - 1) == "requested"
+    assert expire(orders.EXPIRES_SECONDS + 1) == expire(orders.EXPIRES_SECONDS + 2) == "expired"
+    desired = client.get(f"{JOB}/desired").json()
+    assert (desired["restore"], desired["version"]) == (None, version + 1)
+    last = read(client, placed)["transitions"][-1]
+    assert (last["who"], last["reason"]) == ("the server", "nobody took it up within 7 days")
+    assert order(client, iteration=20).status_code == 201
+
+
+def test_an_order_that_is_carried_out_does_not_expire(job, client, clock):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    asked.in_loop(client, orders.expire, asked.of(client), clock.now + 2 * orders.EXPIRES_SECONDS)
+    assert read(client, placed)["state"] == "restoring"
+
+
+def test_what_an_agent_did_after_its_order_had_expired_is_so(job, client, clock):
+    placed = order(client, iteration=10).json()
+    asked.in_loop(client, orders.expire, asked.of(client), clock.now + 2 * orders.EXPIRES_SECONDS)
+    moved(job, placed, "restored")
+    done = read(client, placed)
+    assert (done["state"], done["reason"]) == ("restored", "it was taken up after it had expired")

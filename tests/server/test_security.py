@@ -1,25 +1,37 @@
 from __future__ import annotations
 
+import logging
 import re
 
+import anyio
 import pytest
+from accounts_stage import OURS, PASSWORD, Stage
+from clusters import ON_BOTH
+from fastapi import FastAPI, Request
+from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
+from test_people import dump
+from test_policy import routes_of
 
 from holdfast_server import documentation
+from holdfast_server.accounts import people, tokens
+from holdfast_server.accounts.doors import SHARED_SESSION_SECONDS, SharedSecret
+from holdfast_server.accounts.gate import COOKIE
+from holdfast_server.accounts.principal import OPERATOR
 from holdfast_server.app import create_app
-from holdfast_server.security import (
-    CONTENT_SECURITY_POLICY,
-    SESSION_SECONDS,
-    check_token,
-    session_cookie,
-    valid_session,
-)
+from holdfast_server.security import CONTENT_SECURITY_POLICY, BodyDeadlineMiddleware
 from holdfast_server.settings import ServerSettings
 from holdfast_web.routes import router as pages
 
 TOKEN = "a-shared-secret-of-some-length"
 JOBS = "/api/v1/jobs"
 BASE_URL = "http://127.0.0.1:7117"
+
+
+@pytest.fixture(params=["sqlite"])
+def database_kind(request):
+    """What is said here is said before any database is asked."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +84,7 @@ UNSAFE = [("POST", "/api/v1/ingest"), ("PATCH", f"{JOBS}/j/desired"), ("POST", f
 
 
 @pytest.mark.parametrize(("method", "path"), UNSAFE)
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Sec-Fetch-Site": "cross-site", "Origin": BASE_URL},
-        {"Origin": "https://evil.example"},
-        {"Origin": "http://127.0.0.1:8888"},
-        {"Origin": "null"},
-        {"Origin": "http://["},
-        {"Origin": ""},
-    ],
-)
+@pytest.mark.parametrize("headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}, {"Origin": "http://["}])
 def test_what_another_site_makes_a_browser_send_is_refused(anyone, method, path, headers):
     reply = anyone.request(method, path, headers=headers)
     assert (reply.status_code, reply.json()["error"]) == (403, "cross_origin")
@@ -103,17 +103,7 @@ def test_reading_needs_no_origin(anyone):
     assert anyone.get(JOBS, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
 
 
-OPEN = {"/healthz", "/readyz", "/login", "/static"}
-
-
-def routes_of(router, prefix=""):
-    """(method, path) of everything that a router answers, in the routers that it includes too."""
-    for route in router.routes:
-        if hasattr(route, "original_router"):
-            yield from routes_of(route.original_router, prefix + route.include_context.prefix)
-        else:
-            for method in getattr(route, "methods", None) or ["GET"]:
-                yield method, prefix + route.path
+OPEN = {"/healthz", "/readyz", "/login", "/setup", "/reset", "/login/provider", "/login/provider/back", "/static"}
 
 
 @pytest.fixture(scope="module")
@@ -138,19 +128,55 @@ def test_the_token_is_asked_for_on_every_route_that_is_not_open(locked, walked):
 
 
 def test_the_open_routes_change_nothing_without_the_token(walked, locked):
-    unsafe = [(method, path) for method, path in walked if path in OPEN and method not in ("GET", "HEAD")]
-    assert unsafe == [("POST", "/login")]
+    unsafe = {path for method, path in walked if path in OPEN and method not in ("GET", "HEAD")}
+    assert unsafe == {"/login", "/setup", "/reset"}
     assert locked.post("/login", data={"token": "wrong"}).status_code == 401
+    for path in ("/setup", "/reset"):
+        assert locked.post(path, data={"code": "x", "name": "x", "password": PASSWORD}).status_code == 422
+
+
+CROSS_ORIGIN = [
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "cross-site", "Origin": BASE_URL},
+    {"Sec-Fetch-Site": ""},
+    {"Origin": "https://evil.example"},
+    {"Origin": "http://127.0.0.1:8888"},
+    {"Origin": "null"},
+    {"Origin": ""},
+    {"Origin": "https://evil.example", "X-HTTP-Method-Override": "GET"},
+    {"Sec-Fetch-Site": "cross-site", "Content-Type": "text/plain"},
+]
 
 
 def test_no_route_is_written_to_from_another_site(locked, walked):
     token = {"Authorization": f"Bearer {TOKEN}"}
     unsafe = [(method, path) for method, path in walked if method not in ("GET", "HEAD")]
-    assert {method for method, _ in unsafe} == {"POST", "PATCH"}
+    assert {method for method, _ in unsafe} >= {"POST", "PATCH"}
     for method, path in unsafe:
-        for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
+        for headers in CROSS_ORIGIN:
             reply = locked.request(method, path, headers=headers | token)
+            assert (reply.status_code, reply.json()["error"]) == (403, "cross_origin"), (method, path, headers)
+
+
+def test_a_browser_that_keeps_quiet_of_where_it_is_writes_nothing(locked, walked):
+    """It brings a session, and neither header: no browser of today does that to a page of ours."""
+    cookie = {"Cookie": f"{COOKIE}={SharedSecret(TOKEN).session(now=2e9)}"}
+    for method, path in walked:
+        if method not in ("GET", "HEAD"):
+            reply = locked.request(method, path, headers=cookie)
             assert (reply.status_code, reply.json()["error"]) == (403, "cross_origin"), (method, path)
+            ours = locked.request(method, path, headers=cookie | {"Origin": BASE_URL})
+            assert ours.status_code != 403, (method, path)
+
+
+def test_behind_a_proxy_the_public_address_is_ours_too(tmp_path):
+    settings = ServerSettings(database=str(tmp_path / "x.db"), address="https://holdfast.example")
+    with TestClient(create_app(settings), base_url=BASE_URL) as client:
+        ours = client.post("/login", headers={"Origin": "https://holdfast.example"})
+        assert ours.status_code != 403
+        assert client.post("/login", headers={"Origin": "https://evil.example"}).status_code == 403
+        assert client.get(JOBS, headers={"Host": "holdfast.example"}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/static/app.css", "/login"])
@@ -185,34 +211,32 @@ def test_a_browser_is_sent_to_sign_in_and_comes_back(locked):
 
 
 def test_a_session_opens_until_it_expires_or_the_token_changes(locked):
-    settings = locked.app.state.settings
-    cookie = session_cookie(settings)
-    assert (cookie["httponly"], cookie["samesite"], cookie["max_age"]) == (True, "lax", SESSION_SECONDS)
-    assert locked.get(JOBS, headers={"Cookie": f"{cookie['key']}={cookie['value']}"}).status_code == 200
-    value = session_cookie(settings, now=1000.0)["value"]
-    assert valid_session(settings, value, now=1000.0 + SESSION_SECONDS - 1)
-    assert not valid_session(settings, value, now=1000.0 + SESSION_SECONDS + 1)
-    assert not valid_session(ServerSettings(database="x", token="another"), value, now=1000.0)
+    door = locked.app.state.door
+    signed_in = locked.post("/login", data={"token": f" {TOKEN} ", "next": "/docs"}, headers=OURS)
+    assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/docs")
+    cookie = signed_in.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=lax", "Path=/"} <= set(cookie.split("; "))
+    assert locked.get(JOBS, headers={"Cookie": cookie.partition(";")[0]}).status_code == 200
+    value = door.session(now=1000.0)
+    assert door.valid_session(value, now=1000.0 + SHARED_SESSION_SECONDS - 1)
+    assert not door.valid_session(value, now=1000.0 + SHARED_SESSION_SECONDS + 1)
+    assert not SharedSecret("another").valid_session(value, now=1000.0)
 
 
 @pytest.mark.parametrize("value", ["", ".", "99999999999.", "99999999999.00", "x.y", "९९.x", "9" * 50 + ".x"])
-def test_a_session_cannot_be_made_up(locked, value):
-    assert not valid_session(locked.app.state.settings, value, now=0.0)
+def test_a_session_cannot_be_made_up(value):
+    assert not SharedSecret(TOKEN).valid_session(value, now=0.0)
 
 
 @pytest.mark.parametrize("typed", [TOKEN, f" {TOKEN}", f"{TOKEN}\n"])
 @pytest.mark.parametrize("set_as", [TOKEN, f"{TOKEN}\n", f"  {TOKEN} "])
 def test_blanks_around_the_secret_do_not_count(set_as, typed):
-    assert check_token(ServerSettings(database="x", token=set_as), typed)
+    assert SharedSecret(ServerSettings(database="x", token=set_as).token).is_it(typed)
 
 
 @pytest.mark.parametrize("set_as", ["", " ", "\n"])
 def test_blanks_are_no_secret(set_as):
     assert ServerSettings(database="x", token=set_as).token is None
-
-
-def test_without_a_secret_no_token_is_right():
-    assert not check_token(ServerSettings(database="x"), "")
 
 
 @pytest.mark.parametrize("path", ["/", JOBS, "/docs", "/nowhere", "/static/app.css", "/healthz"])
@@ -230,3 +254,117 @@ def test_what_jobs_do_is_not_kept_by_caches(anyone):
 
 def test_the_secret_is_not_in_what_the_settings_print():
     assert TOKEN not in repr(ServerSettings(database="x", token=TOKEN))
+
+
+# ---- which door -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({}, "OpenDoor"),
+        ({"host": "0.0.0.0"}, "Accounts"),
+        ({"host": "0.0.0.0", "token": TOKEN}, "SharedSecret"),
+        ({"token": TOKEN}, "SharedSecret"),
+        ({"accounts": True, "token": TOKEN}, "Accounts"),
+        ({"accounts": True}, "Accounts"),
+        ({"accounts": False, "host": "::", "token": TOKEN}, "SharedSecret"),
+    ],
+)
+def test_nobody_who_comes_from_outside_finds_it_open(tmp_path, given, kind):
+    app = create_app(ServerSettings(database=str(tmp_path / "x.db"), **given))
+    with TestClient(app, base_url=BASE_URL) as client:
+        assert type(app.state.door).__name__ == kind
+        assert client.get(JOBS).status_code == (200 if kind == "OpenDoor" else 401)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "0"])
+def test_nor_can_anybody_ask_for_that(tmp_path, host):
+    app = create_app(ServerSettings(database=str(tmp_path / "x.db"), host=host, accounts=False))
+    with pytest.raises(ValueError, match="needs accounts"), TestClient(app):
+        pass
+
+
+def test_once_there_are_people_they_are_asked_for(tmp_path):
+    settings = ServerSettings(database=str(tmp_path / "x.db"))
+    with TestClient(create_app(settings), base_url=BASE_URL) as client:
+        assert client.get(JOBS).status_code == 200
+        Stage(client, lambda: 1e9).person("ada", admin=True)
+    with TestClient(create_app(settings), base_url=BASE_URL) as client:
+        assert client.get(JOBS).status_code == 401
+
+
+# ---- slow bodies ----------------------------------------------------------------------------
+
+
+def test_a_body_that_does_not_come_is_not_waited_for():
+    app = FastAPI()
+    app.add_middleware(BodyDeadlineMiddleware, seconds=0.01)
+
+    @app.post("/")
+    async def read(request: Request):
+        return PlainTextResponse(str(len(await request.body())))
+
+    answered = []
+
+    async def talk():
+        sent = [{"type": "http.request", "body": b"some", "more_body": True}]
+
+        async def receive():
+            if not sent:
+                await anyio.sleep_forever()
+            return sent.pop()
+
+        async def send(message):
+            answered.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [],
+                 "scheme": "http", "http_version": "1.1", "root_path": "", "raw_path": b"/"}  # fmt: skip
+        await app(scope, receive, send)
+
+    anyio.run(talk)
+    assert answered[0]["status"] == 408
+    with TestClient(app) as client:
+        assert client.post("/", content=b"whole").text == "5"
+
+
+# ---- secrets --------------------------------------------------------------------------------
+
+
+@ON_BOTH
+def test_no_secret_is_in_what_is_logged_shown_or_stored(stage: Stage, caplog, request):
+    """Canaries through everything that takes one."""
+    caplog.set_level(logging.DEBUG)
+    stage.person_with_password("ada", admin=True)
+    signed_in = stage.sign_in("ada")
+    session = signed_in.headers["set-cookie"].partition("=")[2].partition(";")[0]
+    browser = {"Cookie": f"{COOKIE}={session}"} | OURS
+    made = stage.client.post(
+        "/api/v1/tokens", json={"name": "canary", "scopes": ["read"], "project": "default"}, headers=browser
+    ).json()["token"]
+    link = stage.do(people.reset_link, stage.db, "ada", who="ada", now=stage.clock())
+    stage.client.post("/reset", data={"code": link, "password": "the second sentence"}, headers=OURS)
+    stage.sign_in("ada", "a wrong-password-canary")
+    bearer = {"Authorization": f"Bearer {made}"}
+    shown = [
+        stage.client.get(path, headers=bearer).text for path in (JOBS, "/docs", "/nowhere", "/metrics", "/audit")
+    ]
+    shown += [
+        stage.client.get(path, headers=stage.cookie("ada")).text
+        for path in ("/", "/settings", "/settings/keys", "/settings/people", "/audit", "/audit/export", "/nowhere")
+    ]
+    stage.client.get(JOBS, headers={"Authorization": "Bearer hf_wrong-canary"})
+    canaries = [
+        PASSWORD,
+        "the second sentence",
+        "wrong-password-canary",
+        session,
+        made[14:],
+        link[4:],
+        "wrong-canary",
+    ]
+    for where, text in (("log", caplog.text), ("pages", "\n".join(shown)), ("database", dump(stage))):
+        assert [canary for canary in canaries if canary in text] == [], where
+    assert "canary" in "\n".join(shown), "the name of a key is no secret"
+    row = stage.do(tokens.rows, stage.db, asker=OPERATOR, now=stage.clock())[0]
+    assert made[14:] not in repr(row)

@@ -1,60 +1,116 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+from clusters import ON_POSTGRES, ON_SQLITE
+
+from holdfast_server.settings import database_url
 
 JOB = "/api/v1/jobs/char-gpt"
 SECRET = "a-shared-secret-of-some-length"
 pytestmark = pytest.mark.processes
 
 
-def refused(*arguments, **environment):
+@pytest.fixture
+def refused(hatch):
     """What a server that does not start says."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "holdfast_server", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"PATH": os.environ["PATH"], **environment},
-    )
-    assert ended.returncode == 2
-    assert "Traceback" not in ended.stderr
-    return ended.stderr
+
+    def said(*arguments, **environment):
+        server = hatch(*arguments, **environment)
+        assert server.wait() == 2
+        assert "Traceback" not in server.output
+        return server.output
+
+    return said
 
 
-def test_it_says_where_it_stores_what_it_migrated_and_where_it_is(serve, tmp_path):
+def test_it_says_where_it_stores_what_it_migrated_and_where_it_is(serve, new_database):
     first = serve()
-    assert f"Storing in {tmp_path}/holdfast.db" in first.output
-    assert "Brought the database up to date: 0001" in first.output
+    assert f"Storing in {new_database}" in unquote(first.output)
+    assert "Brought the database up to date: 0001, 0002" in first.output
     first.stop()
     assert "Brought the database" not in serve().output
 
 
+@ON_SQLITE
 def test_without_an_option_it_stores_in_the_persons_data_directory(tmp_path, serve):
     server = serve("--db", "", XDG_DATA_HOME=str(tmp_path / "data"))
     assert f"Storing in {tmp_path}/data/holdfast/holdfast.db" in server.output
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.com"])
-def test_other_machines_are_not_served_without_a_shared_secret(tmp_path, host):
-    said = refused("--host", host, "--port", "0", "--db", str(tmp_path / "x.db"))
+def test_other_machines_are_not_served_without_asking_who_they_are(refused, tmp_path, host):
+    said = refused("--host", host, "--port", "0", "--db", str(tmp_path / "x.db"), "--no-accounts")
     assert "HOLDFAST_TOKEN" in said
     assert not (tmp_path / "x.db").exists()
 
 
-def test_an_empty_secret_is_none(tmp_path):
-    said = refused("--host", "0.0.0.0", "--port", "0", "--db", str(tmp_path / "x.db"), HOLDFAST_TOKEN="")
+def test_an_empty_secret_is_none(refused, tmp_path):
+    said = refused(
+        "--host", "0.0.0.0", "--port", "0", "--db", str(tmp_path / "x.db"), "--no-accounts", HOLDFAST_TOKEN=""
+    )
     assert "HOLDFAST_TOKEN" in said
 
 
-def test_a_secret_that_can_be_guessed_is_refused_where_others_can_try(tmp_path):
+@ON_SQLITE
+def test_the_first_start_beyond_loopback_prints_a_link_that_sets_it_up_once(serve):
+    server = serve("--host", "0.0.0.0", "--address", "https://holdfast.example")
+    link = re.search(r"at https://holdfast\.example/setup#(hfl_[0-9a-f]{64})\n", server.output)[1]
+    wish = {"code": link, "name": "ada", "password": "a sentence of some words"}
+    with server.client() as client:
+        assert client.get("/api/v1/jobs").status_code == 401
+        assert client.post("/setup", data=wish).status_code == 303
+        assert client.post("/setup", data=wish | {"name": "eve"}).status_code == 422
+    server.stop()
+    again = serve()
+    assert "/setup#" not in again.output
+    with again.client() as client:
+        assert client.get("/api/v1/jobs").status_code == 401, "on loopback too, once there are people"
+
+
+@ON_SQLITE
+def test_a_restart_replaces_the_link(serve):
+    links = []
+    for _ in range(2):
+        server = serve("--accounts")
+        links.append(re.search(r"/setup#(\S+)", server.output)[1])
+        if len(links) == 1:
+            server.stop()
+    with server.client() as client:
+        told = [client.post("/setup", data={"code": link, "name": "ada", "password": "some sentence"}).status_code
+                for link in links]  # fmt: skip
+    assert told == [422, 303]
+
+
+@ON_SQLITE
+def test_with_accounts_the_shared_secret_opens_nothing_and_is_told_so(serve):
+    server = serve("--accounts", HOLDFAST_TOKEN=SECRET)
+    assert "HOLDFAST_TOKEN opens nothing" in server.output
+    with server.client() as client:
+        assert client.get("/api/v1/jobs", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"HOLDFAST_OIDC_ISSUER": "https://id.example"}, "HOLDFAST_OIDC_CLIENT_ID"),
+        ({"HOLDFAST_ADDRESS": "holdfast.example"}, "--address"),
+    ],
+)
+def test_what_is_half_set_is_named(refused, tmp_path, environment, named):
+    assert named in refused("--port", "0", "--db", str(tmp_path / "x.db"), **environment)
+
+
+def test_a_secret_that_can_be_guessed_is_refused_where_others_can_try(refused, tmp_path):
     said = refused(
         "--host", "0.0.0.0", "--port", "0", "--db", str(tmp_path / "x.db"), HOLDFAST_TOKEN="fifteen-letters"
     )
@@ -63,10 +119,12 @@ def test_a_secret_that_can_be_guessed_is_refused_where_others_can_try(tmp_path):
     assert "fifteen-letters" not in said
 
 
+@ON_SQLITE
 def test_on_loopback_any_secret_will_do(serve):
     serve(HOLDFAST_TOKEN="short")
 
 
+@ON_SQLITE
 def test_with_a_shared_secret_other_machines_are_served_and_asked_for_it(serve):
     server = serve("--host", "0.0.0.0", HOLDFAST_TOKEN=SECRET)
     with server.client() as client:
@@ -76,28 +134,77 @@ def test_with_a_shared_secret_other_machines_are_served_and_asked_for_it(serve):
     assert SECRET not in server.output
 
 
-def test_a_second_server_on_the_same_file_is_refused_and_the_first_goes_on(serve, tmp_path):
+@ON_SQLITE
+def test_a_second_server_on_the_same_file_is_refused_and_the_first_goes_on(refused, serve, tmp_path):
     first = serve()
     said = refused("--port", "0", "--db", str(tmp_path / "holdfast.db"))
-    assert f"(process {first.process.pid})" in said
+    assert f"(process {first.pid})" in said
     assert "--db" in said
     with first.client() as client:
         assert client.get("/readyz").json() == {"status": "ready"}
 
 
+@ON_SQLITE
 def test_the_file_is_free_again_once_the_server_was_killed(serve):
     serve().kill()
     serve()
 
 
-def test_a_port_that_is_taken_is_named(serve, tmp_path):
+@ON_SQLITE
+def test_a_port_that_is_taken_is_named(refused, serve, tmp_path):
     port = serve().url.rpartition(":")[2]
     assert f"port {port}" in refused("--port", port, "--db", str(tmp_path / "other.db"))
 
 
-@pytest.mark.parametrize("database", ["sqlite://", "postgresql://localhost/x", "/proc/nothing/x.db"])
-def test_a_place_that_cannot_be_stored_in_is_named(database):
+@pytest.mark.parametrize("database", ["sqlite://", "/proc/nothing/x.db"])
+def test_a_place_that_cannot_be_stored_in_is_named(refused, database):
     assert database in refused("--port", "0", "--db", database)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql://me:hidden@127.0.0.1:1/x", ("refused", "start PostgreSQL there")),
+        ("postgresql://me:hidden@nowhere.invalid/x", ("nowhere.invalid", "correct the host")),
+        ("postgresql://postgres@/nowhere?host={folder}", ('database "nowhere" does not exist', "createdb")),
+        ("postgresql://stranger@/postgres?host={folder}", ('role "stranger" does not exist', "createuser")),
+        ("postgresql://guarded:hidden@/postgres?host={folder}", ("password authentication failed", "PGPASSWORD")),
+        ("postgresql://guarded@/postgres?host={folder}", ("no password supplied", "PGPASSWORD")),
+        ("postgresql://me:hidden@127.0.0.1", ("names no database", "postgresql://USER@HOST/NAME")),
+    ],
+)
+def test_a_postgresql_that_cannot_be_used_is_told_in_one_sentence(refused, cluster, url, words):
+    said = refused("--port", "0", "--db", url.format(folder=cluster.directory))
+    assert all(word in said for word in words), said
+    assert len(said.splitlines()) == 1
+    assert "hidden" not in said
+
+
+@ON_POSTGRES
+def test_a_user_who_may_make_no_tables_is_told_what_to_ask_for(refused, cluster, new_database):
+    cluster.execute("CREATE ROLE guest LOGIN")
+    try:
+        cluster.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC", database_url(new_database).database)
+        said = refused("--port", "0", "--db", new_database.replace("postgres@", "guest@"))
+        assert "permission denied for schema public" in said
+        assert "OWNER TO" in said
+        assert len(said.splitlines()) == 1
+    finally:
+        cluster.execute("DROP ROLE guest")
+
+
+@ON_POSTGRES
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+def test_a_driver_that_is_missing_is_named_with_what_brings_it(new_database, driver):
+    program = (
+        f"import sys; sys.modules[{driver!r}] = None; sys.argv[1:] = ['--port', '0', '--db', {new_database!r}]; "
+        "import runpy; runpy.run_module('holdfast_server', run_name='__main__')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert driver in ended.stderr
+    assert "pip install 'holdfast[postgres]'" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
 
 
 @pytest.fixture(params=["a directory", "a text", "a database of another program", "a damaged database"])
@@ -117,7 +224,7 @@ def no_place(request, tmp_path):
     return path
 
 
-def test_what_is_no_database_of_ours_is_named_in_one_sentence_and_left_alone(no_place):
+def test_what_is_no_database_of_ours_is_named_in_one_sentence_and_left_alone(refused, no_place):
     before = None if no_place.is_dir() else no_place.read_bytes()
     said = refused("--port", "0", "--db", str(no_place))
     assert str(no_place) in said
@@ -127,7 +234,7 @@ def test_what_is_no_database_of_ours_is_named_in_one_sentence_and_left_alone(no_
     assert before is None or no_place.read_bytes() == before
 
 
-def test_no_directory_is_made_for_a_database_that_somebody_named(tmp_path):
+def test_no_directory_is_made_for_a_database_that_somebody_named(refused, tmp_path):
     said = refused("--port", "0", "--db", str(tmp_path / "a" / "b" / "holdfast.db"))
     assert f"there is no directory {tmp_path}/a/b" in said
     assert not (tmp_path / "a").exists()
@@ -135,14 +242,14 @@ def test_no_directory_is_made_for_a_database_that_somebody_named(tmp_path):
 
 def test_a_second_ctrl_c_leaves_nothing_behind(serve):
     server = serve()
-    server.process.send_signal(signal.SIGINT)
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(timeout=20) == 0
-    assert server.process.stdout is not None
-    assert server.process.stdout.read().strip() == "Holdfast has stopped."
+    server.signal(signal.SIGINT)
+    server.signal(signal.SIGINT)
+    assert server.wait() == 0
+    assert server.output.rpartition("(Ctrl-C ends it)")[2].strip() == "Holdfast has stopped."
 
 
-def test_a_database_of_a_later_release_is_left_alone(serve, tmp_path):
+@ON_SQLITE
+def test_a_database_of_a_later_release_is_left_alone(refused, serve, tmp_path):
     serve().stop()
     with sqlite3.connect(tmp_path / "holdfast.db") as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
@@ -165,17 +272,15 @@ def test_it_stops_though_streams_and_long_polls_are_open(serve, fresh_agent, num
             assert next(lines) == "event: tick"
             while "holdfast_listeners 2.0" not in client.get("/metrics").text:
                 pass
-            server.process.send_signal(number)
+            server.signal(number)
             # Its streams end by themselves; cut off, they would raise here.
             assert any(line.startswith("data: ") for line in lines)
-        poll.join(timeout=20)
+        poll.join()
         assert polled == [204]
-    assert server.process.wait(timeout=20) == code
-    assert server.process.stdout is not None
-    said = server.process.stdout.read()
-    assert "ERROR" not in said
-    assert "was destroyed" not in said
-    assert "Traceback" not in said
+    assert server.wait() == code
+    assert "ERROR" not in server.output
+    assert "was destroyed" not in server.output
+    assert "Traceback" not in server.output
 
 
 def test_a_stream_ticks_when_something_changes(serve, fresh_agent):
@@ -193,55 +298,25 @@ def test_a_stream_ticks_when_something_changes(serve, fresh_agent):
         assert client.get("/api/v1/jobs/nobody/stream").status_code == 404
 
 
-def test_what_was_acknowledged_survives_being_killed_in_the_middle(serve, fresh_agent, tmp_path):
-    """Batches are sent without pause by several agents while the server dies, five times over."""
-    acknowledged: dict[str, int] = {}
-    for round_ in range(5):
-        server = serve()
-        stop = threading.Event()
-
-        def send(name: str, server=server, stop=stop) -> None:
-            with server.client() as client:
-                agent = fresh_agent(client, uid=name, job=f"job-{name}")
-                agent.sequence = agent.iteration = acknowledged.get(name, 0)
-                while not stop.is_set():
-                    try:
-                        agent.train(3)
-                        agent.iteration = agent.sequence
-                    except Exception:  # however a server that is killed ends the conversation
-                        return
-                    acknowledged[name] = agent.sequence
-
-        agents = [threading.Thread(target=send, args=(f"agent{number}",)) for number in range(4)]
-        for thread in agents:
-            thread.start()
-        target = 15 * (round_ + 1)
-        while any(acknowledged.get(f"agent{number}", 0) < target for number in range(4)):
-            assert any(thread.is_alive() for thread in agents)
-        server.kill()
-        stop.set()
-        for thread in agents:
-            thread.join()
-    connection = sqlite3.connect(tmp_path / "holdfast.db")
-    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    assert len(acknowledged) == 4
-    for name, count in acknowledged.items():
-        stored = [row[0] for row in connection.execute(
-            "SELECT sequence FROM chunks WHERE job = ? ORDER BY sequence", (f"job-{name}",))]  # fmt: skip
-        assert len(stored) == len(set(stored)), "kept twice"
-        assert set(range(count)) <= set(stored), "acknowledged and lost"
-    connection.close()
-
-
 def test_help_teaches():
     shown = subprocess.run(
         [sys.executable, "-m", "holdfast_server", "--help"], capture_output=True, text=True, check=True,
         env={"PATH": os.environ["PATH"], "COLUMNS": "120", "NO_COLOR": "1"},
     ).stdout  # fmt: skip
-    for word in ("--host", "--port", "--db", "--token", "--allow-host", "HOLDFAST_TOKEN", "token_urlsafe"):
+    for word in (
+        "--host",
+        "--port",
+        "--db",
+        "--token",
+        "--allow-host",
+        "--accounts",
+        "--address",
+        "HOLDFAST_TOKEN",
+        "token_urlsafe",
+    ):
         assert word in shown
 
 
 def test_the_server_knows_no_torch():
-    code = "import sys, holdfast_server.serve; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, holdfast_server.serve; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path("/"))

@@ -10,6 +10,7 @@ from holdfast.protocol import (
     Checkpoint,
     Inventory,
     LineageStarted,
+    Paced,
     Samples,
     Stall,
     checkpoint_id,
@@ -152,7 +153,7 @@ def test_an_abandoned_lineage_stays_visible_and_is_marked(job, client):
     assert {one["iteration"]: one["abandoned"] for one in timeline["checkpoints"]} == {5: False, 10: True}
 
 
-def test_only_the_lineage_that_the_job_is_on_is_not_abandoned(job, client):
+def test_a_lineage_is_abandoned_once_it_is_not_on_the_way_to_the_job(job, client):
     job.train(10)
     job.checkpoint(5)
     back_to(job, 5, 2)
@@ -161,7 +162,7 @@ def test_only_the_lineage_that_the_job_is_on_is_not_abandoned(job, client):
     back_to(job, 5, 3)
     job.train(1)
     timeline = client.get(f"{JOB}/timeline").json()
-    assert {one["lineage"]: one["abandoned"] for one in timeline["lineages"]} == {1: True, 2: True, 3: False}
+    assert {one["lineage"]: one["abandoned"] for one in timeline["lineages"]} == {1: False, 2: True, 3: False}
     assert {one["lineage"]: one["abandoned"] for one in timeline["series"]} == {1: True, 2: True, 3: False}
 
 
@@ -187,8 +188,104 @@ def test_of_very_many_checkpoints_an_even_selection_with_the_newest_is_drawn(job
     timeline = client.get(f"{JOB}/timeline").json()
     drawn = [one["iteration"] for one in timeline["checkpoints"]]
     assert (timeline["checkpoints_total"], drawn[-1]) == (1300, 1300)
-    assert 400 < len(drawn) <= 500
-    assert len({second - first for first, second in itertools.pairwise(drawn)}) == 1
+    assert 250 < len(drawn) <= 500
+    assert len({second - first for first, second in itertools.pairwise(drawn[:-1])}) == 1
+
+
+def many(job, iterations=900, every=3):
+    """A checkpoint every three iterations, one of them failed, and waits."""
+    job.train(iterations)
+    taken = [
+        Checkpoint(at=job.at, id=checkpoint_id(number, 1), iteration=number, lineage=1, kind="scheduled",
+                   state="durable" if number != 300 else "failed", snapshot_seconds=0.25,
+                   persist_seconds=number / 100)
+        for number in range(every, iterations + 1, every)
+    ]  # fmt: skip
+    waits = [
+        Stall(at=job.at, iteration=number, lineage=1, kind="data_fetch", seconds=number / 1000)
+        for number in range(1, iterations + 1, 2)
+    ]
+    job.say(*taken, *waits)
+
+
+def test_checkpoints_too_dense_for_a_bar_each_are_counted_by_bar(job, client):
+    many(job)
+    timeline = client.get(f"{JOB}/timeline?points=120&marks=50").json()
+    dense = timeline["checkpoint_density"]
+    assert timeline["checkpoints_total"] == sum(dense["count"]) == 300
+    assert (sum(dense["durable"]), sum(dense["failed"])) == (299, 1)
+    assert len(dense["start"]) <= 120 / 3 + 1
+    assert (dense["persist_seconds"][-1], max(dense["snapshot_seconds"])) == (9.0, 0.25)
+    failed = dense["failed"].index(1)
+    assert dense["start"][failed] <= 300 < dense["start"][failed] + dense["width"]
+
+
+def test_what_is_not_simply_durable_is_drawn_however_dense_the_others_are(job, client):
+    many(job)
+    drawn = client.get(f"{JOB}/timeline?points=120&marks=50").json()["checkpoints"]
+    assert len(drawn) <= 50 + 25
+    assert [one["iteration"] for one in drawn if one["state"] == "failed"] == [300]
+    assert client.get(f"{JOB}/timeline?from=1&to=60&marks=50").json()["checkpoint_density"] is None
+
+
+def test_waits_too_many_for_one_each_are_counted_by_bar_and_kind(job, client):
+    many(job)
+    timeline = client.get(f"{JOB}/timeline?points=120&marks=50&digits=3").json()
+    (dense,) = timeline["stall_density"]
+    assert (dense["kind"], timeline["stalls_total"], sum(dense["count"])) == ("data_fetch", 450, 450)
+    assert (len(timeline["stalls"]), max(dense["longest_seconds"])) == (50, 0.899)
+
+
+def test_only_the_metrics_asked_for_come_and_all_names_are_told(job, client):
+    columns = {"at": [1.0, 2.0, 3.0], "seconds": [0.1] * 3, "stall_seconds": [0.0] * 3, "data_seconds": [0.0] * 3}
+    metrics = {"loss": [1 / 3] * 3, "grad_norm": [2.0] * 3}
+    job.say(samples=Samples(iteration=[1, 2, 3], lineage=[1] * 3, metrics=metrics, **columns))
+    timeline = client.get(f"{JOB}/timeline?metric=loss&digits=4").json()
+    assert timeline["metrics"] == ["loss", "grad_norm"]
+    assert timeline["series"][0]["metrics"] == {"loss": {name: [0.3333] * 3 for name in ("mean", "min", "max")}}
+
+
+def test_a_window_of_time_holds_the_iterations_and_checkpoints_that_ended_in_it(job, client):
+    for _ in range(4):
+        job.train(5)
+        job.checkpoint()
+    whole = client.get(f"{JOB}/timeline?x=time").json()
+    at = whole["series"][0]["at"]
+    assert whole["time_window"] == whole["times"] == [whole["attempts"][0]["started_at"], at[-1]]
+    some = client.get(f"{JOB}/timeline?x=time&from={at[6]}&to={at[11]}").json()
+    (series,) = some["series"]
+    assert (some["window"], some["time_window"]) == (None, [at[6], at[11]])
+    assert series["iteration"] == [6, 7, 8, 9, 10, 11, 12, 13]
+
+
+def test_a_job_that_is_not_heard_any_more_says_since_when(job, client, clock):
+    job.train(5)
+    heard = clock.now
+    assert client.get(f"{JOB}/timeline").json()["silent_since"] is None
+    clock.now += 120
+    told = client.get(f"{JOB}/timeline?x=time").json()
+    assert (told["silent_since"], told["now"]) == (heard, heard + 120)
+    job.train(1)
+    assert client.get(f"{JOB}/timeline").json()["silent_since"] is None
+
+
+def test_in_time_what_was_repeated_lies_beside_what_repeats_it(job, client):
+    job.train(10)
+    again = job.restarted()
+    again.iteration = 6
+    again.start()
+    again.train(8)
+    standing, repeated = client.get(f"{JOB}/timeline?x=time").json()["series"]
+    assert standing["iteration"] == [*range(1, 15)]
+    assert (repeated["iteration"], repeated["lost"], repeated["abandoned"]) == ([7, 8, 9, 10], True, True)
+    assert standing["at"] == sorted(standing["at"])
+
+
+def test_a_time_far_into_a_long_run_is_found_in_its_rollups(job, client):
+    job.train(5000)
+    at = client.get(f"{JOB}/timeline?from=3000&to=3001").json()["series"][0]["at"]
+    (series,) = client.get(f"{JOB}/timeline?x=time&from={at[0]}&to={at[1]}").json()["series"]
+    assert series["iteration"] == [2999, 3000, 3001, 3002]
 
 
 def test_restore_points_can_be_asked_for_without_what_is_not_in_the_store(job, client):
@@ -314,3 +411,38 @@ def test_a_damaged_checkpoint_is_still_the_one_that_was_taken(job, client):
     newest, damaged = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
     assert (newest["iteration"], damaged["state"], damaged["reason"]) == (8, "damaged", "digest")
     assert (damaged["kind"], damaged["payload_bytes"], damaged["snapshot_started_at"]) == ("safety", 1000, 3.0)
+
+
+def test_the_newest_point_of_the_lineage_that_stands_is_drawn_however_dense_others_lie(job, client):
+    many(job, iterations=1800)
+    back_to(job, 300, 2)
+    job.train(200)
+    job.checkpoint(403)
+    job.checkpoint(404, "failed")
+    drawn = client.get(f"{JOB}/timeline?points=120&marks=50").json()["checkpoints"]
+    assert [(one["iteration"], one["state"]) for one in drawn if one["lineage"] == 2] == [
+        (403, "durable"), (404, "failed"),
+    ]  # fmt: skip
+    assert len(drawn) <= 2 * 50 + 25 + 1
+
+
+def test_decisions_of_pacing_are_no_more_than_can_be_drawn(job, client):
+    job.train(1)
+    job.say(*[
+        Paced(at=job.at + number, iteration=number, lineage=1, interval=number, policy="budget",
+              budget=0.01, predicted_overhead=None, measured_overhead=None) for number in range(1, 301)
+    ])  # fmt: skip
+    told = client.get(f"{JOB}/timeline?from=1&to=300&marks=20").json()["paced"]
+    assert 10 < len(told) <= 2 * 20 + 1
+    assert told[-1]["iteration"] == 300
+    assert [one["iteration"] for one in told] == sorted(one["iteration"] for one in told)
+
+
+def test_time_goes_back_to_the_first_attempt_however_many_there_were(job, client, monkeypatch):
+    monkeypatch.setattr(timeline, "MAX_ROWS", 1)
+    job.train(2)
+    second = job.restarted()
+    second.start()
+    second.train(10)
+    told = client.get(f"{JOB}/timeline?x=time").json()
+    assert (told["times"], len(told["attempts"])) == ([job.at, second.at + 1.2], 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 from starlette.testclient import TestClient
 
 from holdfast_server.app import create_app
@@ -24,6 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_agent import FakeAgent, over_client, over_http
 
 NOW = 1_790_000_000.0
+PATIENCE_MILLISECONDS = 120_000
+"""Of a machine that is busy with other things; playwright's own five seconds are soon over there."""
+expect.set_options(timeout=PATIENCE_MILLISECONDS)
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox", "--headless", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -73,10 +76,14 @@ class Served:
         return FakeAgent(over_http(self.url), job=job, **fields)  # type: ignore[arg-type]
 
 
+def free_listener(port: int = 0) -> socket.socket:
+    return socket.create_server(("127.0.0.1", port))
+
+
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The application on a port of its own."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = free_listener()
     port = listener.getsockname()[1]
     database = tmp_path_factory.mktemp("server") / "holdfast.db"
     app = create_app(ServerSettings(database=str(database), port=port))
@@ -129,6 +136,7 @@ def open_page(chromium: Browser, served: Served) -> Iterator[Open]:
             color_scheme=theme,  # type: ignore[arg-type]
             java_script_enabled=scripts,
         )
+        context.set_default_timeout(PATIENCE_MILLISECONDS)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: heard(message, REFUSALS + expected))

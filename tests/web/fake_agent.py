@@ -35,6 +35,7 @@ class FakeAgent:
     paused: bool = False
     applied: int = 0
     requested: int = 0
+    probed: int = 0
     sequence: int = 0
     at: float = 0.0
     events: list[protocol.Event] = field(default_factory=list)
@@ -94,6 +95,15 @@ class FakeAgent:
         self.events.append(
             protocol.Stall(at=self.at, iteration=self.iteration, lineage=self.lineage, kind=kind, seconds=seconds)
         )
+
+    def _answer_probe(self) -> None:
+        found = "a batch takes 42 ms to load: 30 ms fetching and 12 ms preparing (over 50 batches)"
+        self.events.append(
+            protocol.Notice(
+                at=self.at, iteration=self.iteration, lineage=self.lineage, level="info", code="data",
+                message=found,
+            )
+        )  # fmt: skip
 
     def _checkpoint(self, kind: protocol.CheckpointKind) -> protocol.Checkpoint:
         self.last_checkpoint = self.iteration
@@ -181,6 +191,9 @@ class FakeAgent:
         if desired.checkpoint_request > self.requested:
             self.requested = desired.checkpoint_request
             self._checkpoint("requested")
+        if desired.probe_request > self.probed:
+            self.probed = desired.probe_request
+            self._answer_probe()
         self.pace()
         if desired.restore is not None:
             self.report_order(desired.restore.id, "delivered")

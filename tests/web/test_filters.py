@@ -95,3 +95,25 @@ def test_a_sparkline_leaves_out_what_is_not_finite() -> None:
 def test_a_quiet_sparkline_stays_in_the_middle() -> None:
     heights = [float(point.split(",")[1]) for point in filters.polyline([1.0, 1.001, 1.0], 120, 24).split()]
     assert all(11 < height < 13 for height in heights)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [
+        (None, "–"), (math.nan, "NaN"), (0.0, "0.0 %"), (0.9346, "93.5 %"), (0.98996, "99.0 %"),
+        (0.9986, "99.86 %"), (0.99996, ">99.99 %"), (1.0, "100.0 %"),
+    ],
+)  # fmt: skip
+def test_a_share_near_the_whole_keeps_the_digits_that_matter(fraction: float | None, text: str) -> None:
+    assert filters.share(fraction) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"), (math.inf, "∞"), (0.0, "0"), (0.002, "<0.01"), (0.1234, "0.123"), (48.6, "48.6"),
+        (3984.2, "3,984"),
+    ],
+)  # fmt: skip
+def test_an_amount_has_three_digits(value: float | None, text: str) -> None:
+    assert filters.amount(value) == text

@@ -42,6 +42,19 @@ def test_without_scripts_the_dialog_is_a_page(client: TestClient, agent: FakeAge
     assert "<html" in answer.text
 
 
+def test_enter_held_down_does_not_restore(client: TestClient, agent: FakeAgent) -> None:
+    for page in (client.get(f"{JOB}/restore?checkpoint={POINT}", headers=headers).text for headers in (HTMX, {})):
+        (focused,) = re.findall(r"<(\w+)[^>]* autofocus>([^<]+)<", page)
+        assert focused == ("a", "Keep training")
+
+
+def test_a_checkpoints_own_page_leads_to_the_page_of_the_restore(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get(f"{JOB}/checkpoints/{POINT}").text
+    (link,) = re.findall(r"<a[^>]*>Restore…</a>", page)
+    assert f'href="{JOB}/restore?checkpoint={POINT}"' in link
+    assert "hx-" not in link
+
+
 def test_an_iteration_without_a_checkpoint_is_offered_the_nearest_earlier_one(
     client: TestClient, agent: FakeAgent
 ) -> None:

@@ -1,0 +1,27 @@
+"""Real ranks tell a real server what they took, and it tells which of them the others wait for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import slow_rank
+from crowd import Crowd
+from crowd import crowd as crowd
+
+from holdfast.client import Client
+
+pytestmark = pytest.mark.processes
+
+
+def test_the_rank_that_the_other_waits_for_is_named(crowd: Crowd, server: Client, tmp_path: Path) -> None:
+    done = crowd.run(2, "slow_rank.train", server=server.server, store=str(tmp_path))
+    assert done == [{"iteration": slow_rank.ITERATIONS}] * 2
+    answer = server.get("/jobs/two-ranks/ranks")
+    job = server.job("two-ranks")
+    assert [(row["rank"], row["iterations"]) for row in answer["ranks"]] == [(1, 20), (0, 20)]
+    assert (answer["world_size"], answer["stragglers"], answer["waited_for"]) == (2, [1], 1)
+    assert answer["ranks"][0]["cause"] == "its own work"
+    assert answer["waiting_gpu_seconds"] > slow_rank.EXTRA_SECONDS / 2
+    # Nothing but these sums comes from rank 1: what there is to tell of the job, rank 0 tells.
+    assert (job.iteration, job.attempt, job.restarts) == (20, 1, 0)

@@ -1,0 +1,311 @@
+"""Messages arrive: signed, again after a failure, and also when the server died in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from email import message_from_bytes
+
+import pytest
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import AuthResult
+from starlette.testclient import TestClient
+
+from holdfast_server.alerts import deliveries, evaluation, messages
+from holdfast_server.alerts.deliveries import RETRY_SECONDS, Post
+from holdfast_server.alerts.settings import AlertSettings
+from holdfast_server.app import create_app
+from holdfast_server.measures import ServerMeasures
+from holdfast_server.settings import ServerSettings
+
+CHANNELS = "/api/v1/projects/default/alert-channels"
+BASE_URL = "http://127.0.0.1:7117"
+
+
+class Hook:
+    """A webhook on this machine, in the event loop of the application."""
+
+    def __init__(self) -> None:
+        self.status, self.got = 200, []
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self.listener = listener
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hook"
+
+    async def serve(self) -> None:
+        self.server = await asyncio.start_server(self._answer, sock=self.listener)
+
+    async def close(self) -> None:
+        self.server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        headers = dict(re.findall(r"^([A-Za-z-]+): (.*)\r$", head, re.MULTILINE))
+        self.got.append((headers, await reader.readexactly(int(headers["Content-Length"]))))
+        writer.write(f"HTTP/1.1 {self.status} Whatever\r\n\r\n".encode())
+        writer.close()
+
+
+class Mailbox:
+    """What a mail server does with mail."""
+
+    def __init__(self) -> None:
+        self.mails: list[tuple[list[str], bytes]] = []
+
+    async def handle_DATA(self, server, session, envelope):  # noqa: N802 - aiosmtpd's name
+        self.mails.append((envelope.rcpt_tos, envelope.content))
+        return "250 OK"
+
+
+@pytest.fixture
+def hook():
+    hook = Hook()
+    yield hook
+    hook.listener.close()
+
+
+@pytest.fixture
+def settings(empty_database, hook):
+    return ServerSettings(
+        database=empty_database,
+        alerts=AlertSettings(webhooks=True, webhook_hosts=frozenset([f"http://127.0.0.1:{hook.port}"])),
+    )
+
+
+@pytest.fixture
+def post(client, clock, settings, hook):
+    """Have the chore send what is due; how many it tried."""
+    client.portal.call(hook.serve)
+    chore = Post(settings=settings.alerts, address="https://holdfast.example")
+
+    def post(seconds: float = 0.0) -> int:
+        clock.now += seconds
+        return client.portal.call(chore.send_due, client.app.state.database, clock.now)
+
+    yield post
+    client.portal.call(hook.close)
+
+
+def add(client, target, **more):
+    reply = client.post(CHANNELS, json={"name": "on call", "target": target, **more})
+    assert reply.status_code == 201, reply.text
+    return reply.json()
+
+
+def fall_silent(client, agent, clock):
+    agent.start()
+    agent.train(10)
+    clock.now += 130
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+
+
+def log(client, channel):
+    return client.get(f"{CHANNELS}/{channel['id']}/deliveries").json()["deliveries"]
+
+
+def test_an_alert_arrives_signed(client, agent, clock, hook, post):
+    channel = add(client, hook.url)
+    fall_silent(client, agent, clock)
+    assert post() == 1
+    ((headers, body),) = hook.got
+    told = json.loads(body)
+    assert (told["event"], told["alert"]["rule"], told["url"]) == (
+        "firing", "silent", "https://holdfast.example/jobs/char-gpt",
+    )  # fmt: skip
+    wanted = messages.signature(body, channel["secret"], headers["X-Holdfast-Timestamp"])
+    assert headers["X-Holdfast-Signature"] == f"v1={wanted}"
+    assert int(headers["X-Holdfast-Delivery"]) == told["delivery"]
+    assert [row["state"] for row in log(client, channel)] == ["delivered"]
+    assert post() == 0
+
+
+def test_the_secret_and_the_path_are_told_once(client, hook):
+    made = add(client, hook.url)
+    listed = client.get(CHANNELS).json()["channels"]
+    assert made["secret"] not in json.dumps(listed)
+    assert "/hook" not in json.dumps(listed)
+
+
+def test_one_that_is_not_taken_is_tried_again_later_and_given_up_in_the_end(client, agent, clock, hook, post):
+    channel = add(client, hook.url)
+    hook.status = 503
+    fall_silent(client, agent, clock)
+    for pause in (0, *RETRY_SECONDS):
+        if pause:
+            assert post(pause - 1) == 0, "it is not due yet"
+        assert post(1 if pause else 0) == 1
+    (row,) = log(client, channel)
+    assert (row["state"], row["tries"]) == ("failed", len(RETRY_SECONDS) + 1)
+    assert row["error"] == "127.0.0.1 answered with status 503"
+    assert post(1e6) == 0
+
+
+def test_a_restart_loses_no_message(settings, clock, hook, fresh_agent):
+    with TestClient(create_app(settings, clock=clock), base_url=BASE_URL) as first:
+        channel = add(first, hook.url)
+        fall_silent(first, fresh_agent(first), clock)
+    with TestClient(create_app(settings, clock=clock), base_url=BASE_URL) as second:
+        second.portal.call(hook.serve)
+        chore = Post(settings=settings.alerts)
+        assert second.portal.call(chore.send_due, second.app.state.database, clock.now) == 1
+        assert [row["state"] for row in log(second, channel)] == ["delivered"]
+        second.portal.call(hook.close)
+
+
+def test_nobody_is_told_what_is_silenced_or_beneath_their_notice(client, agent, clock, hook, post):
+    add(client, hook.url, least_severity="critical")
+    client.put("/api/v1/projects/default/alert-rules/silent", json={"severity": "warning"})
+    fall_silent(client, agent, clock)
+    assert post() == 0
+
+
+def test_a_test_message_arrives_and_is_in_the_log(client, hook, post):
+    channel = add(client, hook.url)
+    asked = client.post(f"{CHANNELS}/{channel['id']}/test")
+    assert (asked.status_code, asked.json()["state"]) == (202, "waiting")
+    assert post() == 1
+    assert json.loads(hook.got[0][1])["event"] == "test"
+    assert [(row["event"], row["state"]) for row in log(client, channel)] == [("test", "delivered")]
+
+
+def test_nothing_is_sent_to_a_channel_that_was_removed(client, agent, clock, hook, post):
+    channel = add(client, hook.url)
+    fall_silent(client, agent, clock)
+    assert client.delete(f"{CHANNELS}/{channel['id']}").status_code == 204
+    assert post() == 0
+    assert client.delete(f"{CHANNELS}/{channel['id']}").status_code == 404
+
+
+def test_webhooks_and_mail_are_off_until_the_operator_turns_them_on(empty_database, clock):
+    app = create_app(ServerSettings(database=empty_database), clock=clock)
+    with TestClient(app, base_url=BASE_URL) as client:
+        hook = client.post(CHANNELS, json={"name": "x", "target": "https://hooks.slack.com/services/x"})
+        mail = client.post(CHANNELS, json={"name": "x", "target": "a@example.org"})
+    assert (hook.status_code, hook.json()["error"]) == (409, "webhooks_off")
+    assert (mail.status_code, mail.json()["error"]) == (409, "mail_off")
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"name": "x", "target": "https://10.0.0.1/"}, "target"),
+        ({"name": "x", "target": "https://a:b@hooks.slack.com/"}, "target"),
+        ({"name": "", "target": "https://hooks.slack.com/x"}, "name"),
+        ({"name": "x", "target": "https://hooks.slack.com/x", "least_severity": "loud"}, "least_severity"),
+        ({"name": "x", "target": "a@example.org, nobody"}, "target"),
+        ({"name": "x", "target": "a@example.org\r\nBcc: b@example.org"}, "target"),
+    ],
+)
+def test_a_channel_that_cannot_be_is_refused_by_its_field(client, asked, field):
+    reply = client.post(CHANNELS, json=asked)
+    assert (reply.status_code, reply.json()["field"]) == (422, field)
+
+
+def told(text="loss is <nan> & rising @everyone"):
+    from holdfast_server.alerts.incidents import AlertRow
+
+    return messages.Told(
+        event="firing",
+        project="default",
+        alert=AlertRow(
+            id=1, project="default", job="char-gpt", rule="loss_nan", kind="loss_nan", title="Loss not finite",
+            severity="warning", state="firing", message=text, value=None, since=1.0, fired_at=2.0,
+        ),
+    )  # fmt: skip
+
+
+def test_chats_get_what_they_understand_and_nobody_is_called_by_a_message(client):
+    slack = json.loads(messages.as_slack(told(), "https://h"))
+    discord = json.loads(messages.as_discord(told(), ""))
+    assert slack == {
+        "text": "[warning] char-gpt: Loss not finite\nloss is &lt;nan&gt; &amp; rising @everyone\nhttps://h/jobs/char-gpt"
+    }
+    assert discord["allowed_mentions"] == {"parse": []}
+    assert len(json.loads(messages.as_discord(told("x" * 5000), ""))["content"]) < 2000
+    for url, kind in (
+        ("https://hooks.slack.com/services/x", "slack"),
+        ("https://discord.com/api/webhooks/1/x", "discord"),
+        ("https://hooks.example.org/", "webhook"),
+    ):
+        assert add(client, url)["kind"] == kind
+
+
+@pytest.fixture
+def mailbox():
+    """A mail server that asks for a name and a password."""
+    box = Mailbox()
+
+    def authenticate(server, session, envelope, mechanism, data):
+        good = (data.login, data.password) == (b"holdfast", b"letter-box")
+        return AuthResult(success=good, handled=good)
+
+    controller = Controller(
+        box, hostname="127.0.0.1", port=0, authenticator=authenticate, auth_required=True, auth_require_tls=False
+    )
+    controller.port = _free_port()
+    controller.start()
+    box.settings = AlertSettings(
+        smtp_host="127.0.0.1", smtp_port=controller.port, smtp_user="holdfast", smtp_password="letter-box",
+        smtp_from="holdfast@example.org", smtp_security="none",
+    )  # fmt: skip
+    yield box
+    controller.stop()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
+def test_mail_arrives(mailbox, empty_database, clock, fresh_agent):
+    app = create_app(ServerSettings(database=empty_database, alerts=mailbox.settings), clock=clock)
+    with TestClient(app, base_url=BASE_URL) as client:
+        channel = add(client, "a@example.org, b@example.org")
+        fall_silent(client, fresh_agent(client), clock)
+        chore = Post(settings=mailbox.settings, address="https://holdfast.example")
+        assert client.portal.call(chore.send_due, client.app.state.database, clock.now) == 1
+        assert [row["error"] for row in log(client, channel)] == [None]
+    ((recipients, content),) = mailbox.mails
+    mail = message_from_bytes(content)
+    assert recipients == ["a@example.org", "b@example.org"]
+    assert mail["Subject"] == "[critical] char-gpt: Agent silent"
+    assert "https://holdfast.example/jobs/char-gpt" in mail.get_payload()
+
+
+def test_a_password_is_never_shown():
+    settings = AlertSettings.of(
+        {
+            "HOLDFAST_SMTP_HOST": "mail",
+            "HOLDFAST_SMTP_FROM": "h@example.org",
+            "HOLDFAST_SMTP_PASSWORD": "letter-box",
+        }
+    )
+    assert settings.smtp_password == "letter-box"
+    assert "letter-box" not in repr(settings)
+    assert (settings.smtp_port, settings.webhooks) == (587, False)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"HOLDFAST_SMTP_SECURITY": "tls"},
+        {"HOLDFAST_SMTP_HOST": "mail"},
+        {"HOLDFAST_SMTP_PORT": "mail"},
+        {"HOLDFAST_WEBHOOKS": "maybe"},
+        {"HOLDFAST_WEBHOOK_HOSTS": "https://a/path"},
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(environment):
+    with pytest.raises(ValueError, match=next(iter(environment)).replace("HOST", "(HOST|FROM)")):
+        AlertSettings.of(environment)
+
+
+def test_the_chore_is_one_of_the_servers():
+    chore = deliveries.chore(AlertSettings(), address="", measures=ServerMeasures())
+    assert (chore.name, chore.every_seconds) == ("alert deliveries", 2.0)

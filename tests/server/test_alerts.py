@@ -1,0 +1,379 @@
+"""Alerts: what fires when, what people do about it, and that it ends."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli import app as cli
+from holdfast.protocol import AttemptFinished, OrderMoved, Paced
+from holdfast_server.alerts import evaluation
+from holdfast_server.alerts.facts import Ended, Facts
+from holdfast_server.alerts.kinds import KINDS
+from holdfast_server.views import Failing
+
+PROJECT = "/api/v1/projects/default"
+JOB = "/api/v1/jobs/char-gpt"
+GOOD = Facts(job="a", project="default", status="running", stuck_seconds=1.0, loss=2.5, durable_age_seconds=10.0)
+BROKEN = {
+    "no_progress": replace(GOOD, stuck_seconds=601.0),
+    "silent": replace(GOOD, status="silent", silent_seconds=121.0),
+    "job_failed": replace(GOOD, status="failed", status_reason="OSError at iteration 7"),
+    "persist_failing": replace(GOOD, failing=Failing(count=2, reason="No space left on device", since=0.0)),
+    "checkpoint_damaged": replace(GOOD, damaged=("000000000010-1",)),
+    "durable_age": replace(GOOD, durable_age_seconds=7201.0),
+    "exposure_gpu_hours": replace(GOOD, exposure_gpu_hours=100.1),
+    "exposure_iterations": replace(GOOD, exposure_iterations=1001),
+    "overhead": replace(GOOD, measured_overhead=0.05, budget=0.035),
+    "disk_filling": replace(GOOD, store_free_bytes=10**9, room_checkpoints=2.9),
+    "loss_nan": replace(GOOD, loss=math.nan),
+    "restore_failed": replace(
+        GOOD, order=Ended(id="o", state="failed", iteration=5, seconds=None, reason="damaged", ago_seconds=1.0)
+    ),
+    "restore_finished": replace(
+        GOOD, order=Ended(id="o", state="restored", iteration=5, seconds=1.5, reason=None, ago_seconds=1.0)
+    ),
+}
+"""The state of a job that each kind of rule, as it comes, is broken by."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_broken_by_what_it_is_about_and_by_nothing_else(kind):
+    judge, limit = KINDS[kind].judge, KINDS[kind].limit
+    assert BROKEN.keys() == KINDS.keys()
+    verdict = judge(BROKEN[kind], limit)
+    assert verdict is not None
+    assert (verdict.broken, bool(verdict.message)) == (True, True)
+    for other, facts in BROKEN.items():
+        if other != kind:
+            said = judge(facts, limit)
+            assert said is None or not said.broken, other
+
+
+@pytest.mark.parametrize("status", ["finished", "stopped", "failed"])
+@pytest.mark.parametrize("kind", ["no_progress", "persist_failing", "durable_age", "overhead", "loss_nan"])
+def test_what_is_said_of_training_does_not_hold_of_a_job_that_has_ended(kind, status):
+    verdict = KINDS[kind].judge(replace(BROKEN[kind], status=status), KINDS[kind].limit)
+    assert verdict is not None
+    assert (verdict.broken, verdict.clear) == (False, True)
+
+
+def test_while_a_job_is_silent_nobody_knows():
+    assert KINDS["no_progress"].judge(replace(BROKEN["no_progress"], status="silent"), 600) is None
+
+
+def test_a_job_whose_iterations_take_minutes_is_not_stuck_because_it_trains():
+    slow = replace(GOOD, stuck_seconds=900.0, longest_iteration_seconds=200.0)
+    verdict = KINDS["no_progress"].judge(slow, 600)
+    assert verdict is not None
+    assert not verdict.broken
+
+
+# ---- from the first sign to the end --------------------------------------------------------------
+
+
+@pytest.fixture
+def look(client, clock) -> Callable[[float], None]:
+    """Let time pass, and have the chore look at every job."""
+
+    def look(seconds: float = 0.0) -> None:
+        clock.now += seconds
+        client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+
+    return look
+
+
+@pytest.fixture
+def alive(agent, client):
+    agent.start()
+    agent.train(10)
+    agent.checkpoint()
+    return agent
+
+
+def alerts(client, **query):
+    return client.get("/api/v1/alerts", params=query).json()["alerts"]
+
+
+def only(client, rule, **query):
+    found = [alert for alert in alerts(client, **query) if alert["rule"] == rule]
+    assert len(found) == 1, alerts(client, **query)
+    return found[0]
+
+
+def change(client, rule, **changes):
+    reply = client.put(f"{PROJECT}/alert-rules/{rule}", json=changes)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_a_healthy_job_raises_nothing(alive, client, look):
+    look(10)
+    assert alerts(client, state="all") == []
+
+
+def test_a_silent_agent_fires_and_resolves_when_it_is_back_for_a_while(alive, client, clock, look):
+    look(130)
+    fired = only(client, "silent")
+    assert (fired["state"], fired["severity"], fired["fired_at"]) == ("firing", "critical", clock.now)
+    look(10)
+    assert only(client, "silent")["id"] == fired["id"], "one incident, however often it is looked at"
+    alive.at = clock.now
+    alive.train(1)
+    look(0)
+    assert only(client, "silent")["state"] == "firing", "it might be gone again in a moment"
+    clock.now += 61
+    alive.train(1)
+    look(0)
+    assert alerts(client) == []
+    over = only(client, "silent", state="all")
+    assert (over["state"], over["resolved_why"]) == ("resolved", "all is well again")
+
+
+def test_an_alert_does_not_flap(alive, client, clock, look):
+    """Silent, back for some seconds, silent again: that is one incident."""
+    look(130)
+    first = only(client, "silent")["id"]
+    for _ in range(3):
+        for _ in range(5):
+            clock.now += 10
+            alive.train(1)
+            look()
+        look(130)
+    assert [alert["id"] for alert in alerts(client, state="all") if alert["rule"] == "silent"] == [first]
+
+
+def test_what_has_to_last_is_told_once_it_has_lasted(alive, client, clock, look):
+    def paced(overhead):
+        alive.say(
+            Paced(
+                at=clock.now, iteration=10, lineage=1, policy="checkfreq", interval=5, budget=0.035,
+                predicted_overhead=0.03, measured_overhead=overhead, measured_window_iterations=100,
+            )
+        )  # fmt: skip
+
+    for other in ("durable_age", "no_progress"):
+        change(client, other, enabled=False)
+    paced(0.08)
+    look(0)
+    clock.now += 300
+    paced(0.02)
+    look(0)
+    clock.now += 310
+    paced(0.08)
+    look(0)
+    assert alerts(client, state="all") == [], "it had not lasted"
+    for _ in range(61):
+        clock.now += 10
+        paced(0.08)
+        look(0)
+    fired = only(client, "overhead")
+    assert fired["value"] == pytest.approx(0.08 / 0.035)
+    assert fired["fired_at"] - fired["since"] >= 600
+
+
+def test_a_figure_just_below_its_limit_keeps_an_alert_alive(alive, client, clock, look):
+    change(client, "busy", kind="exposure_iterations", limit=100, for_seconds=0)
+
+    def after(seconds, *, at_risk):
+        clock.now += seconds
+        alive.train(200)
+        alive.checkpoint(alive.iteration - at_risk)
+        look(0)
+
+    after(1, at_risk=101)
+    assert only(client, "busy")["message"] == "more than 100 iterations would be lost if it died now"
+    after(1, at_risk=96)
+    after(61, at_risk=96)
+    assert only(client, "busy")["state"] == "firing", "96 of 100 is no way to end"
+    after(1, at_risk=90)
+    after(61, at_risk=90)
+    assert alerts(client) == []
+
+
+def test_no_progress_is_told_of_a_job_that_is_heard_and_does_not_move(alive, client, clock, look):
+    for _ in range(61):
+        clock.now += 10
+        alive.say()
+    look(0)
+    assert only(client, "no_progress")["message"] == "no new iteration for more than 10 min"
+
+
+def test_a_damaged_checkpoint_and_a_failed_job_are_told(alive, client, look):
+    alive.checkpoint(5, state="damaged", reason="digest of rank 0 differs")
+    alive.say(AttemptFinished(at=alive.at, iteration=10, lineage=1, reason="OSError: no route to host"))
+    look(1)
+    assert {alert["rule"] for alert in alerts(client)} == {"checkpoint_damaged", "job_failed"}
+    assert "000000000005-1" in only(client, "checkpoint_damaged")["message"]
+
+
+def test_a_store_that_fills_up_is_told_from_what_the_agent_reports(alive, client, look):
+    alive.checkpoint(10, store_free_bytes=2_500)
+    look(1)
+    assert only(client, "disk_filling")["value"] == 2.5
+    assert client.get(f"{JOB}/checkpoints").json()["checkpoints"][0]["store_free_bytes"] == 2500
+
+
+def test_a_finished_restore_is_told_for_a_while(alive, client, clock, look):
+    order = client.post(f"{JOB}/restores", json={"iteration": 10}).json()
+    for state in ("restoring", "restored"):
+        alive.say(OrderMoved(at=clock.now, order=order["id"], state=state, iteration=10, lineage=2, seconds=1.5))
+    look(1)
+    told = only(client, "restore_finished")
+    assert (told["severity"], told["message"]) == ("info", "went back to iteration 10 in 1.5 s")
+
+
+def test_rules_are_of_a_project_and_can_be_changed_and_put_back(client, clock):
+    rules = {rule["name"]: rule for rule in client.get(f"{PROJECT}/alert-rules").json()["rules"]}
+    assert rules.keys() == {kind.name for kind in KINDS.values() if kind.built_in}
+    assert all(rule["enabled"] and rule["built_in"] for rule in rules.values())
+    done = change(client, "silent", limit=30, severity="warning", jobs="llama-*")
+    assert (done["limit"], done["severity"], done["jobs"], done["changed_by"]) == (
+        30,
+        "warning",
+        "llama-*",
+        "operator",
+    )
+    assert client.delete(f"{PROJECT}/alert-rules/silent").status_code == 204
+    again = {rule["name"]: rule for rule in client.get(f"{PROJECT}/alert-rules").json()["rules"]}
+    assert again == rules
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "field"),
+    [
+        ("Loud", {"kind": "silent"}, "name"),
+        ("own", {}, "kind"),
+        ("own", {"kind": "weather"}, "kind"),
+        ("silent", {"kind": "overhead"}, "kind"),
+        ("silent", {"limit": -1}, "limit"),
+        ("silent", {"for_seconds": 1e9}, "for_seconds"),
+        ("silent", {"severity": "loud"}, "severity"),
+        ("silent", {"jobs": "<script>"}, "jobs"),
+        ("silent", {"volume": 11}, "body"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused_by_its_field(client, name, changes, field):
+    reply = client.put(f"{PROJECT}/alert-rules/{name}", json=changes)
+    assert (reply.status_code, reply.json()["field"]) == (422, field)
+
+
+def test_a_project_that_is_not_there_has_no_rules(client):
+    assert client.get("/api/v1/projects/nowhere/alert-rules").status_code == 404
+    assert client.put("/api/v1/projects/nowhere/alert-rules/silent", json={}).status_code == 404
+    assert client.delete(f"{PROJECT}/alert-rules/own").status_code == 404
+
+
+def test_switching_a_rule_off_ends_what_it_found(alive, client, look):
+    look(130)
+    change(client, "silent", enabled=False)
+    look(1)
+    assert only(client, "silent", state="all")["resolved_why"].startswith("the rule was switched off")
+
+
+# ---- what people do -------------------------------------------------------------------------------
+
+
+def test_acknowledging_says_who_and_twice_is_once(alive, client, clock, look):
+    look(130)
+    alert = only(client, "silent")["id"]
+    first = client.post(f"{JOB}/alerts/{alert}/acknowledge").json()
+    clock.now += 5
+    again = client.post(f"{JOB}/alerts/{alert}/acknowledge").json()
+    assert (first["state"], first["acknowledged_by"]) == ("acknowledged", "operator")
+    assert again["acknowledged_at"] == first["acknowledged_at"]
+
+
+def test_a_silence_holds_for_the_next_incident_of_the_same(alive, client, clock, look):
+    look(130)
+    alert = only(client, "silent")["id"]
+    silenced = client.post(f"{JOB}/alerts/{alert}/silence", json={"seconds": 3600}).json()
+    assert (silenced["state"], silenced["silenced_until"]) == ("silenced", clock.now + 3600)
+    alive.train(1)
+    look(1)
+    alive.train(1)
+    clock.now += 61
+    alive.train(1)
+    look(0)
+    assert alerts(client) == []
+    look(130)
+    following = only(client, "silent")
+    assert following["id"] != alert
+    assert following["state"] == "silenced"
+    spoken = client.post(f"{JOB}/alerts/{following['id']}/unsilence").json()
+    assert spoken["state"] == "firing"
+
+
+def test_a_silence_ends_by_itself(alive, client, look):
+    look(130)
+    alert = only(client, "silent")["id"]
+    client.post(f"{JOB}/alerts/{alert}/silence", json={"seconds": 60})
+    look(61)
+    assert (only(client, "silent")["state"], only(client, "silent")["silenced_until"]) == ("firing", None)
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"seconds": 0}, {"seconds": -5}, {"until": 1}, {"seconds": 1, "until": 2e9}, {"seconds": 1e9}]
+)
+def test_a_silence_without_an_end_that_makes_sense_is_refused(alive, client, look, asked):
+    look(130)
+    reply = client.post(f"{JOB}/alerts/{only(client, 'silent')['id']}/silence", json=asked)
+    assert (reply.status_code, reply.json()["field"]) == (422, "until")
+
+
+@pytest.mark.parametrize("act", ["acknowledge", "silence", "unsilence"])
+def test_nothing_can_be_done_about_what_is_over_or_never_was(alive, client, look, act):
+    look(130)
+    alert = only(client, "silent")["id"]
+    change(client, "silent", enabled=False)
+    look(1)
+    body = {"seconds": 60} if act == "silence" else None
+    assert client.post(f"{JOB}/alerts/{alert}/{act}", json=body).json()["error"] == "alert_over"
+    assert client.post(f"{JOB}/alerts/{alert + 1}/{act}", json=body).status_code == 404
+    assert client.post(f"/api/v1/jobs/another/alerts/{alert}/{act}", json=body).json()["error"] == "unknown_job"
+
+
+def test_history_is_paged(alive, client, look):
+    change(client, "silent", limit=60)
+    for number in range(3):
+        change(client, f"own-{number}", kind="silent", limit=60)
+    look(130)
+    everything = [alert["id"] for alert in alerts(client)]
+    assert len(everything) == 4
+    first = [alert["id"] for alert in alerts(client, limit=2)]
+    rest = [alert["id"] for alert in alerts(client, before=first[-1])]
+    assert first + rest == everything
+    assert [alert["id"] for alert in client.get(f"{JOB}/alerts").json()["alerts"]] == everything
+
+
+def test_alerts_are_acknowledged_and_silenced_from_a_terminal(alive, client, look, clock, monkeypatch):
+    """With the client of the command line, which here speaks to the application in this process."""
+    look(130)
+    alert = only(client, "silent")["id"]
+
+    class InProcess:
+        def send(self, method, path, body=None, headers=None, *, twice=None):
+            reply = client.request(method, f"/api/v1{path}", json=body)
+            assert reply.is_success, reply.text
+            return reply.json()
+
+        def close(self): ...
+
+    monkeypatch.setattr("holdfast.client.Conversation", lambda *_, **__: InProcess())
+
+    def holdfast(*arguments):
+        done = CliRunner().invoke(cli, ["alerts", *map(str, arguments)])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert re.search(rf"{alert} +critical +firing +char-gpt .*Agent silent", holdfast())
+    assert holdfast("ack", alert) == f"alert {alert} is acknowledged by operator\n"
+    assert holdfast("silence", alert, "2h") == f"alert {alert} is silenced for 2 h\n"
+    assert only(client, "silent")["silenced_until"] == clock.now + 7200
+    assert holdfast("unsilence", alert) == f"alert {alert} is acknowledged\n"
+    assert holdfast("--job", "char-gpt", "--json").startswith("[")

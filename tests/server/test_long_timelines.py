@@ -1,0 +1,294 @@
+"""Long windows are read from roll-ups, and show what the samples would; so do merged and thinned ones."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from sqlalchemy import func, select, update
+
+from holdfast.protocol import Samples
+from holdfast_server import compaction, lines, models, retention
+from holdfast_server.chores import Chore, do
+from holdfast_server.views import RetentionChanges
+
+JOB = "/api/v1/jobs/char-gpt"
+DAY = 86_400.0
+
+
+def train(agent, count, rng, batch=700):
+    """Iterations of an attempt, some with odd losses."""
+    done = 0
+    while done < count:
+        rows = min(batch, count - done)
+        first = agent.iteration + 1
+        agent.iteration += rows
+        done += rows
+        numbers = range(first, first + rows)
+        losses = [rng.choice([math.nan, math.inf, -math.inf]) if rng.random() < 0.001 else rng.gauss(2, 1)
+                  for _ in numbers]  # fmt: skip
+        agent.say(
+            samples=Samples(
+                iteration=list(numbers), lineage=[agent.lineage] * rows, at=[agent.at + n for n in numbers],
+                seconds=[0.5 + n % 7 / 10 for n in numbers], stall_seconds=[0.25] * rows,
+                data_seconds=[0.125] * rows,
+                metrics={"loss": losses, "now and then": [float(n) if n % 50 == 0 else math.nan for n in numbers]},
+            )
+        )  # fmt: skip
+
+
+@pytest.fixture
+def crashed(agent, client):
+    """A job that was killed twice: what it repeated counts as it was repeated, and the rest is lost for now."""
+    rng = random.Random(5)
+    agent.start()
+    train(agent, 9000, rng)
+    second = agent.restarted()
+    second.iteration = 6100
+    second.start()
+    train(second, 2500, rng)
+    third = second.restarted("third")
+    third.iteration = 7000
+    third.start()
+    train(third, 900, rng)
+    return third
+
+
+def series_of(client, query):
+    return client.get(f"{JOB}/timeline?{query}").json()["series"]
+
+
+def alike(one, other):
+    """The same but for the order in which sums were rounded."""
+    assert len(one) == len(other) > 0
+    for left, right in zip(one, other, strict=True):
+        for name in ("lineage", "abandoned", "lost", "iteration", "at"):
+            assert left[name] == right[name]
+        for name in ("stall_seconds", "data_seconds"):
+            assert left[name] == pytest.approx(right[name])
+        bands = [(left["seconds"], right["seconds"])]
+        bands += [(left["metrics"][name], right["metrics"][name]) for name in right["metrics"]]
+        for mine, theirs in bands:
+            for kind, values in theirs.items():
+                assert [value for value in mine[kind] if isinstance(value, str)] == [
+                    value for value in values if isinstance(value, str)
+                ]
+                numbers = [np.nan if isinstance(value, str) else value for value in mine[kind]]
+                wanted = [np.nan if isinstance(value, str) else value for value in values]
+                assert numbers == pytest.approx(wanted, nan_ok=True)
+
+
+QUERIES = ["points=120", "points=20", "points=3", "from=100&to=8765&points=40", "from=6050&to=7950&points=25"]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_rollups_show_what_the_samples_would(crashed, client, monkeypatch, query):
+    monkeypatch.setattr(lines, "MOST_WHOLE_ROWS", 10**9)
+    monkeypatch.setattr(lines, "LEVELS", ())
+    whole = series_of(client, query)
+    monkeypatch.undo()
+    alike(series_of(client, query), whole)
+    points = int(query.rpartition("points=")[2])
+    assert max(len(one["iteration"]) for one in whole) <= points
+
+
+def test_what_an_attempt_has_reported_counts_from_its_first_to_its_last(crashed, client):
+    standing, lost = series_of(client, "points=2000&from=6900&to=8700")
+    assert (standing["iteration"][-1], lost["iteration"][0], lost["lost"]) == (7900, 7901, True)
+    assert lost["iteration"][-1] == 8700
+
+
+def run(client, work, now=0.0):
+    chore = Chore("test", 1.0, work)
+    assert client.portal.call(do, chore, client.app.state.database, lambda: now)
+
+
+def scalar(client, query):
+    async def ask() -> Any:
+        async with client.app.state.database.read() as session:
+            return await session.scalar(query)
+
+    return client.portal.call(ask)
+
+
+def chunks(client):
+    return scalar(client, select(func.count()).select_from(models.Chunk))
+
+
+def test_merged_chunks_are_read_as_the_small_ones_were(agent, client):
+    agent.start()
+    train(agent, 9900, random.Random(1), batch=90)
+    before = [series_of(client, query) for query in ("points=2000&from=5&to=1500", "points=90")]
+    run(client, compaction.compact, now=agent.at + 9900 + 2 * compaction.SETTLED_SECONDS)
+    assert chunks(client) == 3
+    assert [series_of(client, query) for query in ("points=2000&from=5&to=1500", "points=90")] == before
+    assert scalar(client, select(models.Stretch.chunks)) == 3
+    assert scalar(client, select(models.Stretch.chunk_bytes)) == scalar(
+        client, select(func.sum(func.length(models.Chunk.columns)))
+    )
+
+
+def test_what_has_just_come_is_not_merged_yet(agent, client):
+    agent.start()
+    train(agent, 3000, random.Random(1), batch=90)
+    before = chunks(client)
+    run(client, compaction.compact, now=agent.at + compaction.SETTLED_SECONDS)
+    assert chunks(client) == before
+
+
+def test_what_a_version_without_rollups_stored_gets_them(crashed, client):
+    before = series_of(client, "points=30")
+
+    async def forget(session):
+        await session.execute(models.table(models.Rollup).delete())
+        await session.execute(update(models.Stretch).values(rolled_up=False, metrics=b"\x90"))
+
+    client.portal.call(client.app.state.database.write, forget)
+    alike(series_of(client, "points=30"), before)
+    run(client, compaction.compact)
+    assert scalar(client, select(func.count()).where(models.Stretch.rolled_up)) == 3
+    alike(series_of(client, "points=30"), before)
+    crashed.train(10)
+    assert series_of(client, "points=30")[0]["iteration"][-1] == 7910
+
+
+def keep(client, **limits):
+    reply = client.patch("/api/v1/projects/default/retention", json=limits)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_old_samples_are_thinned_into_rollups(agent, client):
+    agent.start()
+    train(agent, 20_000, random.Random(2))
+    before, near = series_of(client, "points=100"), series_of(client, "from=15000&to=15400&points=500")
+    keep(client, samples_seconds=10_000.0)
+    run(client, retention.carry_out, now=agent.at + 20_000)
+    first = scalar(client, select(models.Stretch.whole_from))
+    assert 9000 < first <= 10_000
+    assert scalar(client, select(func.min(models.Chunk.last_iteration))) >= first
+    alike(series_of(client, "points=100"), before)
+    assert series_of(client, "from=15000&to=15400&points=500") == near
+    (thinned,) = series_of(client, "from=1000&to=1640&points=500")
+    assert len(thinned["iteration"]) == 10
+    (both,) = series_of(client, f"from={first - 640}&to={first + 600}&points=2000")
+    assert both["iteration"] == sorted(set(both["iteration"]))
+    assert len(both["iteration"]) > 600
+
+
+def test_old_rollups_are_thinned_into_coarser_ones(agent, client):
+    agent.start()
+    train(agent, 20_000, random.Random(2))
+    before = series_of(client, "points=12")
+    keep(client, samples_seconds=8_000.0, fine_seconds=14_000.0)
+    run(client, retention.carry_out, now=agent.at + 20_000)
+    assert scalar(client, select(models.Stretch.fine_from)) == 23 * 256
+    assert scalar(client, select(func.min(models.Rollup.bucket)).where(models.Rollup.level == 6)) == 23 * 4
+    alike(series_of(client, "points=12"), before)
+    (coarse,) = series_of(client, "from=1&to=4095&points=500")
+    assert len(coarse["iteration"]) == 16
+    run(client, retention.carry_out, now=agent.at + 20_000)
+    alike(series_of(client, "points=12"), before)
+
+
+def test_what_ended_first_goes_first_when_there_is_too_much(crashed, client, monkeypatch):
+    monkeypatch.setattr(retention, "LEAST_BYTES", 1)
+    train(crashed, 20_000, random.Random(3), batch=1000)
+    limit = keep(client)["stored_bytes"] // 2
+    keep(client, samples_bytes=limit)
+    run(client, retention.carry_out)
+    assert limit // 2 < keep(client)["stored_bytes"] <= limit
+    by_uid = {uid: scalar(client, select(models.Stretch.chunks).where(models.Stretch.uid == uid))
+              for uid in ("first", "second", "third")}  # fmt: skip
+    assert by_uid["first"] == by_uid["second"] == 0 < by_uid["third"]
+
+
+def test_old_reports_go_and_new_ones_stay(agent, client):
+    from holdfast.protocol import Notice, Stall
+
+    agent.start()
+    for at in (0.0, 100 * DAY):
+        agent.say(
+            Stall(at=at, iteration=1, lineage=1, kind="restore", seconds=1.0),
+            Notice(at=at, iteration=1, lineage=1, level="info", code="x", message="y"),
+        )
+    keep(client, reports_seconds=50 * DAY)
+    run(client, retention.carry_out, now=110 * DAY)
+    for table in (models.Stall, models.Notice):
+        assert scalar(client, select(func.count()).select_from(table)) == 1
+        assert scalar(client, select(func.min(table.at))) == 100 * DAY
+
+
+def test_old_alerts_go_with_what_was_told_of_them_and_those_that_hold_stay(agent, client):
+    agent.start()
+    common = {"project": "default", "job": agent.job, "rule": "silent", "kind": "silent", "severity": "info",
+              "message": "", "since": 0.0, "fired_at": 0.0}  # fmt: skip
+    told = {"channel": "c", "event": "firing", "payload": b"", "created_at": 0.0, "next_at": 0.0}
+
+    async def add(session):
+        session.add(models.AlertChannel(
+            id="c", project="default", name="c", kind="webhook", target="https://a.org/", secret="",
+            least_severity="info", created_at=0.0, created_by="",
+        ))  # fmt: skip
+        session.add_all([
+            models.Alert(id=1, **common, resolved_at=0.0),
+            models.Alert(id=2, **common),
+            models.Alert(id=3, **common, resolved_at=0.0, silenced_until=200 * DAY),
+            models.Alert(id=4, **common, resolved_at=100 * DAY),
+            models.Alert(id=5, **common, resolved_at=0.0),
+        ])  # fmt: skip
+        await session.flush()
+        session.add_all([
+            models.AlertDelivery(id=1, **told, alert=1, state="delivered", ended_at=1.0),
+            models.AlertDelivery(id=2, **told, alert=None, state="failed", ended_at=1.0),
+            models.AlertDelivery(id=3, **told, alert=5, state="waiting"),
+            models.AlertDelivery(id=4, **told, alert=4, state="delivered", ended_at=100 * DAY),
+        ])  # fmt: skip
+
+    client.portal.call(client.app.state.database.write, add)
+    keep(client, reports_seconds=50 * DAY)
+    run(client, retention.carry_out, now=110 * DAY)
+    assert ids(client, models.Alert) == [2, 3, 4, 5]
+    assert ids(client, models.AlertDelivery) == [3, 4]
+
+
+def ids(client, rows):
+    async def look():
+        async with client.app.state.database.read() as session:
+            return sorted(await session.scalars(select(rows.id)))
+
+    return client.portal.call(look)
+
+
+def test_without_limits_all_is_kept(crashed, client):
+    before = chunks(client)
+    run(client, retention.carry_out, now=1e12)
+    assert chunks(client) == before
+
+
+def test_limits_are_told_and_taken_back(client):
+    assert keep(client, samples_seconds=90 * DAY)["samples_seconds"] == 90 * DAY
+    assert keep(client, reports_seconds=DAY)["samples_seconds"] == 90 * DAY
+    assert keep(client, samples_seconds=None)["samples_seconds"] is None
+    actions = client.get("/api/v1/audit").json()["entries"]
+    assert [entry["action"] for entry in actions].count("retention.edit") == 3
+
+
+@pytest.mark.parametrize(
+    "limits", [{"samples_seconds": 5.0}, {"samples_bytes": 1}, {"samples_seconds": "x"}, {"y": 1}]
+)
+def test_limits_that_cannot_be_are_refused(client, limits):
+    assert client.patch("/api/v1/projects/default/retention", json=limits).status_code == 422
+
+
+def test_a_project_that_is_not_there_keeps_nothing(client):
+    assert client.get("/api/v1/projects/nowhere/retention").status_code == 404
+    assert client.patch("/api/v1/projects/nowhere/retention", json={}).status_code == 404
+
+
+def test_changes_are_what_was_given_and_no_more():
+    assert msgspec.to_builtins(RetentionChanges(samples_seconds=None)) == {"samples_seconds": None}

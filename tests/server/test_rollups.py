@@ -1,0 +1,131 @@
+"""Roll-ups against what a plain loop finds, whatever the numbers and however they were cut into batches."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast_server import columns, rollups
+from holdfast_server.columns import BUILT_IN, Table
+from holdfast_server.rollups import DOWN, LAST, LEVELS, MAXIMUM, MINIMUM, NAN, SUM, UP
+
+METRICS = ("loss", "accuracy")
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
+derandomized = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+@st.composite
+def tables(draw):
+    steps = draw(st.lists(st.integers(1, 400), min_size=1, max_size=60))
+    iteration = draw(st.integers(0, 40_000)) + np.cumsum(steps)
+    rows = len(BUILT_IN) + len(METRICS)
+    values = draw(
+        st.lists(st.lists(NUMBERS, min_size=len(steps), max_size=len(steps)), min_size=rows, max_size=rows)
+    )
+    table = Table(iteration.astype(np.int64), METRICS, np.array(values))
+    table.at[:] = np.abs(np.nan_to_num(table.at)) % 1e9
+    return table
+
+
+def naive(table, width):
+    """Bucket by bucket and column by column."""
+    buckets = {}
+    for row, iteration in enumerate(table.iteration.tolist()):
+        buckets.setdefault(iteration // width, []).append(row)
+    for bucket, rows in sorted(buckets.items()):
+        for column in range(len(table.values)):
+            values = [float(table.values[column, row]) for row in rows]
+            finite = [value for value in values if math.isfinite(value)]
+            odd = {
+                NAN: sum(map(math.isnan, values)),
+                UP: values.count(math.inf),
+                DOWN: values.count(-math.inf),
+            }
+            yield bucket, column, values, finite, odd
+
+
+def agrees(rollup, table, width):
+    place = {int(last) // width: bucket for bucket, last in enumerate(rollup.last)}
+    count = 0
+    for number, column, values, finite, odd in naive(table, width):
+        bucket = place[number]
+        stats = rollup.stats[bucket, column]
+        assert rollup.rows[bucket] == len(values)
+        assert {kind: rollup.odd[bucket, column, kind] for kind in odd} == odd
+        assert rollup.finite[bucket, column] == len(finite)
+        assert stats[MINIMUM] == min(finite, default=math.inf)
+        assert stats[MAXIMUM] == max(finite, default=-math.inf)
+        assert stats[LAST] == pytest.approx(values[-1], nan_ok=True, rel=0, abs=0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scale = sum(np.abs(np.array(finite, dtype=float)))
+        if math.isfinite(scale):
+            assert stats[SUM] == pytest.approx(math.fsum(finite), rel=1e-12, abs=1e-12 * scale)
+        count += 1
+    assert count == len(rollup) * len(table.values)
+
+
+@derandomized
+@given(tables(), st.sampled_from(LEVELS))
+def test_a_rollup_is_what_a_loop_finds(table, level):
+    agrees(rollups.of_table(table, 1 << level), table, 1 << level)
+
+
+@derandomized
+@given(tables(), st.lists(st.integers(0, 60), max_size=5))
+def test_parts_add_up_to_the_whole_at_every_level(table, cuts):
+    edges = sorted({0, len(table), *(cut for cut in cuts if cut < len(table))})
+    parts = [table.rows(slice(first, last)) for first, last in pairwise(edges)]
+    fine = [rollups.of_table(part, 1 << LEVELS[0]) for part in reversed(parts)]
+    for level in LEVELS:
+        agrees(rollups.combined(fine, 1 << level), table, 1 << level)
+
+
+@derandomized
+@given(tables())
+def test_what_is_encoded_is_read_again_bit_by_bit(table):
+    rollup = rollups.of_table(table, 64)
+    encoded = list(rollups.encoded(rollup))
+    rows = list(zip(rollup.first.tolist(), rollup.last.tolist(), rollup.rows.tolist(), encoded, strict=True))
+    again = rollups.decoded(rows, len(table.values) + 1)
+    known = len(table.values)
+    assert again.stats[:, :known].tobytes() == rollup.stats.tobytes()
+    assert (again.odd[:, :known] == rollup.odd).all()
+    # A metric that came later: nothing of it was measured.
+    assert (again.odd[:, known, NAN] == rollup.rows).all()
+    assert (again.finite[:, known] == 0).all()
+
+
+@derandomized
+@given(tables())
+def test_a_chunk_holds_every_bit(table):
+    again = columns.unpack(columns.pack(table))
+    assert (again.iteration == table.iteration).all()
+    assert again.metrics == METRICS
+    assert np.array_equal(again.values, table.values, equal_nan=True)
+    assert (np.signbit(again.values) == np.signbit(table.values))[~np.isnan(table.values)].all()
+
+
+def test_losses_in_single_precision_take_half_the_room():
+    rows = 2000
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal((len(BUILT_IN) + 1, rows))
+    double = columns.pack(Table(np.arange(rows), ("loss",), values))
+    values[-1] = values[-1].astype(np.float32)
+    single = columns.pack(Table(np.arange(rows), ("loss",), values))
+    assert len(double) - len(single) > 3.5 * rows
+
+
+@derandomized
+@given(tables(), st.integers(1, 59))
+def test_all_levels_at_once_are_each_level_by_itself(table, cut):
+    first, rest = table.rows(slice(0, cut)), table.rows(slice(cut, None))
+    levels, buckets = rollups.at_levels(rollups.of_table(first, 1 << LEVELS[0]))
+    if len(rest):
+        levels, buckets = rollups.at_levels(rollups.of_table(rest, 1 << LEVELS[0]), buckets, levels)
+    for level in LEVELS:
+        agrees(buckets.where(np.array(levels) == level), table, 1 << level)
