@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 DEMO_SECONDS ?=
 # How many tests run at once. Much of their time is spent waiting, for disks, processes and browsers.
-WORKERS ?= 2
+WORKERS ?= 3
 # Another package index for torch alone, where the usual one has only a CUDA build that is not wanted.
 TORCH_INDEX ?=
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -16,12 +16,13 @@ BENCH := .venv-bench
 BENCH_PYTHON ?= $(BENCH)/bin/python
 BENCH_READY := $(if $(filter $(BENCH)/bin/python,$(BENCH_PYTHON)),$(BENCH)/.installed)
 BENCH_PIP = $(BENCH)/bin/python -m pip install -qq -c constraints.txt -c benchmarks/constraints.txt
+BENCH_INGEST := .venv-bench-ingest
 PEERS := safetensors torch_checkpointing torchsnapshot nvidia-resiliency-ext lightning
 DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format bench-checkpoint wheel clean
+.PHONY: help setup demo test test-long lint format bench-checkpoint bench-pacing bench-ingest bench-dashboard pictures wheel clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -31,10 +32,10 @@ setup: $(VENV)/.installed  ## build .venv with all that the house needs; quick w
 demo: setup  ## server, dashboard and a training run; DEMO_SECONDS=120 breaks it, restores it and sums up
 	@exec $(BIN)/python tools/demo.py $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
-test: lint browser tracer  ## lint, then every test that takes no minutes
-	$(BIN)/pytest -m "not long" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: lint browser tracer database  ## lint, then every test that takes no minutes
+	tools/run_tests $(BIN)/pytest -m "not long" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-long: setup tracer  ## every crash point, hundreds of power cuts, ten minutes of random crashes
+test-long: setup tracer database  ## every crash point, hundreds of power cuts and kills, ten minutes of random crashes
 	$(BIN)/pytest -m long -s
 
 lint: setup  ## ruff, mypy on all packages, and the walls between them
@@ -50,18 +51,33 @@ format: setup  ## let ruff rewrite what it can
 bench-checkpoint: $(BENCH_READY)  ## Holdfast beside other libraries; DEVICE=cuda, ARGS='--quick'
 	$(BENCH_PYTHON) -m benchmarks.checkpoint --device $(DEVICE) $(ARGS)
 
+bench-pacing: setup  ## overhead beside its budget, how the interval reacts, what plans are worth; ARGS='--minutes 20'
+	$(BIN)/python -m benchmarks.pacing $(ARGS)
+
+bench-ingest: setup $(BENCH_INGEST)/.installed  ## what the server takes in and answers, beside MLflow and Trackio
+	$(BIN)/python -m benchmarks.ingest --peers $(BENCH_INGEST)/bin/python $(ARGS)
+
+bench-dashboard: setup browser  ## a job's page in Chromium: bytes, paint, frames, memory, 200 readers; ARGS='--no-hour'
+	$(BIN)/python -m benchmarks.dashboard $(ARGS)
+
+pictures: setup browser  ## take the pictures in README and docs again, of real pages
+	$(BIN)/python tools/pictures.py
+
 wheel: setup  ## build dist/holdfast-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:  ## remove what was built, .venv and .demo included
-	rm -rf $(VENV) $(BENCH) .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-.PHONY: browser tracer
+.PHONY: browser tracer database
 browser: setup
 	@tools/prerequisites chromium
 
 tracer:
 	@tools/prerequisites strace
+
+database:
+	@tools/prerequisites postgres
 
 $(VENV)/bin/python:
 	tools/prerequisites python $(PYTHON)
@@ -87,4 +103,10 @@ $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/constraints.txt
 	$(BENCH_PIP) hatchling editables numpy
 	$(BENCH_PIP) --no-build-isolation -e .
 	$(BENCH_PIP) $(PEERS) || for peer in $(PEERS); do $(BENCH_PIP) $$peer || echo "no $$peer here"; done
+	touch $@
+
+$(BENCH_INGEST)/.installed: benchmarks/ingest/constraints.txt
+	tools/prerequisites python $(PYTHON)
+	$(PYTHON) -m venv $(BENCH_INGEST)
+	$(BENCH_INGEST)/bin/python -m pip install -qq -c benchmarks/ingest/constraints.txt mlflow trackio
 	touch $@

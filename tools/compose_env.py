@@ -1,0 +1,36 @@
+"""Makes the .env that docker-compose.yml reads: its example, with secrets of your own, readable by you alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MADE_HERE = ("HOLDFAST_TOKEN", "POSTGRES_PASSWORD", "S3_ACCESS_KEY", "S3_SECRET_KEY")
+
+
+def text() -> str:
+    """The example, with what has to be secret filled in."""
+    filled = (ROOT / "compose.env.example").read_text()
+    for name in MADE_HERE:
+        filled = re.sub(rf"^{name}=$", f"{name}={secrets.token_hex(24)}", filled, flags=re.MULTILINE)
+    return filled
+
+
+def main(path: Path = ROOT / ".env") -> int:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        print(f"{path} is there already and stays as it is: the volumes know its secrets", file=sys.stderr)
+        return 1
+    with open(handle, "w") as file:
+        file.write(text())
+    print(f"{path} holds your secrets now; HOLDFAST_TOKEN is what the browser asks for")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""The pictures in README and docs: real pages, with jobs of the tests' agent, which trains nothing."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from playwright.sync_api import Browser, Page, sync_playwright
+from small_png import small
+
+from holdfast.client import Client, UnreachableError
+from holdfast.protocol import AttemptFinished
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "web"))
+
+from fake_agent import ITERATION_SECONDS, FakeAgent, over_http  # noqa: E402 - found by the path above
+
+JOB = "char-gpt"
+RESTORED = 560
+ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+DRAWN = '#timeline[data-state="drawn"]'
+MOST_BYTES = 150_000
+READY_SECONDS = 60
+SETTLED_MS = 1500
+"""Until what a page asks for by itself is there."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=ROOT / "docs", help="where the pictures are written")
+    folder = parser.parse_args().folder
+    with served() as url, sync_playwright() as playwright:
+        fill(url)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+        for name, png in pictures(browser, url).items():
+            if len(png) > MOST_BYTES:
+                raise SystemExit(f"{name} takes {len(png):,} bytes, and may take {MOST_BYTES:,}")
+            (folder / name).write_bytes(png)
+            print(f"{folder / name}  {len(png) / 1000:.0f} kB")
+        browser.close()
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """A server of its own, with an empty database, until it is not needed any more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as folder:
+        command = [sys.executable, "-m", "holdfast_server", "--port", str(port), "--db", f"{folder}/pictures.db"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603
+        try:
+            wait_for(url)
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def wait_for(url: str) -> None:
+    until = time.monotonic() + READY_SECONDS
+    with Client(url) as client:
+        while True:
+            try:
+                client.jobs()
+                return
+            except UnreachableError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+
+def fill(url: str) -> None:
+    """A job with a story, and some beside it."""
+    for number, (job, iterations) in enumerate((("resnet-50", 2600), ("vit-b16", 1400), ("whisper-small", 700))):
+        trained(url, job, iterations, seed=number).send()
+    ended = trained(url, "ablation-no-warmup", 520, seed=4)
+    ended.events.append(
+        AttemptFinished(at=ended.at, iteration=520, lineage=1, reason="OutOfMemoryError: CUDA out of memory")
+    )
+    ended.send()
+    full = trained(url, "llama-sft", 900, seed=5)
+    for _ in range(3):
+        full.train(12)
+        made = full._checkpoint("scheduled")
+        full.open.clear()
+        full.events.append(msgspec.structs.replace(made, state="failed", reason="No space left on device"))
+    full.send()
+    tell_story(url)
+
+
+def trained(url: str, job: str, iterations: int, *, seed: int) -> FakeAgent:
+    """An agent that has done so many iterations by about now."""
+    began = time.time() - iterations * ITERATION_SECONDS * 1.04
+    agent = FakeAgent(over_http(url), job=job, started_at=began, seed=seed)
+    agent.start()
+    agent.train(15)
+    agent.pace()
+    agent.train(iterations - 15)
+    return agent
+
+
+def tell_story(url: str) -> None:
+    """A crash, another budget, a restore, a crash again."""
+    agent = FakeAgent(over_http(url), job=JOB, started_at=time.time() - 2050 * ITERATION_SECONDS * 1.04)
+    agent.start()
+    agent.train(15)
+    agent.pace()
+    agent.train(585)
+    agent.crash(12)
+    agent.train(400)
+    agent.send()
+    with Client(url) as client:
+        client.edit(JOB, budget=0.02)
+        agent.obey(agent.desired())
+        agent.train(150)
+        agent.send()
+        client.restore(JOB, RESTORED)
+    agent.obey(agent.desired())
+    agent.train(300)
+    agent.crash(20, "killed by SIGSEGV")
+    agent.train(620)
+    agent.send()
+
+
+def pictures(browser: Browser, url: str) -> dict[str, bytes]:
+    wide = browser.new_page(viewport={"width": 1440, "height": 1080}, color_scheme="light")
+    phone = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark", device_scale_factor=2)
+    blank = browser.new_page()
+    found = {
+        "job-page.png": taken(wide, f"{url}/jobs/{JOB}", DRAWN),
+        "fleet-page.png": taken(wide, f"{url}/", ".jobs", tall=640),
+        "restore-phone.png": taken(phone, f"{url}/jobs/{JOB}/restore?iteration={RESTORED}", ".deal"),
+    }
+    return {name: small(blank, png) for name, png in found.items()}
+
+
+def taken(page: Page, url: str, shown: str, *, tall: int | None = None) -> bytes:
+    page.goto(url)
+    page.wait_for_selector(shown)
+    page.wait_for_timeout(SETTLED_MS)
+    size = page.viewport_size
+    assert size is not None
+    return page.screenshot(clip={"x": 0, "y": 0, "width": size["width"], "height": tall or size["height"]})
+
+
+if __name__ == "__main__":
+    main()
