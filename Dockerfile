@@ -9,19 +9,19 @@ COPY web web
 COPY migrations migrations
 
 FROM source AS server
-RUN pip install --no-cache-dir -c constraints.txt '.[server]' \
-    && useradd --create-home holdfast && install -d -o holdfast /data
+RUN pip install --no-cache-dir -c constraints.txt '.[server,postgres]' \
+    && useradd --create-home holdfast && install -d -o holdfast /data /secrets
 USER holdfast
 VOLUME /data
 EXPOSE 7117
-# Bound to more than loopback it insists on HOLDFAST_TOKEN.
+# Bound to more than loopback it has accounts, or insists on HOLDFAST_TOKEN.
 CMD ["holdfast", "serve", "--host", "0.0.0.0", "--port", "7117", "--db", "/data/holdfast.db"]
 
 FROM source AS trainer
 # --build-arg TORCH_INDEX=… for a smaller build of torch than the usual index offers
 ARG TORCH_INDEX=
 RUN pip install --no-cache-dir "$(grep '^torch==' constraints.txt)" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
-    && pip install --no-cache-dir -c constraints.txt '.[torch]' \
+    && pip install --no-cache-dir -c constraints.txt '.[torch,s3]' \
     && useradd --create-home holdfast && install -d -o holdfast /checkpoints
 COPY examples examples
 USER holdfast
