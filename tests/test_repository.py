@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -154,6 +155,15 @@ def test_ci_runs_what_people_run() -> None:
     assert os.access(script, os.X_OK)
     assert "set -euo pipefail" in script.read_text()
     assert "make test" in script.read_text()
+
+
+@pytest.mark.parametrize(("program", "told"), [("chromium", "no Chromium here"), ("strace", "no strace here")])
+def test_a_program_that_is_neither_here_nor_to_be_had_is_named(program: str, told: str, tmp_path: Path) -> None:
+    for name in ("bash", "id"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    command = ["bash", str(ROOT / "tools/prerequisites"), program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": str(tmp_path)})
+    assert told in ended.stderr
 
 
 def test_compose_starts_what_the_dockerfile_builds() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gzip
 import itertools
+import json
 import math
 
 import pytest
@@ -16,6 +18,7 @@ from holdfast.protocol import (
     checkpoint_id,
 )
 from holdfast_server import timeline
+from holdfast_server.compression import decompress
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -60,6 +63,30 @@ def test_a_window_holds_what_lies_in_it(job, client):
     assert timeline["series"][0]["iteration"] == [7, 8, 9, 10, 11, 12]
     assert timeline["extent"] == [1, 20]
     assert [one["iteration"] for one in timeline["checkpoints"]] == [10]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "sent"),
+    [
+        ("gzip, deflate, br, zstd", "zstd"),
+        ("GZIP;q=0.5, zstd;q=0", "gzip"),
+        ("identity", None),
+        ("br", None),
+        ("", None),
+    ],
+)
+def test_a_timeline_comes_in_an_encoding_that_was_asked_for(job, client, accepted, sent):
+    job.train(1000)
+    plain = client.get(f"{JOB}/timeline", headers={"Accept-Encoding": "identity"})
+    with client.stream("GET", f"{JOB}/timeline", headers={"Accept-Encoding": accepted}) as reply:
+        content = b"".join(reply.iter_raw())
+    assert reply.headers.get("Content-Encoding") == sent
+    assert reply.headers["Vary"] == "Accept-Encoding"
+    unpacked = {"zstd": lambda packed: decompress(packed, 2**24), "gzip": gzip.decompress, None: bytes}[sent](
+        content
+    )
+    assert json.loads(unpacked) == plain.json()
+    assert (len(content) < len(unpacked) / 2) == (sent is not None)
 
 
 @pytest.mark.parametrize("points", [2, 3, 10, 97, 500])

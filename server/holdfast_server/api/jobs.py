@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast_server import fleet, goodput, plans, ranks, timeline
-from holdfast_server.api.answers import Json, Packed
+from holdfast_server.api.answers import Json, Packed, encoding_for
 from holdfast_server.api.schema import returns
 from holdfast_server.dependencies import Asker, Clock, Db, SharedAnswers
 from holdfast_server.marks import Axis
@@ -89,12 +89,13 @@ async def job_timeline(
     asked = timeline.Question(
         start=first, end=last, axis=x, points=points, metrics=names, marks=marks, digits=digits
     )
-    answer = await shared.answer(job, asked, lambda: _timeline(db, job, asked, clock()))
-    return answer.response(request.headers.get("Accept-Encoding", ""))
+    encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
 
+    async def ask() -> Packed:
+        return await Packed.of(await timeline.timeline(db, job, asked, now=clock()), encoding)
 
-async def _timeline(db: Db, job: str, asked: timeline.Question, now: float) -> Packed:
-    return await Packed.of(await timeline.timeline(db, job, asked, now=now))
+    answer = await shared.answer(job, (asked, encoding), ask)
+    return answer.response()
 
 
 @router.get("/{job}/goodput", responses=returns(Goodput, _404=NOT_FOUND, _422="Not a window"))
