@@ -81,7 +81,7 @@ def test_a_timeline_comes_in_an_encoding_that_was_asked_for(job, client, accepte
     with client.stream("GET", f"{JOB}/timeline", headers={"Accept-Encoding": accepted}) as reply:
         content = b"".join(reply.iter_raw())
     assert reply.headers.get("Content-Encoding") == sent
-    assert reply.headers["Vary"] == "Accept-Encoding"
+    assert "Accept-Encoding" in reply.headers["Vary"]
     unpacked = {"zstd": lambda packed: decompress(packed, 2**24), "gzip": gzip.decompress, None: bytes}[sent](
         content
     )
