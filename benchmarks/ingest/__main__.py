@@ -102,6 +102,7 @@ def _reads(
     figures["server_pss_mb"] = round(max(memory) / 1e6, 1)
     told = ", ".join(f"{each / 1e6:.0f}" for each in memory)
     print(f"memory before {10 * options.long_run:,} samples, and after each tenth of them: {told} MB", flush=True)
+    settle([server])
     mine, whole = (
         median_ms(fetch(server.port, timeline_path(job, metric=asked), ours.headers()), 15)
         for asked in (METRICS[0], None)
@@ -115,6 +116,7 @@ def _reads(
             figures["timeline_vs_mlflow"] = round(theirs / mine, 1)
             print(f"  MLflow's own downsampled call, one metric: {theirs:,.0f} ms", flush=True)
     many_jobs(ours, server.port, [f"fleet-{number:05d}" for number in range(options.fleet)])
+    settle([server])
     figures["fleet_ms"] = round(median_ms(fetch(server.port, "/", ours.headers()), 15), 1)
     print(f"fleet page of {options.fleet:,} jobs: {figures['fleet_ms']} ms", flush=True)
     figures["samples_read"] = 10.0 * options.long_run
@@ -124,6 +126,7 @@ def _reads(
 def _waits(server: Running, options: argparse.Namespace) -> dict[str, float]:
     ours = Holdfast()
     many_jobs(ours, server.port, [job_name(number) for number in range(options.agents)])
+    settle([server])
     latencies = order_latencies_seconds(server.port, ours.token, options.agents, options.orders)
     cuts = statistics.quantiles(latencies, n=100)
     print(

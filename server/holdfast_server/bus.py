@@ -15,9 +15,11 @@ class Subscription:
     memory and misses nothing. Once the bus is closed there is nothing to wait for.
     """
 
-    def __init__(self, bus: LocalBus, job: str | None) -> None:
+    def __init__(self, bus: LocalBus, job: str | None, *, samples: bool) -> None:
         self._bus = bus
         self._job = job
+        self.samples = samples
+        """Whether samples are a change to it, too."""
         self._changed = False
         self._wake = asyncio.Event()
 
@@ -62,25 +64,31 @@ class LocalBus:
         """How often it was told that a job changed; the same number: nothing has, as far as is known here."""
         return self._told[job] + self._told[None]
 
-    def subscribe(self, job: str | None = None) -> Subscription:
-        """Listen to one job, or to all; what changes from this moment on is seen."""
-        subscription = Subscription(self, job)
+    def subscribe(self, job: str | None = None, *, samples: bool = True) -> Subscription:
+        """Listen to one job, or to all; what changes from this moment on is seen.
+
+        `samples`: False where it changes nothing that more samples came, as for an agent, which sends them itself
+        and would ask at each of its own reports whether there is anything for it.
+        """
+        subscription = Subscription(self, job, samples=samples)
         if self.closed:
             subscription._wake.set()
         self._subscriptions.setdefault(job, WeakSet()).add(subscription)
         return subscription
 
-    def publish(self, job: str) -> None:
+    def publish(self, job: str, *, samples_only: bool = False) -> None:
         self._told[job] += 1
         for listened in (job, None):
             for subscription in list(self._subscriptions.get(listened, ())):
-                subscription._publish()
+                if subscription.samples or not samples_only:
+                    subscription._publish()
 
-    def publish_all(self) -> None:
-        """Anything may have changed."""
+    def publish_all(self, *, samples_only: bool = False) -> None:
+        """Anything may have changed, or samples of any job may have come."""
         self._told[None] += 1
         for subscription in self._all():
-            subscription._publish()
+            if subscription.samples or not samples_only:
+                subscription._publish()
 
     def listened(self) -> set[str]:
         """The jobs that somebody listens to."""

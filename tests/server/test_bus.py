@@ -21,6 +21,19 @@ def test_a_listener_hears_of_its_job_only():
     assert run(scenario) == ((False, True), (True, True))
 
 
+def test_samples_wake_nobody_to_whom_they_change_nothing():
+    async def scenario(bus):
+        with bus.subscribe("a") as page, bus.subscribe("a", samples=False) as agent:
+            heard = []
+            for tell in (bus.publish, lambda _, **options: bus.publish_all(**options)):
+                for samples_only in (True, False):
+                    tell("a", samples_only=samples_only)
+                    heard.append((await page.wait(0.0), await agent.wait(0.0)))
+            return heard
+
+    assert run(scenario) == [(True, False), (True, True)] * 2
+
+
 def test_changes_pile_up_as_one():
     async def scenario(bus):
         with bus.subscribe() as listener:

@@ -244,6 +244,26 @@ def test_a_waiting_agent_hears_of_an_edit_at_once(serve, fresh_agent):
         assert answered_at - edited_at < 30
 
 
+def test_an_agent_that_waits_is_not_looked_up_for_at_each_of_its_own_reports(job, client, monkeypatch):
+    looked, desired = [], control.desired
+
+    async def looking(*asked):
+        found = await desired(*asked)
+        looked.append(found.version)
+        return found
+
+    monkeypatch.setattr(control, "desired", looking)
+    poll = threading.Thread(target=lambda: client.get(f"{JOB}/desired?after=0&wait=60"))
+    poll.start()
+    while not looked:
+        pass
+    for _ in range(5):
+        job.train(10)
+    edit(client, 0, budget=0.02)
+    poll.join()
+    assert looked == [0, 1]
+
+
 def test_a_wait_without_an_edit_ends_empty(job, client):
     assert client.get(f"{JOB}/desired?after=0&wait=0.01").status_code == 204
 

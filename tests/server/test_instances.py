@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import asyncpg
+import pytest
 from clusters import ON_POSTGRES, ask
 
 from holdfast_server import control, models
@@ -106,6 +107,25 @@ def test_of_very_many_changes_it_is_told_that_there_were_some(empty_database, mo
             return await quiet.wait(60)
 
     assert run(empty_database, scenario)
+
+
+@ON_POSTGRES
+@pytest.mark.parametrize("jobs", [1, 10])
+def test_samples_at_one_instance_wake_no_agent_that_waits_at_another(empty_database, monkeypatch, jobs):
+    """However many report: each of them would ask its instance whether there is anything for it."""
+    monkeypatch.setattr(relay, "POLL_SECONDS", 3600)
+    monkeypatch.setattr(relay, "MOST_NAMES", 3)
+
+    async def scenario(here, there):
+        with there.changes.subscribe("job-0", samples=False) as agent, there.changes.subscribe("job-0") as page:
+            for number in range(jobs):
+                at_once = number == jobs - 1
+                here._store._relay.announce(f"job-{number}", at_once=at_once, samples_only=True)
+            heard = [await page.wait(60), await agent.wait(0.0)]
+            here._store._relay.announce("job-0", at_once=True)
+            return [*heard, await agent.wait(60)]
+
+    assert run(empty_database, scenario) == [True, False, True]
 
 
 @ON_POSTGRES

@@ -50,7 +50,7 @@ async def read(
 async def _later(db: Database, changes: LocalBus, job: str, after: int, wait_seconds: float) -> Desired | None:
     deadline = asyncio.get_running_loop().time() + wait_seconds
     # Listening starts before the first look, so that no edit falls between the two.
-    with changes.subscribe(job) as subscription:
+    with changes.subscribe(job, samples=False) as subscription:
         while True:
             desired = await control.desired(db, job)
             if desired.version > after:

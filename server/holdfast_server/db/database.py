@@ -173,7 +173,7 @@ class Database:
     def _settled(self, units: list[Unit]) -> None:
         for unit in units:
             if unit.error is None and unit.job is not None:
-                self.changes.publish(unit.job)
+                self.changes.publish(unit.job, samples_only=unit.samples_only)
             unit.settle()
 
     @property

@@ -129,7 +129,7 @@ class PostgresStore:
                 await self._commit(group)
             for unit in group:
                 if unit.error is None and unit.job is not None:
-                    self._relay.announce(unit.job, at_once=unit.at_once)
+                    self._relay.announce(unit.job, at_once=unit.at_once, samples_only=unit.samples_only)
                 if unit.error is not None and self.unavailable(unit.error):
                     unit.error = _unavailable(unit.error)
             self._settled(group)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,8 @@ from holdfast_server.bus import LocalBus
 CHANNEL = "holdfast_changes"
 EVERYTHING = ""
 """Told instead of names when there are many of them: look at all that you wait for."""
+SAMPLES = "~"
+"""Before the name of a job of which only samples came: no job's name begins so."""
 MOST_NAMES = 500
 GATHER_SECONDS = 0.25
 POLL_SECONDS = 5.0
@@ -47,8 +49,8 @@ class Relay:
         self.listening = asyncio.Event()
         """Set once the first connection listens."""
 
-    def announce(self, job: str, *, at_once: bool) -> None:
-        self._gathered.add(job)
+    def announce(self, job: str, *, at_once: bool, samples_only: bool = False) -> None:
+        self._gathered.add(SAMPLES + job if samples_only else job)
         if at_once:
             self._wake.set()
         elif self._timer is None:
@@ -100,7 +102,8 @@ class Relay:
         names, self._gathered = self._gathered, set()
         if not names:
             return
-        told = sorted(names) if len(names) <= MOST_NAMES else [EVERYTHING]
+        told = _few({name for name in names if name.startswith(SAMPLES)}, SAMPLES + EVERYTHING)
+        told += _few({name for name in names if not name.startswith(SAMPLES)}, EVERYTHING)
         try:
             await connection.execute(
                 text("SELECT pg_notify(:channel, name) FROM unnest(CAST(:names AS text[])) AS told(name)"),
@@ -113,10 +116,11 @@ class Relay:
     def _heard(self, connection: Any, pid: int, _: str, job: str) -> None:
         if pid == connection.get_server_pid():
             return
-        if job == EVERYTHING:
-            self._changes.publish_all()
+        samples_only, name = job.startswith(SAMPLES), job.removeprefix(SAMPLES)
+        if name == EVERYTHING:
+            self._changes.publish_all(samples_only=samples_only)
         else:
-            self._changes.publish(job)
+            self._changes.publish(name, samples_only=samples_only)
 
     async def _look(self, connection: AsyncConnection) -> None:
         """At what agents wait for. Open pages need no look: they draw themselves anew now and then anyway."""
@@ -128,3 +132,7 @@ class Relay:
             if self._seen.get(job) != version:
                 self._changes.publish(job)
         self._seen = versions
+
+
+def _few(names: Collection[str], otherwise: str) -> list[str]:
+    return sorted(names) if len(names) <= MOST_NAMES else [otherwise]

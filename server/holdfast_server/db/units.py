@@ -19,7 +19,8 @@ from holdfast_server.requests import request_id
 T = TypeVar("T")
 Work = Callable[[AsyncSession], Awaitable[T]]
 RowWork = Callable[[Connection], T]
-"""Synchronous, and quicker: on SQLite a whole group of it runs in one thread, with no hop for each statement."""
+"""What takes in samples, or packs them, and changes nothing else. Synchronous, and quicker: on SQLite a whole
+group of it runs in one thread, with no hop for each statement."""
 
 GROUP_UNITS = 64
 """Most units that share one commit, and with it one fsync."""
@@ -39,6 +40,10 @@ class Unit:
     done: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     result: Any = None
     error: Exception | None = None
+
+    @property
+    def samples_only(self) -> bool:
+        return self.rows is not None
 
     def settle(self) -> None:
         if self.done.cancelled():
