@@ -60,8 +60,8 @@ def running(
 
 
 def settle(servers: Iterable[Running]) -> None:
-    """Wait until nobody computes: workers still import what they need when their server says that it is ready, and of
-    thousands of jobs that were begun at one moment a server that watches them raises alerts at one moment."""
+    """Wait until nobody computes: workers still import what they need when their server says that it is ready, and
+    of thousands of jobs that were begun at one moment a server that watches them raises alerts at one moment."""
     some = list(servers)
     end, used = time.monotonic() + SETTLE_SECONDS, sum(server.cpu_seconds() for server in some)
     while time.monotonic() < end:
