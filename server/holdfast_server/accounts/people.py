@@ -147,11 +147,12 @@ async def set_admin(db: Database, name: str, admin: bool, *, who: str, now: floa
             await _another_admin(session, name)
         person.admin = admin
         await session.flush()
+        revoked = 0
         if not admin:
-            await tokens.revoke_above(session, await principal_of(session, person), now=now)
+            revoked = await tokens.revoke_above(session, await principal_of(session, person), now=now)
         await audit.record(
-            session, who=who, action="person.admin", now=now,
-            before={"name": name, "admin": not admin}, after={"name": name, "admin": admin},
+            session, who=who, action="person.admin", now=now, before={"name": name, "admin": not admin},
+            after={"name": name, "admin": admin} | _with_keys(revoked),
         )  # fmt: skip
 
     await db.write(work)
@@ -171,14 +172,18 @@ async def set_role(db: Database, name: str, project: str, role: Role | None, *, 
         before = await change_role(session, person, project, role)
         if before == role:
             return
-        await tokens.revoke_above(session, await principal_of(session, person), now=now)
+        revoked = await tokens.revoke_above(session, await principal_of(session, person), now=now)
         await audit.record(
             session, who=who, action="person.role", now=now, project=project,
             before={"name": name, "role": before.name if before else None},
-            after={"name": name, "role": role.name if role else None},
+            after={"name": name, "role": role.name if role else None} | _with_keys(revoked),
         )  # fmt: skip
 
     await db.write(work)
+
+
+def _with_keys(revoked: int) -> dict[str, object]:
+    return {"keys_revoked": revoked} if revoked else {}
 
 
 async def change_role(
