@@ -96,6 +96,12 @@ def user(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
+def project(context: typer.Context) -> None:
+    """Projects of a server with accounts: add, list, and move a job to one."""
+    _of_server("project", context.args)
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
 def token(context: typer.Context) -> None:
     """Keys for agents and scripts of a server with accounts: create, list, revoke."""
     _of_server("token", context.args)
@@ -105,6 +111,12 @@ def token(context: typer.Context) -> None:
 def audit(context: typer.Context) -> None:
     """Who changed what on a server: list; and whether the log is as it was written: verify."""
     _of_server("audit", context.args)
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
+def db(context: typer.Context) -> None:
+    """The server's database: size, backup, put-back, and keep, how long it keeps what."""
+    _of_server("db", context.args)
 
 
 @app.command(context_settings=_COMMAND_LAST, rich_help_panel=_TRAINING)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 from sqlalchemy import text
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DatabaseError
 
 from holdfast_migrations import known_revisions
 from holdfast_migrations.connections import connected, place
-from holdfast_server.db import Database
+from holdfast_server.db import Database, size_question
 
 
 class CannotCopy(RuntimeError):
@@ -20,11 +22,14 @@ class CannotCopy(RuntimeError):
 
 
 def size_bytes(url: URL) -> int:
-    """All that is stored, tables, indexes and what is free in between."""
-    pages = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
-    question = pages if url.get_backend_name() == "sqlite" else "SELECT pg_database_size(current_database())"
-    with connected(url) as connection:
-        return connection.scalar(text(question)) or 0
+    """All that is stored, tables, indexes and what is free in between. CannotCopy where there is no database."""
+    if url.get_backend_name() == "sqlite":
+        _look_for(Path(str(url.database)))
+    try:
+        with connected(url) as connection:
+            return connection.scalar(text(size_question(connection.dialect.name))) or 0
+    except DatabaseError as error:
+        raise CannotCopy(f"{place(url)} cannot be read: {error.orig}") from None
 
 
 def in_words(size_bytes: float) -> str:
@@ -44,16 +49,14 @@ def backup(url: URL, file: Path) -> int:
     """
     _only_sqlite(url, "copy it with: pg_dump --format=custom --file={file} {url}", file)
     source = Path(str(url.database))
-    if not source.exists():
-        raise CannotCopy(f"there is no database {source}: name it with --db")
+    _look_for(source)
     if file.exists():
         raise CannotCopy(f"{file} is there already: give the copy another name")
     if not file.parent.is_dir():
         raise CannotCopy(f"there is no directory {file.parent}: make it, or name another file")
     part = file.with_name(file.name + ".part")
-    part.unlink(missing_ok=True)
     with closing(sqlite3.connect(source)) as connection:
-        connection.execute("VACUUM INTO ?", (str(part),))
+        _copy(connection, part)
     _settle(part, file)
     return file.stat().st_size
 
@@ -76,13 +79,19 @@ def put_back(url: URL, file: Path, *, replace: bool) -> Path | None:
                 raise CannotCopy(f"{target} is there already: --replace puts it aside, and the copy in its place")
             kept = _aside(target)
         part = target.with_name(target.name + ".part")
-        part.unlink(missing_ok=True)
         with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
-            connection.execute("VACUUM INTO ?", (str(part),))
+            _copy(connection, part)
+        if kept is not None:
+            shutil.copymode(target, part)
         if kept is not None:
             _put_aside(target, kept)
         _settle(part, target)
         return kept
+
+
+def _look_for(database: Path) -> None:
+    if not database.exists():
+        raise CannotCopy(f"there is no database {database}: name it with --db")
 
 
 def _only_sqlite(url: URL, command: str, file: Path) -> None:
@@ -112,13 +121,27 @@ def _aside(target: Path) -> Path:
     return kept
 
 
+def _copy(connection: sqlite3.Connection, part: Path) -> None:
+    """For whoever makes it alone, as the database is."""
+    part.unlink(missing_ok=True)
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    connection.execute("VACUUM INTO ?", (str(part),))
+
+
 def _put_aside(target: Path, kept: Path) -> None:
-    """With what is in its log, which belongs to it."""
+    """With what is in its log, which belongs to it.
+
+    It keeps its name too until the copy takes that: whenever this breaks off, there is a database, and no server
+    begins an empty one.
+    """
     with closing(sqlite3.connect(target)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    target.rename(kept)
     for suffix in ("-wal", "-shm"):
         target.with_name(target.name + suffix).unlink(missing_ok=True)
+    try:
+        os.link(target, kept)
+    except OSError:  # a file system on which a file has one name
+        target.rename(kept)
 
 
 def _settle(part: Path, file: Path) -> None:

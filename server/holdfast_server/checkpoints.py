@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
@@ -22,6 +23,8 @@ DURABLE = "durable"
 UNDER_WAY = ("snapshot", "persisting")
 IN_STORE = (DURABLE, *UNDER_WAY, "damaged")
 """What is in the store or on its way there, for good or ill; not what failed, and not what retention took."""
+NAMED_AT_ONCE = 1000
+"""In one statement: databases take so many parameters and no more."""
 ENDED = "the attempt ended before it was durable"
 
 
@@ -248,8 +251,7 @@ async def take_inventory(
 ) -> None:
     """What the store holds is durable; what was durable and is not there is missing."""
     listed = set(event.checkpoints)
-    rows = models.Checkpoint
-    known = {row.id: row for row in await session.scalars(select(rows).where(rows.job == job))}
+    known = await _known(session, job, listed)
     for row in known.values():
         state, reason = _state_in(row, present=row.id in listed, attempt=attempt)
         if state != row.state and (row.attempt, row.sequence) <= (attempt, sequence):
@@ -269,6 +271,18 @@ async def take_inventory(
                 sequence=sequence,
             )
         )
+
+
+async def _known(session: AsyncSession, job: str, listed: Collection[str]) -> dict[str, models.Checkpoint]:
+    """Those that an inventory may have something to say of. What retention took long ago is not looked at: in the
+    life of a job that is nearly all, and an inventory comes with each one that goes."""
+    rows = models.Checkpoint
+    of_job = select(rows).where(rows.job == job)
+    known = {row.id: row for row in await session.scalars(of_job.where(rows.state.in_(IN_STORE)))}
+    others = iter([checkpoint for checkpoint in listed if checkpoint not in known])
+    while some := list(islice(others, NAMED_AT_ONCE)):
+        known |= {row.id: row for row in await session.scalars(of_job.where(rows.id.in_(some)))}
+    return known
 
 
 def _state_in(row: models.Checkpoint, *, present: bool, attempt: int) -> tuple[str, str | None]:

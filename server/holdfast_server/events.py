@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from types import NoneType
-from typing import Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
 from holdfast_server import batches, checkpoints, desired, models, orders, pins, work
-from holdfast_server.samples import MAX_ITERATION, is_span, is_time
+from holdfast_server.samples import MAX_ITERATION, MAX_NAME, is_span, is_time
 
 MAX_TEXT = 4000
+MAX_ENTRIES = 200
+"""Of figures and versions by name."""
+MAX_CHECKPOINTS = 100_000
+"""In a store: one of every ten iterations of a million."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +72,8 @@ def _settle(event: protocol.Event) -> None:
             raise ValueError(f"{field.name} is {value}")
         elif isinstance(value, str):
             setattr(event, field.name, value[:MAX_TEXT])
+        elif isinstance(value, dict):
+            setattr(event, field.name, dict(islice(_short(value), MAX_ENTRIES)))
     if isinstance(event, protocol.Paced):
         # An infinite one stands for what was never measured, as that of a device copy where there is no device.
         event.profile = {name: value for name, value in event.profile.items() if 0 <= value < math.inf}
@@ -76,9 +84,16 @@ def _settle(event: protocol.Event) -> None:
         raise ValueError(f"checkpoint {event.id} is not at iteration {event.iteration}-{event.lineage}")
     names = [getattr(event, "parent", None)]
     if isinstance(event, protocol.Inventory):
+        if len(event.checkpoints) > MAX_CHECKPOINTS:
+            raise ValueError(f"an inventory of {len(event.checkpoints)} checkpoints")
         names = [*event.checkpoints, *event.pinned]
     for name in filter(None, names):
         protocol.parse_checkpoint_id(name)
+
+
+def _short(told: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in told.items():
+        yield name[:MAX_NAME], value[:MAX_TEXT] if isinstance(value, str) else value
 
 
 def _within(name: str, value: float) -> bool:

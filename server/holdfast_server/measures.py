@@ -23,6 +23,7 @@ from prometheus_client import (
 )
 
 from holdfast_server.ingest import Received
+from holdfast_server.intake import TooMuch
 from holdfast_server.views import JobStatus, JobSummary
 
 # When a counter was made is of use to nobody here, and is told by a series beside each.
@@ -114,6 +115,9 @@ class ServerMeasures:
         started = time.perf_counter()
         try:
             yield
+        except TooMuch:
+            self._batches.labels("put_off").inc()
+            raise
         except Exception:  # whatever refused it, it is counted; what is answered is decided further out
             self._batches.labels("refused").inc()
             raise

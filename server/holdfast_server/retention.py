@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, delete, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import audit, models, thinning
@@ -104,13 +104,13 @@ async def carry_out(db: Database, now: float) -> None:
 
 
 async def _thin_by_age(db: Database, project: str, before: float) -> None:
-    for stretch in await _stretches(db, project):
-        if stretch.chunks:
-
-            async def work(session: AsyncSession, of: int = stretch.id) -> None:
-                await thinning.thin_before(session, await session.get_one(models.Stretch, of), before)
-
-            await db.write(work, job=stretch.job)
+    """What is to go is looked up first: nearly always it is nothing, and reports do not wait for that."""
+    old = (models.Stretch.chunks > 0, thinning.first_ended_at() < before)
+    for stretch in await _stretches(db, project, *old):
+        async with db.read() as session:
+            upto = await thinning.first_since(session, stretch, before)
+        if thinning.begin_of(stretch, upto) > stretch.whole_from:
+            await db.write(partial(_thin, stretch=stretch.id, upto=upto), job=stretch.job)
 
 
 async def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
@@ -122,12 +122,12 @@ async def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
             return
         if stretch.chunks:
             upto = await _upto(db, stretch, excess)
-
-            async def work(session: AsyncSession, of: int = stretch.id, upto: int = upto) -> None:
-                await thinning.thin_upto(session, await session.get_one(models.Stretch, of), upto)
-
-            await db.write(work, job=stretch.job)
+            await db.write(partial(_thin, stretch=stretch.id, upto=upto), job=stretch.job)
         excess -= stretch.chunk_bytes
+
+
+async def _thin(session: AsyncSession, *, stretch: int, upto: int) -> None:
+    await thinning.thin_upto(session, await session.get_one(models.Stretch, stretch), upto)
 
 
 async def _upto(db: Database, stretch: models.Stretch, excess_bytes: int) -> int:
@@ -151,19 +151,22 @@ async def _upto(db: Database, stretch: models.Stretch, excess_bytes: int) -> int
 
 
 async def _coarsen(db: Database, project: str, before: float) -> None:
-    for stretch in await _stretches(db, project):
-        if stretch.whole_from > stretch.fine_from:
+    thinned = models.Stretch.whole_from > models.Stretch.fine_from
+    for stretch in await _stretches(db, project, thinned):
+        async with db.read() as session:
+            begin = await thinning.fine_since(session, stretch, before)
+        if begin > stretch.fine_from:
+            await db.write(partial(_coarsen_one, stretch=stretch.id, begin=begin), job=stretch.job)
 
-            async def work(session: AsyncSession, of: int = stretch.id) -> None:
-                await thinning.coarsen_before(session, await session.get_one(models.Stretch, of), before)
 
-            await db.write(work, job=stretch.job)
+async def _coarsen_one(session: AsyncSession, *, stretch: int, begin: int) -> None:
+    await thinning.coarsen_upto(session, await session.get_one(models.Stretch, stretch), begin)
 
 
-async def _stretches(db: Database, project: str) -> list[models.Stretch]:
+async def _stretches(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.Stretch]:
     """Those that ended first, first."""
     rows = models.Stretch
-    query = select(rows).join(models.Job, models.Job.name == rows.job).where(models.Job.project == project)
+    query = select(rows).join(models.Job, models.Job.name == rows.job).where(models.Job.project == project, *those)
     async with db.read() as session:
         return list(await session.scalars(query.where(rows.rolled_up).order_by(rows.last_at, rows.id)))
 

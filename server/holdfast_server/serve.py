@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import socket
 import sys
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Annotated, NoReturn
 from urllib.parse import urlsplit
@@ -32,6 +34,7 @@ SHUTDOWN_SECONDS = 5
 KEEP_ALIVE_SECONDS = 75
 """Longer than agents and proxies leave a connection idle, so that it is not closed under a request."""
 EXIT_USAGE = 2
+MOST_OPEN_FILES = 65_536
 
 
 class _Server(uvicorn.Server):
@@ -169,12 +172,23 @@ def serve(
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,
     )
+    _open_many_files()
     try:
         _Server(config, database, settings, _address(listener)).run(sockets=[listener])
     except KeyboardInterrupt:
         print("Holdfast has stopped.", flush=True)
     finally:
         database.release()
+
+
+def _open_many_files() -> None:
+    """Each rank that reports holds a connection, and each job's agent another: at the limit that most shells and
+    systemd begin a process with, 1,024, a few hundred jobs would be all. Anybody may raise it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _check(settings: ServerSettings) -> None:

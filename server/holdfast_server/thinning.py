@@ -6,7 +6,7 @@ or fine, is a multiple of a bucket's width, so that a bucket is never half of on
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, delete, func, select, update
+from sqlalchemy import ColumnElement, ScalarSelect, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models, rollups
@@ -18,19 +18,31 @@ WIDTH = 1 << _FINEST
 QUIETLY = {"synchronize_session": False}
 
 
-async def thin_before(session: AsyncSession, stretch: models.Stretch, at: float) -> None:
-    """Of a stretch, the chunks that had ended before a time."""
+def first_ended_at() -> ScalarSelect[float]:
+    """When the first chunk of a stretch ended, for a question about stretches: what is to go has to have begun."""
+    rows, of = models.Chunk, models.Stretch
+    same = (rows.job == of.job, rows.rank == of.rank, rows.lineage == of.lineage, rows.uid == of.uid)
+    query = select(rows.last_at).where(*same).order_by(rows.first_iteration).limit(1)
+    return query.correlate(of).scalar_subquery()
+
+
+async def first_since(session: AsyncSession, stretch: models.Stretch, at: float) -> int:
+    """Of a stretch, the first iteration of the chunks that had not ended before a time."""
     rows = models.Chunk
     first = await session.scalar(select(func.min(rows.first_iteration)).where(*_of(stretch), rows.last_at >= at))
-    await thin_upto(session, stretch, stretch.last_iteration + 1 if first is None else first)
+    return stretch.last_iteration + 1 if first is None else first
+
+
+def begin_of(stretch: models.Stretch, iteration: int) -> int:
+    """Where a stretch begins to be whole without all chunks that end before an iteration, or before its bucket."""
+    everything = iteration > stretch.last_iteration
+    return -(-iteration // WIDTH) * WIDTH if everything else iteration // WIDTH * WIDTH
 
 
 async def thin_upto(session: AsyncSession, stretch: models.Stretch, iteration: int) -> None:
     """Of a stretch, all chunks that end before an iteration, or before the beginning of its bucket."""
     rows = models.Chunk
-    everything = iteration > stretch.last_iteration
-
-    begin = -(-iteration // WIDTH) * WIDTH if everything else iteration // WIDTH * WIDTH
+    begin = begin_of(stretch, iteration)
     if begin <= stretch.whole_from or not stretch.rolled_up:
         return
     gone = (*_of(stretch), rows.last_iteration < begin)
@@ -48,21 +60,30 @@ async def thin_upto(session: AsyncSession, stretch: models.Stretch, iteration: i
     )
 
 
-async def coarsen_before(session: AsyncSession, stretch: models.Stretch, at: float) -> None:
-    """Of a stretch, the finest roll-ups that had ended before a time, where no chunk is left either."""
+async def fine_since(session: AsyncSession, stretch: models.Stretch, at: float) -> int:
+    """Where a stretch begins to be fine without the roll-ups that had ended before a time and have no chunks."""
     rows = models.Rollup
+    low, high = stretch.fine_from >> _SECOND, (stretch.whole_from >> _SECOND) - 1
+    begin = stretch.fine_from
+    if low > high:
+        return begin
     query = (
         select(rows.bucket, rows.columns)
-        .where(rows.stretch == stretch.id, rows.level == _SECOND, rows.bucket < stretch.whole_from >> _SECOND)
+        .where(rows.stretch == stretch.id, rows.level == _SECOND, rows.bucket.between(low, high))
         .order_by(rows.bucket)
     )
-    begin = stretch.fine_from
     for bucket, columns in await session.execute(query):
         if rollups.last_of(columns, AT) >= at:
             break
         begin = (bucket + 1) << _SECOND
+    return begin
+
+
+async def coarsen_upto(session: AsyncSession, stretch: models.Stretch, begin: int) -> None:
+    """Of a stretch, the finest roll-ups before an iteration, at which one of the second level begins."""
     if begin <= stretch.fine_from:
         return
+    rows = models.Rollup
     fine = (rows.stretch == stretch.id, rows.level == _FINEST, rows.bucket < begin >> _FINEST)
     await session.execute(delete(rows).where(*fine), execution_options=QUIETLY)
     await session.execute(

@@ -468,7 +468,7 @@ def test_retry_after_is_honoured(server: Server, links: Callable[..., Link]) -> 
     assert times[1] - times[0] >= 1.0
 
 
-@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("status", [400, 413, 415, 422])
 def test_a_refused_batch_is_set_aside_and_life_goes_on(
     status: int, server: Server, links: Callable[..., Link], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,10 +13,16 @@ from typer.testing import CliRunner
 from holdfast_server import audit
 from holdfast_server.accounts import people
 from holdfast_server.commands import audit as audit_commands
+from holdfast_server.commands import project as project_commands
 from holdfast_server.commands import token as token_commands
 from holdfast_server.commands import user as user_commands
 
-APPS = {"user": user_commands.app, "token": token_commands.app, "audit": audit_commands.app}
+APPS = {
+    "user": user_commands.app,
+    "project": project_commands.app,
+    "token": token_commands.app,
+    "audit": audit_commands.app,
+}
 
 
 @pytest.fixture
@@ -59,6 +65,27 @@ def test_a_person_from_beginning_to_end(run):
 def test_what_makes_no_sense_is_said_in_one_sentence(run, wrong):
     said = run("user", *wrong, refused=1 if wrong == ("add", "a b") else 2)
     assert len(said.splitlines()) == 1
+
+
+def test_nobody_is_added_half(run):
+    """Else their link is lost, and the next try says that they are here already."""
+    said = run("user", "add", "ada", "--role", "operator", "--project", "vision", refused=1)
+    assert "there is no project 'vision': `holdfast project add` makes one" in said
+    assert json.loads(run("user", "list", "--json"))["people"] == []
+    run("project", "add", "Vision")
+    assert "#hfl_" in run("user", "add", "ada", "--role", "operator", "--project", "vision")
+    assert "operator of vision" in run("user", "list")
+
+
+def test_a_project_from_beginning_to_end(run):
+    assert "vision is here" in run("project", "add", "vision")
+    assert "there is a project 'vision' already" in run("project", "add", "vision", refused=1)
+    assert [row["name"] for row in json.loads(run("project", "list", "--json"))["projects"]] == [
+        "default",
+        "vision",
+    ]
+    assert "vision" in run("project", "list")
+    assert "no job 'x' has reported here yet" in run("project", "move-job", "x", "vision", refused=1)
 
 
 def test_a_setup_link_that_is_printed_sets_the_server_up(run):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+from dataclasses import replace
 from email import message_from_bytes
 
 import pytest
@@ -164,6 +165,19 @@ def test_nobody_is_told_what_is_silenced_or_beneath_their_notice(client, agent, 
     assert post() == 0
 
 
+def test_one_that_nobody_answers_at_holds_up_itself_alone(client, agent, clock, hook, post):
+    """Its messages came first, and are more than are sent at a time."""
+    dead = add(client, hook.url.replace("/hook", "/dead"))
+    for _ in range(20):
+        client.post(f"{CHANNELS}/{dead['id']}/test")
+    clock.now += 1
+    living = add(client, hook.url)
+    client.post(f"{CHANNELS}/{living['id']}/test")
+    hook.status = 500
+    assert post() == deliveries.AT_ONCE
+    assert [row["tries"] for row in log(client, living)] == [1]
+
+
 def test_a_test_message_arrives_and_is_in_the_log(client, hook, post):
     channel = add(client, hook.url)
     asked = client.post(f"{CHANNELS}/{channel['id']}/test")
@@ -278,6 +292,28 @@ def test_mail_arrives(mailbox, empty_database, clock, fresh_agent):
     assert "https://holdfast.example/jobs/char-gpt" in mail.get_payload()
 
 
+@pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
+def test_a_message_that_cannot_be_sent_keeps_back_no_other(mailbox, hook, empty_database, clock, caplog):
+    """Python's own mail client cannot log in with such a password, and says so in an error of another kind."""
+    odd = replace(
+        mailbox.settings, smtp_password="schlüssel", webhooks=True,
+        webhook_hosts=frozenset([f"http://127.0.0.1:{hook.port}"]),
+    )  # fmt: skip
+    app = create_app(ServerSettings(database=empty_database, alerts=odd), clock=clock)
+    with TestClient(app, base_url=BASE_URL) as client:
+        client.portal.call(hook.serve)
+        by_mail, by_hook = add(client, "a@example.org"), add(client, hook.url)
+        for channel in (by_mail, by_hook):
+            client.post(f"{CHANNELS}/{channel['id']}/test")
+        assert client.portal.call(Post(settings=odd).send_due, client.app.state.database, clock.now) == 2
+        assert [row["state"] for row in log(client, by_hook)] == ["delivered"]
+        (row,) = log(client, by_mail)
+        assert (row["state"], row["tries"], row["next_at"]) == ("waiting", 1, clock.now + RETRY_SECONDS[0])
+        assert "UnicodeEncodeError" in row["error"]
+        assert "schlüssel" not in caplog.text
+        client.portal.call(hook.close)
+
+
 def test_a_password_is_never_shown():
     settings = AlertSettings.of(
         {
@@ -298,6 +334,7 @@ def test_a_password_is_never_shown():
         {"HOLDFAST_SMTP_HOST": "mail"},
         {"HOLDFAST_SMTP_PORT": "mail"},
         {"HOLDFAST_WEBHOOKS": "maybe"},
+        {"HOLDFAST_SMTP_PASSWORD": "schlüssel"},
         {"HOLDFAST_WEBHOOK_HOSTS": "https://a/path"},
     ],
 )

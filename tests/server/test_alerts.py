@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app as cli
 from holdfast.protocol import AttemptFinished, OrderMoved, Paced
+from holdfast_server.accounts import projects
 from holdfast_server.alerts import evaluation
+from holdfast_server.alerts import facts as job_facts
 from holdfast_server.alerts.facts import Ended, Facts
 from holdfast_server.alerts.kinds import KINDS
 from holdfast_server.views import Failing
@@ -212,6 +214,22 @@ def test_a_damaged_checkpoint_and_a_failed_job_are_told(alive, client, look):
     assert "000000000005-1" in only(client, "checkpoint_damaged")["message"]
 
 
+def test_the_damage_of_one_job_hides_that_of_no_other(alive, client, fresh_agent, look, monkeypatch):
+    monkeypatch.setattr(job_facts, "DAMAGED_SHOWN", 2)
+    other = fresh_agent(client, job="other")
+    other.start()
+    other.train(3)
+    other.checkpoint(3, state="damaged")
+    for iteration in (7, 8, 9):
+        alive.checkpoint(iteration, state="damaged")
+    look(1)
+    told = {alert["job"]: alert["message"] for alert in alerts(client) if alert["rule"] == "checkpoint_damaged"}
+    assert told == {
+        "char-gpt": "checkpoint 000000000009-1 and 1 more cannot be read back whole",
+        "other": "checkpoint 000000000003-1 cannot be read back whole",
+    }
+
+
 def test_a_store_that_fills_up_is_told_from_what_the_agent_reports(alive, client, look):
     alive.checkpoint(10, store_free_bytes=2_500)
     look(1)
@@ -336,6 +354,15 @@ def test_nothing_can_be_done_about_what_is_over_or_never_was(alive, client, look
     assert client.post(f"{JOB}/alerts/{alert}/{act}", json=body).json()["error"] == "alert_over"
     assert client.post(f"{JOB}/alerts/{alert + 1}/{act}", json=body).status_code == 404
     assert client.post(f"/api/v1/jobs/another/alerts/{alert}/{act}", json=body).json()["error"] == "unknown_job"
+
+
+def test_a_job_that_is_moved_takes_its_alerts_along(alive, client, clock, look):
+    look(130)
+    database = client.app.state.database
+    client.portal.call(lambda: projects.add(database, "vision", who="test", now=clock.now))
+    client.portal.call(lambda: projects.move_job(database, "char-gpt", "vision", who="test", now=clock.now))
+    assert alerts(client, project="default", state="all") == []
+    assert [alert["rule"] for alert in alerts(client, project="vision")] == ["silent"]
 
 
 def test_history_is_paged(alive, client, look):

@@ -57,6 +57,33 @@ def test_what_is_put_back_is_the_database_and_the_other_is_kept(stored, tmp_path
     assert Database(str(stored)).prepare().revisions == []
 
 
+def test_whatever_goes_wrong_there_is_a_database(stored, tmp_path, monkeypatch):
+    """A server that is started next would begin an empty one, and nobody would notice for a while."""
+    url = database_url(str(stored))
+    backups.backup(url, tmp_path / "copy")
+    write(stored, "later")
+
+    def fail(*_):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(backups, "_settle", fail)
+    with pytest.raises(OSError, match="disk is gone"):
+        backups.put_back(url, tmp_path / "copy", replace=True)
+    assert projects(stored) == {"first", "later"}
+
+
+def test_what_is_stored_is_for_whoever_runs_the_server_alone(stored, tmp_path):
+    def rights(path):
+        return path.stat().st_mode & 0o777
+
+    url = database_url(str(stored))
+    backups.backup(url, tmp_path / "copy")
+    assert (rights(stored), rights(tmp_path / "copy")) == (0o600, 0o600)
+    stored.chmod(0o640)
+    backups.put_back(url, tmp_path / "copy", replace=True)
+    assert rights(stored) == 0o640, "as somebody has set it"
+
+
 def test_a_copy_is_put_back_where_nothing_is(stored, tmp_path):
     backups.backup(database_url(str(stored)), tmp_path / "copy")
     assert backups.put_back(database_url(str(tmp_path / "new.db")), tmp_path / "copy", replace=False) is None
@@ -143,6 +170,15 @@ def test_the_commands_tell_what_they_did(stored, tmp_path):
     assert "90 d" in run("keep", "--samples", "90d", "--samples-size", "2.5GB").output
     assert "2.5 GB" in run("keep").output
     assert run("keep", "--samples", "soon").exit_code == 1
+
+
+def test_what_is_not_there_is_said_and_not_made(tmp_path):
+    for path, words in ((tmp_path / "none.db", "there is no database"), (tmp_path / "no" / "x.db", "there is no")):
+        ended = runner.invoke(app, ["size", "--db", str(path)])
+        assert (ended.exit_code, words in ended.output, path.exists()) == (1, True, False)
+    (tmp_path / "other.db").write_text("something else, of some length " * 100)
+    ended = runner.invoke(app, ["size", "--db", str(tmp_path / "other.db")])
+    assert (ended.exit_code, "cannot be read: file is not a database" in ended.output) == (1, True)
 
 
 def test_a_postgresql_database_is_as_large_as_it_says(empty_database):

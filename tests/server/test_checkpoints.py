@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import event
 
 from holdfast.protocol import AttemptFinished, Checkpoint, Inventory, checkpoint_id
+from holdfast_server import models
 
 JOB = "/api/v1/jobs/char-gpt"
 ENDED = "the attempt ended before it was durable"
@@ -105,3 +107,26 @@ def test_one_batch_may_start_an_attempt_and_list_what_it_found(killed, client):
         Checkpoint(at=second.at, id=checkpoint_id(10, 1), iteration=10, lineage=1, kind="final", state="durable"),
     )
     assert states(client) == {6: "missing", 8: "durable", 10: "durable"}
+
+
+def test_an_inventory_looks_at_what_it_may_change_and_not_at_all_that_ever_was(agent, client):
+    """One comes with each checkpoint that retention takes; a long job has had thousands."""
+    agent.start()
+    agent.train(40)
+    names = [agent.checkpoint(iteration) for iteration in range(1, 41)]
+    agent.say(Inventory(at=agent.at, checkpoints=names[-2:]))
+    looked_at = []
+
+    def note(row, _):
+        looked_at.append(row.id)
+
+    event.listen(models.Checkpoint, "load", note)
+    try:
+        agent.say(Inventory(at=agent.at, checkpoints=[names[3], names[-1], checkpoint_id(41, 1)]))
+    finally:
+        event.remove(models.Checkpoint, "load", note)
+    assert set(looked_at) == {names[3], *names[-2:]}
+    rows = client.get(f"{JOB}/checkpoints", params={"limit": 50}).json()["checkpoints"]
+    assert {row["id"]: row["state"] for row in rows} == {
+        name: "durable" if name in (names[3], names[-1]) else "missing" for name in names
+    } | {checkpoint_id(41, 1): "durable"}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 
 import asyncpg
 import pytest
-from clusters import ON_POSTGRES, ask
+from clusters import ON_POSTGRES, ON_SQLITE, ask
 
 from holdfast_server import control, models
 from holdfast_server.chores import Chore, do, kept_up
-from holdfast_server.db import Database, postgres, relay
+from holdfast_server.db import Database, DatabaseUnavailable, postgres, relay
+from holdfast_server.db import database as database_module
+from holdfast_server.settings import database_url
 from holdfast_server.views import DesiredChanges
 
 JOB = "char-gpt"
@@ -160,6 +163,31 @@ def test_an_edit_that_nobody_told_of_is_looked_up(empty_database, monkeypatch):
 
 
 @ON_POSTGRES
+def test_it_is_looked_up_however_much_there_is_to_tell(empty_database, monkeypatch):
+    """An instance at which agents report has something to tell every quarter of a second."""
+    monkeypatch.setattr(relay, "POLL_SECONDS", 0.3)
+
+    async def scenario(here, there):
+        await here.write(job(JOB))
+
+        async def report():
+            while True:
+                there._store._relay.announce("busy", at_once=True)
+                await asyncio.sleep(0.01)
+
+        reporting = asyncio.create_task(report())
+        try:
+            with there.changes.subscribe(JOB) as waiting:
+                assert await waiting.wait(60), "it looks for the first time"
+                ask(empty_database, "UPDATE jobs SET version = version + 1")
+                return await waiting.wait(60)
+        finally:
+            reporting.cancel()
+
+    assert run(empty_database, scenario)
+
+
+@ON_POSTGRES
 def test_one_instance_sees_to_the_chores_until_it_is_gone(empty_database):
     done = []
 
@@ -270,3 +298,52 @@ def test_a_database_that_went_away_is_said_to_be_unavailable_and_comes_back(
         cluster.start()
     assert agent.train(1).acked == 1
     assert client.get("/readyz").status_code == 200
+
+
+# ---- whether a server is ready --------------------------------------------------------------------
+
+
+@ON_POSTGRES
+def test_one_that_can_only_be_read_is_not_ready(empty_database):
+    """As a standby, to which a name may lead after the primary has gone."""
+
+    async def scenario():
+        Database(empty_database).prepare()
+        ask(empty_database, f"ALTER DATABASE {name_of(empty_database)} SET default_transaction_read_only = on")
+        database = Database(empty_database)
+        await database.open()
+        try:
+            with pytest.raises(DatabaseUnavailable, match="standby"):
+                await database.ready()
+        finally:
+            await database.close()
+
+    asyncio.run(scenario())
+
+
+def name_of(url):
+    return database_url(url).database
+
+
+@ON_SQLITE
+def test_one_that_nobody_gets_to_write_to_is_not_ready(empty_database, monkeypatch):
+    monkeypatch.setattr(database_module, "READY_SECONDS", 0.2)
+
+    async def scenario():
+        database = Database(empty_database)
+        database.prepare()
+        await database.open()
+        await database.ready()
+        other = sqlite3.connect(database.path, isolation_level=None)
+        try:
+            other.execute("BEGIN IMMEDIATE")
+            asked = await asyncio.gather(*(database.ready() for _ in range(50)), return_exceptions=True)
+            assert {type(error) for error in asked} == {DatabaseUnavailable}
+            assert database.writes_waiting <= 1, "many who ask are one question"
+            other.execute("ROLLBACK")
+            await database.ready()
+        finally:
+            other.close()
+            await database.close()
+
+    asyncio.run(scenario())

@@ -140,6 +140,9 @@ def test_under_pressure_samples_give_way_and_events_do_not(agent, client):
     )  # fmt: skip
     reply = client.post("/api/v1/ingest", content=big, headers=headers)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    told = client.get("/metrics").text
+    assert 'holdfast_ingest_batches_total{result="put_off"} 2.0' in told
+    assert "holdfast_ingest_duration_seconds_count 2.0" in told, "of those that were committed, and of no other"
 
 
 def test_samples_may_take_most_of_the_room_and_leave_some_for_the_rest():

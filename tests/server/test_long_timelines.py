@@ -195,6 +195,27 @@ def test_old_rollups_are_thinned_into_coarser_ones(agent, client):
     alike(series_of(client, "points=12"), before)
 
 
+def test_where_nothing_is_to_go_nothing_is_written(crashed, client, monkeypatch):
+    """Each write keeps reports waiting, and a project has thousands of stretches."""
+    database, written = client.app.state.database, []
+    write = database.write
+
+    async def counted(work, **about):
+        written.append(work)
+        return await write(work, **about)
+
+    monkeypatch.setattr(database, "write", counted)
+    keep(client, samples_seconds=8_000.0, fine_seconds=14_000.0)
+    written.clear()
+    run(client, retention.carry_out, now=crashed.at)
+    assert written == []
+    run(client, retention.carry_out, now=crashed.at + 30_000)
+    assert written
+    written.clear()
+    run(client, retention.carry_out, now=crashed.at + 30_000)
+    assert written == []
+
+
 def test_what_ended_first_goes_first_when_there_is_too_much(crashed, client, monkeypatch):
     monkeypatch.setattr(retention, "LEAST_BYTES", 1)
     train(crashed, 20_000, random.Random(3), batch=1000)

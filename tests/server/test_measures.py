@@ -32,6 +32,7 @@ def families(client, agent, clock):
     agent.train(10)
     agent.checkpoint()
     client.post("/api/v1/ingest", content=b"x", headers={"Content-Type": "application/json"})
+    client.post("/api/v1/ingest", content=b"x", headers={"Content-Type": "text/plain"})
     client.get("/api/v1/jobs/nobody")
     client.app.state.measures.delivered(channel="webhook", taken=True)
 
@@ -66,11 +67,11 @@ def test_figures_say_what_they_are_in_their_names(families):
 def test_what_happened_is_counted(families, client):
     seen = families()
     assert value(seen, "holdfast_ingest_batches_total", result="acknowledged") == 3
-    assert value(seen, "holdfast_ingest_batches_total", result="refused") == 1
+    assert value(seen, "holdfast_ingest_batches_total", result="refused") == 2
     assert value(seen, "holdfast_ingest_duration_seconds_count") == 3
     assert value(seen, "holdfast_ingest_samples_total") == 10
     assert value(seen, "holdfast_http_requests_total", route="/api/v1/jobs/{job}", status="4xx") == 1
-    assert value(seen, "holdfast_http_request_duration_seconds_count", route="/api/v1/ingest") == 4
+    assert value(seen, "holdfast_http_request_duration_seconds_count", route="/api/v1/ingest") == 5
     assert value(seen, "holdfast_jobs", status="running") == 1
     assert value(seen, "holdfast_job_exposure_iterations", job="char-gpt") == 0
     assert value(seen, "holdfast_database_size_bytes") > 4096

@@ -10,6 +10,8 @@ from urllib.parse import quote
 import pytest
 from fastapi import params
 
+from holdfast.protocol import Inventory, Paced, checkpoint_id
+from holdfast_server import models
 from holdfast_web import control_routes, filters, routes, signing_in
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -136,3 +138,34 @@ def test_the_first_and_the_last_time_are_shown():
 
 def test_absurd_figures_are_shown_as_none():
     assert {filters.duration(1e300), filters.size(-1), filters.size(10**400)} == {filters.NONE}
+
+
+def test_what_an_agent_names_is_stored_as_far_as_a_page_could_show_it(agent, client):
+    """A job's newest figures are read with each page of the fleet, be they ever so many."""
+    many = {f"{number:>5}" + "x" * 500: 1.0 for number in range(1000)}
+    agent.start(versions=dict.fromkeys(many, "v" * 5000))
+    agent.say(
+        Paced(
+            at=agent.at, iteration=1, lineage=1, policy="checkfreq", interval=5, budget=0.03,
+            predicted_overhead=None, measured_overhead=None, profile=many, spread=many, loss_curve=many,
+        )
+    )  # fmt: skip
+
+    async def stored():
+        async with client.app.state.database.read() as session:
+            job = await session.get(models.Job, "char-gpt")
+            attempt = await session.get(models.Attempt, ("char-gpt", "first"))
+            return len(job.paced), len(attempt.versions)
+
+    paced_bytes, versions_bytes = client.portal.call(stored)
+    assert paced_bytes < 200_000
+    assert versions_bytes < 1_000_000
+
+
+def test_an_inventory_that_no_store_can_have_is_left_out(agent, client):
+    agent.start()
+    agent.train(10)
+    agent.checkpoint()
+    agent.say(Inventory(at=agent.at, checkpoints=[checkpoint_id(number, 1) for number in range(100_001)]))
+    told = client.get(f"{JOB}/checkpoints", params={"limit": 500}).json()["checkpoints"]
+    assert [row["id"] for row in told] == [POINT]

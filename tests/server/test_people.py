@@ -288,6 +288,16 @@ def test_an_address_has_tries_too_whatever_names_it_brings(stage: Stage):
     tries(stage, "somebody else", "10.0.0.10")
 
 
+def test_a_network_of_addresses_that_one_machine_has_is_one_address(stage: Stage):
+    for number in range(40):
+        tries(stage, f"person-{number}", f"2001:db8:1:2::{number:x}")
+    with pytest.raises(TooManyTries):
+        tries(stage, "somebody else", "2001:db8:1:2:ffff::1")
+    tries(stage, "somebody else", "2001:db8:1:3::1")
+    for number in range(40):
+        tries(stage, f"other-{number}", f"::ffff:10.0.0.{number}")
+
+
 def test_the_page_says_how_long_to_wait_and_checks_no_password_meanwhile(stage: Stage, monkeypatch):
     stage.person("ada")
     for number in range(8):

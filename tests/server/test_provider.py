@@ -24,8 +24,8 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from holdfast_server.accounts import people
-from holdfast_server.accounts.principal import Role
+from holdfast_server.accounts import people, projects, tokens
+from holdfast_server.accounts.principal import OPERATOR, Principal, Role, Scope
 from holdfast_server.accounts.provider import check_address
 from holdfast_server.accounts.provider_settings import Grant, ProviderSettings, from_environment
 from holdfast_server.app import create_app
@@ -174,6 +174,36 @@ def test_what_the_groups_are_by_now_counts(told: Stage, provider):
     provider.claims["groups"] = []
     assert signed_in(told).status_code == 403
     told.client.cookies.clear()
+
+
+def test_with_the_groups_go_the_keys_that_went_beyond_them_and_in_the_end_all_else(told: Stage, provider):
+    provider.claims["groups"] = ["admins"]
+    signed_in(told)
+    told.do(projects.add, told.db, "vision", who="test", now=told.clock())
+    admin = told.do(tokens.create, told.db, wish("admin"), maker=ADA, now=told.clock())[1].prefix
+    reading = told.do(tokens.create, told.db, wish("read"), maker=ADA, now=told.clock())[1].prefix
+    provider.claims["groups"] = ["research"]
+    signed_in(told)
+    assert states(told) == {admin: "revoked", reading: "works"}
+    provider.claims["groups"] = []
+    assert signed_in(told).status_code == 403
+    assert states(told) == {admin: "revoked", reading: "revoked"}
+    assert told.client.get("/settings").status_code == 401, "her browsers are signed out"
+    (ada,) = told.do(people.rows, told.db)
+    assert (ada.admin, ada.roles) == (False, {})
+    told.client.cookies.clear()
+
+
+ADA = Principal(kind="person", name="ada", admin=True)
+
+
+def wish(scope: Scope) -> tokens.Wish:
+    return tokens.Wish(name="k", scopes=[scope], project="vision")
+
+
+def states(stage: Stage) -> dict[str, str]:
+    rows = stage.do(tokens.rows, stage.db, asker=OPERATOR, now=stage.clock())
+    return {row.prefix: row.state for row in rows}
 
 
 def test_groups_may_come_from_userinfo(told: Stage, provider):

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -142,6 +144,24 @@ def test_a_second_server_on_the_same_file_is_refused_and_the_first_goes_on(refus
     assert "--db" in said
     with first.client() as client:
         assert client.get("/readyz").json() == {"status": "ready"}
+
+
+@ON_SQLITE
+def test_it_has_room_for_more_connections_than_a_process_begins_with(serve):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        server = serve()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    host, port = server.url.removeprefix("http://").split(":")
+    held = [socket.create_connection((host, int(port))) for _ in range(400)]
+    try:
+        with server.client() as client:
+            assert client.get("/healthz").status_code == 200
+    finally:
+        for connection in held:
+            connection.close()
 
 
 @ON_SQLITE

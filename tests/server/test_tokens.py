@@ -260,3 +260,53 @@ def test_making_and_revoking_are_in_the_log_without_the_key(projects: Stage):
     assert (created.action, created.project, created.job) == ("key.create", OWN, "ours")
     assert (revoked.action, revoked.who) == ("key.revoke", "operator")
     assert secret[14:] not in repr((created, revoked))
+
+
+# ---- keys that keys made ----------------------------------------------------------------------
+
+
+def test_a_key_that_a_persons_key_made_goes_with_the_person(projects: Stage):
+    """Else who is about to be removed makes a key by which they stay."""
+    ada = projects.cookie(projects.person("ada", Role.admin)) | OURS
+    asked = {"name": "first", "scopes": ["admin"], "project": OWN}
+    first = projects.client.post("/api/v1/tokens", json=asked, headers=ada).json()["token"]
+    by_key = {"Authorization": f"Bearer {first}"}
+    made = projects.client.post("/api/v1/tokens", json=asked | {"name": "second"}, headers=by_key).json()
+    second = {"Authorization": f"Bearer {made['token']}"}
+    assert made["listed"]["created_by"] == "ada"
+    assert projects.client.get(JOBS, headers=second).status_code == 200
+    assert projects.do(people.remove, projects.db, "ada", who="test", now=projects.clock()) == 2
+    door = doors.Accounts(projects.db)
+    assert projects.do(door.who, doors.Shown(made["token"], None), now=projects.clock()).kind == "nobody"
+
+
+def test_two_keys_of_one_name_are_not_one(projects: Stage):
+    """What a key is called is up to whoever makes it: it neither gives rights nor hides who did something."""
+    theirs = projects.key("admin", project=OTHER, name="deploy")
+    asked = {"name": "of theirs", "scopes": ["report"], "project": OTHER}
+    headers = {"Authorization": f"Bearer {theirs}"}
+    prefix = projects.client.post("/api/v1/tokens", json=asked, headers=headers).json()["listed"]["prefix"]
+    projects.person("eve", Role.viewer)
+    eve = Principal(kind="person", name="eve", roles={OWN: Role.viewer})
+    wish = tokens.Wish(name="deploy", scopes=["read"], project=OWN)
+    mine, _ = projects.do(tokens.create, projects.db, wish, maker=eve, now=projects.clock())
+    hers = {"Authorization": f"Bearer {mine}"}
+    told = projects.client.get("/api/v1/tokens", headers=hers).json()["tokens"]
+    assert [key["prefix"] for key in told] == [mine[:13]]
+    assert projects.client.post(f"/api/v1/tokens/{prefix}/revoke", headers=hers).status_code == 404
+    (created, *_) = projects.read(lambda session: audit.entries(session, audit.Question(project=OTHER), limit=9))
+    assert created.who == f"key deploy ({theirs[:13]})"
+
+
+def test_a_key_revokes_of_its_owners_those_that_it_could_have_made(projects: Stage):
+    projects.person("ada", Role.operator)
+    ada = Principal(kind="person", name="ada", roles={OWN: Role.operator})
+
+    def made(*scopes) -> str:
+        wish = tokens.Wish(name="k", scopes=scopes, project=OWN)
+        return projects.do(tokens.create, projects.db, wish, maker=ada, now=projects.clock())[0]
+
+    reading, steering, other = made("read"), made("control"), made("read")
+    by = {"Authorization": f"Bearer {reading}"}
+    assert projects.client.post(f"/api/v1/tokens/{steering[:13]}/revoke", headers=by).status_code == 404
+    assert projects.client.post(f"/api/v1/tokens/{other[:13]}/revoke", headers=by).json()["state"] == "revoked"

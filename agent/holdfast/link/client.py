@@ -100,7 +100,7 @@ class Client:
         """
         headers = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
         answer = self._request("POST", "/api/v1/ingest", payload, headers, limit_seconds)
-        if answer.status in (400, 409, 413, 422):
+        if answer.status in (400, 409, 413, 415, 422):
             raise Refused(f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}")
         if answer.status not in (200, 201, 202):
             raise _no_answer(answer)

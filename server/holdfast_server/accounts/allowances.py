@@ -7,6 +7,7 @@ and is refused where the moment would be further off than the bucket is deep. A 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 from dataclasses import dataclass
 
 from sqlalchemy import delete
@@ -32,7 +33,7 @@ _ADDRESS = _Bucket(tries=40, earned_seconds=5.0)
 
 async def take(db: Database, name: str, address: str, *, now: float) -> None:
     """One try. Raises TooManyTries when the name, or the address, has none left."""
-    buckets = sorted([(_key("name", name), _NAME), (_key("address", address), _ADDRESS)])
+    buckets = sorted([(_key("name", name), _NAME), (_key("address", _host(address)), _ADDRESS)])
     wait = await db.write(lambda session: _take(session, buckets, now=now))
     if wait > 0:
         raise TooManyTries(wait)
@@ -40,7 +41,8 @@ async def take(db: Database, name: str, address: str, *, now: float) -> None:
 
 async def take_from_address(db: Database, address: str, *, now: float) -> None:
     """As `take`, for what is asked without a name."""
-    wait = await db.write(lambda session: _take(session, [(_key("address", address), _ADDRESS)], now=now))
+    bucket = (_key("address", _host(address)), _ADDRESS)
+    wait = await db.write(lambda session: _take(session, [bucket], now=now))
     if wait > 0:
         raise TooManyTries(wait)
 
@@ -74,6 +76,17 @@ async def _take(session: AsyncSession, buckets: list[tuple[bytes, _Bucket]], *, 
             row.full_at = at
         await session.flush()
     return max(0.0, wait)
+
+
+def _host(address: str) -> str:
+    """Whoever has an address of IPv6 has a whole network of them: 2^64 to try from, counted as one."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    return str(parsed.ipv4_mapped or ipaddress.IPv6Network((parsed, 64), strict=False))
 
 
 def _key(kind: str, text: str) -> bytes:

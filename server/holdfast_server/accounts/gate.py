@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
 from typing import cast
@@ -26,6 +27,8 @@ from holdfast_server.errors import UnknownJob
 COOKIE, SECURE_COOKIE = "holdfast_session", "__Host-holdfast_session"
 RECHECK_SECONDS = 2.0
 """How often the asker of a stream, or of a long poll, is looked at again: a right that was taken ends it."""
+COMPLAINT_SECONDS = 60.0
+"""From one line in the log to the next: thousands listen, and all of them cannot be looked up at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +76,7 @@ class PolicyMiddleware:
     def __init__(self, app: ASGIApp, *, refuse: Refuse) -> None:
         self.app = app
         self.refuse = refuse
+        self._complained_at = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -160,7 +164,13 @@ class PolicyMiddleware:
                 if not unchanged and await self._judged(scope, found, asker) != "allow":
                     return
             except UNANSWERED as error:
-                logger.warning("whether a listener still may could not be looked up: %s", error)
+                self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._complained_at >= COMPLAINT_SECONDS:
+            self._complained_at = now
+            logger.warning("whether those who listen still may could not be looked up: %s", error)
 
 
 def shown_by(scope: Scope) -> Shown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -93,22 +94,40 @@ async def rows(db: Database) -> list[PersonRow]:
     ]
 
 
-async def add(db: Database, name: str, *, admin: bool = False, who: str, now: float) -> tuple[str, str]:
+async def add(
+    db: Database, name: str, *, admin: bool = False, roles: Mapping[str, Role] | None = None, who: str, now: float
+) -> tuple[str, str]:
     """A person without a password: their name as it is kept, and the secret of a link to choose one.
+
+    Args:
+        db: where it is stored.
+        name: what they are called.
+        admin: whether they look after the whole server.
+        roles: what they may do, by project.
+        who: the name of the one who asked.
+        now: seconds since the epoch.
 
     Raises:
         InvalidSetting: not a name.
         NotPossible: somebody has it.
+        UnknownProject: nobody is added.
     """
-    name = valid_name(name)
+    name, roles = valid_name(name), roles or {}
 
     async def work(session: AsyncSession) -> str:
         if await session.get(models.Person, name) is not None:
             raise NotPossible(f"somebody here is called {name} already")
         session.add(models.Person(name=name, admin=admin, created_at=now))
         await session.flush()
+        for project, role in roles.items():
+            if await session.get(models.Project, project) is None:
+                raise UnknownProject(project)
+            session.add(models.Membership(person=name, project=project, role=role.name))
         link = await _new_link(session, name, now=now)
-        await audit.record(session, who=who, action="person.add", now=now, after={"name": name, "admin": admin})
+        about: dict[str, object] = {"name": name, "admin": admin}
+        if roles:
+            about["roles"] = {project: role.name for project, role in roles.items()}
+        await audit.record(session, who=who, action="person.add", now=now, after=about)
         return link
 
     return name, await db.write(work)
@@ -147,11 +166,12 @@ async def set_admin(db: Database, name: str, admin: bool, *, who: str, now: floa
             await _another_admin(session, name)
         person.admin = admin
         await session.flush()
+        revoked = 0
         if not admin:
-            await tokens.revoke_above(session, await principal_of(session, person), now=now)
+            revoked = await tokens.revoke_above(session, await principal_of(session, person), now=now)
         await audit.record(
-            session, who=who, action="person.admin", now=now,
-            before={"name": name, "admin": not admin}, after={"name": name, "admin": admin},
+            session, who=who, action="person.admin", now=now, before={"name": name, "admin": not admin},
+            after={"name": name, "admin": admin} | _with_keys(revoked),
         )  # fmt: skip
 
     await db.write(work)
@@ -171,14 +191,18 @@ async def set_role(db: Database, name: str, project: str, role: Role | None, *, 
         before = await change_role(session, person, project, role)
         if before == role:
             return
-        await tokens.revoke_above(session, await principal_of(session, person), now=now)
+        revoked = await tokens.revoke_above(session, await principal_of(session, person), now=now)
         await audit.record(
             session, who=who, action="person.role", now=now, project=project,
             before={"name": name, "role": before.name if before else None},
-            after={"name": name, "role": role.name if role else None},
+            after={"name": name, "role": role.name if role else None} | _with_keys(revoked),
         )  # fmt: skip
 
     await db.write(work)
+
+
+def _with_keys(revoked: int) -> dict[str, object]:
+    return {"keys_revoked": revoked} if revoked else {}
 
 
 async def change_role(

@@ -171,7 +171,7 @@ TABLE: dict[tuple[str, str], Rule] = {
     ("POST", "/settings/projects"): SERVER_ADMIN,
     ("GET", "/settings/projects/{project}"): PROJECT_ADMIN,
     ("POST", "/settings/projects/{project}/members"): PROJECT_RULE,
-    ("POST", "/settings/projects/{project}/jobs"): SERVER_ADMIN,
+    ("POST", "/settings/projects/{project}/jobs"): SERVER_RULE,
     ("GET", "/audit"): SOME_PROJECT_ADMIN,
     ("GET", "/audit/export"): SOME_PROJECT_ADMIN,
 }

@@ -49,8 +49,15 @@ class Principal:
     """The only job that a key is for; None: every one of its project."""
     session: str | None = None
     """The id of the sign-in that shows who it is."""
+    belongs_to: str | None = None
+    """Of a key: whose it is; None: it is nobody's but its own, as a person."""
     password_typed_at: float | None = None
     """When it signed in with a password; None: it has none, as programs, or who came through the provider."""
+
+    @property
+    def owner(self) -> str:
+        """Whose the keys are that it makes: a key that a key made goes with the person behind both."""
+        return self.belongs_to or self.name
 
     def role_in(self, project: str) -> Role | None:
         if self.admin:

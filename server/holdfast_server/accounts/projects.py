@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import audit, models
@@ -88,6 +88,9 @@ async def move_job(db: Database, job: str, project: str, *, who: str, now: float
             return
         before, row.project = row.project, project
         await session.flush()
+        # What was told of the job goes where the job is: else people who may not see it any more still would.
+        alerts = models.Alert
+        await session.execute(update(alerts).where(alerts.job == job).values(project=project))
         await audit.record(
             session, who=who, action="job.move", now=now, job=job, project=project,
             before={"project": before}, after={"project": project},

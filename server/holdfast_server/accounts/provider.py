@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -14,7 +14,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import audit, models
-from holdfast_server.accounts import allowances, people, sign_ins
+from holdfast_server.accounts import allowances, people, sign_ins, tokens
 from holdfast_server.accounts.principal import Role
 from holdfast_server.accounts.provider_settings import EVERYBODY, Grant, ProviderSettings
 from holdfast_server.accounts.secrets import digest
@@ -142,28 +142,24 @@ class Provider:
     async def _person(self, db: Database, identity: Identity, *, now: float) -> str:
         """Who that is here, with the rights that the provider's groups give by now."""
         grants = [grant for grant in self.settings.grants if grant.group in (*identity.groups, EVERYBODY)]
-        if not grants:
-            raise NotPermitted(
-                f"{identity.name} is known to the identity provider and has no rights on this server"
-            )
 
-        async def work(session: AsyncSession) -> str:
+        async def work(session: AsyncSession) -> str | None:
             rows = models.Person
             known = select(rows).where(rows.issuer == identity.issuer, rows.subject == identity.subject)
             person = (await session.scalars(known.with_for_update())).one_or_none()
+            if person is None and not grants:
+                return None
             if person is None:
                 person = await _new(session, identity, now=now)
-            before = await people.principal_of(session, person)
-            await _grant(session, person, grants, now=now)
-            after = await people.principal_of(session, person)
-            if before != after:
-                await audit.record(
-                    session, who=person.name, action="person.provider_roles", now=now,
-                    before=_rights(before.admin, before.roles), after=_rights(after.admin, after.roles),
-                )  # fmt: skip
-            return person.name
+            await _settle_rights(session, person, grants, now=now)
+            return person.name if grants else None
 
-        return await db.write(work)
+        name = await db.write(work)
+        if name is None:
+            raise NotPermitted(
+                f"{identity.name} is known to the identity provider and has no rights on this server"
+            )
+        return name
 
     async def _described(self) -> Any:
         if self._app is None:
@@ -213,6 +209,24 @@ async def _new(session: AsyncSession, identity: Identity, *, now: float) -> mode
     about = {"name": person.name, "by": "identity provider"}
     await audit.record(session, who=person.name, action="person.add", now=now, after=about)
     return person
+
+
+async def _settle_rights(
+    session: AsyncSession, person: models.Person, grants: Collection[Grant], *, now: float
+) -> None:
+    """What the groups do not give any more goes, and with it the keys that went beyond what is left."""
+    before = await people.principal_of(session, person)
+    await _grant(session, person, grants, now=now)
+    after = await people.principal_of(session, person)
+    revoked = await tokens.revoke_above(session, after, now=now)
+    if not grants:
+        await session.execute(delete(models.SignIn).where(models.SignIn.person == person.name))
+    if before != after or revoked:
+        await audit.record(
+            session, who=person.name, action="person.provider_roles", now=now,
+            before=_rights(before.admin, before.roles),
+            after=_rights(after.admin, after.roles) | ({"keys_revoked": revoked} if revoked else {}),
+        )  # fmt: skip
 
 
 async def _grant(session: AsyncSession, person: models.Person, grants: Iterable[Grant], *, now: float) -> None:

@@ -82,7 +82,7 @@ async def create(db: Database, wish: Wish, *, maker: Principal, now: float) -> t
             scopes=" ".join(scopes),
             project=wish.project,
             job=wish.job or None,
-            created_by=maker.name,
+            created_by=maker.owner,
             created_at=now,
             expires_at=None if wish.seconds is None else now + wish.seconds,
         )
@@ -132,20 +132,25 @@ async def revoke(db: Database, prefix: str, *, asker: Principal, now: float) -> 
 
 
 async def revoke_of(session: AsyncSession, person: str, *, now: float) -> int:
-    """All that somebody made; how many those were."""
+    """All of somebody's; how many those were."""
     tokens = models.Token
     made = update(tokens).where(tokens.created_by == person, tokens.revoked_at.is_(None)).values(revoked_at=now)
     return len((await session.execute(made.returning(tokens.prefix))).all())
 
 
-async def revoke_above(session: AsyncSession, maker: Principal, *, now: float) -> None:
-    """Of those that somebody made, the ones that may do more than they may by now."""
+async def revoke_above(session: AsyncSession, maker: Principal, *, now: float) -> int:
+    """Of somebody's, the ones that may do more than they may by now; how many those were."""
     tokens = models.Token
     query = select(tokens).where(tokens.created_by == maker.name, tokens.revoked_at.is_(None)).with_for_update()
-    for row in await session.scalars(query):
-        if any(not _may_give(maker, row.project, scope) for scope in row.scopes.split()):
-            row.revoked_at = now
+    above = [
+        row
+        for row in await session.scalars(query)
+        if any(not _may_give(maker, row.project, scope) for scope in row.scopes.split())
+    ]
+    for row in above:
+        row.revoked_at = now
     await session.flush()
+    return len(above)
 
 
 async def find(session: AsyncSession, secret: str, *, now: float) -> models.Token | None:
@@ -163,7 +168,9 @@ def principal_of(row: models.Token) -> Principal:
     scopes = frozenset(scope for scope in SCOPES if scope in row.scopes.split())
     return Principal(
         kind="agent",
-        name=f"key {row.name}",
+        # Two keys may be called the same; the log is to tell them apart.
+        name=f"key {row.name} ({row.prefix})",
+        belongs_to=row.created_by,
         admin="admin" in scopes and row.project is None and row.job is None,
         scopes=scopes,
         project=row.project,
@@ -224,9 +231,13 @@ def _may_give(maker: Principal, project: str | None, scope: str) -> bool:
 
 
 def _revocable(row: models.Token, asker: Principal) -> bool:
-    if asker.admin or row.created_by == asker.name:
+    if asker.admin or (asker.kind == "person" and row.created_by == asker.name):
         return True
-    return asker.job is None and row.project is not None and asker.role_in(row.project) == Role.admin
+    if asker.job is None and row.project is not None and asker.role_in(row.project) == Role.admin:
+        return True
+    # A key sees to those of its owner that it could have made, and to none that may do more.
+    mine = row.created_by == asker.owner and asker.job in (None, row.job)
+    return mine and all(_may_give(asker, row.project, scope) for scope in row.scopes.split())
 
 
 def _listed(row: models.Token, now: float) -> TokenRow:

@@ -7,6 +7,7 @@ same number.
 from __future__ import annotations
 
 import asyncio
+import logging
 import smtplib
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
@@ -30,6 +31,8 @@ AT_ONCE = 8
 RETRY_SECONDS = (10, 30, 120, 600, 1800, 7200)
 """After each attempt that failed; after the last of them a message is given up."""
 MAX_ERROR = 300
+
+logger = logging.getLogger(__name__)
 
 DeliveryState = Literal["waiting", "delivered", "failed"]
 
@@ -115,13 +118,21 @@ class Post:
     lookup: egress.Lookup = egress.look_up
 
     async def send_due(self, db: Database, now: float) -> int:
-        """Try what is due, several at once; how many were tried."""
+        """Try what is due, several at once; how many were tried.
+
+        The first message of each channel goes before the second of any: one that nobody answers at holds up
+        itself and not the others.
+        """
         rows, owner = models.AlertDelivery, models.AlertChannel
+        place = func.row_number().over(partition_by=rows.channel, order_by=(rows.next_at, rows.id))
+        waiting = (
+            select(rows.id, place.label("place")).where(rows.state == "waiting", rows.next_at <= now).subquery()
+        )
         query = (
             select(rows, owner)
+            .join(waiting, waiting.c.id == rows.id)
             .join(owner, owner.id == rows.channel)
-            .where(rows.state == "waiting", rows.next_at <= now)
-            .order_by(rows.next_at)
+            .order_by(waiting.c.place, rows.next_at)
             .limit(AT_ONCE)
         )
         async with db.read() as session:
@@ -146,6 +157,9 @@ class Post:
             return _End(str(error))
         except (OSError, smtplib.SMTPException) as error:  # a mail server says no in many ways
             return _End(f"the mail server did not take it: {type(error).__name__}")
+        except Exception as error:  # whatever is wrong with this one, those behind it are to arrive
+            logger.exception("message %d could not be sent", row.id)
+            return _End(f"it could not be sent: {type(error).__name__}; the server's log says more")
         return _End()
 
     async def _mail(self, told: messages.Told, channel: models.AlertChannel, delivery: int) -> None:

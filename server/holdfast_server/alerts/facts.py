@@ -18,6 +18,7 @@ from holdfast_server.views import Failing, JobStatus
 LOOKED_AT_SECONDS = 7 * 86400.0
 """A job that was not heard of for longer is looked at only as long as it has an open alert."""
 DAMAGED_SHOWN = 100
+"""Of one job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +138,15 @@ def _facts(
 
 async def _damaged(session: AsyncSession, names: list[str]) -> dict[str, tuple[str, ...]]:
     rows = models.Checkpoint
-    query = select(rows.job, rows.id).where(rows.job.in_(names), rows.state == "damaged")
+    newest = func.row_number().over(partition_by=rows.job, order_by=(rows.iteration.desc(), rows.id.desc()))
+    ranked = (
+        select(rows.job, rows.id, newest.label("place"))
+        .where(rows.job.in_(names), rows.state == "damaged")
+        .subquery()
+    )
+    query = select(ranked.c.job, ranked.c.id).where(ranked.c.place <= DAMAGED_SHOWN).order_by(ranked.c.place)
     found: dict[str, tuple[str, ...]] = {}
-    for job, checkpoint in await session.execute(query.order_by(rows.iteration.desc()).limit(DAMAGED_SHOWN)):
+    for job, checkpoint in await session.execute(query):
         found[job] = (*found.get(job, ()), checkpoint)
     return found
 

@@ -34,6 +34,9 @@ class AlertSettings:
         host, sender = environment.get("HOLDFAST_SMTP_HOST", ""), environment.get("HOLDFAST_SMTP_FROM", "")
         if host and "@" not in sender:
             raise ValueError("HOLDFAST_SMTP_FROM has to be an address to send from, as HOLDFAST_SMTP_HOST is set")
+        for name in ("HOLDFAST_SMTP_USER", "HOLDFAST_SMTP_PASSWORD"):
+            if not environment.get(name, "").isascii():
+                raise ValueError(f"{name} has to be ASCII: a mail server's login carries nothing else")
         return cls(
             webhooks=_switch(environment, "HOLDFAST_WEBHOOKS"),
             webhook_hosts=frozenset(map(_origin, environment.get("HOLDFAST_WEBHOOK_HOSTS", "").split())),

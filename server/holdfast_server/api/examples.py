@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.protocol import PROTOCOL
+
 _AT = 1_790_000_000.0
 _BY_NAME: dict[str, object] = {
     "job": "char-gpt",
@@ -71,12 +73,12 @@ _BY_NAME: dict[str, object] = {
     "status": "running",
     "error": "unknown_job",
     "token": "…",
-    "prefix": "hf_4k2m",
+    "prefix": "hf_2f60813062",
     "digest": "9f86d081884c7d65",
     "action": "settings.edit",
     "request_id": "0b7f3e5c9a1d4e62",
     "definition": "Iterations that stand",
-    "protocol": 1,
+    "protocol": PROTOCOL,
     "version": 3,
 }
 """What a field of that name holds, where that is of its type; anything else follows from the type alone."""

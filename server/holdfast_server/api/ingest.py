@@ -49,28 +49,23 @@ router = APIRouter(tags=["agents"])
 async def report(request: Request) -> Response:
     """Take in a batch; the answer says that it is committed. Sent twice, it is kept once."""
     state, asker = cast("State", request.app.state), cast("Principal", request.state.principal)
-    encoding = _encoding(request)
-    if encoding is None:
-        return refusal(415, "unsupported_type", "send application/msgpack or application/json")
+    sent = await request.body()
     try:
-        content = _decompressed(await request.body(), request.headers.get("content-encoding", "identity"))
+        with state.measures.ingesting():
+            now, encoding = state.clock(), _encoding(request)
+            content = _decompressed(sent, request.headers.get("content-encoding", "identity"))
+            received = ingest.decode(content, encoding, now=now)
+            with state.room.taking(received.batch.lane, len(content)):
+                project = await state.belonging.reporting(asker, received.batch.job)
+                ack = await ingest.store(state.database, received, project=project, now=now)
+    except TooMuch as error:
+        return _later(error)
+    except Unread as error:
+        return refusal(415, error.code, str(error))
     except Broken as error:
         return refusal(422, "invalid_batch", f"the body cannot be decompressed: {error}")
     except TooLarge:
         raise HTTPException(413) from None
-    if content is None:
-        return refusal(
-            415, "unsupported_encoding", "send the body as it is, or with Content-Encoding: zstd or gzip"
-        )
-    with state.measures.ingesting():
-        now = state.clock()
-        received = ingest.decode(content, encoding, now=now)
-        try:
-            with state.room.taking(received.batch.lane, len(content)):
-                project = await state.belonging.reporting(asker, received.batch.job)
-                ack = await ingest.store(state.database, received, project=project, now=now)
-        except TooMuch as error:
-            return _later(error)
     state.measures.ingested(received)
     return _answer(ack, request.headers.get("accept", ""), encoding)
 
@@ -95,14 +90,24 @@ class State(Protocol):
     belonging: Belonging
 
 
-def _encoding(request: Request) -> Literal["msgpack", "json"] | None:
+class Unread(ValueError):
+    """A body of another type, or packed otherwise, than we read."""
+
+    def __init__(self, code: str, way_out: str) -> None:
+        super().__init__(way_out)
+        self.code = code
+
+
+def _encoding(request: Request) -> Literal["msgpack", "json"]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in MSGPACK:
         return "msgpack"
-    return "json" if kind == "application/json" else None
+    if kind != "application/json":
+        raise Unread("unsupported_type", "send application/msgpack or application/json")
+    return "json"
 
 
-def _decompressed(content: bytes, encoding: str) -> bytes | None:
+def _decompressed(content: bytes, encoding: str) -> bytes:
     match encoding.strip().lower():
         case "identity":
             return content
@@ -111,7 +116,7 @@ def _decompressed(content: bytes, encoding: str) -> bytes | None:
         case "zstd":
             plain = compression.decompress(content, MAX_BODY_BYTES)
         case _:
-            return None
+            raise Unread("unsupported_encoding", "send the body as it is, or with Content-Encoding: zstd or gzip")
     if not compression.plausible(content, plain):
         raise TooLarge("no report compresses so well")
     return plain

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
 from holdfast_server.db import Database, DatabaseInUse, DatabaseUnavailable
 from holdfast_server.encoding import to_json
-from holdfast_server.errors import Refused
+from holdfast_server.errors import Refused, UnknownProject
 from holdfast_server.settings import default_database
 
 EXIT_REFUSED, EXIT_USAGE = 1, 2
@@ -45,6 +45,8 @@ def in_database(db: str | None, work: Callable[[Database, float], Awaitable[T]])
 
     try:
         return asyncio.run(run())
+    except UnknownProject as refusal:
+        fail(f"{refusal}: `holdfast project add` makes one")
     except Refused as refusal:
         fail(str(refusal))
     except (CannotStore, DatabaseTooNew, NotOurDatabase, DatabaseUnavailable, OSError, ValueError) as error:

@@ -53,15 +53,10 @@ def add(
     json: Json = False,
 ) -> None:
     """Add a person, and print the link with which they choose a password."""
-    held = None if role is None else _role(role)
-
-    async def work(database: Database, now: float) -> tuple[str, str]:
-        added, link = await people.add(database, name, admin=admin, who=whoami(), now=now)
-        if held is not None:
-            await people.set_role(database, added, project, held, who=whoami(), now=now)
-        return added, link
-
-    added, link = in_database(db, work)
+    roles = {} if role is None else {project: _role(role)}
+    added, link = in_database(
+        db, lambda database, now: people.add(database, name, admin=admin, roles=roles, who=whoami(), now=now)
+    )
     _tell(f"{added} is here. They choose a password, within a day, at", f"{address}/reset#{link}", json)
 
 

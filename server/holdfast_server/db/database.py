@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from holdfast_migrations import DriverMissing, Upgraded
 from holdfast_server.bus import LocalBus
 from holdfast_server.db.errors import DatabaseBusy, DatabaseClosed, DatabaseUnavailable
 from holdfast_server.db.sqlite import SqliteStore
+from holdfast_server.db.statements import require_writable
 from holdfast_server.db.units import RowWork, Store, T, Unit, Work
 from holdfast_server.settings import database_url
 
 READS_END_SECONDS = 5.0
+READY_SECONDS = 5.0
 WAITING_UNITS = 1000
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class Database:
         self._reader: AsyncEngine | None = None
         self._reading: set[asyncio.Future[None]] = set()
         self._open = False
+        self._asked_whether_ready: asyncio.Task[None] | None = None
 
     @property
     def place(self) -> str:
@@ -185,11 +188,24 @@ class Database:
         return await self._store.leads()
 
     async def ready(self) -> None:
-        """Raises unless the database can be read and what is written is stored."""
+        """Raises unless the database can be read and written. Many who ask together are one question."""
+        if self._asked_whether_ready is None or self._asked_whether_ready.done():
+            self._asked_whether_ready = asyncio.create_task(self._ready(), name="holdfast database readiness")
+        await asyncio.shield(self._asked_whether_ready)
+
+    async def _ready(self) -> None:
         if not self._open or not self._store.writing:
             raise DatabaseClosed("the writer has stopped")
         async with self.read() as session:
             await session.execute(text("SELECT version_num FROM alembic_version"))
+        # A server that has much to store is ready: another one would not get it stored sooner.
+        with suppress(DatabaseBusy):
+            try:
+                async with asyncio.timeout(READY_SECONDS):
+                    await self.write(require_writable)
+            except TimeoutError:
+                reason = f"what is to be written waits for more than {READY_SECONDS:g} s"
+                raise DatabaseUnavailable(reason) from None
 
 
 def _store(url: URL, changes: LocalBus) -> Store:

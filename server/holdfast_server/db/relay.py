@@ -84,15 +84,18 @@ class Relay:
         # Nobody knows what was told before this moment.
         self._changes.publish_all()
         self.listening.set()
+        clock = asyncio.get_running_loop().time
+        look_at = clock() + POLL_SECONDS
         while not driver.is_closed():
             with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS):
+                async with asyncio.timeout_at(look_at):
                     await self._wake.wait()
             async with asyncio.timeout(ANSWER_SECONDS):
                 if self._wake.is_set():
                     await self._tell(connection)
-                else:
+                if clock() >= look_at:  # however much there is to tell
                     await self._look(connection)
+                    look_at = clock() + POLL_SECONDS
 
     async def _tell(self, connection: AsyncConnection) -> None:
         self._wake.clear()

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
@@ -57,6 +58,7 @@ class SqliteStore:
         """
         self.take()
         try:
+            _make(self.path)
             return upgrade(self.url)
         except BaseException:  # even on Ctrl-C the file is free for the next server
             self.release()
@@ -176,6 +178,13 @@ def _look_at(path: Path) -> None:
         )
     if path.exists() and _beginning(path) not in (b"", SQLITE_MAGIC):
         raise NotOurDatabase(f"{path} is no SQLite database, and is left as it is: name another file with --db")
+
+
+def _make(path: Path) -> None:
+    """For whoever runs the server alone: it holds secrets of channels, and what everybody trains. SQLite gives the
+    files beside it the same rights."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _beginning(path: Path) -> bytes:

@@ -10,6 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
+from holdfast_server.db.errors import DatabaseUnavailable
 
 
 def insert(session: AsyncSession | Connection, table: type[models.Base]) -> postgresql.Insert:
@@ -41,9 +42,19 @@ async def locked_job(session: AsyncSession, job: str) -> models.Job | None:
 
 async def size_bytes(session: AsyncSession) -> int:
     """All that is stored, tables, indexes and what is free in between."""
-    pages = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
-    query = "SELECT pg_database_size(current_database())" if _on_postgres(session) else pages
-    return await session.scalar(text(query)) or 0
+    return await session.scalar(text(size_question(session.get_bind().dialect.name))) or 0
+
+
+def size_question(dialect: str) -> str:
+    if dialect == "postgresql":
+        return "SELECT pg_database_size(current_database())"
+    return "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
+
+
+async def require_writable(session: AsyncSession) -> None:
+    """DatabaseUnavailable for a PostgreSQL that only reads, as a standby. On SQLite who writes has the lock."""
+    if _on_postgres(session) and await session.scalar(text("SHOW transaction_read_only")) == "on":
+        raise DatabaseUnavailable("it can be read and not be written: it is a standby, or was made read-only")
 
 
 def job_key(job: str | None) -> int:

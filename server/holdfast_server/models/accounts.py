@@ -68,6 +68,7 @@ class Token(Base):
     job: Mapped[str | None]
     """None: every job of the project. It need not have reported yet."""
     created_by: Mapped[str]
+    """Whose it is: that of a person who made it, or whose key did."""
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     last_used_at: Mapped[float | None]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, version
+from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
 
 import pytest
 import typer
@@ -12,6 +14,7 @@ from fake_server import Holdfast
 
 from holdfast import cli
 
+ROOT = Path(__file__).resolve().parents[3]
 SURFACE = {
     "alerts ack": ["ALERT", "--json", "--server", "--token"],
     "alerts rules": ["--json", "--project", "--server", "--token"],
@@ -20,6 +23,7 @@ SURFACE = {
     "audit": [],
     "budget": ["JOB", "BUDGET", "--json", "--no-wait", "--server", "--token"],
     "checkpoint": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
+    "db": [],
     "every": ["JOB", "ITERATIONS", "--for", "--json", "--no-wait", "--server", "--token"],
     "goodput": ["JOB", "--json", "--server", "--token", "--window"],
     "jobs": ["--json", "--server", "--token"],
@@ -33,6 +37,7 @@ SURFACE = {
     ],
     "policy": ["JOB", "POLICY", "--json", "--no-wait", "--server", "--token"],
     "probe": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
+    "project": [],
     "restore": ["JOB", "ITERATION", "--json", "--no-wait", "--server", "--timeout", "--token"],
     "resume": ["JOB", "--json", "--no-wait", "--server", "--token"],
     "run": ["COMMAND", "--budget", "--grace", "--server", "--starts", "--store"],
@@ -65,8 +70,19 @@ def test_commands_arguments_and_options_are_these() -> None:
     assert found == SURFACE
 
 
-OF_THE_SERVER = {"audit", "serve", "token", "user"}
+OF_THE_SERVER = {"audit", "db", "project", "serve", "token", "user"}
 """Commands whose help is not the agent's."""
+
+
+def test_what_the_server_brings_is_a_command_and_the_other_way_round() -> None:
+    assert {entry.name for entry in entry_points(group=cli.COMMANDS)} == OF_THE_SERVER
+
+
+def test_the_guide_names_no_command_that_there_is_not() -> None:
+    words = re.compile(r"(?:^|`|\$\(|exec |, \")holdfast ([a-z]+)", re.MULTILINE)
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        named = set(words.findall(page.read_text()))
+        assert named <= {path.partition(" ")[0] for path in SURFACE}, page.name
 
 
 @pytest.mark.parametrize("path", sorted(SURFACE.keys() - OF_THE_SERVER))
