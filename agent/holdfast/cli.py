@@ -18,6 +18,7 @@ from holdfast.commands import (
     questions,
     restoring,
     stores,
+    verifying,
 )
 from holdfast.commands.console import EXIT_CODES, EXIT_USAGE, fail
 
@@ -165,7 +166,7 @@ for _edit in (control.budget, control.every, control.policy):
     app.command(rich_help_panel=_OPERATING, context_settings=_MINUS_IS_A_VALUE)(_edit)
 for _switch in (control.pause, control.resume, checkpointing.checkpoint, probing.probe):
     app.command(rich_help_panel=_OPERATING)(_switch)
-for _act in (restoring.restore, keeping.pin, keeping.unpin, keeping.label):
+for _act in (restoring.restore, keeping.pin, keeping.unpin, keeping.label, verifying.verify):
     app.command(rich_help_panel=_OPERATING)(_act)
 app.add_typer(alerting.app, name="alerts", rich_help_panel=_OPERATING)
 app.command(rich_help_panel=_STORES, context_settings=_MINUS_IS_A_VALUE)(planning.plan)

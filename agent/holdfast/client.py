@@ -32,7 +32,9 @@ from holdfast.answers import (
     RankTimes,
     RestorePreview,
     SettingsPreview,
+    Tensors,
     Timeline,
+    Verification,
 )
 from holdfast.asking import convert
 from holdfast.conversation import (
@@ -56,8 +58,8 @@ PAGE = 500
 
 __all__ = [
     "DEFAULT_SERVER", "CheckpointRow", "Client", "Conflict", "Edit", "Goodput", "Invalid", "Job", "JobPlan",
-    "NotFound", "NotPermitted", "NoticeRow", "Order", "ServerBusy", "ServerError", "UnreachableError",
-    "validate_server",
+    "NotFound", "NotPermitted", "NoticeRow", "Order", "ServerBusy", "ServerError", "Tensors", "UnreachableError",
+    "Verification", "validate_server",
 ]  # fmt: skip
 
 
@@ -186,6 +188,37 @@ class Client(Administration):
         path = filled("/jobs/{job}/checkpoints/{checkpoint}", job=job, checkpoint=checkpoint)
         # Said twice, it is the same.
         return self._ask("PATCH", path, CheckpointRow, changes, twice=True)
+
+    def verify(self, job: str, checkpoint: str | int, *, against: str | int | None = None) -> Verification:
+        """Have a checkpoint read back by the job, beside its training; `verification` tells how far that is.
+
+        Args:
+            job: its name.
+            checkpoint: its id, or the iteration that a restore would go back to.
+            against: another one, to tell how far each tensor is from it.
+
+        Raises:
+            NotFound: no such job or checkpoint; `body["nearest"]` is the next earlier one.
+            Conflict: it is not in the store, or as many wait as can.
+        """
+        body = {} if against is None else {"against": str(against)}
+        return self._ask("POST", self._verification(job, checkpoint), Verification, body, twice=True)
+
+    def verification(self, job: str, checkpoint: str | int) -> Verification:
+        """How far that is, and what was last found. Raises NotFound."""
+        return self._ask("GET", self._verification(job, checkpoint), Verification)
+
+    def cancel_verification(self, job: str, checkpoint: str | int) -> Verification:
+        """Take the open request back. Raises NotFound."""
+        return self._ask("DELETE", self._verification(job, checkpoint), Verification, twice=True)
+
+    def _verification(self, job: str, checkpoint: str | int) -> str:
+        return filled("/jobs/{job}/checkpoints/{checkpoint}/verification", job=job, checkpoint=checkpoint)
+
+    def tensors(self, job: str, checkpoint: str | int, *, other: str | int | None = None) -> Tensors:
+        """What the tensors of a verified checkpoint come to, beside those of another. Raises NotFound."""
+        path = filled("/jobs/{job}/checkpoints/{checkpoint}/tensors", job=job, checkpoint=checkpoint)
+        return self._ask("GET", asked(path, **{"with": other}), Tensors)
 
     def oldest_restorable(self, job: str) -> CheckpointRow | None:
         """The one at the lowest iteration that a restore can go back to. Raises NotFound."""

@@ -21,6 +21,10 @@ PROTOCOL = 2
 DEFAULT_PORT = 7117
 MOST_PINS = 64
 """Checkpoints of one job that people may pin at the same time."""
+MOST_VERIFICATIONS = 8
+"""Checkpoints of one job that may wait at the same time to be read back."""
+MOST_TENSORS = 2000
+"""Of which one verification tells; of a checkpoint with more, the largest."""
 
 Lane = Literal["control", "samples"]
 """Control: what happened, which is never dropped. Samples: what was measured, which is thinned under pressure."""
@@ -31,6 +35,9 @@ Counts = list[int] | bytes
 
 CheckpointKind = Literal["scheduled", "requested", "safety", "final"]
 CheckpointState = Literal["snapshot", "persisting", "durable", "failed", "torn", "damaged", "missing"]
+Verdict = Literal["sound", "damaged", "gone", "failed"]
+"""Of reading a checkpoint back. Gone: retention was quicker. Failed: the store could not be read, which says
+nothing of the checkpoint."""
 StallKind = Literal["snapshot_wait", "persist_backpressure", "data_fetch", "data_prep", "barrier", "restore"]
 OrderState = Literal[
     "requested", "delivered", "restoring", "restored", "failed", "cancelled", "expired", "superseded"
@@ -235,6 +242,47 @@ class Inventory(msgspec.Struct, kw_only=True, tag="inventory"):
     """What the store keeps whatever retention says, so that a server whose data was deleted learns of it."""
 
 
+class TensorNorms(msgspec.Struct, kw_only=True):
+    """The floating-point tensors of a checkpoint, by column. Norms are over what is finite.
+
+    One that each rank has of its own is told for each, as `rng.torch [rank 3]`.
+    """
+
+    name: list[str] = []
+    elements: Counts = []
+    norm: Numbers = []
+    """L2."""
+    largest: Numbers = []
+    """Of the absolute values."""
+    nan: Counts = []
+    inf: Counts = []
+    other_norm: Numbers = []
+    """In the checkpoint that it was compared with; this column and the next are empty without one."""
+    distance: Numbers = []
+    """The norm of the difference; NaN for a tensor that the other checkpoint has not, or laid out otherwise."""
+    left_out: int = 0
+    """Tensors beyond `MOST_TENSORS`."""
+
+
+class Verified(msgspec.Struct, kw_only=True, tag="verified"):
+    """How far the reading back of a checkpoint has come that somebody asked for; the newest word wins."""
+
+    at: float
+    request: int
+    checkpoint: str
+    verdict: Verdict | None = None
+    """None: it is being read."""
+    against: str | None = None
+    """The checkpoint that its tensors were compared with."""
+    host: str = ""
+    read_bytes: int = 0
+    total_bytes: int = 0
+    seconds: float | None = None
+    reason: str | None = None
+    """Which file, and which tensor in it, is not what was written; or why it could not be read."""
+    tensors: TensorNorms | None = None
+
+
 class RankWork(msgspec.Struct, kw_only=True, tag="rank_work"):
     """What one of several ranks did since it last said so, as sums. Each rank tells its own.
 
@@ -278,6 +326,7 @@ Event = (
     | Applied
     | OrderMoved
     | Inventory
+    | Verified
     | RankWork
     | Notice
 )
@@ -322,6 +371,16 @@ class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
     """The lowest attempt that may act on it."""
 
 
+class VerifyRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Read a checkpoint back, from where it is kept, and compare every byte with its digests."""
+
+    id: int
+    """The version of what is desired that it came with."""
+    checkpoint: str
+    against: str | None = None
+    """Another one, to tell how far each tensor is from it."""
+
+
 class Desired(msgspec.Struct, kw_only=True, frozen=True):
     """What people want a job to be. None: no order of theirs, the script's own setting stands."""
 
@@ -339,6 +398,8 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     pins: tuple[str, ...] | None = None
     """Checkpoints that retention must leave, at most `MOST_PINS`; None: nobody has said anything of pins here, and
     those that the store has noted stay."""
+    verify: tuple[VerifyRequest, ...] = ()
+    """The first first, one at a time; at most `MOST_VERIFICATIONS`. One that has its verdict is not among them."""
     latest_attempt: int = 0
     latest_lineage: int = 0
     """The highest numbers the server has seen, so that a job whose store was deleted does not reuse them."""

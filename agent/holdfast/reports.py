@@ -191,8 +191,8 @@ class Reporter:
         every = "none" if now is None else f"every {now:,} iterations" if now > 1 else "every iteration"
         logger.info("%s: checkpoints: %s (%s): %s", self.job, every, plan.policy, plan.reason)
 
-    def damaged(self, checkpoint: str, error: Exception) -> None:
-        self.notice("warning", "damaged", f"checkpoint {checkpoint} is damaged and passed over: {error}")
+    def damaged(self, checkpoint: str, error: Exception | str, what: str = "damaged and passed over") -> None:
+        self.notice("warning", "damaged", f"checkpoint {checkpoint} is {what}: {error}")
         iteration, lineage = parse_checkpoint_id(checkpoint)
         self.event(
             protocol.Checkpoint(

@@ -84,11 +84,12 @@ def _kept_with(file: fmt.File, tensor: fmt.Tensor) -> str:
     return object_of(tensor.name) if is_large else ""
 
 
-def runs_to_verify(manifest: fmt.Manifest, file: fmt.File) -> Iterator[Run]:
-    """All of a file in stretches of moderate size."""
+def runs_to_verify(manifest: fmt.Manifest, file: fmt.File, most_bytes: int | None = None) -> Iterator[Run]:
+    """All of a file in stretches of moderate size: of at most WINDOW_BYTES, unless a piece of it is larger."""
+    most_bytes = WINDOW_BYTES if most_bytes is None else most_bytes
     pieces: list[fmt.Piece] = []
     for piece in fmt.pieces(manifest, file):
-        if pieces and piece.end - pieces[0].start > WINDOW_BYTES:
+        if pieces and piece.end - pieces[0].start > most_bytes:
             yield Run(file, pieces)
             pieces = []
         pieces.append(piece)

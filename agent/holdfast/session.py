@@ -34,6 +34,7 @@ from holdfast.steering import Adrift, Decision, steering_of
 from holdfast.store import open_store
 from holdfast.tally import Tally
 from holdfast.training import Training
+from holdfast.verifier import Verifier
 
 logger = logging.getLogger("holdfast")
 
@@ -134,6 +135,7 @@ class Session:
         self._steering = steering_of(self._ranks, self._choose)
         self._meter = Meter(self._controller, self._reporter, self._checkpoints.persister.measured)
         self._prober = Prober(self._training, self._meter, self._reporter)
+        self._verifier = Verifier(self._checkpoints, self._reporter)
         self._progress = Progress(None if self._ranks.leads else "")
         self._resumed = self._closed = self._forked = False
         self._wanted: CheckpointKind | None = None
@@ -317,6 +319,7 @@ class Session:
             self._reporter.link.start()
         if first is not None:
             checkpoints.pinned.follow(first.pins, checkpoints.attempt)
+            self._verifier.follow(first.verify)
         if self._ranks.world_size > 1:
             self._tell_of_this_rank(server, token, at_least)
 
@@ -344,6 +347,7 @@ class Session:
             self._checkpoints.wanted["an order"] = desired.restore.checkpoint
         self._orders.arrived(desired)
         self._checkpoints.pinned.follow(desired.pins, self._checkpoints.attempt)
+        self._verifier.follow(desired.verify)
 
     def _begin(self, start: Start) -> None:
         self._resumed = True
@@ -374,6 +378,7 @@ class Session:
         self._closed = True
         atexit.unregister(self._at_exit)
         parts: tuple[Callable[[], object], ...] = (
+            self._verifier.close,
             lambda: self._take_final() if reason == "finished" else None,
             lambda: self._checkpoints.close(WRITE_SECONDS),
             self._ranks.close,

@@ -8,7 +8,7 @@ from msgspec import UNSET
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast_server import audit, checkpoints, models, orders, pins
+from holdfast_server import audit, checkpoints, models, orders, pins, verifications
 from holdfast_server import desired as wanted
 from holdfast_server.checkpoints import DURABLE, ancestry_of, as_row
 from holdfast_server.db import Database
@@ -16,7 +16,7 @@ from holdfast_server.errors import InvalidSetting, NotRestorable
 from holdfast_server.previews import preview_restore as preview_restore
 from holdfast_server.previews import preview_settings as preview_settings
 from holdfast_server.summaries import find_job
-from holdfast_server.views import CheckpointChanges, CheckpointRow, DesiredChanges, Order
+from holdfast_server.views import CheckpointChanges, CheckpointRow, DesiredChanges, Order, Tensors, Verification
 
 MAX_KEY = 200
 
@@ -192,6 +192,71 @@ async def change_checkpoint(
         return as_row(found, await ancestry_of(session, row))
 
     return await db.write(work, job=job, at_once=True)
+
+
+async def verify(
+    db: Database, job: str, checkpoint: str, *, against: str | None = None, who: str, now: float
+) -> Verification:
+    """Have whoever holds the store read a checkpoint back, beside training. Asked twice, it is read once.
+
+    Args:
+        db: where it is stored.
+        job: the name of the job.
+        checkpoint: its id, or the iteration that a restore would go back to.
+        against: another one, by id or iteration, to tell how far each tensor is from it.
+        who: the name of the one who asked.
+        now: seconds since the epoch.
+
+    Raises:
+        UnknownJob, InvalidSetting.
+        NoSuchCheckpoint: with the nearest earlier one.
+        NotPossible: it is not in the store, or as many wait as can.
+    """
+
+    async def work(session: AsyncSession) -> Verification:
+        row = await find_job(session, job)
+        found = await _named(session, row, checkpoint)
+        other = await _named(session, row, against) if against else None
+        if await verifications.ask(session, row, found, against=other, who=who, now=now):
+            about = {"checkpoint": found.id} | ({"against": other.id} if other else {})
+            await audit.record(
+                session, who=who, action="checkpoint.verify", now=now, job=job, project=row.project, after=about
+            )
+        return await verifications.find(session, job, found.id)
+
+    return await db.write(work, job=job, at_once=True)
+
+
+async def cancel_verification(db: Database, job: str, checkpoint: str, *, who: str, now: float) -> Verification:
+    """Take the open request back; without one nothing changes. Raises as `verify` does."""
+
+    async def work(session: AsyncSession) -> Verification:
+        row = await find_job(session, job)
+        found = await _named(session, row, checkpoint)
+        if await verifications.cancel(session, row, found.id, who=who, now=now):
+            await audit.record(
+                session, who=who, action="checkpoint.verify_cancel", now=now, job=job, project=row.project,
+                after={"checkpoint": found.id},
+            )  # fmt: skip
+        return await verifications.find(session, job, found.id)
+
+    return await db.write(work, job=job, at_once=True)
+
+
+async def verification(db: Database, job: str, checkpoint: str) -> Verification:
+    """Raises UnknownJob, NoSuchCheckpoint and InvalidSetting."""
+    async with db.read() as session:
+        row = await find_job(session, job)
+        return await verifications.find(session, job, (await _named(session, row, checkpoint)).id)
+
+
+async def tensors(db: Database, job: str, checkpoint: str, other: str | None = None) -> Tensors:
+    """What the tensors of a checkpoint come to, beside those of another. Raises as `verification` does."""
+    async with db.read() as session:
+        row = await find_job(session, job)
+        here = (await _named(session, row, checkpoint)).id
+        there = (await _named(session, row, other)).id if other else None
+        return await verifications.tensors(session, job, here, there)
 
 
 async def _named(session: AsyncSession, job: models.Job, checkpoint: str) -> models.Checkpoint:

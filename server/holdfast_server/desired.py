@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.pacing import parse_budget, parse_every, parse_policy
-from holdfast.protocol import OPEN_ORDER_STATES, Desired, Paced, RestoreOrder
+from holdfast.protocol import OPEN_ORDER_STATES, Desired, Paced, RestoreOrder, VerifyRequest
 from holdfast_server import models
 from holdfast_server.errors import Conflict, InvalidSetting
 from holdfast_server.views import Change, DesiredChanges, Edit, Order
@@ -26,9 +26,9 @@ LEAST_HELD_SECONDS, MOST_HELD_SECONDS = 60.0, 30 * 86400.0
 """For how long an interval may be ordered that ends by itself."""
 _UNTIL = "%Y-%m-%d %H:%M:%S UTC"
 """How the end of an interval is written where it is told."""
-RESTORE, PIN, UNPIN = "restore", "pin", "unpin"
+RESTORE, PIN, UNPIN, VERIFY = "restore", "pin", "unpin", "verify"
 """The fields of changes that are about an order or a checkpoint; every other one is a setting."""
-NO_SETTINGS = (RESTORE, PIN, UNPIN)
+NO_SETTINGS = (RESTORE, PIN, UNPIN, VERIFY)
 
 _changes = msgspec.msgpack.Decoder(list[Change])
 
@@ -47,9 +47,23 @@ def of(job: models.Job, order: models.RestoreOrder | Order | None) -> Desired:
         checkpoint_request=job.checkpoint_request,
         probe_request=job.probe_request,
         pins=None if job.pins is None else tuple(job.pins.split()),
+        verify=tuple(verify_requests(job)),
         restore=RestoreOrder(id=order.id, checkpoint=order.checkpoint, fence=order.fence) if order else None,
         latest_attempt=job.attempt,
         latest_lineage=job.latest_lineage,
+    )
+
+
+def verify_requests(job: models.Job) -> Iterator[VerifyRequest]:
+    """The open ones, the first first."""
+    for said in (job.verify or "").split():
+        request, checkpoint, *against = said.split(":")
+        yield VerifyRequest(id=int(request), checkpoint=checkpoint, against=against[0] if against else None)
+
+
+def set_verify_requests(job: models.Job, requests: Iterable[VerifyRequest]) -> None:
+    job.verify = " ".join(
+        ":".join(filter(None, (str(each.id), each.checkpoint, each.against))) for each in requests
     )
 
 
@@ -74,8 +88,8 @@ async def check_version(session: AsyncSession, job: models.Job, version: int) ->
 
     The settings are what an editor edits: budget, policy, interval, pause, and the request of a checkpoint or a
     probe.
-    Versions in which a restore was placed, moved or ended, or a checkpoint pinned, change none of them, and take
-    nobody's form away.
+    Versions in which a restore was placed, moved or ended, or a checkpoint pinned or verified, change none of
+    them, and take nobody's form away.
     """
     if version > job.version:
         raise Conflict(version=job.version, who="the server", at=job.created_at, what="it is not that far yet")

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast_server import batches, checkpoints, desired, models, orders, pins, work
+from holdfast_server import batches, checkpoints, desired, models, orders, pins, verifications, work
 from holdfast_server.samples import MAX_ITERATION, MAX_NAME, is_span, is_time
 
 MAX_TEXT = 4000
@@ -87,6 +87,8 @@ def _settle(event: protocol.Event) -> None:
         if len(event.checkpoints) > MAX_CHECKPOINTS:
             raise ValueError(f"an inventory of {len(event.checkpoints)} checkpoints")
         names = [*event.checkpoints, *event.pinned]
+    if isinstance(event, protocol.Verified):
+        names = [event.checkpoint, event.against]
     for name in filter(None, names):
         protocol.parse_checkpoint_id(name)
 
@@ -130,6 +132,8 @@ async def record(source: Source, event: protocol.Event) -> None:
                 session, job.name, event, attempt=attempt.attempt, sequence=source.sequence
             )
             await pins.adopt(session, job, event, now=source.now)
+        case protocol.Verified() if source.rank == 0:
+            await verifications.record(session, job, event, attempt=attempt.attempt, now=source.now)
         case protocol.Stall():
             _stall(source, event)
         case protocol.Paced():

@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import parse_checkpoint_id
-from holdfast_server import checkpoints, desired, models, orders
+from holdfast_server import checkpoints, desired, models, orders, verifications
 from holdfast_server.checkpoints import DURABLE, as_lineage, as_row
 from holdfast_server.db import Database
 from holdfast_server.summaries import find_job
@@ -30,6 +30,7 @@ async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
             before=await _neighbour(session, found, later=False),
             after=await _neighbour(session, found, later=True),
             edit=await _edit(session, found),
+            verification=await verifications.find(session, job, found.id),
         )
 
 

@@ -50,6 +50,77 @@ class CheckpointChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields
     """null, or nothing but spaces: none."""
 
 
+VerificationState = Literal["unasked", "requested", "reading", "sound", "damaged", "gone", "failed", "cancelled"]
+
+
+class Verification(Struct, kw_only=True, frozen=True):
+    """Whether anybody asked for a checkpoint to be read back, how far that is, and what was last found."""
+
+    checkpoint: str
+    request: int = 0
+    """The version of what is desired that it came with."""
+    state: VerificationState = "unasked"
+    """Of the newest request."""
+    at: float | None = None
+    """When that was told."""
+    asked_by: str | None = None
+    asked_at: float | None = None
+    against: str | None = None
+    """Another checkpoint, that its tensors are compared with."""
+    host: str = ""
+    """Which reads it, or has read it."""
+    read_bytes: int = 0
+    total_bytes: int = 0
+    seconds: float | None = None
+    reason: str | None = None
+    verdict: Literal["sound", "damaged"] | None = None
+    """Of the last time that it could be read to its end, or to the damage; a newer request does not change it."""
+    verified_at: float | None = None
+    verified_host: str = ""
+    measured_at: float | None = None
+    """When its tensors were summed up; None: they were not."""
+
+    @property
+    def open(self) -> bool:
+        return self.state in ("requested", "reading")
+
+
+class TensorRow(Struct, kw_only=True, frozen=True):
+    """One floating-point tensor of a checkpoint, and of another one. Norms are over what is finite."""
+
+    name: str
+    elements: int
+    norm: float
+    """L2."""
+    largest: float
+    """Of the absolute values."""
+    nan: int
+    inf: int
+    other_norm: float | None = None
+    """None where the other has no such tensor."""
+    distance: float | None = None
+    """The norm of the difference; None where nobody has computed it."""
+    change: float | None = None
+    """By the measure of the table, as a share of the other's norm."""
+
+
+class Tensors(Struct, kw_only=True, frozen=True):
+    """The tensors of a checkpoint, beside those of another: what is not finite first, then the largest change."""
+
+    checkpoint: str
+    other: str | None
+    measure: Literal["none", "norms", "difference"]
+    """What `change` is: nothing; by how much the norm differs, which says nothing of the direction; or the norm of
+    the difference."""
+    measured_at: float | None
+    """None: its tensors were never summed up, or those of the other were not."""
+    missing: list[str]
+    """Whose tensors were not summed up, of the two."""
+    rows: list[TensorRow]
+    left_out: int
+    """Tensors that the report does not tell of."""
+
+
 class Transition(Struct, kw_only=True, frozen=True):
     state: OrderState
     at: float
@@ -500,6 +571,7 @@ class CheckpointStory(Struct, kw_only=True, frozen=True):
     after: CheckpointRow | None
     edit: Edit | None
     """The newest change of a setting when it was taken."""
+    verification: Verification
 
 
 class JobPlan(Struct, kw_only=True, frozen=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse, Response
@@ -16,13 +17,49 @@ from holdfast_server.errors import InvalidSetting, NotPossible
 from holdfast_server.pins import MOST_LABEL
 from holdfast_server.stories import story
 from holdfast_server.summaries import job_summary
-from holdfast_server.views import CheckpointChanges, CheckpointStory, Edit, JobSummary
+from holdfast_server.verifications import IN_REACH
+from holdfast_server.views import CheckpointChanges, CheckpointStory, Edit, JobSummary, Tensors, Verification
 from holdfast_web.controls import Ack, Typed
+from holdfast_web.filters import age
 from holdfast_web.pages import EDITS_MOST
 from holdfast_web.render import View
 from holdfast_web.routing import PageRoute, Text, status_of
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+STATES = {
+    "snapshot": "still being copied", "persisting": "still being written", "failed": "one that failed",
+    "torn": "torn", "damaged": "damaged", "missing": "no longer in the store",
+}  # fmt: skip
+TENSORS_SHOWN = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationPart(View):
+    """Whether it was read back, and what was found."""
+
+    template: ClassVar[str] = "_verification.html"
+    job: JobSummary
+    verification: Verification
+    told: bool
+    """The job has shown to hold the request."""
+    readable: bool
+    verify_refusal: str = ""
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorsPart(View):
+    """What its tensors come to, beside those of another."""
+
+    template: ClassVar[str] = "_tensors.html"
+    job: JobSummary
+    table: Tensors
+    measurable: bool
+    """Both are in the store, and nobody has asked yet."""
+    shown: int
+    measured: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +74,49 @@ class CheckpointPage(View):
     label: Typed
     refusal: str
     """Why it was not pinned."""
+    verify: VerificationPart
+    tensors: TensorsPart
+    states: dict[str, str] = field(default_factory=lambda: STATES)
     most_label: int = MOST_LABEL
     now: float
 
 
 async def _page(
     db: Database, job: str, checkpoint: str, now: float, *, other: str = "", typed: Typed | None = None,
-    refusal: str = "",
+    refusal: str = "", verify_refusal: str = "", all_tensors: bool = False,
 ) -> CheckpointPage:  # fmt: skip
     summary, told = await job_summary(db, job, now=now), await story(db, job, checkpoint)
+    that = await story(db, job, other) if other else None
+    table = await control.tensors(db, job, told.checkpoint.id, that.checkpoint.id if that else None)
+    points = [told.checkpoint, *([that.checkpoint] if that else [])]
+    asked = told.verification.open and that is not None and told.verification.against == that.checkpoint.id
     return CheckpointPage(
         job=summary,
         story=told,
-        other=await story(db, job, other) if other else None,
+        other=that,
+        verify=_verification_of(summary, told, now, refusal=verify_refusal),
+        tensors=TensorsPart(
+            job=summary,
+            table=table,
+            measurable=len({each.id for each in points if each.state in IN_REACH}) == 2 and not asked,
+            shown=len(table.rows) if all_tensors else TENSORS_SHOWN,
+            measured=age(None if table.measured_at is None else now - table.measured_at),
+        ),
         pin=_pin_of(checkpoint, await timeline.edits(db, job, limit=EDITS_MOST), summary),
         label=typed or Typed(value=told.checkpoint.label or ""),
         refusal=refusal,
+        now=now,
+    )
+
+
+def _verification_of(job: JobSummary, told: CheckpointStory, now: float, *, refusal: str = "") -> VerificationPart:
+    found = told.verification
+    return VerificationPart(
+        job=job,
+        verification=found,
+        told=found.request <= job.delivered_version,
+        readable=told.checkpoint.state in IN_REACH,
+        verify_refusal=refusal,
         now=now,
     )
 
@@ -69,9 +133,36 @@ def _pin_of(checkpoint: str, edits: list[Edit], job: JobSummary) -> Ack | None:
 
 @router.get("/jobs/{job}/checkpoints/{checkpoint}")
 async def checkpoint_page(
-    job: str, checkpoint: str, db: Db, clock: Clock, other: Annotated[str, Query(alias="with")] = ""
-) -> Response:
-    return (await _page(db, job, checkpoint, clock(), other=other)).response()
+    job: str, checkpoint: str, db: Db, clock: Clock, other: Annotated[str, Query(alias="with")] = "",
+    tensors: str = "",
+) -> Response:  # fmt: skip
+    page = await _page(db, job, checkpoint, clock(), other=other, all_tensors=tensors == "all")
+    return page.response()
+
+
+@router.get("/jobs/{job}/checkpoints/{checkpoint}/verification")
+async def verification(job: str, checkpoint: str, db: Db, clock: Clock) -> Response:
+    """While it is read. Its verdict changes more than this part of the page, which then is loaded anew."""
+    now = clock()
+    part = _verification_of(await job_summary(db, job, now=now), await story(db, job, checkpoint), now)
+    return part.response(headers={} if part.verification.open else {"HX-Refresh": "true"})
+
+
+@router.post("/jobs/{job}/checkpoints/{checkpoint}/verify")
+async def verify(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, against: Text = "") -> Response:
+    now = clock()
+    try:
+        await control.verify(db, job, checkpoint, against=against or None, who=who, now=now)
+    except NotPossible as refusal:
+        page = await _page(db, job, checkpoint, now, other=against, verify_refusal=str(refusal))
+        return page.response(status_of(refusal))
+    return _back(job, checkpoint, "verify", against)
+
+
+@router.post("/jobs/{job}/checkpoints/{checkpoint}/verify/cancel")
+async def cancel_verification(job: str, checkpoint: str, db: Db, who: Who, clock: Clock) -> Response:
+    await control.cancel_verification(db, job, checkpoint, who=who, now=clock())
+    return _back(job, checkpoint, "verify")
 
 
 @router.post("/jobs/{job}/checkpoints/{checkpoint}/pin")
@@ -82,7 +173,7 @@ async def pin(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, pinned:
     except NotPossible as refusal:
         page = await _page(db, job, checkpoint, now, refusal=str(refusal))
         return page.response(status_of(refusal))
-    return _back(job, checkpoint)
+    return _back(job, checkpoint, "keep")
 
 
 @router.post("/jobs/{job}/checkpoints/{checkpoint}/label")
@@ -93,8 +184,9 @@ async def label(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, label
     except InvalidSetting as refusal:
         page = await _page(db, job, checkpoint, now, typed=Typed(value=label, error=str(refusal)))
         return page.response(status_of(refusal))
-    return _back(job, checkpoint)
+    return _back(job, checkpoint, "keep")
 
 
-def _back(job: str, checkpoint: str) -> Response:
-    return RedirectResponse(f"/jobs/{job}/checkpoints/{checkpoint}#keep", 303)
+def _back(job: str, checkpoint: str, part: str, other: str = "") -> Response:
+    beside = f"?with={quote(other)}" if other else ""
+    return RedirectResponse(f"/jobs/{job}/checkpoints/{checkpoint}{beside}#{part}", 303)

@@ -22,7 +22,10 @@ from holdfast.answers.jobs import Job as Job
 from holdfast.answers.jobs import LongestStall as LongestStall
 from holdfast.answers.jobs import NoticeRow as NoticeRow
 from holdfast.answers.jobs import Order as Order
+from holdfast.answers.jobs import TensorRow as TensorRow
+from holdfast.answers.jobs import Tensors as Tensors
 from holdfast.answers.jobs import Transition as Transition
+from holdfast.answers.jobs import Verification as Verification
 from holdfast.answers.questions import Goodput as Goodput
 from holdfast.answers.questions import JobPlan as JobPlan
 from holdfast.answers.questions import Kept as Kept

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from holdfast.protocol import CheckpointKind, CheckpointState, Desired, OrderState, Paced, StallKind
@@ -34,6 +36,63 @@ class CheckpointRow(msgspec.Struct, kw_only=True, frozen=True):
     abandoned: bool = False
     """Not on the way from the job's start to where it is now."""
     restorable: bool = False
+
+
+class Verification(msgspec.Struct, kw_only=True, frozen=True):
+    """Whether anybody asked for a checkpoint to be read back, how far that is, and what was last found."""
+
+    checkpoint: str
+    state: Literal["unasked", "requested", "reading", "sound", "damaged", "gone", "failed", "cancelled"]
+    """Of the newest request."""
+    at: float | None = None
+    asked_by: str | None = None
+    asked_at: float | None = None
+    against: str | None = None
+    """Another checkpoint, that its tensors are compared with."""
+    host: str = ""
+    read_bytes: int = 0
+    total_bytes: int = 0
+    seconds: float | None = None
+    reason: str | None = None
+    verdict: Literal["sound", "damaged"] | None = None
+    """Of the last time that it could be read; a newer request does not change it."""
+    verified_at: float | None = None
+    verified_host: str = ""
+    measured_at: float | None = None
+    """When its tensors were summed up; None: they were not."""
+
+    @property
+    def open(self) -> bool:
+        return self.state in ("requested", "reading")
+
+
+class TensorRow(msgspec.Struct, kw_only=True, frozen=True):
+    """One floating-point tensor of a checkpoint, and of another one. Norms are over what is finite."""
+
+    name: str
+    elements: int = 0
+    norm: float = 0.0
+    largest: float = 0.0
+    nan: int = 0
+    inf: int = 0
+    other_norm: float | None = None
+    distance: float | None = None
+    """The norm of the difference; None where nobody has computed it."""
+    change: float | None = None
+    """By the measure of the table, as a share of the other's norm."""
+
+
+class Tensors(msgspec.Struct, kw_only=True, frozen=True):
+    """The tensors of a checkpoint, beside those of another: what is not finite first, then the largest change."""
+
+    checkpoint: str
+    other: str | None = None
+    measure: Literal["none", "norms", "difference"] = "none"
+    measured_at: float | None = None
+    missing: list[str] = []
+    """Whose tensors were not summed up, of the two."""
+    rows: list[TensorRow] = []
+    left_out: int = 0
 
 
 class Transition(msgspec.Struct, kw_only=True, frozen=True):

@@ -74,7 +74,7 @@ def label(
         try:
             row = client.label(job, checkpoint, text or None)
         except ServerError as error:
-            _offer(error, "label", job, checkpoint)
+            offer_nearest(error, "label", job, checkpoint)
             raise
     if json:
         print_json(row)
@@ -99,11 +99,11 @@ def _pinned(client: Client, job: str, checkpoint: str, *, pinned: bool) -> Check
     try:
         return client.pin(job, checkpoint, pinned=pinned)
     except ServerError as error:
-        _offer(error, "pin" if pinned else "unpin", job, checkpoint)
+        offer_nearest(error, "pin" if pinned else "unpin", job, checkpoint)
         raise
 
 
-def _offer(error: ServerError, command: str, job: str, checkpoint: str) -> None:
+def offer_nearest(error: ServerError, command: str, job: str, checkpoint: str) -> None:
     """Where there is none at that iteration, the nearest earlier one."""
     if error.code == "no_such_checkpoint" and (nearest := error.body.get("nearest")):
         print(f"holdfast: {job} has no checkpoint {checkpoint}.", file=sys.stderr)

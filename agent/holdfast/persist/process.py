@@ -43,6 +43,11 @@ def opener(store: Store) -> str | None:
     return getattr(store, "opener", "holdfast.store:open_store")
 
 
+def environment() -> dict[str, str]:
+    """In which another Python finds what the trainer finds."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+
+
 class ProcessBackend:
     """A helper for each arena, started with its first snapshot and kept for the next ones."""
 
@@ -170,10 +175,9 @@ class Helper:
 
 
 def _start(store: Store, fd: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(entry for entry in sys.path if entry)  # it finds what the trainer finds
     return subprocess.Popen(  # noqa: S603  this interpreter, and nothing that a user typed
         [sys.executable, "-P", "-m", "holdfast.persist.worker", str(fd), str(opener(store)), store.url],
-        env=os.environ | {"PYTHONPATH": path},
+        env=environment(),
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # a pipe of the trainer's must end with the trainer

@@ -24,6 +24,7 @@ from holdfast_server.models.base import table as table
 from holdfast_server.models.checkpoints import Checkpoint as Checkpoint
 from holdfast_server.models.checkpoints import OrderTransition as OrderTransition
 from holdfast_server.models.checkpoints import RestoreOrder as RestoreOrder
+from holdfast_server.models.checkpoints import Verification as Verification
 from holdfast_server.models.jobs import DEFAULT_PROJECT as DEFAULT_PROJECT
 from holdfast_server.models.jobs import Attempt as Attempt
 from holdfast_server.models.jobs import Job as Job

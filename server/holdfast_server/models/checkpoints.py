@@ -41,6 +41,38 @@ class Checkpoint(Base):
     sequence: Mapped[int]
 
 
+class Verification(Base):
+    """The newest request to read a checkpoint back, how far that is, and the newest verdict there is on it."""
+
+    __tablename__ = "verifications"
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
+    checkpoint: Mapped[str] = mapped_column(primary_key=True)
+    request: Mapped[int]
+    """The version of what is desired that it came with."""
+    against: Mapped[str | None]
+    """Which other one its tensors are to be compared with."""
+    asked_by: Mapped[str]
+    asked_at: Mapped[float]
+    state: Mapped[str]
+    at: Mapped[float]
+    """When `state` was last told."""
+    host: Mapped[str] = mapped_column(default="")
+    read_bytes: Mapped[int] = mapped_column(default=0)
+    total_bytes: Mapped[int] = mapped_column(default=0)
+    seconds: Mapped[float | None]
+    reason: Mapped[str | None]
+
+    verdict: Mapped[str | None]
+    """`sound` or `damaged`: of the last time that it could be read, which a later request does not take away."""
+    verified_at: Mapped[float | None]
+    verified_host: Mapped[str] = mapped_column(default="")
+    tensors: Mapped[bytes | None]
+    """`protocol.TensorNorms` in msgpack, compressed."""
+    tensors_at: Mapped[float | None]
+    tensors_against: Mapped[str | None]
+
+
 class RestoreOrder(Base):
     __tablename__ = "orders"
     __table_args__ = (

@@ -87,6 +87,8 @@ class Job(Base):
     probe_request: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     pins: Mapped[str | None]
     """The ids of pinned checkpoints, as their rows have it, with spaces between; None: none was ever pinned."""
+    verify: Mapped[str | None]
+    """Open requests to read a checkpoint back, `request:checkpoint[:against]`, the first first, spaces between."""
 
     delivered_version: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     """Which the agent has shown to hold, by asking for a later one."""

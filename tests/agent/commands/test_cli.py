@@ -47,10 +47,11 @@ SURFACE = {
     "store gc": ["PATH", "--drop", "--dry-run", "--job", "--json", "--keep", "--while-running", "--yes", "-y"],
     "store ls": ["PATH", "--job", "--json"],
     "store show": ["PATH", "JOB", "CHECKPOINT", "TENSOR", "--json"],
-    "store verify": ["PATH", "--job", "--json"],
+    "store verify": ["PATH", "--checkpoint", "--job", "--json"],
     "token": [],
     "unpin": ["JOB", "CHECKPOINT", "--json", "--no-wait", "--server", "--token"],
     "user": [],
+    "verify": ["JOB", "CHECKPOINT", "--against", "--json", "--no-wait", "--server", "--timeout", "--token"],
 }  # fmt: skip
 
 

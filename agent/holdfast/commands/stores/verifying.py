@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 import typer
 
 from holdfast import restore
 from holdfast.commands.bar import progress_bar
-from holdfast.commands.console import EXIT_REFUSED, Json
-from holdfast.commands.stores.asking import OfJob, Where, opened
+from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, Json, fail
+from holdfast.commands.stores.asking import OfJob, Where, chosen, opened
 from holdfast.commands.stores.listing import Found, broken, described, named, print_found
 from holdfast.errors import HoldfastError
 from holdfast.store import Store
 
 
-def verify(path: Where, job: OfJob = None, json: Json = False) -> None:
+def verify(
+    path: Where,
+    job: OfJob = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Only this one, by its name; with --job.")] = None,
+    json: Json = False,
+) -> None:
     """Read every byte of every checkpoint from the disk and compare it with its digests.
 
     Exit code 0 when all are sound, 1 when one is damaged or cannot be read; what to do about it is printed.
@@ -22,7 +29,11 @@ def verify(path: Where, job: OfJob = None, json: Json = False) -> None:
     Examples: holdfast store verify checkpoints  ·  holdfast store verify checkpoints --job char-gpt --json
     """
     with opened(path) as store:
-        wanted = list(named(store, job))
+        if checkpoint is not None and job is None:
+            fail("--checkpoint names one of a job: give --job, too", EXIT_USAGE)
+        wanted = list(
+            named(store, job) if checkpoint is None else [(job or "", chosen(store, job or "", checkpoint))]
+        )
         found = [_verified(store, *each, f"{i} of {len(wanted)}") for i, each in enumerate(wanted, 1)]
         print_found(found, path, json=json)
         if not json:

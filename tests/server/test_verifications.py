@@ -1,0 +1,234 @@
+"""Checkpoints that people have read back: how a request travels, and what is kept of what the job finds."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from holdfast.protocol import MOST_VERIFICATIONS, Applied, Inventory, TensorNorms, Verified, checkpoint_id
+
+JOB = "/api/v1/jobs/char-gpt"
+FIRST, SECOND = checkpoint_id(10, 1), checkpoint_id(20, 1)
+
+
+@pytest.fixture
+def job(agent):
+    """At iteration 30, with durable checkpoints at 10 and 20."""
+    agent.start()
+    for _ in range(2):
+        agent.train(10)
+        agent.checkpoint()
+    agent.train(10)
+    return agent
+
+
+def ask(client, checkpoint=FIRST, **body):
+    return client.post(f"{JOB}/checkpoints/{checkpoint}/verification", json=body)
+
+
+def told(client, checkpoint=FIRST):
+    return client.get(f"{JOB}/checkpoints/{checkpoint}/verification").json()
+
+
+def wanted(client):
+    found = client.get(f"{JOB}/desired").json()["verify"]
+    return [(each["id"], each["checkpoint"], each["against"]) for each in found]
+
+
+def state_of(client, checkpoint=FIRST):
+    rows = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
+    return next((row["state"], row["restorable"]) for row in rows if row["id"] == checkpoint)
+
+
+def says(agent, request, verdict=None, checkpoint=FIRST, **more):
+    agent.at += 1
+    agent.say(
+        Verified(at=agent.at, request=request, checkpoint=checkpoint, verdict=verdict, host="node-1", **more)
+    )
+
+
+def norms(scale=1.0, **more):
+    columns = {
+        "name": ["model.a", "model.b", "model.c"], "elements": [4, 5, 6],
+        "norm": [2.0 * scale, 3.0, 4.0], "largest": [1.0, 1.0, 1.0], "nan": [0, 0, 2], "inf": [0, 0, 0],
+    }  # fmt: skip
+    return TensorNorms(**columns | more)
+
+
+def test_nobody_has_asked_until_somebody_does(job, client):
+    assert told(client)["state"] == "unasked"
+    assert wanted(client) == []
+
+
+def test_a_request_reaches_the_job_and_goes_when_it_has_its_verdict(job, client, clock):
+    asked = ask(client).json()
+    assert (asked["state"], asked["asked_by"], asked["asked_at"]) == ("requested", "operator", clock())
+    assert wanted(client) == [(1, FIRST, None)]
+    says(job, 1, read_bytes=100, total_bytes=400)
+    reading = told(client)
+    assert (reading["state"], reading["host"], reading["read_bytes"]) == ("reading", "node-1", 100)
+    assert wanted(client) == [(1, FIRST, None)]
+    says(job, 1, "sound", read_bytes=400, total_bytes=400, seconds=2.5)
+    done = told(client)
+    assert (done["state"], done["verdict"], done["verified_at"]) == ("sound", "sound", job.at)
+    assert (done["verified_host"], done["seconds"], done["asked_by"]) == ("node-1", 2.5, "operator")
+    assert wanted(client) == []
+    assert state_of(client) == ("durable", True)
+
+
+def test_asked_twice_it_is_read_once_and_asked_again_once_more(job, client):
+    ask(client)
+    ask(client)
+    assert wanted(client) == [(1, FIRST, None)]
+    says(job, 1, "sound")
+    ask(client)
+    ((request, _, _),) = wanted(client)
+    assert request > 1
+    says(job, 1, "sound")  # once more, from a spool
+    assert told(client)["state"] == "requested"
+    says(job, request, "failed", reason="the store is away")
+    after = told(client)
+    assert (after["state"], after["reason"], after["verdict"]) == ("failed", "the store is away", "sound")
+
+
+def test_they_wait_in_the_order_they_were_asked_in_and_not_too_many(job, client):
+    more = [checkpoint_id(number, 1) for number in range(100, 100 + MOST_VERIFICATIONS)]
+    job.say(Inventory(at=job.at, checkpoints=[FIRST, SECOND, *more]))
+    for each in more:
+        assert ask(client, each).status_code == 200
+    assert [checkpoint for _, checkpoint, _ in wanted(client)] == more
+    refused = ask(client)
+    assert (refused.status_code, refused.json()["error"]) == (409, "not_possible")
+    says(job, 1, "sound", checkpoint=more[0])
+    assert ask(client).status_code == 200
+
+
+def test_a_damaged_one_is_damaged_everywhere_until_it_is_read_as_sound(job, client):
+    ask(client)
+    reason = "rank-0.safetensors: tensor model.a does not match its digest"
+    job.checkpoint(10, "damaged", reason=reason)
+    says(job, 1, "damaged", reason=reason)
+    assert (told(client)["verdict"], told(client)["reason"]) == ("damaged", reason)
+    assert state_of(client) == ("damaged", False)
+    refused = client.post(f"{JOB}/restores", json={"checkpoint": FIRST})
+    assert (refused.status_code, refused.json()["error"]) == (409, "not_restorable")
+    job.say(Inventory(at=job.at, checkpoints=[FIRST, SECOND]))
+    assert state_of(client) == ("damaged", False)
+    request = ask(client).json()["request"]  # somebody has put a copy of the file back
+    says(job, request, "sound")
+    assert state_of(client) == ("durable", True)
+
+
+def test_a_request_is_taken_back_and_what_was_found_before_stays(job, client):
+    ask(client)
+    says(job, 1, "sound")
+    ask(client)
+    assert wanted(client) != []
+    gone = client.delete(f"{JOB}/checkpoints/{FIRST}/verification").json()
+    assert (gone["state"], gone["verdict"], gone["reason"]) == ("cancelled", "sound", "taken back by operator")
+    assert wanted(client) == []
+    assert client.delete(f"{JOB}/checkpoints/{FIRST}/verification").json() == gone
+
+
+def test_only_what_is_in_the_store_can_be_read_and_not_beside_itself(job, client):
+    job.checkpoint(30, "failed", reason="the disk is full")
+    for body in ({}, {"against": FIRST}):
+        refused = ask(client, checkpoint_id(30, 1), **body)
+        assert (refused.status_code, refused.json()["error"]) == (409, "not_possible")
+    assert ask(client, FIRST, against="30").status_code == 404
+    assert ask(client, FIRST, against=checkpoint_id(30, 1)).status_code == 409
+    assert ask(client, FIRST, against="10").status_code == 409
+    assert ask(client, FIRST, beside="20").status_code == 422
+    assert wanted(client) == []
+
+
+def test_an_unknown_one_offers_the_nearest(job, client):
+    refused = ask(client, "25")
+    assert (refused.status_code, refused.json()["nearest"]["id"]) == (404, SECOND)
+    assert ask(client, "20").json()["checkpoint"] == SECOND
+
+
+def test_a_request_takes_nobody_s_form_away_and_is_in_the_history_and_the_log(job, client):
+    ask(client, SECOND, against=FIRST)
+    edited = client.patch(f"{JOB}/desired", json={"every": 50}, headers={"If-Match": '"0"'})
+    assert edited.status_code == 200
+    job.say(Applied(at=job.at, version=1, iteration=31, lineage=1))
+    says(job, 1, "sound", checkpoint=SECOND)
+    edits = client.get(f"{JOB}/edits").json()["edits"]
+    assert [edit["summary"] for edit in edits if "verify" in edit["summary"]] == [
+        f"verify {SECOND} beside {FIRST}"
+    ]
+    (entry,) = [one for one in client.get("/api/v1/audit").json()["entries"] if "verify" in one["action"]]
+    assert (entry["action"], entry["who"]) == ("checkpoint.verify", "operator")
+    assert msgspec.json.decode(entry["after"]) == {"checkpoint": SECOND, "against": FIRST}
+
+
+def test_a_late_verdict_does_not_take_back_a_newer_one(job, client):
+    ask(client)
+    says(job, 1, "damaged", reason="a digest does not match")
+    at = job.at
+    request = ask(client).json()["request"]
+    says(job, request, "sound")
+    job.say(Verified(at=at, request=1, checkpoint=FIRST, verdict="damaged", host="node-2"))
+    assert (told(client)["verdict"], told(client)["verified_host"]) == ("sound", "node-1")
+
+
+def test_what_an_agent_says_of_what_nobody_asked_is_no_verdict(job, client):
+    says(job, 7, "sound")
+    assert told(client)["state"] == "unasked"
+
+
+def tensors(client, checkpoint=SECOND, other=FIRST):
+    return client.get(f"{JOB}/checkpoints/{checkpoint}/tensors", params={"with": other} if other else {}).json()
+
+
+def test_tensors_are_kept_with_the_verdict_and_those_not_finite_come_first(job, client):
+    assert tensors(client, other=None)["missing"] == [SECOND]
+    ask(client, SECOND)
+    says(job, 1, "sound", checkpoint=SECOND, tensors=norms(left_out=3))
+    table = tensors(client, other=None)
+    assert (table["measure"], table["missing"], table["left_out"]) == ("none", [], 3)
+    assert table["rows"][0]["name"] == "model.c"
+    assert table["rows"][1] == {
+        "name": "model.a", "elements": 4, "norm": 2.0, "largest": 1.0, "nan": 0, "inf": 0,
+        "other_norm": None, "distance": None, "change": None,
+    }  # fmt: skip
+
+
+def test_two_that_were_summed_up_are_compared_by_their_norms(job, client):
+    for number, (checkpoint, found) in enumerate({FIRST: norms(), SECOND: norms(1.5)}.items()):
+        request = ask(client, checkpoint).json()["request"]
+        says(job, request, "sound", checkpoint=checkpoint, tensors=found)
+        assert tensors(client)["measure"] == ("none", "norms")[number]
+    rows = tensors(client)["rows"]
+    assert [(row["name"], row["change"], row["distance"]) for row in rows] == [
+        ("model.c", 0.0, None), ("model.a", 0.5, None), ("model.b", 0.0, None),
+    ]  # fmt: skip
+
+
+def test_read_beside_each_other_the_difference_is_told_from_either_side(job, client):
+    ask(client, SECOND, against="10")
+    assert wanted(client) == [(1, SECOND, FIRST)]
+    beside = {"other_norm": [4.0, 0.0, math.nan], "distance": [1.0, 3.0, math.nan]}
+    says(job, 1, "sound", checkpoint=SECOND, tensors=norms(**beside), against=FIRST)
+    table = tensors(client)
+    assert table["measure"] == "difference"
+    found = {row["name"]: (row["distance"], row["change"]) for row in table["rows"]}
+    assert found == {"model.c": (None, None), "model.b": (3.0, "inf"), "model.a": (1.0, 0.25)}
+    assert [row["name"] for row in table["rows"]] == ["model.c", "model.b", "model.a"]
+    request = ask(client, FIRST).json()["request"]
+    says(job, request, "sound", checkpoint=FIRST, tensors=norms(2.0))
+    back = {row["name"]: row["change"] for row in tensors(client, FIRST, SECOND)["rows"]}
+    assert (tensors(client, FIRST, SECOND)["measure"], back["model.a"]) == ("difference", 0.5)
+
+
+@pytest.mark.parametrize(
+    "broken", [{"norm": [1.0]}, {"norm": b"\0" * 24}, {"distance": [1.0]}, {"name": ["a"] * 2001}]
+)
+def test_a_table_that_is_none_is_left_out_and_the_verdict_stands(job, client, broken):
+    ask(client, SECOND)
+    says(job, 1, "sound", checkpoint=SECOND, tensors=norms(**broken))
+    assert told(client, SECOND)["verdict"] == "sound"
+    assert tensors(client, other=None)["rows"] == []
