@@ -21,6 +21,8 @@ from holdfast_server.standing import recent_of as recent_of
 MAX_EVENTS = 5000
 MAX_GAPS = 1000
 MAX_UID = 100
+MAX_REASON = 300
+"""Characters: some say what was sent, which may be megabytes."""
 UNKNOWN_EVENTS = "unknown_events"
 METRICS_LEFT_OUT = "metrics_left_out"
 ATTEMPTS_RESTARTED = "attempts_restarted"
@@ -117,7 +119,7 @@ def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> 
         found = batch.samples if batch.samples is not None and batch.samples.iteration else None
         taken = columns.take(found, lineage=batch.lineage, at=batch.sent_at) if found is not None else None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidBatch(f"this is not a batch: {error}") from None
+        raise InvalidBatch(f"this is not a batch: {str(error)[:MAX_REASON]}") from None
     decoder: events.EventDecoder = _msgpack_event if encoding == "msgpack" else _json_event
     known = [event for raw in batch.events if (event := events.decode(raw, decoder)) is not None]
     return Received(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, Iterator
 from contextlib import contextmanager
 
 from holdfast.protocol import Lane
@@ -30,7 +30,29 @@ class TooMuch(RuntimeError):
 class Intake:
     def __init__(self, db: Database, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self._db, self._limit_bytes = db, limit_bytes
-        self._taken_bytes = 0
+        self._arriving_bytes = self._taken_bytes = 0
+
+    async def read(self, parts: AsyncIterable[bytes]) -> bytes:
+        """A body, as it arrives: what many send at once is held in memory before anybody knows what it is.
+
+        One that comes alone always has room; how large it may be is seen to elsewhere.
+
+        Raises:
+            TooMuch: there is no room for more of it beside the others.
+        """
+        held: list[bytes] = []
+        size_bytes = 0
+        try:
+            async for part in parts:
+                others_bytes = self._arriving_bytes - size_bytes
+                if others_bytes and self._arriving_bytes + len(part) > self._limit_bytes:
+                    raise TooMuch("control")
+                self._arriving_bytes += len(part)
+                size_bytes += len(part)
+                held.append(part)
+        finally:
+            self._arriving_bytes -= size_bytes
+        return b"".join(held)
 
     @contextmanager
     def taking(self, lane: Lane, size_bytes: int) -> Iterator[None]:

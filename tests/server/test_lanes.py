@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import math
 import sqlite3
 from typing import Any
@@ -143,6 +144,40 @@ def test_under_pressure_samples_give_way_and_events_do_not(agent, client):
     told = client.get("/metrics").text
     assert 'holdfast_ingest_batches_total{result="put_off"} 2.0' in told
     assert "holdfast_ingest_duration_seconds_count 2.0" in told, "of those that were committed, and of no other"
+
+
+def test_bodies_that_arrive_at_once_are_held_up_to_a_limit():
+    """Each may have eight megabytes, and nobody knows yet what is in them."""
+    room = Intake(None, limit_bytes=100)  # type: ignore[arg-type]
+
+    async def scenario():
+        more = asyncio.Event()
+
+        async def slowly():
+            yield b"x" * 60
+            await more.wait()
+            yield b"x" * 30
+
+        async def at_once(size):
+            yield b"x" * size
+
+        first = asyncio.create_task(room.read(slowly()))
+        await asyncio.sleep(0)
+        with pytest.raises(TooMuch):
+            await room.read(at_once(41))
+        assert len(await room.read(at_once(40))) == 40
+        more.set()
+        assert len(await first) == 90
+        assert len(await room.read(at_once(200))) == 200, "alone"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_wrong_with_a_batch_is_told_in_a_sentence_however_long_that_is(client):
+    body = msgspec.json.encode({"job": "x" * 1_000_000, "uid": "a", "attempt": 1, "rank": 0, "sequence": 0,
+                                "sent_at": 1.0, "iteration": 0, "lineage": 0})  # fmt: skip
+    reply = client.post("/api/v1/ingest", content=body, headers={"Content-Type": "application/json"})
+    assert (reply.status_code, len(reply.content) < 1000) == (422, True)
 
 
 def test_samples_may_take_most_of_the_room_and_leave_some_for_the_rest():

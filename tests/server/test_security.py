@@ -210,6 +210,14 @@ def test_a_browser_is_sent_to_sign_in_and_comes_back(locked):
     assert locked.get("/jobs/x", headers={"HX-Request": "true"}).headers["hx-redirect"] == "/login"
 
 
+def test_the_secret_is_not_guessed_at_the_page(tmp_path):
+    settings = ServerSettings(database=str(tmp_path / "holdfast.db"), token=TOKEN)
+    with TestClient(create_app(settings, clock=lambda: 1.79e9), base_url=BASE_URL) as client:
+        guesses = [client.post("/login", data={"token": f"guess-{number}"}).status_code for number in range(42)]
+        assert guesses == [401] * 40 + [429] * 2
+        assert "wait 5 s" in client.post("/login", data={"token": TOKEN}).text
+
+
 def test_a_session_opens_until_it_expires_or_the_token_changes(locked):
     door = locked.app.state.door
     signed_in = locked.post("/login", data={"token": f" {TOKEN} ", "next": "/docs"}, headers=OURS)

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast_server.accounts import people, sign_ins
+from holdfast_server.accounts import allowances, people, sign_ins
 from holdfast_server.accounts.doors import SharedSecret
 from holdfast_server.accounts.gate import COOKIE, SECURE_COOKIE, session_of
 from holdfast_server.accounts.provider import CALLBACK, HANDSHAKE_SECONDS, Provider
@@ -77,6 +77,10 @@ async def _shared(
     door = request.app.state.door
     if not isinstance(door, SharedSecret):
         return RedirectResponse(local(then), 303)  # nobody has to sign in here
+    try:
+        await allowances.take_from_address(db, visitor(request).address, now=now)
+    except TooManyTries as refusal:
+        return await _refused(await _login_page(request, db, then, refused=sentence(refusal)), refusal)
     if not door.is_it(token):
         refused = "This is not the server's token." if token.strip() else "Type the server's token."
         return (await _login_page(request, db, then, refused=refused)).response(401)

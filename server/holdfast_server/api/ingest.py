@@ -49,8 +49,8 @@ router = APIRouter(tags=["agents"])
 async def report(request: Request) -> Response:
     """Take in a batch; the answer says that it is committed. Sent twice, it is kept once."""
     state, asker = cast("State", request.app.state), cast("Principal", request.state.principal)
-    sent = await request.body()
     try:
+        sent = await state.room.read(request.stream())
         with state.measures.ingesting():
             now, encoding = state.clock(), _encoding(request)
             content = _decompressed(sent, request.headers.get("content-encoding", "identity"))
