@@ -5,17 +5,25 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format import MANIFEST
 from holdfast.store.base import Pace
 from holdfast.store.bucket import Bucket
 from holdfast.store.bucket_errors import NoSuchObject, Unanswered
-from holdfast.store.object_keys import Folder
+from holdfast.store.object_keys import Folder, Survey
 
-if TYPE_CHECKING:
-    from holdfast.store.objects import ObjectStore
+
+class Home(Protocol):
+    """Of the store that a checkpoint is written to, what its writer asks."""
+
+    bucket: Bucket
+    url: str
+
+    def survey(self, job: str, checkpoint: str = "") -> Survey: ...
+    def latest_attempt(self, job: str) -> int: ...
+    def keys_below(self, job: str, folder: str) -> list[str]: ...
 
 
 class ObjectReader:
@@ -47,7 +55,7 @@ class ObjectReader:
 class ObjectWriter:
     """A checkpoint in a folder of its own, where no late request of another attempt or try meets its bytes."""
 
-    def __init__(self, store: ObjectStore, job: str, folder: Folder) -> None:
+    def __init__(self, store: Home, job: str, folder: Folder) -> None:
         self._store, self._job, self._folder = store, job, folder
         self._decided = False
         """Its manifest is there, or may be: it is for the next attempt to say what it is."""
