@@ -12,10 +12,12 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
+from holdfast.protocol import MOST_LABELS
 from holdfast_server import batches, checkpoints, desired, models, orders, pins, verifications, work
 from holdfast_server.samples import MAX_ITERATION, is_span, is_time
 
 MAX_TEXT = 4000
+MAX_LABEL = 64
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,8 @@ def _settle(event: protocol.Event) -> None:
             raise ValueError(f"{field.name} is {value}")
         elif isinstance(value, str):
             setattr(event, field.name, value[:MAX_TEXT])
+    if isinstance(event, protocol.Checkpoint):
+        event.ranks = [span for span in event.ranks if _is_span_of_a_rank(span)]
     if isinstance(event, protocol.Paced):
         # An infinite one stands for what was never measured, as that of a device copy where there is no device.
         event.profile = {name: value for name, value in event.profile.items() if 0 <= value < math.inf}
@@ -81,6 +85,11 @@ def _settle(event: protocol.Event) -> None:
         names = [event.checkpoint, event.against]
     for name in filter(None, names):
         protocol.parse_checkpoint_id(name)
+
+
+def _is_span_of_a_rank(span: protocol.RankSpan) -> bool:
+    seconds = (span.snapshot_seconds, span.stall_seconds, span.persist_seconds)
+    return 0 <= span.rank <= MAX_ITERATION and all(map(is_span, seconds))
 
 
 def _within(name: str, value: float) -> bool:
@@ -154,6 +163,9 @@ def _started(attempt: models.Attempt, event: protocol.AttemptStarted) -> None:
     attempt.resumed_from, attempt.previous_exit = event.resumed_from, event.previous_exit
     attempt.host, attempt.pid, attempt.world_size = event.host, event.pid, event.world_size
     attempt.supervised, attempt.versions = event.supervised, msgspec.msgpack.encode(event.versions)
+    attempt.owner = event.owner[:MAX_LABEL] or None
+    labels = {key[:MAX_LABEL]: value[:MAX_LABEL] for key, value in list(event.labels.items())[:MOST_LABELS]}
+    attempt.labels = msgspec.msgpack.encode(labels) if labels else None
 
 
 async def _lineage(source: Source, event: protocol.LineageStarted) -> None:
