@@ -415,6 +415,7 @@ class Checkpointer:
             snapshot_started_at=snapshot.started_at,
             snapshot_seconds=snapshot.seconds if copied else None,
             stall_seconds=snapshot.stall_seconds if copied else None,
+            ranks=snapshot.ranks if state == "durable" else [],
             **more,  # type: ignore[arg-type]
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -11,12 +12,15 @@ from typing import Any, Self, TypeVar
 from holdfast.pacing import Settings, parse_budget, parse_checkpoints, parse_every, parse_mtbf, parse_policy
 from holdfast.pacing.settings import DEFAULT_BUDGET
 from holdfast.persist.choice import SIMPLEST_FIRST
+from holdfast.protocol import MOST_LABELS
 
 DEFAULT_STORE = "checkpoints"
 DEFAULT_KEEP = 12
 DEFAULT_POLICY = "checkfreq"
 DEFAULT_BACKEND = "auto"
 BACKENDS = ("auto", *SIMPLEST_FIRST)
+MOST_LABEL = 64
+"""Characters."""
 T = TypeVar("T")
 
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -46,6 +50,10 @@ class Options:
     """HOLDFAST_SPREAD."""
     debug: bool
     """HOLDFAST_DEBUG."""
+    owner: str
+    """HOLDFAST_OWNER; else whom Slurm or the system says it runs as."""
+    labels: dict[str, str]
+    """HOLDFAST_LABELS, as in `team=vision, data=v3`."""
 
     @classmethod
     def weigh(cls, **arguments: Any) -> Self:
@@ -74,6 +82,8 @@ class Options:
             backend=read("backend", DEFAULT_BACKEND, _parse_backend),
             spread=read("spread", 0.0, _parse_spread),
             debug=read("debug", False, partial(_parse_flag, "debug")),
+            owner=read("owner", _user(), _as_it_is),
+            labels=read("labels", {}, _parse_labels),
         )
 
 
@@ -96,6 +106,27 @@ def _as_it_is(value: Any) -> Any:
 
 def _or_none(parse: Callable[[Any], T]) -> Callable[[Any], T | None]:
     return lambda value: None if value is None else parse(value)
+
+
+def _user() -> str:
+    try:
+        return os.environ.get("SLURM_JOB_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a container in which the number of the user has no name
+        return ""
+
+
+def _parse_labels(value: Mapping[str, str] | str) -> dict[str, str]:
+    if isinstance(value, str):
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        value = {key.strip(): text.strip() for key, _, text in pairs}
+    labels = {str(key): str(text) for key, text in value.items()}
+    short = all(key and len(key) <= MOST_LABEL and len(text) <= MOST_LABEL for key, text in labels.items())
+    if len(labels) > MOST_LABELS or not short:
+        raise ValueError(
+            f"labels {value!r}: give at most {MOST_LABELS}, as in team=vision, with a name and up to {MOST_LABEL} "
+            "characters on either side"
+        )
+    return labels
 
 
 def _parse_count(name: str, what: str, value: int | str) -> int:

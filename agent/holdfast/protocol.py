@@ -21,6 +21,10 @@ PROTOCOL = 2
 DEFAULT_PORT = 7117
 MOST_PINS = 64
 """Checkpoints of one job that people may pin at the same time."""
+MOST_RANKS_TOLD = 32
+"""Of one checkpoint: the slowest, however many wrote it."""
+MOST_LABELS = 16
+"""Of one job, each with at most 64 characters on either side."""
 MOST_VERIFICATIONS = 8
 """Checkpoints of one job that may wait at the same time to be read back."""
 MOST_TENSORS = 2000
@@ -126,6 +130,9 @@ class AttemptStarted(msgspec.Struct, kw_only=True, tag="attempt_started"):
     previous_exit: str | None = None
     """How the attempt before ended, as its supervisor saw it: `killed by SIGKILL`."""
     versions: dict[str, str] = {}
+    owner: str = ""
+    """Who launched it."""
+    labels: dict[str, str] = {}
 
 
 class AttemptFinished(msgspec.Struct, kw_only=True, tag="attempt_finished"):
@@ -144,6 +151,16 @@ class LineageStarted(msgspec.Struct, kw_only=True, tag="lineage_started"):
     """The checkpoint restored; None for a fresh start."""
     order: str | None = None
     """The restore order that began it; None when the script itself did."""
+
+
+class RankSpan(msgspec.Struct, kw_only=True, frozen=True):
+    """What one of several ranks took for its own part of a checkpoint."""
+
+    rank: int
+    snapshot_seconds: float
+    stall_seconds: float
+    persist_seconds: float
+    """Writing its part, without the wait for the parts of others."""
 
 
 class Checkpoint(msgspec.Struct, kw_only=True, tag="checkpoint"):
@@ -169,6 +186,8 @@ class Checkpoint(msgspec.Struct, kw_only=True, tag="checkpoint"):
     """Why it failed, tore or is damaged."""
     store_free_bytes: int | None = None
     """Room left in the store once it was durable; None where that cannot be told, as of an object store."""
+    ranks: list[RankSpan] = []
+    """Of a durable one that several ranks wrote: at most `MOST_RANKS_TOLD`, the slowest first."""
 
 
 class Stall(msgspec.Struct, kw_only=True, tag="stall"):

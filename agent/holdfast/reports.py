@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
@@ -42,8 +42,17 @@ class Reporter:
     A `quiet` one logs what went wrong with it alone: the rest is told by another rank of the job.
     """
 
-    def __init__(self, job: str, standing: Standing, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        job: str,
+        standing: Standing,
+        *,
+        quiet: bool = False,
+        owner: str = "",
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         self.job, self.standing, self._quiet = job, standing, quiet
+        self._owner, self._labels = owner, dict(labels or {})
         self.link: Link | NoLink = NoLink()
         self._paced_at = 0.0
         self._told_interval: int | None = None
@@ -90,6 +99,8 @@ class Reporter:
                 supervised="HOLDFAST_SUPERVISED" in os.environ,
                 previous_exit=os.environ.get("HOLDFAST_PREVIOUS_EXIT") or None,
                 versions=versions,
+                owner=text(self._owner),
+                labels={text(key): text(value) for key, value in self._labels.items()},
             )
         )
         self.inventory(committed, pinned)

@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from holdfast import endings, protocol, ranks, restore
@@ -71,6 +71,8 @@ class Session:
             from each iteration and becomes durable later. Default: HOLDFAST_SPREAD, else 0: at full speed.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
             element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
+        owner: who launched the job, as the fleet shows it. Default: HOLDFAST_OWNER, else the user it runs as.
+        labels: what to tell it by, {"team": "vision"}. Default: HOLDFAST_LABELS, as in "team=vision, data=v3".
         **objects: what makes up the training state, by keyword: model, optimizer, scheduler, scaler …
             Anything with `state_dict` and `load_state_dict`, and random generators of torch, NumPy and Python.
 
@@ -101,13 +103,15 @@ class Session:
         backend: str | None = None,
         spread: float | None = None,
         debug: bool | None = None,
+        owner: str | None = None,
+        labels: Mapping[str, str] | None = None,
         **objects: Any,
     ) -> None:
         self.job = protocol.validate_job(job)
         options = Options.weigh(
             store=store, server=server, token=token, budget=budget, policy=policy, every=every, mtbf=mtbf,
             checkpoints=checkpoints, iterations=iterations, keep=keep, slots=slots, backend=backend,
-            spread=spread, debug=debug,
+            spread=spread, debug=debug, owner=owner, labels=labels,
         )  # fmt: skip
         self._ranks = ranks.join()
         self._spread = options.spread
@@ -116,7 +120,9 @@ class Session:
         self._controller.life.total_iterations = options.iterations
         self._knows_end = options.iterations is not None
         self._training = Training(objects, self._standing, self._controller, self._ranks)
-        self._reporter = Reporter(job, self._standing, quiet=not self._ranks.leads)
+        self._reporter = Reporter(
+            job, self._standing, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
+        )
         self._checkpoints = Checkpointer(
             open_store(options.store),
             job,

@@ -25,7 +25,7 @@ from holdfast.format import Shard, Slot
 from holdfast.hostmemory import is_plain
 from holdfast.layout import Layout
 from holdfast.pacing.profile import SnapshotMode
-from holdfast.protocol import checkpoint_id
+from holdfast.protocol import RankSpan, checkpoint_id
 from holdfast.state import Captured
 
 logger = logging.getLogger("holdfast")
@@ -57,6 +57,8 @@ class Snapshot:
     """How many were under way when it began, itself included."""
     stored_bytes: int = 0
     """What all ranks together have stored of it; 0 while that is not known, and where there is one rank."""
+    ranks: list[RankSpan] = field(default_factory=list)
+    """What the slowest of several ranks took for it, on rank 0 once it is durable."""
     seconds: float = 0.0
     stall_seconds: float = 0.0
     device_copy_seconds: float | None = None

@@ -6,17 +6,19 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
+from holdfast.protocol import MOST_RANKS_TOLD, RankSpan
 from holdfast_server import models, ways
 from holdfast_server.ancestry import Ancestry, Branch
 from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint
 from holdfast_server.samples import MAX_ITERATION
 from holdfast_server.views import CheckpointRow, Failing, LineageRow
 
-_COLUMNS = protocol.Checkpoint.__struct_fields__
+_COLUMNS = tuple(name for name in protocol.Checkpoint.__struct_fields__ if name != "ranks")
 _OPERATORS = ("label", "pinned_by", "pinned_at")
 """What operators say of it, which no agent's word changes."""
 DURABLE = "durable"
@@ -28,12 +30,17 @@ NAMED_AT_ONCE = 1000
 ENDED = "the attempt ended before it was durable"
 
 
-def as_row(checkpoint: models.Checkpoint, ancestry: Ancestry) -> CheckpointRow:
+_ranks = msgspec.msgpack.Decoder(list[RankSpan])
+
+
+def as_row(checkpoint: models.Checkpoint, ancestry: Ancestry, *, ranks: int = 0) -> CheckpointRow:
+    """`ranks`: of how many, the slowest, it is told what their parts took."""
     return CheckpointRow(
         **{name: getattr(checkpoint, name) for name in (*_COLUMNS, *_OPERATORS)},
         pinned=checkpoint.pinned_at is not None,
         abandoned=(checkpoint.iteration, checkpoint.lineage) not in ancestry,
         restorable=checkpoint.state == DURABLE,
+        ranks=_ranks.decode(checkpoint.ranks)[:ranks] if ranks and checkpoint.ranks else [],
     )
 
 
@@ -221,6 +228,7 @@ async def record(
         return
     for name in _COLUMNS:
         setattr(row, name, getattr(event, name))
+    row.ranks = msgspec.msgpack.encode(event.ranks[:MOST_RANKS_TOLD]) if event.ranks else None
     row.attempt, row.sequence = attempt, sequence
     if ended and row.state in UNDER_WAY:
         row.state, row.reason = "failed", ENDED

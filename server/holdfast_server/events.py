@@ -14,6 +14,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
+from holdfast.protocol import MOST_LABELS
 from holdfast_server import batches, checkpoints, desired, models, orders, pins, verifications, work
 from holdfast_server.samples import MAX_ITERATION, MAX_NAME, is_span, is_time
 
@@ -22,6 +23,7 @@ MAX_ENTRIES = 200
 """Of figures and versions by name."""
 MAX_CHECKPOINTS = 100_000
 """In a store: one of every ten iterations of a million."""
+MAX_LABEL = 64
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,8 @@ def _settle(event: protocol.Event) -> None:
             setattr(event, field.name, value[:MAX_TEXT])
         elif isinstance(value, dict):
             setattr(event, field.name, dict(islice(_short(value), MAX_ENTRIES)))
+    if isinstance(event, protocol.Checkpoint):
+        event.ranks = [span for span in event.ranks if _is_span_of_a_rank(span)]
     if isinstance(event, protocol.Paced):
         # An infinite one stands for what was never measured, as that of a device copy where there is no device.
         event.profile = {name: value for name, value in event.profile.items() if 0 <= value < math.inf}
@@ -96,6 +100,11 @@ def _settle(event: protocol.Event) -> None:
 def _short(told: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in told.items():
         yield name[:MAX_NAME], value[:MAX_TEXT] if isinstance(value, str) else value
+
+
+def _is_span_of_a_rank(span: protocol.RankSpan) -> bool:
+    seconds = (span.snapshot_seconds, span.stall_seconds, span.persist_seconds)
+    return 0 <= span.rank <= MAX_ITERATION and all(map(is_span, seconds))
 
 
 def _within(name: str, value: float) -> bool:
@@ -169,6 +178,9 @@ def _started(attempt: models.Attempt, event: protocol.AttemptStarted) -> None:
     attempt.resumed_from, attempt.previous_exit = event.resumed_from, event.previous_exit
     attempt.host, attempt.pid, attempt.world_size = event.host, event.pid, event.world_size
     attempt.supervised, attempt.versions = event.supervised, msgspec.msgpack.encode(event.versions)
+    attempt.owner = event.owner[:MAX_LABEL] or None
+    labels = {key[:MAX_LABEL]: value[:MAX_LABEL] for key, value in list(event.labels.items())[:MOST_LABELS]}
+    attempt.labels = msgspec.msgpack.encode(labels) if labels else None
 
 
 async def _lineage(source: Source, event: protocol.LineageStarted) -> None:

@@ -261,7 +261,7 @@ async def checkpoints_csv(db: Database, room: asyncio.Semaphore, wanted: Taken) 
         query = query.where(rows.iteration >= wanted.first)
     if wanted.last is not None:
         query = query.where(rows.iteration <= wanted.last)
-    names = CheckpointRow.__struct_fields__
+    names = tuple(name for name in CheckpointRow.__struct_fields__ if name != "ranks")
 
     def told(part: Sequence[models.Checkpoint]) -> bytes:
         made = (as_row(row, wanted.ancestry) for row in part)

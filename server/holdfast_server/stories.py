@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import parse_checkpoint_id
+from holdfast.protocol import MOST_RANKS_TOLD, parse_checkpoint_id
 from holdfast_server import checkpoints, desired, models, orders, verifications
 from holdfast_server.checkpoints import DURABLE, as_lineage, as_row
 from holdfast_server.db import Database
@@ -23,7 +23,7 @@ async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
         here = await checkpoints.ancestry_of(session, row)
         lines = await _lines(session, job, here.upto)
         return CheckpointStory(
-            checkpoint=as_row(found, here),
+            checkpoint=as_row(found, here, ranks=MOST_RANKS_TOLD),
             lineage=_descent(lines, found.lineage),
             begun_here=[line for line in lines.values() if line.parent == found.id],
             orders=await _orders(session, job, found.id),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -17,6 +18,8 @@ from holdfast_server.pace import paced_of, reason_of
 from holdfast_server.samples import Recent
 from holdfast_server.status import current_attempt, iterations_per_second, seconds_of_last, sparkline, status_of
 from holdfast_server.views import CheckpointRow, Failing, JobSummary, LongestStall, Order
+
+_labels = msgspec.msgpack.Decoder(dict[str, str])
 
 STALL_WINDOW_ITERATIONS = 1000
 """Over which the longest stall is looked for."""
@@ -91,6 +94,8 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
     return JobSummary(
         job=job.name,
         project=job.project,
+        owner=(facts.attempt.owner if facts.attempt else None) or "",
+        labels=_labels.decode(facts.attempt.labels) if facts.attempt and facts.attempt.labels else {},
         status=status.status,
         status_reason=status.reason,
         alive=status.alive,

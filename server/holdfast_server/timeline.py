@@ -38,6 +38,8 @@ from holdfast_server.views import (
 MAX_POINTS = 2000
 MAX_MARKS = 500
 """Most checkpoints, stalls and decisions told one by one in one window; of more, a selection."""
+RANKS_TOLD, RANKS_OF = 8, 60
+"""Of how many ranks, the slowest, in a window of at most so many checkpoints."""
 MAX_ROWS = 200
 
 
@@ -152,7 +154,7 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
             metrics=list(dict.fromkeys(name for one in strands for name in names_of(one.metrics))),
             series=[],
             lineages=[as_lineage(one, ancestry.upto) for one in begun],
-            checkpoints=[as_row(row, ancestry) for row in rows],
+            checkpoints=[as_row(row, ancestry, ranks=RANKS_TOLD if total <= RANKS_OF else 0) for row in rows],
             checkpoints_total=total,
             checkpoint_density=(
                 await marked.checkpoint_density(session, job, reach) if total > reach.marks else None

@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from holdfast.pacing.outlook import Outlook
 from holdfast.pacing.profile import Plan
-from holdfast.protocol import CheckpointKind, CheckpointState, Desired, OrderState, Paced, StallKind
+from holdfast.protocol import CheckpointKind, CheckpointState, Desired, OrderState, Paced, RankSpan, StallKind
 from holdfast_server.timesheet import Bucket
 from holdfast_server.windows import ShortWindow, Window
 
@@ -40,6 +40,8 @@ class CheckpointRow(Struct, kw_only=True, frozen=True):
     abandoned: bool = False
     """Not on the way from the job's start to where it is now."""
     restorable: bool = False
+    ranks: list[RankSpan] = []
+    """Of one that several ranks wrote: the slowest first, where the question is about few checkpoints."""
 
 
 class CheckpointChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -205,6 +207,9 @@ class Failing(Struct, kw_only=True, frozen=True):
 class JobSummary(Struct, kw_only=True, frozen=True):
     job: str
     project: str
+    owner: str
+    """Who launched the newest attempt; empty where it did not say."""
+    labels: dict[str, str]
     status: JobStatus
     status_reason: str
     """One clause in words; empty when the status says it all."""
@@ -258,6 +263,15 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     sparkline: list[float]
     """Seconds of the newest iterations, oldest first, at most 40 points."""
     lineages: int
+
+
+class BulkOutcome(Struct, kw_only=True, frozen=True):
+    """What became of a change to one job of several."""
+
+    job: str
+    version: int | None
+    """None: it was refused."""
+    refusal: str
 
 
 class Fleet(Struct, kw_only=True, frozen=True):

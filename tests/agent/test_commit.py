@@ -160,6 +160,7 @@ class Job:
         self.store = LocalStore(root)
         self.store.acquire_attempt(JOB, "first")
         self.stores = {}
+        self.spans = []
 
     def checkpoint(self, iteration=1, *, at=None, number=1):
         """What each rank had of it; `at` says by rank what goes wrong there."""
@@ -191,7 +192,7 @@ class Job:
                 decline(line, number, case["declined"])
                 found[rank] = NotPrepared(case["declined"])
             else:
-                commit(line, number, store, task, case.get("problem"), write)
+                commit(line, number, store, task, case.get("problem"), write, told=self.spans.extend)
                 found[rank] = None
         except Exception as error:  # a thread's edge: whoever asks looks at it
             found[rank] = error
@@ -211,6 +212,23 @@ class Job:
     @property
     def half_done(self):
         return [path.name for path in (self.root / JOB).glob(".tmp-*")]
+
+
+def test_what_each_rank_took_is_told_by_rank_0_the_slowest_first(tmp_path, monkeypatch):
+    took = {0: 0.2, 1: 0.5, 2: 0.1}
+    monkeypatch.setattr(
+        "holdfast.persist.commit._seconds", lambda task, written: (0.1, 0.01, took[task.origin.rank])
+    )
+    job = Job(tmp_path, 3)
+    job.checkpoint()
+    told = [(each.rank, each.snapshot_seconds, each.stall_seconds, each.persist_seconds) for each in job.spans]
+    assert told == [(1, 0.1, 0.01, 0.5), (0, 0.1, 0.01, 0.2), (2, 0.1, 0.01, 0.1)]
+
+
+def test_of_a_checkpoint_that_failed_nothing_is_told_of_ranks(tmp_path):
+    job = Job(tmp_path, 2)
+    job.checkpoint(at={1: {"problem": NotPrepared("the copy failed")}})
+    assert job.spans == []
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -240,16 +240,42 @@ def test_the_fleet_goes_on_page_by_page_and_stays_live_on_each(open_page: Open, 
 def test_the_panels_of_a_job_fill_themselves(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     panel = page.locator("#goodput")
+    panel.scroll_into_view_if_needed()  # it is asked for when somebody can see it
     expect(panel.locator(".whole-bar rect[data-bucket=productive]")).to_be_visible()
     panel.get_by_role("link", name="1h").click()
     expect(panel.locator("[aria-current]")).to_have_text("1h")
     expect(page.locator("#ranks")).to_have_count(0)
 
 
+def test_several_jobs_are_given_one_budget_with_the_keyboard(open_page: Open, served: Served) -> None:
+    agents = [served.agent(f"bulk-{number}") for number in range(3)]
+    for each in agents:
+        each.start()
+        each.train(2)
+        each.send()
+    page = open_page("/?search=bulk-", width=390)
+    button = page.get_by_role("button", name="Set")
+    expect(button).to_be_hidden()
+    for name in ("bulk-0", "bulk-2"):
+        page.get_by_label(f"Select {name}").focus()
+        page.keyboard.press("Space")
+    agents[0].train(5)
+    agents[0].send()
+    expect(page.locator("#job-bulk-0 td[data-label='Iteration']")).to_contain_text("7")
+    expect(page.get_by_label("Select bulk-0")).to_be_checked()  # the news takes no tick away
+    page.get_by_label("Budget of").fill("2")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status")).to_contain_text("2 jobs changed")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.get_by_role("link", name="Back to the fleet").click()
+    expect(page).to_have_url(f"{served.url}/?search=bulk-")
+    assert [each.desired().budget for each in agents] == [0.02, None, 0.02]
+
+
 def test_on_a_phone_no_figure_of_the_fleet_lies_over_another(open_page: Open, agent: FakeAgent) -> None:
     page = open_page("/", width=390)
     cells = page.locator(f"#job-{agent.job} td")
-    assert cells.count() == 9
+    assert cells.count() == 10
     wide = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth).map(cell => cell.dataset.label)"
     assert cells.evaluate_all(wide) == []
 

@@ -122,7 +122,7 @@ def test_what_is_worst_comes_first_when_asked_for(client: TestClient, agent: Fak
 def test_jobs_of_a_project_stand_together(client: TestClient, agent: FakeAgent) -> None:
     client.get("/?group=project")
     page = client.get("/?group=project&sort=name").text
-    assert re.search(r'<tr class="group-row"><th scope="rowgroup" colspan="10">default <small>1 job, ', page)
+    assert re.search(r'<tr class="group-row"><th scope="rowgroup" colspan="11">default <small>1 job, ', page)
     assert "group=project" in re.findall(r'href="(/\?[^"]*status=running[^"]*)"', page)[0]
     assert client.get("/?group=colour").status_code == 422
 

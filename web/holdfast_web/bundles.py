@@ -1,8 +1,8 @@
 """A script with all that it imports as one file, put together when it is first asked for: nothing is built before.
 
 Our modules keep to one form, `import { a, b as c } from "./other.js";` and `export const|function|class`, so each
-becomes a function that returns what it exports. Comments and indentation stay behind. What is imported with
-`import()`, when it is needed, stays a file of its own and may share no state.
+becomes a function that returns what it exports. Comments, indentation and empty lines stay behind. What is
+imported with `import()`, when it is needed, stays a file of its own and may share no state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 _IMPORT = re.compile(r'^import \{ ([^}]*) \} from "(\.[^"]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:const|function|class) (\w+))", re.MULTILINE)
 _COMMENT = re.compile(r"^ *(?://[^\n]*|/\*\*.*?\*/)\n", re.MULTILINE | re.DOTALL)
-_INDENT = re.compile(r"^[ ]+", re.MULTILINE)
+_INDENT = re.compile(r"^[ ]+|^\n", re.MULTILINE)
 
 
 class NotBundled(ValueError):
@@ -38,10 +38,11 @@ def bundle(entry: Path) -> str:
 
 def _wrapped(module: _Module, names: dict[Path, str]) -> str:
     taken = "".join(
-        f"const {{ {names_of.replace(' as ', ': ')} }} = {names[path]};\n" for names_of, path in module.imports
+        f"const {{{names_of.replace(' as ', ':').replace(', ', ',')}}}={names[path]};\n"
+        for names_of, path in module.imports
     )
-    given = f"return {{ {', '.join(module.exports)} }};\n" if module.exports else ""
-    return f"const {names[module.path]} = (() => {{\n{taken}{module.body}{given}}})();\n"
+    given = f"return {{{','.join(module.exports)}}};\n" if module.exports else ""
+    return f"const {names[module.path]} =(()=>{{\n{taken}{module.body}{given}}})();\n"
 
 
 def _modules(entry: Path) -> list[_Module]:

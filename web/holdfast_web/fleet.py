@@ -15,7 +15,7 @@ from holdfast_server.errors import InvalidSetting
 from holdfast_server.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
 from holdfast_server.fleet import fleet as fleet_of
 from holdfast_server.status import STATUSES
-from holdfast_server.views import Fleet, JobStatus, JobSummary
+from holdfast_server.views import BulkOutcome, Fleet, JobStatus, JobSummary
 from holdfast_server.windows import ShortWindow
 from holdfast_web.render import View, values
 
@@ -42,6 +42,10 @@ class Links:
     """The address of the same question with something else about it."""
 
     question: Question
+
+    @property
+    def here(self) -> str:
+        return self._to(self.question)
 
     def page(self, number: int) -> str:
         return self._to(replace(self.question, page=number))
@@ -106,6 +110,16 @@ class FleetPage(FleetRows):
 @dataclass(frozen=True, kw_only=True)
 class FleetLive(FleetRows):
     template: ClassVar[str] = "fleet_live.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkPage(View):
+    """What became of each of several jobs that were changed at once."""
+
+    template: ClassVar[str] = "bulk.html"
+    outcomes: list[BulkOutcome]
+    typed: str
+    back: str
 
 
 def question_of(

@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast.protocol import DEFAULT_PORT
-from holdfast_server import control, timeline
+from holdfast_server import bulk, control, timeline
 from holdfast_server.dependencies import Asker, Changes, Clock, Db, SharedAnswers, Who
 from holdfast_server.errors import NotCancellable, OpenOrder, Refused, UnknownJob, UnknownOrder
 from holdfast_server.fleet import Question
-from holdfast_web import controls, fleet, pages
-from holdfast_web.routing import Htmx, PageRoute, Text
+from holdfast_web import controls, fleet, forms, pages
+from holdfast_web.routing import Htmx, PageRoute, Text, local
 
 TICK_SECONDS = 5.0
 PAUSE_SECONDS = 0.5
@@ -73,6 +73,17 @@ async def fleet_page(db: Db, clock: Clock, request: Request, question: Asked) ->
 @router.get("/fleet/live")
 async def fleet_live(db: Db, clock: Clock, request: Request, question: Asked) -> Response:
     return (await fleet.fleet_rows(db, question, server=_server(request), now=clock())).response()
+
+
+@router.post("/fleet/budget")
+async def set_budgets(
+    db: Db, clock: Clock, asker: Asker, budget: Text, job: Annotated[list[str] | None, Form()] = None,
+    back: Text = "/",
+) -> Response:  # fmt: skip
+    """One budget for the selected jobs. The page that answers names what became of each."""
+    wanted = forms.budget_from_percent(budget)
+    outcomes = await bulk.set_budget(db, job or [], wanted, asker=asker, now=clock())
+    return fleet.BulkPage(outcomes=outcomes, typed=f"{wanted * 100:.6g}", back=local(back)).response()
 
 
 @router.get("/fleet/stream", response_class=EventSourceResponse)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.protocol import CheckpointKind, CheckpointState, Desired, OrderState, Paced, StallKind
+from holdfast.protocol import CheckpointKind, CheckpointState, Desired, OrderState, Paced, RankSpan, StallKind
 
 
 class CheckpointRow(msgspec.Struct, kw_only=True, frozen=True):
@@ -36,6 +36,8 @@ class CheckpointRow(msgspec.Struct, kw_only=True, frozen=True):
     abandoned: bool = False
     """Not on the way from the job's start to where it is now."""
     restorable: bool = False
+    ranks: list[RankSpan] = []
+    """Of one that several ranks wrote: the slowest first, where the question is about few checkpoints."""
 
 
 class Verification(msgspec.Struct, kw_only=True, frozen=True):

@@ -16,7 +16,8 @@ from holdfast import format as fmt
 from holdfast.errors import HoldfastError, IncompleteParts
 from holdfast.persist.task import Task, Written
 from holdfast.persist.writing import manifest_of
-from holdfast.remote import told
+from holdfast.protocol import MOST_RANKS_TOLD, RankSpan
+from holdfast.remote import told as told_of
 from holdfast.shards import Part, together
 from holdfast.store import CheckpointWriter, Store
 
@@ -70,6 +71,8 @@ class _Vote(msgspec.Struct, frozen=True, kw_only=True):
     """What ranks that know it must say the same of."""
     same: list[str] = []
     """Entries of the state that are as on rank 0, and not sent."""
+    seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Of its snapshot, of training's wait for that, and of writing its part."""
     reason: str | None = None
     torn: bool = False
 
@@ -86,10 +89,12 @@ def commit(
     task: Task,
     problem: NotPrepared | None,
     write: Callable[[Task], Written],
+    told: Callable[[list[RankSpan]], None] = lambda _: None,
 ) -> int:
     """Take part in making a checkpoint durable; all ranks do, under the same number. Returns when it is.
 
-    `write` writes this rank's part; `problem` says why there is nothing to write.
+    `write` writes this rank's part; `problem` says why there is nothing to write. `told` is called on rank 0 with
+    what each rank took, the slowest first, once it is durable.
 
     Returns:
         The bytes of all files; on other ranks than 0, of this one's.
@@ -100,7 +105,10 @@ def commit(
         RanksLost: a rank is gone; nobody knows what became of the checkpoint.
     """
     if line.rank == 0:
-        return _Lead(line, number, store, task, write).run(problem)
+        lead = _Lead(line, number, store, task, write)
+        size_bytes = lead.run(problem)
+        told(lead.spans)
+        return size_bytes
     return _follow(line, number, task, problem, write)
 
 
@@ -124,6 +132,8 @@ class _Lead:
         self._line, self._number, self._store = line, number, store
         self._task, self._write = task, write
         self._others = range(1, line.world_size)
+        self.spans: list[RankSpan] = []
+        """What the slowest ranks took, once all have told."""
 
     def run(self, problem: NotPrepared | None) -> int:
         try:
@@ -161,6 +171,8 @@ class _Lead:
                 raise _Elsewhere(f"rank {rank}: {vote.reason}", torn=vote.torn)
         _require_alike({0: task.alike} | {rank: vote.alike for rank, vote in votes.items()})
         assert written is not None
+        seconds = {0: _seconds(task, written)} | {rank: vote.seconds for rank, vote in votes.items()}
+        self.spans = _slowest(seconds)
         parts = [written.part, *(self._completed(vote) for vote in votes.values())]
         whole = together(filter(None, parts), task.origin.world_size)
         manifest = manifest_of(task, whole, written.write_seconds)
@@ -205,7 +217,9 @@ def _follow(
         same = [key for key, found in _digests(task.state).items() if found == begun.state.get(key)]
         other = {key: tree for key, tree in task.state.items() if key not in same}
         part = msgspec.structs.replace(written.part, state=other)
-        vote = msgspec.msgpack.encode(_Vote(part=part, alike=task.alike, same=same))
+        vote = msgspec.msgpack.encode(
+            _Vote(part=part, alike=task.alike, same=same, seconds=_seconds(task, written))
+        )
         size_bytes = part.file.size_bytes
     except Exception as raised:  # rank 0 waits for a word
         error, vote = raised, msgspec.msgpack.encode(_Vote(**_why(raised)))
@@ -216,6 +230,19 @@ def _follow(
     if end.reason is not None:
         raise NotPrepared(end.reason, torn=end.torn)
     return size_bytes
+
+
+def _seconds(task: Task, written: Written) -> tuple[float, float, float]:
+    timings = task.timings
+    return timings.get("snapshot_seconds", 0.0), timings.get("stall_seconds", 0.0), written.write_seconds
+
+
+def _slowest(seconds: Mapping[int, tuple[float, float, float]]) -> list[RankSpan]:
+    spans = [
+        RankSpan(rank=rank, snapshot_seconds=copied, stall_seconds=stalled, persist_seconds=wrote)
+        for rank, (copied, stalled, wrote) in seconds.items()
+    ]
+    return sorted(spans, key=lambda each: -each.snapshot_seconds - each.persist_seconds)[:MOST_RANKS_TOLD]
 
 
 def _begun(line: Line, number: int) -> _Begun:
@@ -250,7 +277,7 @@ def _placed(task: Task, begun: _Begun) -> Task:
 def _why(error: BaseException, where: str = "") -> dict[str, Any]:
     """`where` goes before the reason, unless that says it."""
     where = "" if isinstance(error, (_Elsewhere, IncompleteParts)) else where
-    return {"reason": where + told(error), "torn": isinstance(error, NotPrepared) and error.torn}
+    return {"reason": where + told_of(error), "torn": isinstance(error, NotPrepared) and error.torn}
 
 
 def _digests(state: Mapping[str, Any]) -> dict[str, str]:

@@ -209,7 +209,10 @@ class Persister:
                 self._write_as_chosen(task, snapshot, writing)
             else:
                 write = functools.partial(self._write_as_chosen, snapshot=snapshot, writing=writing)
-                snapshot.stored_bytes = commit(self._line, snapshot.number, self._store, task, problem, write)
+                snapshot.stored_bytes = commit(
+                    *(self._line, snapshot.number, self._store, task, problem, write),
+                    told=snapshot.ranks.extend,
+                )
         except NotPrepared as other:
             return _End.without(other)
         except Exception as error:  # a thread's edge: the job trains on, the event says what broke

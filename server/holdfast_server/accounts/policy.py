@@ -119,6 +119,7 @@ TABLE: dict[tuple[str, str], Rule] = {
     # pages: jobs
     ("GET", "/"): LISTS,
     ("GET", "/fleet/live"): LISTS,
+    ("POST", "/fleet/budget"): LISTS,  # of each job it is asked for itself
     ("GET", "/fleet/stream"): Rule(where="lists", lasting=True),
     ("GET", "/jobs/{job}"): VIEW,
     ("GET", "/jobs/{job}/live"): VIEW,

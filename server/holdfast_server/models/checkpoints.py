@@ -31,6 +31,8 @@ class Checkpoint(Base):
     durable_iteration: Mapped[int | None]
     reason: Mapped[str | None]
     store_free_bytes: Mapped[int | None]
+    ranks: Mapped[bytes | None]
+    """`protocol.RankSpans` in msgpack; None for a job of one rank."""
     label: Mapped[str | None]
     """What an operator calls it."""
     pinned_by: Mapped[str | None]

@@ -119,6 +119,9 @@ class Attempt(Base):
     supervised: Mapped[bool] = mapped_column(default=False)
     previous_exit: Mapped[str | None]
     versions: Mapped[bytes] = mapped_column(default=b"")
+    owner: Mapped[str | None]
+    labels: Mapped[bytes | None]
+    """In msgpack, by name."""
     finished_at: Mapped[float | None]
     finished: Mapped[str | None]
 

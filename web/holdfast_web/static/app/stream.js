@@ -22,6 +22,8 @@ class Connection {
   #asked = 0;
   #refused = false;
   #panels = Date.now();
+  /** The page has just been made: the first tick tells of nothing that it does not show. */
+  #new = true;
 
   constructor(url, chip) {
     this.url = url;
@@ -56,7 +58,8 @@ class Connection {
 
   #tick() {
     this.#heard();
-    this.#refresh();
+    if (!this.#new) this.#refresh();
+    this.#new = false;
   }
 
   #heard() {

@@ -65,10 +65,18 @@ export class PipelineLane extends CanvasLane {
     const failed = FAILED.includes(span.checkpoint.state);
     const persist = failed ? palette.bad : palette.accent;
     pen.globalAlpha = span.checkpoint.abandoned ? 0.4 : 1;
-    pen.fillStyle = alpha(persist, span.open ? 0.28 : 0.5);
-    pen.fillRect(copied, y, right - copied, BAR);
-    pen.fillStyle = alpha(palette.snapshot, 0.55);
-    pen.fillRect(left, y, copied - left, BAR);
+    const { ranks } = span.checkpoint;
+    const strip = (copied, right, y, high) => {
+      pen.fillStyle = alpha(persist, span.open ? 0.28 : 0.5);
+      pen.fillRect(copied, y, right - copied, high);
+      pen.fillStyle = alpha(palette.snapshot, 0.55);
+      pen.fillRect(left, y, copied - left, high);
+    };
+    // of several ranks a strip each, as long as its own part took
+    const high = BAR / ranks.length;
+    const wide = (right - left) / Math.max(...ranks.map(took));
+    if (ranks[1]) ranks.forEach((one, index) => strip(left + one.snapshot_seconds * wide, left + took(one) * wide, y + index * high, high - 0.3));
+    else strip(copied, right, y, BAR);
     if (span.blocked > 0) {
       const wide = Math.max(1.5, (span.blocked / view.span) * view.plotWidth);
       pen.fillStyle = palette.block;
@@ -110,6 +118,8 @@ export class PipelineLane extends CanvasLane {
   }
 }
 
+const took = (rank) => rank.snapshot_seconds + rank.persist_seconds;
+
 function denseHit(dense, place) {
   const index = dense.start.findIndex((start) => start <= place && place < start + dense.width);
   if (index < 0) return null;
@@ -128,6 +138,8 @@ function describe({ checkpoint, from, to, open }, axis) {
     lines.push(`snapshot ${duration(checkpoint.snapshot_seconds)}${stalled}`);
   }
   if (checkpoint.persist_seconds != null) lines.push(`persist ${duration(checkpoint.persist_seconds)}`);
+  const [slow] = checkpoint.ranks;
+  if (slow) lines.push(`slowest rank ${slow.rank}: ${duration(slow.snapshot_seconds)} and ${duration(slow.persist_seconds)}`);
   const long = axis === "time" ? duration(to - from) : `${count(to - from)} iterations`;
   lines.push(open ? `under way for ${long}` : axis === "time" ? `${long} in all` : `overlapped ${long}`);
   if (checkpoint.reason) lines.push(checkpoint.reason);
