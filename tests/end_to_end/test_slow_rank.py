@@ -25,3 +25,9 @@ def test_the_rank_that_the_other_waits_for_is_named(crowd: Crowd, server: Client
     assert answer["waiting_gpu_seconds"] > slow_rank.EXTRA_SECONDS / 2
     # Nothing but these sums comes from rank 1: what there is to tell of the job, rank 0 tells.
     assert (job.iteration, job.attempt, job.restarts) == (20, 1, 0)
+    # With its vote for each commit it told rank 0 what its own part took.
+    durable = [row for row in server.timeline("two-ranks").checkpoints if row.state == "durable"]
+    assert durable
+    for row in durable:
+        assert sorted(span.rank for span in row.ranks) == [0, 1]
+        assert all(span.persist_seconds > 0 for span in row.ranks)

@@ -12,7 +12,7 @@ from fastapi import params
 
 from holdfast.protocol import Inventory, Paced, checkpoint_id
 from holdfast_server import models
-from holdfast_web import control_routes, filters, routes, signing_in
+from holdfast_web import checkpoint_routes, control_routes, filters, routes, signing_in
 
 JOB = "/api/v1/jobs/char-gpt"
 ODD = [
@@ -48,7 +48,7 @@ def fields_of(endpoint):
 
 FORMS = {
     route.path: sorted(fields_of(route.endpoint))
-    for router in (routes.router, control_routes.router, signing_in.router)
+    for router in (routes.router, control_routes.router, checkpoint_routes.router, signing_in.router)
     for route in router.routes
     if "POST" in route.methods
 }
@@ -61,6 +61,7 @@ QUERIES = {
     "/jobs/char-gpt/points": ["points"],
     "/jobs/char-gpt/preview": ["budget", "every"],
     "/jobs/char-gpt/restore": ["checkpoint", "iteration"],
+    f"/jobs/char-gpt/checkpoints/{POINT}": ["with", "tensors"],
 }
 
 
@@ -68,7 +69,7 @@ def api_queries(client):
     for path, methods in client.app.openapi()["paths"].items():
         names = [one["name"] for one in methods.get("get", {}).get("parameters", []) if one["in"] == "query"]
         if names and not path.endswith("/stream"):
-            yield path.replace("{job}", "char-gpt"), names
+            yield path.replace("{job}", "char-gpt").replace("{checkpoint}", POINT), names
 
 
 def test_every_query_is_tried(client):
@@ -78,7 +79,7 @@ def test_every_query_is_tried(client):
     }  # fmt: skip
     assert {name for names in FORMS.values() for name in names} == {
         "token", "next", "version", "budget", "mode", "every", "paused", "checkpoint", "key", "name", "password",
-        "code", "policy", "hold", "edit",
+        "code", "policy", "hold", "edit", "job", "back", "pinned", "label", "against",
     }  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def test_no_odd_query_breaks_the_server(job, client, step):
 def test_no_odd_form_breaks_the_server(job, client, step):
     usual = {"version": "0", "budget": "3", "every": "9", "paused": "true", "key": "k", "checkpoint": POINT}
     for path, names in FORMS.items():
-        address = path.replace("{job}", "char-gpt").replace("{order}", "x")
+        address = path.replace("{job}", "char-gpt").replace("{order}", "x").replace("{checkpoint}", POINT)
         for name, value in list(itertools.product(names, ODD))[len(path) % step :: step]:
             reply = client.post(address, data=usual | {name: value}, headers=PAGE, follow_redirects=False)
             assert reply.status_code < 500, (path, name, value)

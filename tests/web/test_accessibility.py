@@ -8,10 +8,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from axe import violations
+from fake_agent import FakeAgent
 from playwright.sync_api import Page, expect
 
 from conftest import Served
-from holdfast.protocol import AttemptFinished
+from holdfast.client import Client
+from holdfast.protocol import AttemptFinished, Checkpoint, RankSpan, TensorNorms, Verified
 
 pytestmark = pytest.mark.browser
 
@@ -25,6 +27,8 @@ PAGES = [
     "/projects/default/alert-channels", JOB, "/jobs/ended", "/jobs/nobody", f"{JOB}/plan", f"{JOB}/plan?budget=x",
     f"{JOB}/goodput?window=all", f"{JOB}/stalls", f"{JOB}/ranks", f"{JOB}/restore?iteration=401",
     f"{JOB}/restore?checkpoint={POINT}", f"{JOB}/checkpoints/{POINT}?with=000000000360-1",
+    f"{JOB}/checkpoints/000000000360-1?with={POINT}", f"{JOB}/checkpoints/000000000320-1",
+    f"{JOB}/checkpoints/000000000280-1",
 ]  # fmt: skip
 MOST_SHIFT = 0.02
 """Of the layout, where 0.1 is still called good."""
@@ -53,6 +57,7 @@ def busy(served: Served) -> Served:
     agent.open.clear()
     agent.events.append(msgspec.structs.replace(made, state="failed", reason="No space left on device"))
     agent.send()
+    read_back(served, agent)
     ended = served.agent("ended", started_at=time.time() - 900)
     ended.start()
     ended.train(30)
@@ -61,7 +66,31 @@ def busy(served: Served) -> Served:
     return served
 
 
+def read_back(served: Served, agent: FakeAgent) -> None:
+    """One that is sound and compared with another, one that is being read, and one that is damaged."""
+    client = Client(served.url)
+    norms = TensorNorms(
+        name=["model.0.weight", "model.1.weight"], elements=[12, 12], norm=[1.0, 2.0], largest=[1.0, 1.0],
+        nan=[0, 3], inf=[0, 0], other_norm=[1.1, 2.0], distance=[0.2, 0.0],
+    )  # fmt: skip
+    read = {"read_bytes": 30, "total_bytes": 60, "host": "node-3"}
+    ranks = [RankSpan(rank=n, snapshot_seconds=0.1, stall_seconds=0.0, persist_seconds=1.0 + n) for n in range(2)]
+    for point, verdict, more in (
+        ("000000000360-1", "sound", {"tensors": norms, "against": POINT, "seconds": 1.0}),
+        ("000000000320-1", None, {}),
+        ("000000000280-1", "damaged", {"reason": "rank-0.safetensors: the header does not match its digest"}),
+    ):
+        asked = client.verify(agent.job, point, against=more.get("against"))
+        agent.events.append(
+            Verified(at=agent.at, request=asked.request, checkpoint=point, verdict=verdict, **read, **more)
+        )
+    written = {"iteration": 320, "lineage": 1, "kind": "scheduled", "state": "durable"}
+    agent.events.append(Checkpoint(at=agent.at, id="000000000320-1", ranks=ranks, **written))
+    agent.send()
+
+
 def sound(page: Page, about: str) -> None:
+    page.evaluate("scrollTo(0, 0)")  # else what lies half under a bar counts as too small
     assert violations(page) == [], about
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), about
 
@@ -71,6 +100,7 @@ def settled(page: Page) -> None:
     if page.locator("#timeline").count():
         expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
         for panel in ("goodput", "stalls"):
+            page.locator(f"#{panel}").scroll_into_view_if_needed()
             expect(page.locator(f"#{panel} .panel-head")).to_be_visible()
 
 
@@ -113,6 +143,13 @@ def test_no_state_of_a_page_has_a_violation(open_page: Open, busy: Served, theme
     page.keyboard.press("Escape")
     page.evaluate("document.body.dataset.connection = 'stale'")
     sound(page, "stale")
+    page.goto(busy.url + "/")
+    page.get_by_label("Select ended").check()
+    sound(page, "jobs that are ticked")
+    page.get_by_role("textbox", name="Budget of").fill("3.5")
+    page.get_by_role("button", name="Set").click()
+    expect(page.get_by_role("status")).to_contain_text("1 job changed")
+    sound(page, "one budget for several jobs")
     page.goto(busy.url + "/")
     page.evaluate("document.body.dataset.connection = 'stale'")
     sound(page, "stale fleet")

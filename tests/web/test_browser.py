@@ -263,7 +263,7 @@ def test_several_jobs_are_given_one_budget_with_the_keyboard(open_page: Open, se
     agents[0].send()
     expect(page.locator("#job-bulk-0 td[data-label='Iteration']")).to_contain_text("7")
     expect(page.get_by_label("Select bulk-0")).to_be_checked()  # the news takes no tick away
-    page.get_by_label("Budget of").fill("2")
+    page.get_by_role("textbox", name="Budget of").fill("2")
     page.keyboard.press("Enter")
     expect(page.get_by_role("status")).to_contain_text("2 jobs changed")
     expect(page.locator("tbody tr")).to_have_count(2)

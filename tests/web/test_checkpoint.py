@@ -177,7 +177,7 @@ def test_tensors_are_shown_with_what_is_not_finite_first(client: TestClient, age
     client.post(f"{PAGE}/verify")
     says(agent, "sound", tensors=norms(left_out=1))
     page = client.get(PAGE).text
-    table = page.partition('class="tensors"')[2].partition("</table>")[0]
+    table = page.partition('class="rows tensors"')[2].partition("</table>")[0]
     assert table.index("optimizer.exp_avg") < table.index("model.0.weight")
     assert "2 NaN, 1 inf" in table
     assert "model.&lt;i&gt;.bias" in table

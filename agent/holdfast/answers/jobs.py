@@ -44,6 +44,8 @@ class Verification(msgspec.Struct, kw_only=True, frozen=True):
     """Whether anybody asked for a checkpoint to be read back, how far that is, and what was last found."""
 
     checkpoint: str
+    request: int = 0
+    """The version of what is desired that it came with."""
     state: Literal["unasked", "requested", "reading", "sound", "damaged", "gone", "failed", "cancelled"]
     """Of the newest request."""
     at: float | None = None
@@ -193,6 +195,9 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
 
     job: str
     project: str = ""
+    owner: str = ""
+    """Who launched the newest attempt; empty where it did not say."""
+    labels: dict[str, str] = {}
     status: str
     status_reason: str = ""
     """One clause in words; empty when the status says it all."""
