@@ -33,9 +33,10 @@ CheckpointKind = Literal["scheduled", "requested", "safety", "final"]
 CheckpointState = Literal["snapshot", "persisting", "durable", "failed", "torn", "damaged", "missing"]
 StallKind = Literal["snapshot_wait", "persist_backpressure", "data_fetch", "data_prep", "barrier", "restore"]
 OrderState = Literal[
-    "requested", "delivered", "restoring", "restored", "failed", "cancelled", "expired", "superseded"
+    "requested", "delivered", "restoring", "unknown", "restored", "failed", "cancelled", "expired", "superseded"
 ]
-OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring")
+"""Unknown: nothing is heard any more of the attempt that was restoring; the next contact tells."""
+OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring", "unknown")
 
 PLANNED_ENDS = ("finished", "interrupted", "SystemExit")
 """Ends of an attempt, by its own word, that somebody wanted; any other is the exception that broke it."""
@@ -320,6 +321,8 @@ class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
     checkpoint: str
     fence: int
     """The lowest attempt that may act on it."""
+    expires_in_seconds: float | None = None
+    """What was left of its time, on the server's clock, when this was sent. None: it does not say."""
 
 
 class Desired(msgspec.Struct, kw_only=True, frozen=True):

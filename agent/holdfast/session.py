@@ -301,7 +301,8 @@ class Session:
         # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
         at_least = first.latest_attempt + 1 if first else 1
         checkpoints.latest_lineage = first.latest_lineage if first else 0
-        checkpoints.acquire_attempt(at_least)
+        wanted = first.restore.id if first is not None and first.restore is not None else None
+        checkpoints.acquire_attempt(at_least, order=wanted)
         self._orders.start(first, checkpoints.attempt)
         if server and leads:
             self._reporter.link = Link(

@@ -155,6 +155,7 @@ class Starter:
         loaded = None
         try:
             loaded = self._load(order.checkpoint)
+            self._reporter.order(order.id, "restoring")
             self._put_in_place(loaded)
         except RanksLost:
             raise

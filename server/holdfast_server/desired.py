@@ -33,11 +33,11 @@ NO_SETTINGS = (RESTORE, PIN, UNPIN)
 _changes = msgspec.msgpack.Decoder(list[Change])
 
 
-async def read(session: AsyncSession, job: models.Job) -> Desired:
-    return of(job, await open_order(session, job.name))
+async def read(session: AsyncSession, job: models.Job, *, now: float) -> Desired:
+    return of(job, await open_order(session, job.name), now=now)
 
 
-def of(job: models.Job, order: models.RestoreOrder | Order | None) -> Desired:
+def of(job: models.Job, order: models.RestoreOrder | Order | None, *, now: float) -> Desired:
     return Desired(
         version=job.version,
         budget=job.budget,
@@ -47,9 +47,24 @@ def of(job: models.Job, order: models.RestoreOrder | Order | None) -> Desired:
         checkpoint_request=job.checkpoint_request,
         probe_request=job.probe_request,
         pins=None if job.pins is None else tuple(job.pins.split()),
-        restore=RestoreOrder(id=order.id, checkpoint=order.checkpoint, fence=order.fence) if order else None,
+        restore=None if order is None or is_expired(order, now) else _wanted(order, now),
         latest_attempt=job.attempt,
         latest_lineage=job.latest_lineage,
+    )
+
+
+def is_expired(order: models.RestoreOrder | Order, now: float) -> bool:
+    """Nobody may take it up any more; one that is being carried out has been."""
+    return order.state != "restoring" and order.expires_at is not None and order.expires_at <= now
+
+
+def _wanted(order: models.RestoreOrder | Order, now: float) -> RestoreOrder:
+    ends_at = None if order.state == "restoring" else order.expires_at
+    return RestoreOrder(
+        id=order.id,
+        checkpoint=order.checkpoint,
+        fence=order.fence,
+        expires_in_seconds=None if ends_at is None else ends_at - now,
     )
 
 
