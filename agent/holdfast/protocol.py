@@ -22,6 +22,9 @@ DEFAULT_PORT = 7117
 MOST_PINS = 64
 """Checkpoints of one job that people may pin at the same time."""
 
+SUPERVISOR_RANK = 1 << 20
+"""As which a supervisor speaks for the attempt that it watches over: it trains nothing."""
+
 Lane = Literal["control", "samples"]
 """Control: what happened, which is never dropped. Samples: what was measured, which is thinned under pressure."""
 Numbers = list[float] | bytes

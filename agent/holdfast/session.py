@@ -14,10 +14,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
-from holdfast import endings, protocol, ranks, restore
+from holdfast import endings, protocol, ranks, restore, supervision
 from holdfast.checkpoints import Checkpointer
 from holdfast.errors import RestoreFailed
-from holdfast.link import Link
+from holdfast.link import Link, NoLink
 from holdfast.link.spool import spool_of
 from holdfast.meter import Meter
 from holdfast.options import Options
@@ -135,12 +135,17 @@ class Session:
         self._meter = Meter(self._controller, self._reporter, self._checkpoints.persister.measured)
         self._prober = Prober(self._training, self._meter, self._reporter)
         self._progress = Progress(None if self._ranks.leads else "")
+        self._server = options.server
+        self._over = False
+        """A newer attempt of the job has begun, and this one is to end."""
         self._resumed = self._closed = self._forked = False
         self._wanted: CheckpointKind | None = None
         self._wanted_restore: str | None = None
         self._last_fault: str | None = None
         self._retry_at_once = False
+        supervision.expose(self._ranks.rank)
         self._open(options.server, options.token)
+        self._introduce()
         self._training.around_updates(
             self._before_update,
             self._meter.clock.update_ends,
@@ -216,6 +221,7 @@ class Session:
 
         Raises:
             RestoreFailed: a restore broke half-way and the state could not be put back.
+            SystemExit: under `holdfast run`, when a newer attempt of the job has begun elsewhere.
         """
         self._standing.iteration += 1
         if self._closed:
@@ -237,6 +243,8 @@ class Session:
                 self._last_fault = what
                 logger.exception("%s: iteration %d was not recorded", self.job, self.iteration)
                 self._reporter.notice("error", "internal", what)
+        if self._over and supervision.VARIABLE in os.environ:
+            raise SystemExit(supervision.EXIT_FENCED)
 
     def checkpoint(self) -> None:
         """Take a checkpoint at the end of this iteration, whatever the interval.
@@ -346,9 +354,25 @@ class Session:
         self._orders.arrived(desired)
         self._checkpoints.pinned.follow(desired.pins, self._checkpoints.attempt)
 
+    def _introduce(self) -> None:
+        """To the supervisor, if there is one."""
+        if self._ranks.leads:
+            checkpoints = self._checkpoints
+            supervision.introduce(
+                supervision.Trained(
+                    job=self.job,
+                    uid=checkpoints.uid,
+                    attempt=checkpoints.attempt,
+                    lineage=self.lineage,
+                    store=checkpoints.store.url,
+                    server=self._server,
+                )
+            )
+
     def _begin(self, start: Start) -> None:
         self._resumed = True
         self._starter.begin(start)
+        self._introduce()
         for gap in self._training.gaps():
             self._reporter.notice("warning", "loader", gap)
         for what in self._training.missing(start.loaded):
@@ -373,6 +397,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        self._progress.rest()
         atexit.unregister(self._at_exit)
         parts: tuple[Callable[[], object], ...] = (
             lambda: self._take_final() if reason == "finished" else None,
@@ -468,6 +493,8 @@ class Session:
     def _learn(self, metrics: dict[str, Any]) -> None:
         """What the iteration that ends here took, and what operators want by now."""
         self._settle()
+        if self._reporter.link.fenced and not self._over and self._checkpoints.fenced:
+            self._give_way()
         self._meter.end_iteration(metrics)
         desired = self._reporter.link.desired
         if desired is not None and self._orders.news(desired):
@@ -485,6 +512,7 @@ class Session:
             self._meter.learn()
             self._rewinder.rewind(*self._ranks.decide(lambda: target, tuple[str, str | None]))
             self._checkpoints.wanted.clear()
+            self._introduce()
             self._meter.clock.restart()
             self._steering.begin(self.iteration)
         elif decision.checkpoint is not None:
@@ -502,9 +530,23 @@ class Session:
         """Learn from the checkpoints that settled since the last iteration."""
         for settled in self._checkpoints.drain():
             self._meter.checkpoint_settled(settled)
+            if settled.state == "failed" and not self._over and self._checkpoints.fenced:
+                self._give_way()
             if settled.state == "torn":
                 self._retry_at_once = True
                 self._reporter.notice("warning", "torn", f"{settled.reason}; taken again at once")
+
+    def _give_way(self) -> None:
+        """A newer attempt has begun: what this one does from now on is nobody's, and nobody is told of it."""
+        self._over = True
+        self._reporter.link.silence()
+        self._reporter.link = NoLink()
+        self._steering = Adrift()
+        self._ranks.close()
+        logger.error(
+            "%s: a newer attempt of this job has begun: attempt %d takes no more checkpoints and reports nothing",
+            *(self.job, self.attempt),
+        )
 
     def _choose(self, iteration: int) -> Decision:
         """What to do at the boundary after `iteration`, which is this one or a later one."""

@@ -23,12 +23,23 @@ MAX_GAPS = 1000
 MAX_UID = 100
 UNKNOWN_EVENTS = "unknown_events"
 METRICS_LEFT_OUT = "metrics_left_out"
+OVERLAP_SECONDS = 5.0
+"""What an attempt says so shortly after the next one began is still taken: clocks of machines differ."""
 ATTEMPTS_RESTARTED = "attempts_restarted"
 BATCH_CONFLICT = "batch_conflict"
 
 
 class InvalidBatch(ValueError):
     """A batch that can never be stored; sending it again is of no use."""
+
+
+class Superseded(RuntimeError):
+    """It was said after a newer attempt of the job had begun, by one that does not know that."""
+
+    def __init__(self, batch: _Incoming, newest: int) -> None:
+        super().__init__(
+            f"attempt {newest} of {batch.job} has begun: attempt {batch.attempt} has no more say, end it"
+        )
 
 
 class _MoreToIt(Exception):
@@ -164,6 +175,7 @@ async def store(db: Database, received: Received, *, project: str | None = None,
 
     Raises:
         UnknownJob: the job belongs to another project.
+        Superseded: a newer attempt had begun when it was said.
     """
     job = received.batch.job
     if received.plain:
@@ -182,6 +194,8 @@ def _store_plain(connection: Connection, received: Received, *, project: str | N
     said = received.said()
     found = standing.find(connection, said.job, said.uid)
     if found is None or found.attempt_uid is None or project not in (None, found.project):
+        raise _MoreToIt
+    if found.uid != said.uid:
         raise _MoreToIt
     if not received.empty:
         stored = batches.known(connection, received.key, received.digest)
@@ -208,6 +222,7 @@ async def _store(session: AsyncSession, received: Received, *, project: str | No
         if stored or stored is None:
             return acknowledged
         await connection.run_sync(lambda rows: batches.remember(rows, received.key, received.digest, now=now))
+    await _require_current(session, job, batch)
     await _attempt(session, job, batch, now=now)
     await session.flush()
     moved = await connection.run_sync(lambda rows: _move_on(rows, received, now=now))
@@ -237,6 +252,20 @@ async def _job(session: AsyncSession, batch: _Incoming, *, project: str | None, 
     elif project not in (None, job.project):
         raise UnknownJob(batch.job)
     return job
+
+
+async def _require_current(session: AsyncSession, job: models.Job, batch: _Incoming) -> None:
+    """Superseded, for an attempt that was known before a newer one began, and goes on as if it had not.
+
+    The spool of one that is dead was written before.
+    """
+    if batch.uid == job.uid or await session.get(models.Attempt, (batch.job, batch.uid)) is None:
+        return
+    current = await session.get(models.Attempt, (job.name, job.uid))
+    if current is None or batch.attempt > current.attempt:
+        return
+    if batch.sent_at > current.started_at + OVERLAP_SECONDS:
+        raise Superseded(batch, current.attempt)
 
 
 async def _attempt(session: AsyncSession, job: models.Job, batch: _Incoming, *, now: float) -> None:

@@ -23,6 +23,7 @@ class FakeLink:
     """A server that answers with whatever a test puts into `desired`, and remembers what it was told."""
 
     heard = True
+    fenced = False
     first: Desired | None = None
 
     def __init__(self, *, on_desired=None, **_):
@@ -42,6 +43,9 @@ class FakeLink:
 
     def sample(self, measured, metrics):
         self.samples.append(metrics)
+
+    def silence(self):
+        self.closed = True
 
     def close(self, deadline_seconds=5.0):
         self.closed = True

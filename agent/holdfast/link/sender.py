@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from holdfast.link.backoff import Backoff
-from holdfast.link.client import REQUEST_SECONDS, Client, Later, NoAnswer, NotAllowed, Refused
+from holdfast.link.client import REQUEST_SECONDS, Client, Later, NoAnswer, NotAllowed, Refused, Superseded
 from holdfast.link.outbox import Outbox, Sealed
 from holdfast.protocol import Ack
 
@@ -46,6 +46,9 @@ class Sender:
         self._samples_backoff = Backoff()
         self._close_at: float | None = None
         self._refusal_logged = False
+        self.fenced = False
+        """The server says that a newer attempt has begun."""
+        self._silenced = False
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-sender", daemon=True)
 
@@ -54,6 +57,14 @@ class Sender:
 
     def flush_soon(self) -> None:
         self._wake.set()
+
+    def silence(self) -> None:
+        """Send nothing any more, and keep nothing to be sent later."""
+        self._silenced = True
+        self._close_at = monotonic()
+        self._wake.set()
+        self._closing.set()
+        self._client.shut()
 
     def close(self, close_at: float) -> None:
         """Send what is left until `close_at`, and keep the rest on disk; the thread may be stuck in either."""
@@ -87,6 +98,8 @@ class Sender:
         return min(self._flush_seconds, until_retry) if until_retry > 0 else self._flush_seconds
 
     def _tick(self) -> None:
+        if self.fenced or self._silenced:
+            return
         if monotonic() < self._retry_at:
             self._outbox.park()
             return
@@ -94,6 +107,8 @@ class Sender:
 
     def _finish(self) -> None:
         assert self._close_at is not None
+        if self._silenced:
+            return
         # Leave a part of the time for the disk.
         send_until = monotonic() + 0.8 * (self._close_at - monotonic())
         self._send_all(send_until)
@@ -124,6 +139,9 @@ class Sender:
         """Whether a server answered, be it that it takes no samples now."""
         try:
             ack = self._client.ingest(payload, sealed.key.sequence, limit_seconds=limit_seconds)
+        except Superseded:
+            self.fenced = True
+            return False
         except Refused as reason:
             self._outbox.refused(sealed, payload)
             self._log_refusal(str(reason))
