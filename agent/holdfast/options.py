@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ DEFAULT_BACKEND = "auto"
 BACKENDS = ("auto", *SIMPLEST_FIRST)
 T = TypeVar("T")
 
+DEFAULT_GRACE_SECONDS = 30.0
+"""Between SIGTERM and SIGKILL, where nobody says otherwise: that of Kubernetes and of Slurm."""
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -46,6 +49,8 @@ class Options:
     """HOLDFAST_SPREAD."""
     debug: bool
     """HOLDFAST_DEBUG."""
+    grace_seconds: float
+    """HOLDFAST_GRACE."""
 
     @classmethod
     def weigh(cls, **arguments: Any) -> Self:
@@ -74,6 +79,7 @@ class Options:
             backend=read("backend", DEFAULT_BACKEND, _parse_backend),
             spread=read("spread", 0.0, _parse_spread),
             debug=read("debug", False, partial(_parse_flag, "debug")),
+            grace_seconds=read("grace", DEFAULT_GRACE_SECONDS, _parse_grace),
         )
 
 
@@ -122,6 +128,18 @@ def _parse_spread(value: float | str) -> float:
     if not 0 <= spread <= 1:
         raise ValueError(f"spread={value!r}: give a share of the interval between checkpoints, from 0 to 1")
     return spread
+
+
+def _parse_grace(value: float | str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise ValueError(
+            f"grace={value!r}: give the seconds from SIGTERM to the kill, or 0 to leave SIGTERM alone"
+        )
+    return seconds
 
 
 def _parse_flag(name: str, value: bool | str) -> bool:

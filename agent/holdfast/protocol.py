@@ -41,9 +41,9 @@ OrderState = Literal[
 """Unknown: nothing is heard any more of the attempt that was restoring; the next contact tells."""
 OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring", "unknown")
 
-PLANNED_ENDS = ("finished", "interrupted", "SystemExit")
+PLANNED_ENDS = ("finished", "interrupted", "preempted", "SystemExit")
 """Ends of an attempt, by its own word, that somebody wanted; any other is the exception that broke it."""
-ASKED_TO_END = ("killed by SIGINT", "killed by SIGTERM", "exit status 0")
+ASKED_TO_END = ("killed by SIGINT", "killed by SIGTERM", "exit status 143", "exit status 0")
 """What a supervisor saw of an attempt that did not live to say more: it was told to go, by a scheduler mostly."""
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -17,6 +17,7 @@ from typing import Any, Self
 from holdfast import endings, protocol, ranks, restore, supervision
 from holdfast.checkpoints import Checkpointer
 from holdfast.errors import RestoreFailed
+from holdfast.leaving import EXIT_ASKED, Leaving
 from holdfast.link import Link, NoLink
 from holdfast.link.spool import spool_of
 from holdfast.meter import Meter
@@ -30,7 +31,7 @@ from holdfast.ranks import RanksLost
 from holdfast.reports import Reporter, Standing, show_log
 from holdfast.rewind import WRITE_SECONDS, Rewinder
 from holdfast.starting import Start, Starter
-from holdfast.steering import Adrift, Decision, steering_of
+from holdfast.steering import MEETING_SECONDS, Adrift, Decision, steering_of
 from holdfast.store import open_store
 from holdfast.tally import Tally
 from holdfast.training import Training
@@ -41,6 +42,8 @@ FIRST_CONTACT_SECONDS = 2.0
 """How long a starting job waits for a server to say whether a restore is wanted."""
 HEARTBEAT_SECONDS = 3600.0
 """Of ranks other than 0, which are not asked whether they live: they send when they have something to tell."""
+ASK_STORE_SECONDS = 60.0
+"""Between two questions whether a newer attempt has begun, to a store that may be away."""
 _END = object()
 
 
@@ -70,6 +73,9 @@ class Session:
             from each iteration and becomes durable later. Default: HOLDFAST_SPREAD, else 0: at full speed.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
             element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
+        grace: seconds from SIGTERM to the kill. Told to end by SIGTERM, all ranks do at the same boundary, with a
+            last checkpoint if there is time for one, and exit status 143; unless the script handles the signal
+            itself. 0 leaves SIGTERM alone. Default: HOLDFAST_GRACE, else 30.
         **objects: what makes up the training state, by keyword: model, optimizer, scheduler, scaler …
             Anything with `state_dict` and `load_state_dict`, and random generators of torch, NumPy and Python.
 
@@ -100,13 +106,14 @@ class Session:
         backend: str | None = None,
         spread: float | None = None,
         debug: bool | None = None,
+        grace: float | None = None,
         **objects: Any,
     ) -> None:
         self.job = protocol.validate_job(job)
         options = Options.weigh(
             store=store, server=server, token=token, budget=budget, policy=policy, every=every, mtbf=mtbf,
             checkpoints=checkpoints, iterations=iterations, keep=keep, slots=slots, backend=backend,
-            spread=spread, debug=debug,
+            spread=spread, debug=debug, grace=grace,
         )  # fmt: skip
         self._ranks = ranks.join()
         self._spread = options.spread
@@ -136,6 +143,11 @@ class Session:
         self._prober = Prober(self._training, self._meter, self._reporter)
         self._progress = Progress(None if self._ranks.leads else "")
         self._server = options.server
+        self._leaving = Leaving(options.grace_seconds)
+        self._looked_at = 0.0
+        """When it was asked last whether another rank was told to end."""
+        self._preempted = False
+        self._ask_store_at = 0.0
         self._over = False
         """A newer attempt of the job has begun, and this one is to end."""
         self._resumed = self._closed = self._forked = False
@@ -221,7 +233,8 @@ class Session:
 
         Raises:
             RestoreFailed: a restore broke half-way and the state could not be put back.
-            SystemExit: under `holdfast run`, when a newer attempt of the job has begun elsewhere.
+            SystemExit: SIGTERM told the job to end; or under `holdfast run`, when a newer attempt of the job has
+                begun elsewhere.
         """
         self._standing.iteration += 1
         if self._closed:
@@ -243,6 +256,8 @@ class Session:
                 self._last_fault = what
                 logger.exception("%s: iteration %d was not recorded", self.job, self.iteration)
                 self._reporter.notice("error", "internal", what)
+        if self._preempted:
+            raise SystemExit(EXIT_ASKED)
         if self._over and supervision.VARIABLE in os.environ:
             raise SystemExit(supervision.EXIT_FENCED)
 
@@ -397,6 +412,9 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        if self._preempted:
+            reason = "preempted"
+        self._leaving.close()
         self._progress.rest()
         atexit.unregister(self._at_exit)
         parts: tuple[Callable[[], object], ...] = (
@@ -493,8 +511,12 @@ class Session:
     def _learn(self, metrics: dict[str, Any]) -> None:
         """What the iteration that ends here took, and what operators want by now."""
         self._settle()
-        if self._reporter.link.fenced and not self._over and self._checkpoints.fenced:
+        if self._leaving.asked and not self._ranks.leads:
+            self._ranks.ask_to_end()
+        if self._reporter.link.fenced and self._is_replaced():
             self._give_way()
+        if self._leaving.asked and isinstance(self._steering, Adrift):
+            self._preempted = True
         self._meter.end_iteration(metrics)
         desired = self._reporter.link.desired
         if desired is not None and self._orders.news(desired):
@@ -508,7 +530,9 @@ class Session:
         self._progress.update(self.iteration)
 
     def _act(self, decision: Decision) -> None:
-        if (target := decision.restore) is not None:
+        if decision.end:
+            self._end_as_told(decision)
+        elif (target := decision.restore) is not None:
             self._meter.learn()
             self._rewinder.rewind(*self._ranks.decide(lambda: target, tuple[str, str | None]))
             self._checkpoints.wanted.clear()
@@ -522,6 +546,39 @@ class Session:
             self._checkpoints.prepare(self._training.outline)
         self._meter.in_flight = self._checkpoints.active
 
+    def _end_as_told(self, decision: Decision) -> None:
+        """The last boundary: save where there is time, and go."""
+        self._preempted = True
+        checkpoints, saved = self._checkpoints, "there is no time for a checkpoint"
+        if decision.checkpoint is not None:
+            if checkpoints.wait_settled(self._leaving.left_seconds):
+                self._settle()
+                checkpoints.follow_lineage(decision.lineage or self.lineage)
+                self._take(decision)
+            durable = checkpoints.wait_settled(self._leaving.left_seconds)
+            newest = checkpoint_id(self.iteration, self.lineage)
+            saved = (
+                f"saved as {newest}" if durable and checkpoints.head == newest else "it could not be saved in time"
+            )
+        message = f"told to end by SIGTERM after iteration {self.iteration:,}: {saved}"
+        self._reporter.notice("warning", "preempted", message)
+
+    def _told_to_end(self) -> bool:
+        if self._leaving.asked or self._ranks.world_size == 1:
+            return self._leaving.asked
+        now = time.monotonic()
+        if now - self._looked_at < MEETING_SECONDS:
+            return False
+        self._looked_at = now
+        return self._ranks.asked_to_end
+
+    def _end(self) -> Decision:
+        """With a checkpoint, if that can be durable in time."""
+        profile = self._controller.profile
+        takes_seconds = None if profile is None else profile.snapshot_seconds + profile.persist_seconds
+        kind: CheckpointKind | None = "final" if self._leaving.fits(takes_seconds) else None
+        return Decision(end=True, checkpoint=kind, at_once=True, lineage=self.lineage)
+
     def _settings_changed(self) -> None:
         self._controller.change(self._orders.settings())
         self._reporter.pace(self._controller, changed=True)
@@ -530,11 +587,19 @@ class Session:
         """Learn from the checkpoints that settled since the last iteration."""
         for settled in self._checkpoints.drain():
             self._meter.checkpoint_settled(settled)
-            if settled.state == "failed" and not self._over and self._checkpoints.fenced:
+            if settled.fenced and not self._over:
                 self._give_way()
             if settled.state == "torn":
                 self._retry_at_once = True
                 self._reporter.notice("warning", "torn", f"{settled.reason}; taken again at once")
+
+    def _is_replaced(self) -> bool:
+        """The server says so; the store has the last word, which is asked for seldom: it may take its time."""
+        now = time.monotonic()
+        if self._over or now < self._ask_store_at:
+            return False
+        self._ask_store_at = now + ASK_STORE_SECONDS
+        return self._checkpoints.fenced
 
     def _give_way(self) -> None:
         """A newer attempt has begun: what this one does from now on is nobody's, and nobody is told of it."""
@@ -550,6 +615,8 @@ class Session:
 
     def _choose(self, iteration: int) -> Decision:
         """What to do at the boundary after `iteration`, which is this one or a later one."""
+        if self._told_to_end():
+            return self._end()
         if (target := self._restore_target()) is not None:
             return Decision(restore=target)
         if not self._is_due(iteration):

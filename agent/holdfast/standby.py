@@ -17,7 +17,6 @@ from holdfast.link.client import Client, NoAnswer, Refused
 from holdfast.link.listener import Listener
 from holdfast.link.wishes import Wishes
 from holdfast.protocol import SUPERVISOR_RANK, Batch, Desired, Notice, RestoreOrder
-from holdfast.store import open_store
 from holdfast.supervision import Trained
 
 logger = logging.getLogger("holdfast")
@@ -92,17 +91,3 @@ class Waiting:
         self.order = None if order is None or order.id in self._done else order
         if self.order is not None:
             self._wake()
-
-
-def taken_over(trained: Trained) -> str | None:
-    """Who else has begun a newer attempt of the job; None where nobody has, or the store cannot be asked."""
-    if not trained.attempt:
-        return None
-    try:
-        newest = open_store(trained.store).newest_attempt(trained.job)
-    except (OSError, ValueError) as error:
-        logger.debug("the store cannot be asked for the newest attempt: %s", error)
-        return None
-    if newest is None or newest.number <= trained.attempt or newest.uid == trained.uid:
-        return None
-    return f"attempt {newest.number} of {trained.job} was started on {newest.host} (process {newest.pid})"

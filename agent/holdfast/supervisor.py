@@ -218,7 +218,7 @@ class Supervisor:
         trained = supervision.introduced(self._folder)
         if trained is None:
             return "the trainer was fenced" if status == EXIT_FENCED else None
-        from holdfast.standby import taken_over
+        from holdfast.succession import taken_over
 
         return taken_over(trained)
 
@@ -228,7 +228,8 @@ class Supervisor:
         wanted = self.stay == "always" or (self.stay == "failure" and status != 0)
         if not wanted or signals.stops or trained is None or not trained.server:
             return False
-        from holdfast.standby import Waiting, taken_over
+        from holdfast.standby import Waiting
+        from holdfast.succession import taken_over
 
         self._tell(
             "warning" if status else "info", "waits", f"{end}. The supervisor waits for an order to restore"
@@ -305,6 +306,7 @@ class Supervisor:
         environment = os.environ | self.environment
         environment |= {"HOLDFAST_SUPERVISED": "1", "HOLDFAST_PROGRESS": str(progress_path)}
         environment[supervision.VARIABLE] = str(self._folder)
+        environment.setdefault("HOLDFAST_GRACE", f"{self.limits.grace_seconds:g}")
         environment.pop("HOLDFAST_PREVIOUS_EXIT", None)
         if previous_exit is not None:
             environment["HOLDFAST_PREVIOUS_EXIT"] = previous_exit

@@ -259,13 +259,15 @@ async def _require_current(session: AsyncSession, job: models.Job, batch: _Incom
 
     The spool of one that is dead was written before.
     """
-    if batch.uid == job.uid or await session.get(models.Attempt, (batch.job, batch.uid)) is None:
+    own = None if batch.uid == job.uid else await session.get(models.Attempt, (batch.job, batch.uid))
+    if own is None:
         return
-    current = await session.get(models.Attempt, (job.name, job.uid))
-    if current is None or batch.attempt > current.attempt:
-        return
-    if batch.sent_at > current.started_at + OVERLAP_SECONDS:
-        raise Superseded(batch, current.attempt)
+    attempts = models.Attempt
+    newer = (attempts.job == batch.job, attempts.attempt > own.attempt, attempts.started_at > own.started_at)
+    query = select(attempts).where(*newer).order_by(attempts.started_at).limit(1)
+    first = (await session.scalars(query)).first()
+    if first is not None and batch.sent_at > first.started_at + OVERLAP_SECONDS:
+        raise Superseded(batch, first.attempt)
 
 
 async def _attempt(session: AsyncSession, job: models.Job, batch: _Incoming, *, now: float) -> None:

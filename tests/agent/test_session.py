@@ -10,7 +10,7 @@ import torch
 from tiny_job import Points, Trainer
 
 import holdfast
-from holdfast import checkpoints, orders, protocol, reading, starting
+from holdfast import checkpoints, orders, protocol, reading, starting, supervision
 from holdfast import format as fmt
 from holdfast import session as module
 from holdfast.copying import HostCopies
@@ -400,10 +400,45 @@ def test_a_fenced_attempt_leaves_an_order_to_the_newer_one(store, linked):
             open_store(store).acquire_attempt("job", "newer")
             order(trainer, 3)
 
-    trainer = Trainer(store, **linked).run(until=8, after=operator).crash()
-    assert [state for state, _ in moves_of(trainer)] == ["delivered", "restoring"]
-    assert "attempt 2 of job has started" in notices(trainer, "restore")[0]
+    trainer = Trainer(store, **linked)
+    told = trainer.link
+    trainer.run(until=8, after=operator).crash()
+    assert [event.state for event in told.of(protocol.OrderMoved)] == ["delivered", "restoring"]
+    assert "attempt 2 of job has started" in told.of(protocol.Notice)[-1].message
     assert [lineage.order for lineage in open_store(store).lineages("job")] == [None]
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_an_attempt_that_is_fenced_gives_way(store, linked, uninterrupted, monkeypatch, tmp_path, supervised):
+    def newer_begins(trainer):
+        if trainer.session.iteration == 5:
+            open_store(store).acquire_attempt("job", "newer")
+            trainer.link.fenced = True
+
+    if supervised:
+        monkeypatch.setenv(supervision.VARIABLE, str(tmp_path))
+    trainer = Trainer(store, **linked)
+    link = trainer.link
+    if supervised:
+        with pytest.raises(SystemExit) as ended:
+            trainer.run(until=9, after=newer_begins)
+        assert ended.value.code == supervision.EXIT_FENCED
+        assert trainer.session.iteration == 6
+        assert supervision.introduced(tmp_path).job == "job"
+    else:
+        trainer.run(until=9, after=newer_begins)
+        assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 10)}
+    assert link.closed
+    told = len(link.events)
+    trainer.crash()
+    assert (committed(store), len(link.events)) == ([3], told)
+
+
+def test_a_server_that_takes_an_attempt_for_fenced_is_not_believed_against_the_store(store, linked):
+    trainer = Trainer(store, **linked)
+    trainer.link.fenced = True
+    trainer.run(until=7).crash()
+    assert committed(store) == [3, 6]
 
 
 def test_an_order_that_was_carried_out_while_the_store_took_no_note_is_not_carried_out_again(
@@ -703,8 +738,10 @@ def test_the_supervisors_file_is_told_of_every_iteration(store, tmp_path, monkey
     path = tmp_path / "progress"
     path.write_bytes(bytes(16))
     monkeypatch.setenv("HOLDFAST_PROGRESS", str(path))
-    Trainer(store).run(until=5).crash()
+    trainer = Trainer(store).run(until=5)
     assert LAYOUT.unpack(path.read_bytes()) == (5, 5)
+    trainer.crash()
+    assert LAYOUT.unpack(path.read_bytes()) == (5, -5)  # nothing more is to come
 
 
 def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrupted, monkeypatch):

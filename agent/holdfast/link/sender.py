@@ -16,6 +16,8 @@ log = logging.getLogger("holdfast")
 
 BURST_SECONDS = 0.05
 """Events come in bursts; so long is waited for the rest of one."""
+SILENCED_SECONDS = 1.0
+"""To give up what it is at, and remove what it has kept."""
 LOST = ("lost", "locked out")
 
 
@@ -65,6 +67,8 @@ class Sender:
         self._wake.set()
         self._closing.set()
         self._client.shut()
+        if self._thread.is_alive():
+            self._thread.join(SILENCED_SECONDS)
 
     def close(self, close_at: float) -> None:
         """Send what is left until `close_at`, and keep the rest on disk; the thread may be stuck in either."""
@@ -108,6 +112,7 @@ class Sender:
     def _finish(self) -> None:
         assert self._close_at is not None
         if self._silenced:
+            self._outbox.forget()
             return
         # Leave a part of the time for the disk.
         send_until = monotonic() + 0.8 * (self._close_at - monotonic())
@@ -139,10 +144,10 @@ class Sender:
         """Whether a server answered, be it that it takes no samples now."""
         try:
             ack = self._client.ingest(payload, sealed.key.sequence, limit_seconds=limit_seconds)
-        except Superseded:
-            self.fenced = True
-            return False
         except Refused as reason:
+            if isinstance(reason, Superseded) and self._outbox.owns(sealed):
+                self.fenced = True
+                return False
             self._outbox.refused(sealed, payload)
             self._log_refusal(str(reason))
             self._held()
