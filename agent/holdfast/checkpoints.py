@@ -98,6 +98,10 @@ class Checkpointer:
         """There is something for `prepare` to do."""
         self._at_least = 1
         """The number that this attempt must have at least."""
+        self._open_order: str | None = None
+        """When it began."""
+        self._unnoted: str | None = None
+        """An order that was carried out while the store could not be written to."""
         self._late: threading.Thread | None = None
         """Asks a store that was away whether it is back."""
         self._returned: tuple[int, Lineage] | None = None
@@ -113,12 +117,12 @@ class Checkpointer:
         """How many copies and writes are."""
         return sum(not each.settled.is_set() for each in self._in_flight)
 
-    def acquire_attempt(self, at_least: int) -> None:
-        """Fence all earlier attempts; of several ranks, rank 0 does.
+    def acquire_attempt(self, at_least: int, *, order: str | None = None) -> None:
+        """Fence all earlier attempts, and note the order that is open; of several ranks, rank 0 does.
 
         Where the store cannot be written to, there are no checkpoints for now.
         """
-        self._at_least = at_least
+        self._at_least, self._open_order = at_least, order
         try:
             self.attempt = self._ranks.decide(lambda: self._become_newest(at_least), int)
         except OSError as error:
@@ -135,9 +139,18 @@ class Checkpointer:
             lineage = self._new_lineage(self.attempt, iteration, parent, order, left)
             if self.attempt:
                 self.store.begin_lineage(self.job, lineage)
+            self._unnoted = None if self.attempt else order
             return lineage
 
         self.continue_lineage(self._ranks.decide(noted, Lineage), parent)
+
+    @property
+    def fenced(self) -> bool:
+        """A newer attempt of the job has begun, as far as the store can be asked."""
+        try:
+            return 0 < self.attempt < self.store.latest_attempt(self.job)
+        except OSError:
+            return False
 
     def continue_lineage(self, lineage: Lineage, head: str | None) -> None:
         """Go on along a lineage, from the checkpoint `head`."""
@@ -360,7 +373,7 @@ class Checkpointer:
 
     def _become_newest(self, at_least: int) -> int:
         """The number of this attempt, which from now on keeps what was asked for before it."""
-        number = self.store.acquire_attempt(self.job, self.uid, at_least).number
+        number = self.store.acquire_attempt(self.job, self.uid, at_least, order=self._open_order).number
         with contextlib.suppress(OSError):  # asked again before anything is deleted
             self._learn_asked_for()
             self.pinned.learn()
@@ -395,7 +408,7 @@ class Checkpointer:
         try:
             attempt = self._become_newest(self._at_least)
             start = parse_checkpoint_id(self.head)[0] if self.head is not None else self.lineage.iteration
-            lineage = self._new_lineage(attempt, start, self.head)
+            lineage = self._new_lineage(attempt, start, self.head, self._unnoted)
             self.store.begin_lineage(self.job, lineage)
         except Exception as error:  # a thread's edge: the next checkpoint that is due tries again
             self.fail(f"store {self.store.url} is not writable: {type(error).__name__}: {error}")

@@ -130,6 +130,12 @@ def run(
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that a trainer which handles SIGINT or SIGTERM has to end.")
     ] = 30.0,
+    hang: Annotated[
+        float, typer.Option(min=0, help="Kill a trainer without an iteration for so many usual ones; 0: never.")
+    ] = 50.0,
+    stay: Annotated[
+        str, typer.Option(help="When to wait for an order to restore: never, after a failure, always.")
+    ] = "failure",
 ) -> None:
     """Start a trainer, and start it again when it crashes; it goes on from its newest checkpoint.
 
@@ -138,11 +144,15 @@ def run(
     would without Holdfast; a second one, two seconds later or more, kills it and all its processes on the spot.
     The exit code is the trainer's.
 
-    Examples: holdfast run -- python train.py  ·  holdfast run --budget 2% -- python train.py
+    One that hangs (no iteration for 50 usual ones, and for 10 minutes at least) is killed and started again, once
+    the stacks of all ranks are on the job's timeline. After it gave up, it waits for an order to restore from the
+    dashboard and carries that out, where the trainer reports to a server (--stay never: it ends).
+
+    Examples: holdfast run -- python train.py  ·  holdfast run -- torchrun --nproc-per-node 8 train.py
     """
     from holdfast.client import validate_server
     from holdfast.pacing.settings import parse_budget
-    from holdfast.supervisor import Limits, Supervisor
+    from holdfast.supervisor import STAYS, Limits, Supervisor
 
     given = {"HOLDFAST_STORE": store, "HOLDFAST_SERVER": server, "HOLDFAST_BUDGET": budget}
     environment = {name: value for name, value in given.items() if value is not None}
@@ -151,8 +161,11 @@ def run(
             parse_budget(wanted["HOLDFAST_BUDGET"])
         if wanted.get("HOLDFAST_SERVER"):
             validate_server(wanted["HOLDFAST_SERVER"])
-        limits = Limits(fruitless_starts=starts, grace_seconds=grace)
-        status = Supervisor(command, limits=limits, environment=environment).run()
+        wanted_stay = next((each for each in STAYS if each == stay), None)
+        if wanted_stay is None:
+            raise ValueError(f"stay {stay!r}: give one of {', '.join(STAYS)}")
+        limits = Limits(fruitless_starts=starts, grace_seconds=grace, hang_factor=hang)
+        status = Supervisor(command, limits=limits, environment=environment, stay=wanted_stay).run()
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
     except OSError as error:

@@ -321,7 +321,13 @@ class Client(Administration):
     # ---- restores -----------------------------------------------------------------------------
 
     def restore(
-        self, job: str, iteration: int | None = None, *, checkpoint: str | None = None, key: str | None = None
+        self,
+        job: str,
+        iteration: int | None = None,
+        *,
+        checkpoint: str | None = None,
+        key: str | None = None,
+        expires_seconds: float | None = None,
     ) -> Order:
         """Order a restore to an iteration, or to a checkpoint by its id.
 
@@ -330,13 +336,15 @@ class Client(Administration):
             iteration: where to go back to.
             checkpoint: the same, where several lineages have one there.
             key: names the wish: sent again with the same key, it is the same order.
+            expires_seconds: it ends after so long unless an attempt has taken it up. None: after a week.
 
         Raises:
             NotFound: no such job, or nothing to go back to there; `body["nearest"]` is the next earlier one.
             Conflict: another restore is under way, or this checkpoint cannot be restored.
             Invalid.
         """
-        body = {"iteration": iteration, "checkpoint": checkpoint, "key": key or uuid.uuid4().hex}
+        wish = {"iteration": iteration, "checkpoint": checkpoint, "expires_seconds": expires_seconds}
+        body = {name: said for name, said in wish.items() if said is not None} | {"key": key or uuid.uuid4().hex}
         # With its key, an order that is sent twice is one.
         return self._ask("POST", filled("/jobs/{job}/restores", job=job), Order, body, twice=True)
 

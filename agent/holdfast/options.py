@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ MOST_LABEL = 64
 """Characters."""
 T = TypeVar("T")
 
+DEFAULT_GRACE_SECONDS = 30.0
+"""Between SIGTERM and SIGKILL, where nobody says otherwise: that of Kubernetes and of Slurm."""
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -54,6 +57,8 @@ class Options:
     """HOLDFAST_OWNER; else whom Slurm or the system says it runs as."""
     labels: dict[str, str]
     """HOLDFAST_LABELS, as in `team=vision, data=v3`."""
+    grace_seconds: float
+    """HOLDFAST_GRACE."""
 
     @classmethod
     def weigh(cls, **arguments: Any) -> Self:
@@ -84,6 +89,7 @@ class Options:
             debug=read("debug", False, partial(_parse_flag, "debug")),
             owner=read("owner", _user(), _as_it_is),
             labels=read("labels", {}, _parse_labels),
+            grace_seconds=read("grace", DEFAULT_GRACE_SECONDS, _parse_grace),
         )
 
 
@@ -153,6 +159,18 @@ def _parse_spread(value: float | str) -> float:
     if not 0 <= spread <= 1:
         raise ValueError(f"spread={value!r}: give a share of the interval between checkpoints, from 0 to 1")
     return spread
+
+
+def _parse_grace(value: float | str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise ValueError(
+            f"grace={value!r}: give the seconds from SIGTERM to the kill, or 0 to leave SIGTERM alone"
+        )
+    return seconds
 
 
 def _parse_flag(name: str, value: bool | str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -11,17 +13,28 @@ from holdfast.protocol import Desired, RestoreOrder
 from holdfast.reports import Reporter
 from holdfast.store import Store
 
+MOST_TRIES = 3
+"""Starts of a job that end before one order is carried out: then it is the order that is at fault."""
+
 
 class Orders:
     """Follows the desired state. Every method but `arrived` is for the training thread, between iterations.
 
     Orders come as state, not as messages: a newer version replaces all before it, and the same one seen
     twice changes nothing. A restore is carried out once: the lineage it begins names it, durably, before
-    anything is touched.
+    anything is touched. One whose time is over by the server's clock is not carried out.
     """
 
-    def __init__(self, store: Store, job: str, reporter: Reporter, base: Settings) -> None:
-        self._store, self._job, self._reporter = store, job, reporter
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        reporter: Reporter,
+        base: Settings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._job, self._reporter, self._clock = store, job, reporter, clock
         self.base = base
         """What holds where no operator says otherwise."""
         self.first = Desired()
@@ -30,9 +43,12 @@ class Orders:
         self.pauses = 0
         self._seen = self._before = Desired()
         self._answered: set[str] = set()
+        self._ends_at: dict[str, float] = {}
+        """When the time of an order is over, on this machine's clock."""
 
     def start(self, first: Desired | None, attempt: int) -> None:
         self.first, self.attempt = first or Desired(), attempt
+        self._count_down(self.first.restore)
         # a click from before this attempt is not for it; a restore order is
         self._seen = Desired(
             checkpoint_request=self.first.checkpoint_request, probe_request=self.first.probe_request
@@ -40,8 +56,10 @@ class Orders:
 
     def arrived(self, desired: Desired) -> None:
         """Called by the link's thread: say that an order got here, well before the boundary that acts on it."""
-        if desired.restore is not None and desired.restore.id not in self._answered:
-            self._reporter.order(desired.restore.id, "delivered")
+        order = desired.restore
+        self._count_down(order)
+        if order is not None and order.id not in self._answered:
+            self._reporter.order(order.id, "delivered")
 
     def settings(self) -> Settings:
         """Operator's order > argument > environment > default."""
@@ -89,22 +107,51 @@ class Orders:
         if any(lineage.order == order.id for lineage in self._store.lineages(self._job)):
             self._reporter.order(order.id, "restored", reason="carried out before the trainer was restarted")
             return None
+        if self._clock() >= self._ends_at.get(order.id, float("inf")):
+            self._reporter.order(order.id, "expired", reason="its time was over when the job came to it")
+            return None
         return order
 
     def restore_at_start(self) -> RestoreOrder | None:
         """The one that was open when this attempt started. After an OSError of the store it still is."""
         try:
-            return self.restore(self.first)
+            order = self.restore(self.first)
+            tries = self._tries(order) if order is not None else 0
         except OSError:
             self.reopen()
             raise
+        if order is not None and tries > MOST_TRIES:
+            reason = f"{tries - 1} starts that were to carry it out ended before they had: none tries it again"
+            self._reporter.order(order.id, "failed", reason=reason)
+            told = f"the order to restore {order.checkpoint} is given up: {reason}"
+            self._reporter.notice("error", "restore", told)
+            return None
+        return order
 
     def reopen(self) -> None:
         """Forget that the order of the start was looked at: the next boundary takes it for a new one."""
         if self.first.restore is not None:
             self._answered.discard(self.first.restore.id)
 
+    def _tries(self, order: RestoreOrder) -> int:
+        """How many attempts in a row, this one included, began with it to carry out and have not trained."""
+        trained = {ending.attempt for ending in self._store.endings(self._job) if ending.iterations > 0}
+        tries = 0
+        for attempt in reversed(self._store.attempts(self._job)):
+            if attempt.order != order.id or attempt.number in trained:
+                break
+            tries += 1
+        return tries
+
+    def _count_down(self, order: RestoreOrder | None) -> None:
+        """Its time runs from when it got here; told again, the earlier end counts."""
+        if order is not None and order.expires_in_seconds is not None:
+            ends_at = self._clock() + order.expires_in_seconds
+            self._ends_at[order.id] = min(ends_at, self._ends_at.get(order.id, ends_at))
+
 
 def _orders_of(desired: Desired) -> Desired:
-    """Without what the server has seen, which is no order."""
-    return msgspec.structs.replace(desired, latest_attempt=0, latest_lineage=0)
+    """Without what the server has seen, and the time that has passed: these are no orders."""
+    order = desired.restore
+    held = None if order is None else msgspec.structs.replace(order, expires_in_seconds=None)
+    return msgspec.structs.replace(desired, latest_attempt=0, latest_lineage=0, restore=held)

@@ -11,7 +11,7 @@ logger = logging.getLogger("holdfast")
 
 VARIABLE = "HOLDFAST_PROGRESS"
 LAYOUT = struct.Struct("<qq")
-"""The last finished iteration, and how many times that was told."""
+"""The last finished iteration, and how many times that was told: negative once training is over."""
 
 
 class Progress:
@@ -33,6 +33,12 @@ class Progress:
         if self._memory is not None:
             self._updates += 1
             LAYOUT.pack_into(self._memory, 0, iteration, self._updates)
+
+    def rest(self) -> None:
+        """Training is over; what comes now may take as long as it likes."""
+        if self._memory is not None:
+            iteration, updates = LAYOUT.unpack_from(self._memory, 0)
+            LAYOUT.pack_into(self._memory, 0, iteration, -abs(updates))
 
     def close(self) -> None:
         if self._memory is not None:

@@ -30,6 +30,9 @@ MOST_VERIFICATIONS = 8
 MOST_TENSORS = 2000
 """Of which one verification tells; of a checkpoint with more, the largest."""
 
+SUPERVISOR_RANK = 1 << 20
+"""As which a supervisor speaks for the attempt that it watches over: it trains nothing."""
+
 Lane = Literal["control", "samples"]
 """Control: what happened, which is never dropped. Samples: what was measured, which is thinned under pressure."""
 Numbers = list[float] | bytes
@@ -44,13 +47,14 @@ Verdict = Literal["sound", "damaged", "gone", "failed"]
 nothing of the checkpoint."""
 StallKind = Literal["snapshot_wait", "persist_backpressure", "data_fetch", "data_prep", "barrier", "restore"]
 OrderState = Literal[
-    "requested", "delivered", "restoring", "restored", "failed", "cancelled", "expired", "superseded"
+    "requested", "delivered", "restoring", "unknown", "restored", "failed", "cancelled", "expired", "superseded"
 ]
-OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring")
+"""Unknown: nothing is heard any more of the attempt that was restoring; the next contact tells."""
+OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring", "unknown")
 
-PLANNED_ENDS = ("finished", "interrupted", "SystemExit")
+PLANNED_ENDS = ("finished", "interrupted", "preempted", "SystemExit")
 """Ends of an attempt, by its own word, that somebody wanted; any other is the exception that broke it."""
-ASKED_TO_END = ("killed by SIGINT", "killed by SIGTERM", "exit status 0")
+ASKED_TO_END = ("killed by SIGINT", "killed by SIGTERM", "exit status 143", "exit status 0")
 """What a supervisor saw of an attempt that did not live to say more: it was told to go, by a scheduler mostly."""
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -388,6 +392,8 @@ class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
     checkpoint: str
     fence: int
     """The lowest attempt that may act on it."""
+    expires_in_seconds: float | None = None
+    """What was left of its time, on the server's clock, when this was sent. None: it does not say."""
 
 
 class VerifyRequest(msgspec.Struct, kw_only=True, frozen=True):

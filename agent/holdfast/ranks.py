@@ -72,6 +72,14 @@ class Ranks:
         """Do it on every rank; where it fails on any, all raise what the first of these raised."""
         return work()
 
+    def ask_to_end(self) -> None:
+        """Let rank 0 know that this rank was told to end."""
+
+    @property
+    def asked_to_end(self) -> bool:
+        """Whether any rank was; for rank 0 to look at now and then."""
+        return False
+
     def close(self) -> None: ...
 
 
@@ -81,6 +89,8 @@ class SideGroup(Ranks):
     Raises:
         RanksLost: another rank is gone. No later call can succeed, on any rank.
     """
+
+    _made = 0
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -96,6 +106,9 @@ class SideGroup(Ranks):
             "the network interface that GLOO_SOCKET_IFNAME names"
         ):
             self._group: dist.ProcessGroup | None = connecting.outcome.result()
+        SideGroup._made += 1
+        self._ending = f"holdfast/{SideGroup._made}/end"
+        """The same key on all ranks: each makes its groups in the same order."""
 
     def decide(self, question: Callable[[], T], kind: Any) -> T:
         error: Exception | None = None
@@ -194,6 +207,19 @@ class SideGroup(Ranks):
         with _unless_done_within(seconds, give_up):
             yield
 
+    def ask_to_end(self) -> None:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # whoever keeps it is gone, and this rank ends when its time is over
+            _meeting_place().set(self._ending, b"1")
+
+    @property
+    def asked_to_end(self) -> bool:
+        try:
+            return bool(_meeting_place().check([self._ending]))
+        except RuntimeError:
+            return False
+
     def close(self) -> None:
         """Let go of the others: whoever waits in here, and whoever waits for this rank, is told at once."""
         others = [rank for rank in range(self.world_size) if rank != self.rank]
@@ -280,6 +306,11 @@ class SideGroup(Ranks):
         content = _bytes(data) if self.leads else torch.empty(int(length), dtype=torch.uint8, device="cpu")
         self.heard(self.announce(content))
         return data if self.leads else content.numpy().tobytes()
+
+
+def _meeting_place() -> Any:
+    """The Store of torch over which the ranks have found each other: what is put there all of them see."""
+    return dist.distributed_c10d._get_default_store()
 
 
 def join() -> Ranks:

@@ -68,10 +68,10 @@ class Reporter:
     def sample(self, measured: Iteration, metrics: dict[str, float]) -> None:
         self.link.sample(measured, metrics)
 
-    def lineage_began(self, lineage: Lineage) -> None:
+    def lineage_began(self, lineage: Lineage, *, at: float | None = None) -> None:
         self.event(
             protocol.LineageStarted(
-                at=time.time(),
+                at=time.time() if at is None else at,
                 lineage=lineage.number,
                 iteration=lineage.iteration,
                 parent=lineage.parent,

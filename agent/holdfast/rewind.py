@@ -46,7 +46,8 @@ class Rewinder:
         except RanksLost:  # the order stays open: the next start carries it out
             raise
         except Exception as error:  # the loop's edge: whatever is wrong with a restore, training goes on
-            self._reporter.order(order, "failed", reason=str(error))
+            if not self._checkpoints.fenced:  # else the order is the newer attempt's
+                self._reporter.order(order, "failed", reason=str(error))
             self._reporter.notice("error", "restore", f"restore of {checkpoint} refused: {error}")
             return
         restored = self._apply_or_return(loaded, safety, order)

@@ -14,10 +14,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from holdfast import endings, protocol, ranks, restore
+from holdfast import endings, protocol, ranks, restore, supervision
 from holdfast.checkpoints import Checkpointer
 from holdfast.errors import RestoreFailed
-from holdfast.link import Link
+from holdfast.leaving import EXIT_ASKED, Leaving
+from holdfast.link import Link, NoLink
 from holdfast.link.spool import spool_of
 from holdfast.meter import Meter
 from holdfast.options import Options
@@ -30,7 +31,7 @@ from holdfast.ranks import RanksLost
 from holdfast.reports import Reporter, Standing, show_log
 from holdfast.rewind import WRITE_SECONDS, Rewinder
 from holdfast.starting import Start, Starter
-from holdfast.steering import Adrift, Decision, steering_of
+from holdfast.steering import MEETING_SECONDS, Adrift, Decision, steering_of
 from holdfast.store import open_store
 from holdfast.tally import Tally
 from holdfast.training import Training
@@ -42,6 +43,8 @@ FIRST_CONTACT_SECONDS = 2.0
 """How long a starting job waits for a server to say whether a restore is wanted."""
 HEARTBEAT_SECONDS = 3600.0
 """Of ranks other than 0, which are not asked whether they live: they send when they have something to tell."""
+ASK_STORE_SECONDS = 60.0
+"""Between two questions whether a newer attempt has begun, to a store that may be away."""
 _END = object()
 
 
@@ -73,6 +76,9 @@ class Session:
             element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
         owner: who launched the job, as the fleet shows it. Default: HOLDFAST_OWNER, else the user it runs as.
         labels: what to tell it by, {"team": "vision"}. Default: HOLDFAST_LABELS, as in "team=vision, data=v3".
+        grace: seconds from SIGTERM to the kill. Told to end by SIGTERM, all ranks do at the same boundary, with a
+            last checkpoint if there is time for one, and exit status 143; unless the script handles the signal
+            itself. 0 leaves SIGTERM alone. Default: HOLDFAST_GRACE, else 30.
         **objects: what makes up the training state, by keyword: model, optimizer, scheduler, scaler …
             Anything with `state_dict` and `load_state_dict`, and random generators of torch, NumPy and Python.
 
@@ -105,13 +111,14 @@ class Session:
         debug: bool | None = None,
         owner: str | None = None,
         labels: Mapping[str, str] | None = None,
+        grace: float | None = None,
         **objects: Any,
     ) -> None:
         self.job = protocol.validate_job(job)
         options = Options.weigh(
             store=store, server=server, token=token, budget=budget, policy=policy, every=every, mtbf=mtbf,
             checkpoints=checkpoints, iterations=iterations, keep=keep, slots=slots, backend=backend,
-            spread=spread, debug=debug, owner=owner, labels=labels,
+            spread=spread, debug=debug, owner=owner, labels=labels, grace=grace,
         )  # fmt: skip
         self._ranks = ranks.join()
         self._spread = options.spread
@@ -143,12 +150,22 @@ class Session:
         self._prober = Prober(self._training, self._meter, self._reporter)
         self._verifier = Verifier(self._checkpoints, self._reporter)
         self._progress = Progress(None if self._ranks.leads else "")
+        self._server = options.server
+        self._leaving = Leaving(options.grace_seconds)
+        self._looked_at = 0.0
+        """When it was asked last whether another rank was told to end."""
+        self._preempted = False
+        self._ask_store_at = 0.0
+        self._over = False
+        """A newer attempt of the job has begun, and this one is to end."""
         self._resumed = self._closed = self._forked = False
         self._wanted: CheckpointKind | None = None
         self._wanted_restore: str | None = None
         self._last_fault: str | None = None
         self._retry_at_once = False
+        supervision.expose(self._ranks.rank)
         self._open(options.server, options.token)
+        self._introduce()
         self._training.around_updates(
             self._before_update,
             self._meter.clock.update_ends,
@@ -224,6 +241,8 @@ class Session:
 
         Raises:
             RestoreFailed: a restore broke half-way and the state could not be put back.
+            SystemExit: SIGTERM told the job to end; or under `holdfast run`, when a newer attempt of the job has
+                begun elsewhere.
         """
         self._standing.iteration += 1
         if self._closed:
@@ -245,6 +264,10 @@ class Session:
                 self._last_fault = what
                 logger.exception("%s: iteration %d was not recorded", self.job, self.iteration)
                 self._reporter.notice("error", "internal", what)
+        if self._preempted:
+            raise SystemExit(EXIT_ASKED)
+        if self._over and supervision.VARIABLE in os.environ:
+            raise SystemExit(supervision.EXIT_FENCED)
 
     def checkpoint(self) -> None:
         """Take a checkpoint at the end of this iteration, whatever the interval.
@@ -309,7 +332,8 @@ class Session:
         # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
         at_least = first.latest_attempt + 1 if first else 1
         checkpoints.latest_lineage = first.latest_lineage if first else 0
-        checkpoints.acquire_attempt(at_least)
+        wanted = first.restore.id if first is not None and first.restore is not None else None
+        checkpoints.acquire_attempt(at_least, order=wanted)
         self._orders.start(first, checkpoints.attempt)
         if server and leads:
             self._reporter.link = Link(
@@ -355,9 +379,25 @@ class Session:
         self._checkpoints.pinned.follow(desired.pins, self._checkpoints.attempt)
         self._verifier.follow(desired.verify)
 
+    def _introduce(self) -> None:
+        """To the supervisor, if there is one."""
+        if self._ranks.leads:
+            checkpoints = self._checkpoints
+            supervision.introduce(
+                supervision.Trained(
+                    job=self.job,
+                    uid=checkpoints.uid,
+                    attempt=checkpoints.attempt,
+                    lineage=self.lineage,
+                    store=checkpoints.store.url,
+                    server=self._server,
+                )
+            )
+
     def _begin(self, start: Start) -> None:
         self._resumed = True
         self._starter.begin(start)
+        self._introduce()
         for gap in self._training.gaps():
             self._reporter.notice("warning", "loader", gap)
         for what in self._training.missing(start.loaded):
@@ -382,6 +422,10 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        if self._preempted:
+            reason = "preempted"
+        self._leaving.close()
+        self._progress.rest()
         atexit.unregister(self._at_exit)
         parts: tuple[Callable[[], object], ...] = (
             self._verifier.close,
@@ -478,6 +522,12 @@ class Session:
     def _learn(self, metrics: dict[str, Any]) -> None:
         """What the iteration that ends here took, and what operators want by now."""
         self._settle()
+        if self._leaving.asked and not self._ranks.leads:
+            self._ranks.ask_to_end()
+        if self._reporter.link.fenced and self._is_replaced():
+            self._give_way()
+        if self._leaving.asked and isinstance(self._steering, Adrift):
+            self._preempted = True
         self._meter.end_iteration(metrics)
         desired = self._reporter.link.desired
         if desired is not None and self._orders.news(desired):
@@ -491,10 +541,13 @@ class Session:
         self._progress.update(self.iteration)
 
     def _act(self, decision: Decision) -> None:
-        if (target := decision.restore) is not None:
+        if decision.end:
+            self._end_as_told(decision)
+        elif (target := decision.restore) is not None:
             self._meter.learn()
             self._rewinder.rewind(*self._ranks.decide(lambda: target, tuple[str, str | None]))
             self._checkpoints.wanted.clear()
+            self._introduce()
             self._meter.clock.restart()
             self._steering.begin(self.iteration)
         elif decision.checkpoint is not None:
@@ -504,6 +557,39 @@ class Session:
             self._checkpoints.prepare(self._training.outline)
         self._meter.in_flight = self._checkpoints.active
 
+    def _end_as_told(self, decision: Decision) -> None:
+        """The last boundary: save where there is time, and go."""
+        self._preempted = True
+        checkpoints, saved = self._checkpoints, "there is no time for a checkpoint"
+        if decision.checkpoint is not None:
+            if checkpoints.wait_settled(self._leaving.left_seconds):
+                self._settle()
+                checkpoints.follow_lineage(decision.lineage or self.lineage)
+                self._take(decision)
+            durable = checkpoints.wait_settled(self._leaving.left_seconds)
+            newest = checkpoint_id(self.iteration, self.lineage)
+            saved = (
+                f"saved as {newest}" if durable and checkpoints.head == newest else "it could not be saved in time"
+            )
+        message = f"told to end by SIGTERM after iteration {self.iteration:,}: {saved}"
+        self._reporter.notice("warning", "preempted", message)
+
+    def _told_to_end(self) -> bool:
+        if self._leaving.asked or self._ranks.world_size == 1:
+            return self._leaving.asked
+        now = time.monotonic()
+        if now - self._looked_at < MEETING_SECONDS:
+            return False
+        self._looked_at = now
+        return self._ranks.asked_to_end
+
+    def _end(self) -> Decision:
+        """With a checkpoint, if that can be durable in time."""
+        profile = self._controller.profile
+        takes_seconds = None if profile is None else profile.snapshot_seconds + profile.persist_seconds
+        kind: CheckpointKind | None = "final" if self._leaving.fits(takes_seconds) else None
+        return Decision(end=True, checkpoint=kind, at_once=True, lineage=self.lineage)
+
     def _settings_changed(self) -> None:
         self._controller.change(self._orders.settings())
         self._reporter.pace(self._controller, changed=True)
@@ -512,12 +598,36 @@ class Session:
         """Learn from the checkpoints that settled since the last iteration."""
         for settled in self._checkpoints.drain():
             self._meter.checkpoint_settled(settled)
+            if settled.fenced and not self._over:
+                self._give_way()
             if settled.state == "torn":
                 self._retry_at_once = True
                 self._reporter.notice("warning", "torn", f"{settled.reason}; taken again at once")
 
+    def _is_replaced(self) -> bool:
+        """The server says so; the store has the last word, which is asked for seldom: it may take its time."""
+        now = time.monotonic()
+        if self._over or now < self._ask_store_at:
+            return False
+        self._ask_store_at = now + ASK_STORE_SECONDS
+        return self._checkpoints.fenced
+
+    def _give_way(self) -> None:
+        """A newer attempt has begun: what this one does from now on is nobody's, and nobody is told of it."""
+        self._over = True
+        self._reporter.link.silence()
+        self._reporter.link = NoLink()
+        self._steering = Adrift()
+        self._ranks.close()
+        logger.error(
+            "%s: a newer attempt of this job has begun: attempt %d takes no more checkpoints and reports nothing",
+            *(self.job, self.attempt),
+        )
+
     def _choose(self, iteration: int) -> Decision:
         """What to do at the boundary after `iteration`, which is this one or a later one."""
+        if self._told_to_end():
+            return self._end()
         if (target := self._restore_target()) is not None:
             return Decision(restore=target)
         if not self._is_due(iteration):

@@ -19,7 +19,7 @@ from holdfast.protocol import RestoreOrder
 from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
 from holdfast.restore import Loaded
-from holdfast.store import Lineage
+from holdfast.store import Lineage, Store
 from holdfast.training import Training, left_out
 
 T = TypeVar("T")
@@ -38,6 +38,15 @@ class Start:
     """The one that it continues; None for a new one."""
     order: str | None = None
     """The order that asked for it."""
+
+
+RETOLD = 8
+"""Of the last restores, so many: an order waits until it is told what became of it, or its time is over."""
+
+
+def ordered(store: Store, job: str) -> list[Lineage]:
+    """The last lineages that orders began."""
+    return [lineage for lineage in store.lineages(job) if lineage.order is not None][-RETOLD:]
 
 
 class Patience:
@@ -132,6 +141,7 @@ class Starter:
             first, present = start.loaded.manifest.attempt, checkpoints.attempt
             last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
             self._training.failed(endings.failures_between(store, checkpoints.job, first, present, last))
+        self._retell()
         self._reporter.lineage_began(checkpoints.lineage)
         pinned, world_size = checkpoints.pinned.checkpoints, self._ranks.world_size
         self._reporter.attempt_began(loaded, checkpoints.versions, committed, world_size, pinned)
@@ -140,6 +150,19 @@ class Starter:
             self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)
         if self._ranks.leads:
             logger.info("%s: %s", checkpoints.job, self._told(loaded))
+
+    def _retell(self) -> None:
+        """Of orders that attempts before this one carried out, and perhaps did not live to say so."""
+        if not self._ranks.leads:
+            return
+        checkpoints = self._checkpoints
+        try:
+            told = ordered(checkpoints.store, checkpoints.job)
+        except OSError:  # the next start tells it
+            return
+        for lineage in told:
+            if lineage.number != checkpoints.lineage.number:
+                self._reporter.lineage_began(lineage, at=lineage.created_at)
 
     def _ordered(self) -> Start | None:
         """None where no order is open, or none that can be carried out now."""
@@ -155,6 +178,7 @@ class Starter:
         loaded = None
         try:
             loaded = self._load(order.checkpoint)
+            self._reporter.order(order.id, "restoring")
             self._put_in_place(loaded)
         except RanksLost:
             raise

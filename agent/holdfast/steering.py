@@ -30,7 +30,7 @@ END_SECONDS = 60.0
 """A rank that has ended waits no longer for the others: one of them may be waiting for it, in a collective."""
 KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
-NUMBERS = 8
+NUMBERS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,13 @@ class Decision:
     """The one that rank 0 is on."""
     restore: tuple[str, str | None] | None = None
     """(checkpoint, order); on ranks other than 0 a placeholder, they ask when it comes to that."""
+    end: bool = False
+    """Somebody told a rank to end: all do, here, after the checkpoint."""
     waits: bool = False
     """Nothing, since what is due cannot be done yet."""
 
     def __bool__(self) -> bool:
-        return self.checkpoint is not None or self.restore is not None
+        return self.checkpoint is not None or self.restore is not None or self.end
 
 
 class Steering:
@@ -228,12 +230,13 @@ def _encoded(at: int, decision: Decision, *, ended: bool = False) -> torch.Tenso
         round(decision.over_seconds * 1e6),
         decision.lineage,
         int(ended),
+        int(decision.end),
     ]
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def _decoded(numbers: torch.Tensor) -> tuple[int, Decision, bool]:
-    at, restore, kind, at_once, mode, over, lineage, ended = numbers.tolist()
+    at, restore, kind, at_once, mode, over, lineage, ended, end = numbers.tolist()
     decision = Decision(
         checkpoint=None if kind < 0 else KINDS[kind],
         at_once=bool(at_once),
@@ -241,5 +244,6 @@ def _decoded(numbers: torch.Tensor) -> tuple[int, Decision, bool]:
         over_seconds=over / 1e6,
         lineage=lineage,
         restore=("", None) if restore else None,
+        end=bool(end),
     )
     return at, decision, bool(ended)

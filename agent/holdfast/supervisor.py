@@ -1,14 +1,14 @@
 """`holdfast run -- python train.py`: starts a trainer, again when it crashes, and leaves nothing behind.
 
 One thread, and nothing imported that the trainer's own memory or start-up time could feel. The supervisor
-knows of the training only what the session writes into the 16 bytes of HOLDFAST_PROGRESS: two little-endian
-int64, the last finished iteration and the number of steps that this start has made.
+knows of the training what the session writes into the 16 bytes of HOLDFAST_PROGRESS (two little-endian int64: the
+last finished iteration, and the number of steps that this start has made, negative once training is over), and
+which job it is, from the folder of HOLDFAST_SUPERVISION.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
 import select
@@ -24,9 +24,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Literal, get_args
+
+from holdfast import processes, supervision
+from holdfast.pulse import Pulse
+from holdfast.supervision import EXIT_FENCED
+
+if TYPE_CHECKING:
+    from holdfast.standby import Told
 
 _PROGRESS = struct.Struct("<qq")
-_PR_SET_PDEATHSIG = 1
+Stay = Literal["never", "failure", "always"]
+"""After which end a supervisor waits for an order to restore: none, one that it gives up after, any."""
+STAYS: tuple[Stay, ...] = get_args(Stay)
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Passed on, and no new start after them."""
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
@@ -49,8 +59,14 @@ class Limits:
     a terminal signals the whole foreground group, and a parent may pass it on as well."""
     poll_seconds: float = 0.25
     """How often the trainer's progress is looked at while it runs."""
+    hang_factor: float = 50.0
+    """A trainer without a new iteration for so many usual ones hangs, and is killed; 0: none ever does."""
+    hang_least_seconds: float = 600.0
+    """... but no sooner: a script evaluates now and then, and its checkpoints may be slow to come."""
 
     def __post_init__(self) -> None:
+        if self.hang_factor < 0 or 0 < self.hang_factor < 2:
+            raise ValueError(f"hang factor {self.hang_factor:g}: at least 2 usual iterations, or 0 for never")
         if self.fruitless_starts < 1:
             raise ValueError(f"fruitless starts {self.fruitless_starts}: at least 1 is needed to run at all")
         if self.grace_seconds < 0:
@@ -83,6 +99,7 @@ class Progress:
     def see(self, iteration: int, steps: int) -> None:
         if steps == 0:
             return
+        steps = abs(steps)
         if self._resuming_at is None:
             self._resuming_at = iteration - steps
         if iteration < self.reached:  # restored in place: what comes now is new on its lineage
@@ -107,6 +124,7 @@ class _Signals:
     """The signals that came in, and a socket that wakes the loop when one does."""
 
     wake: socket.socket
+    waker: socket.socket
     stops: list[tuple[int, float]] = field(default_factory=list)
     messages: list[int] = field(default_factory=list)
     """For the trainer, whatever it makes of them."""
@@ -116,6 +134,11 @@ class _Signals:
             self.stops.append((signum, time.monotonic()))
         elif signum in PASSED_ON:
             self.messages.append(signum)
+
+    def rouse(self) -> None:
+        """Wake the loop from another thread."""
+        with contextlib.suppress(BlockingIOError):
+            self.waker.send(b"\0")
 
 
 def _say(line: str) -> None:
@@ -129,6 +152,7 @@ class Supervisor:
         command: the trainer and its arguments.
         limits: when to try again and when to stop.
         environment: added to this process's own; HOLDFAST_STORE and its like.
+        stay: after which end to wait for an order to restore, where the trainer has named a server.
         say: takes one line per event.
     """
 
@@ -138,6 +162,7 @@ class Supervisor:
         *,
         limits: Limits | None = None,
         environment: Mapping[str, str] | None = None,
+        stay: Stay = "failure",
         say: Callable[[str], None] = _say,
     ) -> None:
         if not command:
@@ -145,30 +170,96 @@ class Supervisor:
         self.command = list(command)
         self.limits = limits or Limits()
         self.environment = dict(environment or {})
+        self.stay = stay
         self.say = say
         self.starts = 0
         self._progress = Progress()
+        self._folder = Path()
+        """Which the trainer knows, too."""
+        self._hung = False
+        """The start that ended now was killed because it hung."""
+        self._orders: set[str] = set()
+        """That starts were made for."""
+        self._told: Told | None = None
+        self._not_ours: frozenset[int] = frozenset()
 
     def run(self) -> int:
         """The exit status for the shell: 0, the trainer's own, or 128 + the signal that ended it."""
         with _caught_signals() as signals, tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
-            progress_path = Path(folder, "progress")
+            self._folder = Path(folder)
+            self._not_ours = frozenset(processes.below(os.getpid()))
+            processes.adopt_orphans()
             fruitless, previous_exit = 0, None
             while True:
-                status = self._run_once(signals, progress_path, previous_exit)
-                if status == 0:
-                    self.say(f"the trainer ended with exit status 0 at iteration {self._progress.reached}")
-                    return 0
-                previous_exit = describe_exit(status)
-                if signals.stops:
+                status = self._run_once(signals, previous_exit)
+                previous_exit = describe_exit(status) + (" because it hung" if self._hung else "")
+                if signals.stops and status != 0:
                     self.say(f"stopped: the trainer ended ({previous_exit})")
                     return shell_status(status)
+                if (other := self._taken_over(status)) is not None:
+                    self.say(f"{other}: this one ends, and starts the trainer no more")
+                    return EXIT_FENCED
                 fruitless = 0 if self._progress.end() else fruitless + 1
-                if fruitless >= self.limits.fruitless_starts:
-                    self.say(self._gave_up(fruitless, previous_exit))
-                    return shell_status(status)
-                if not self._wait(signals, fruitless, previous_exit):
+                if status == 0:
+                    end = f"the trainer ended with exit status 0 at iteration {self._progress.reached}"
+                elif fruitless >= self.limits.fruitless_starts:
+                    end = self._gave_up(fruitless, previous_exit)
+                elif self._wait(signals, fruitless, previous_exit):
+                    continue
+                else:
                     return 128 + signals.stops[0][0]
+                self.say(end)
+                if not self._stays(signals, status, end):
+                    return 128 + signals.stops[0][0] if signals.stops and status else shell_status(status)
+                fruitless = 0
+
+    def _taken_over(self, status: int) -> str | None:
+        """Who trains this job elsewhere: it must not be taken from them by another start here."""
+        trained = supervision.introduced(self._folder)
+        if trained is None:
+            return "the trainer was fenced" if status == EXIT_FENCED else None
+        from holdfast.succession import taken_over
+
+        return taken_over(trained)
+
+    def _stays(self, signals: _Signals, status: int, end: str) -> bool:
+        """Wait for an order, if that is wanted and there is a server to hear it from; whether one has come."""
+        trained = supervision.introduced(self._folder)
+        wanted = self.stay == "always" or (self.stay == "failure" and status != 0)
+        if not wanted or signals.stops or trained is None or not trained.server:
+            return False
+        from holdfast.standby import Waiting
+        from holdfast.succession import taken_over
+
+        self._tell(
+            "warning" if status else "info", "waits", f"{end}. The supervisor waits for an order to restore"
+        )
+        self.say(f"waiting for an order to restore {trained.job}; Ctrl-C ends this")
+        waiting = Waiting(trained, signals.rouse, self._orders)
+        try:
+            while not signals.stops and (order := waiting.order) is None:
+                _sleep_until_signal(signals, None)
+        finally:
+            waiting.close()
+        if signals.stops or order is None:
+            return False
+        if (other := taken_over(trained)) is not None:
+            self.say(f"{other}: the order is for that one")
+            return False
+        self._orders.add(order.id)
+        self.say(f"an order to restore {order.checkpoint} has come: starting the trainer")
+        return True
+
+    def _tell(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
+        """Onto the job's timeline, where the trainer has named a server."""
+        trained = supervision.introduced(self._folder)
+        if trained is None or not trained.server:
+            return
+        if self._told is None:
+            from holdfast.standby import Told
+
+            self._told = Told()
+        self._told.tell(trained, self._progress.reached, level, code, message)
 
     def _gave_up(self, fruitless: int, previous_exit: str) -> str:
         starts = "1 start" if fruitless == 1 else f"{fruitless} starts in a row"
@@ -193,18 +284,20 @@ class Supervisor:
             self.say("stopped while waiting to start the trainer again")
         return not signals.stops
 
-    def _run_once(self, signals: _Signals, progress_path: Path, previous_exit: str | None) -> int:
-        """One start, from fork to the last process of its group; the status as subprocess gives it."""
+    def _run_once(self, signals: _Signals, previous_exit: str | None) -> int:
+        """One start, from fork to the last process below it; the status as subprocess gives it."""
         self._progress.begin()
+        self._hung = False
         self.starts += 1
-        with _progress_file(progress_path) as progress:
-            trainer = self._start(progress_path, previous_exit)
+        supervision.forget_ranks(self._folder)
+        with _progress_file(self._folder / "progress") as progress:
+            trainer = self._start(self._folder / "progress", previous_exit)
             self.say(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
             try:
                 self._watch(trainer, signals, progress)
             finally:
-                # The trainer is dead but not yet reaped, so that its group's number cannot have gone to others.
-                _kill_group(trainer.pid)
+                if left := processes.kill_below(trainer.pid, self._not_ours):
+                    self.say(f"still there after SIGKILL: {', '.join(map(str, left))}")
                 status = trainer.wait()
             self._progress.see(*_read_progress(progress))
         return status
@@ -212,6 +305,8 @@ class Supervisor:
     def _start(self, progress_path: Path, previous_exit: str | None) -> subprocess.Popen[bytes]:
         environment = os.environ | self.environment
         environment |= {"HOLDFAST_SUPERVISED": "1", "HOLDFAST_PROGRESS": str(progress_path)}
+        environment[supervision.VARIABLE] = str(self._folder)
+        environment.setdefault("HOLDFAST_GRACE", f"{self.limits.grace_seconds:g}")
         environment.pop("HOLDFAST_PREVIOUS_EXIT", None)
         if previous_exit is not None:
             environment["HOLDFAST_PREVIOUS_EXIT"] = previous_exit
@@ -220,25 +315,46 @@ class Supervisor:
             env=environment,
             stdin=subprocess.DEVNULL,  # a group in the background that reads the terminal would be stopped
             process_group=0,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=processes.die_with_parent if sys.platform == "linux" else None,
         )
 
     def _watch(self, trainer: subprocess.Popen[bytes], signals: _Signals, progress: int) -> None:
         """Return when the trainer's own process has ended; pass signals on until then."""
         passed_on, killed = 0, False
-        while not _has_ended(trainer.pid):
+        pulse = Pulse(self.limits.hang_factor, self.limits.hang_least_seconds)
+        while not processes.has_ended(trainer.pid):
             while signals.messages:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(trainer.pid, signals.messages.pop(0))
             for signum, _ in signals.stops[passed_on:]:
                 self._pass_on(trainer.pid, signum, first=passed_on == 0)
                 passed_on += 1
-            if not killed and (reason := self._out_of_patience(signals.stops)):
+            reason = self._out_of_patience(signals.stops)
+            if reason is None and not signals.stops and pulse.hangs(time.monotonic()):
+                reason = self._hangs(pulse)
+            if reason is not None and not killed:
                 self.say(reason)
-                _kill_group(trainer.pid)
+                processes.kill_below(trainer.pid, self._not_ours)
                 killed = True
+            processes.reap_orphans(trainer.pid)
             _sleep_until_signal(signals, self.limits.poll_seconds)
-            self._progress.see(*_read_progress(progress))
+            iteration, steps = _read_progress(progress)
+            self._progress.see(iteration, steps)
+            pulse.see(steps, time.monotonic())
+
+    def _hangs(self, pulse: Pulse) -> str:
+        """Note where every rank is stuck, here and on the timeline, before anything is done about it."""
+        from holdfast.stacks import captured
+
+        silent, usual = pulse.silent_seconds(time.monotonic()), pulse.usual_seconds or 0.0
+        self._hung = True
+        after = f"no iteration after {self._progress.reached} for {silent:.0f} s, where one takes {usual:.3g} s"
+        stacks = captured(supervision.ranks(self._folder))
+        told = "\n".join(f"rank {rank}:\n{text}" for rank, text in stacks.items()) or "no rank can be asked"
+        for line in told.splitlines():
+            self.say(line)
+        self._tell("error", "hang", f"{after}: the trainer is killed. {told}")
+        return f"{after}: killed"
 
     def _pass_on(self, pid: int, signum: int, *, first: bool) -> None:
         if first:
@@ -276,7 +392,7 @@ def _caught_signals() -> Iterator[_Signals]:
     with wake, waker:
         wake.setblocking(False)
         waker.setblocking(False)
-        signals = _Signals(wake)
+        signals = _Signals(wake, waker)
         # what was ignored from the start stays so: nohup ignores SIGHUP, and its caller means it
         caught = [each for each in (*STOPS, *PASSED_ON) if signal.getsignal(each) is not signal.SIG_IGN]
         before = {signum: signal.signal(signum, signals.handle) for signum in (*caught, signal.SIGCHLD)}
@@ -301,20 +417,10 @@ def _progress_file(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _sleep_until_signal(signals: _Signals, seconds: float) -> None:
+def _sleep_until_signal(signals: _Signals, seconds: float | None) -> None:
     if select.select([signals.wake], [], [], seconds)[0]:
         with contextlib.suppress(BlockingIOError):
             signals.wake.recv(4096)
-
-
-def _has_ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _kill_group(group: int) -> None:
-    # EPERM: macOS says so of a group in which only the dead leader is left.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
 
 
 def _read_progress(fd: int) -> tuple[int, int]:
@@ -330,8 +436,3 @@ def _name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:  # a real-time signal
         return f"signal {signum}"
-
-
-def _die_with_parent() -> None:
-    """Runs in the child: a supervisor that is itself killed must not leave a trainer that nobody watches."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

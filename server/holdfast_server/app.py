@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.routing import BaseRoute
 
-from holdfast_server import compaction, documentation, exports, orders, overrides, retention, security
+from holdfast_server import compaction, documentation, exports, order_watch, overrides, retention, security
 from holdfast_server.access import RequestMiddleware
 from holdfast_server.accounts import tidying
 from holdfast_server.accounts.belonging import Belonging
@@ -42,7 +42,7 @@ CHORES: tuple[Chore, ...] = (
     Chore("audit anchor", tidying.ANCHOR_SECONDS, tidying.anchor),
     Chore("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
     Chore("compaction", compaction.EVERY_SECONDS, compaction.compact),
-    Chore("orders", orders.EXPIRY_EVERY_SECONDS, orders.expire),
+    Chore("orders", order_watch.EVERY_SECONDS, order_watch.watch),
     Chore("overrides", overrides.EVERY_SECONDS, overrides.end),
     Chore("retention", retention.EVERY_SECONDS, retention.carry_out),
 )

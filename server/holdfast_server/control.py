@@ -21,11 +21,11 @@ from holdfast_server.views import CheckpointChanges, CheckpointRow, DesiredChang
 MAX_KEY = 200
 
 
-async def desired(db: Database, job: str) -> protocol.Desired:
+async def desired(db: Database, job: str, *, now: float) -> protocol.Desired:
     """Nothing, for a job that has not reported yet: an agent may ask before its first batch."""
     async with db.read() as session:
         row = await session.get(models.Job, job)
-        return await wanted.read(session, row) if row else protocol.Desired()
+        return await wanted.read(session, row, now=now) if row else protocol.Desired()
 
 
 async def edit(
@@ -50,7 +50,7 @@ async def edit(
             session, who=who, action="settings.edit", now=now, job=job, project=row.project,
             before=before, after=after | {"version": row.version},
         )  # fmt: skip
-        return await wanted.read(session, row)
+        return await wanted.read(session, row, now=now)
 
     return await db.write(work, job=job, at_once=True)
 
@@ -85,9 +85,19 @@ async def delivered(db: Database, job: str, version: int) -> None:
 
 
 async def order_restore(
-    db: Database, job: str, *, checkpoint: str | None, iteration: int | None, key: str, who: str, now: float
-) -> Order:
-    """Order a job back to a checkpoint, or to the one at an iteration.
+    db: Database,
+    job: str,
+    *,
+    checkpoint: str | None,
+    iteration: int | None,
+    key: str,
+    who: str,
+    now: float,
+    expires_seconds: float | None = None,
+) -> tuple[Order, bool]:
+    """Order a job back to a checkpoint, or to the one at an iteration; the order, and whether it is new.
+
+    It ends after `expires_seconds`, or a week, unless an attempt has taken it up.
 
     Raises:
         UnknownJob.
@@ -96,14 +106,6 @@ async def order_restore(
         NotRestorable: it is known, and damaged, missing or not durable yet.
         OpenOrder: the job is on its way to another checkpoint.
     """
-    order, _ = await place_restore(db, job, checkpoint=checkpoint, iteration=iteration, key=key, who=who, now=now)
-    return order
-
-
-async def place_restore(
-    db: Database, job: str, *, checkpoint: str | None, iteration: int | None, key: str, who: str, now: float
-) -> tuple[Order, bool]:
-    """`order_restore`, saying too whether the order is new."""
     if not 1 <= len(key) <= MAX_KEY:
         raise InvalidSetting("key", f"an idempotency key has 1 to {MAX_KEY} characters")
 
@@ -114,7 +116,9 @@ async def place_restore(
             _same_wish(known, checkpoint, iteration)
             return known, False
         chosen = await _choose(session, row, checkpoint, iteration)
-        order, new = await orders.place(session, row, chosen, key=key, who=who, now=now)
+        order, new = await orders.place(
+            session, row, chosen, key=key, who=who, now=now, expires_seconds=expires_seconds
+        )
         if new:
             about = {"order": order.id, "checkpoint": order.checkpoint, "from_iteration": order.from_iteration}
             await audit.record(

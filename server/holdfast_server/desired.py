@@ -33,11 +33,11 @@ NO_SETTINGS = (RESTORE, PIN, UNPIN, VERIFY)
 _changes = msgspec.msgpack.Decoder(list[Change])
 
 
-async def read(session: AsyncSession, job: models.Job) -> Desired:
-    return of(job, await open_order(session, job.name))
+async def read(session: AsyncSession, job: models.Job, *, now: float) -> Desired:
+    return of(job, await open_order(session, job.name), now=now)
 
 
-def of(job: models.Job, order: models.RestoreOrder | Order | None) -> Desired:
+def of(job: models.Job, order: models.RestoreOrder | Order | None, *, now: float) -> Desired:
     return Desired(
         version=job.version,
         budget=job.budget,
@@ -48,7 +48,7 @@ def of(job: models.Job, order: models.RestoreOrder | Order | None) -> Desired:
         probe_request=job.probe_request,
         pins=None if job.pins is None else tuple(job.pins.split()),
         verify=tuple(verify_requests(job)),
-        restore=RestoreOrder(id=order.id, checkpoint=order.checkpoint, fence=order.fence) if order else None,
+        restore=None if order is None or is_expired(order, now) else _wanted(order, now),
         latest_attempt=job.attempt,
         latest_lineage=job.latest_lineage,
     )
@@ -64,6 +64,21 @@ def verify_requests(job: models.Job) -> Iterator[VerifyRequest]:
 def set_verify_requests(job: models.Job, requests: Iterable[VerifyRequest]) -> None:
     job.verify = " ".join(
         ":".join(filter(None, (str(each.id), each.checkpoint, each.against))) for each in requests
+    )
+
+
+def is_expired(order: models.RestoreOrder | Order, now: float) -> bool:
+    """Nobody may take it up any more; one that is being carried out has been."""
+    return order.state != "restoring" and order.expires_at is not None and order.expires_at <= now
+
+
+def _wanted(order: models.RestoreOrder | Order, now: float) -> RestoreOrder:
+    ends_at = None if order.state == "restoring" else order.expires_at
+    return RestoreOrder(
+        id=order.id,
+        checkpoint=order.checkpoint,
+        fence=order.fence,
+        expires_in_seconds=None if ends_at is None else ends_at - now,
     )
 
 

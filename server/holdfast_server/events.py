@@ -125,6 +125,8 @@ async def record(source: Source, event: protocol.Event) -> None:
             attempt.last_iteration = event.iteration
             # Its own too: an agent says that it ends when it has stopped writing.
             await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt + 1)
+            reason = f"attempt {attempt.attempt} ended ({event.reason}) without a word of it"
+            await orders.lose_open(session, job.name, attempt=attempt.attempt, now=source.now, reason=reason)
         case protocol.LineageStarted():
             await _lineage(source, event)
         case protocol.Checkpoint():
@@ -187,6 +189,7 @@ async def _lineage(source: Source, event: protocol.LineageStarted) -> None:
     row = await ensure_lineage(source.session, source.job, event.lineage, at=event.at)
     row.at, row.iteration, row.parent, row.order_id = event.at, event.iteration, event.parent, event.order
     row.last_iteration = max(row.last_iteration, event.iteration)
+    await orders.note(source.session, source.job, event, attempt=source.attempt.attempt, now=source.now)
 
 
 async def ensure_lineage(session: AsyncSession, job: models.Job, lineage: int, *, at: float) -> models.Lineage:

@@ -25,12 +25,23 @@ MAX_REASON = 300
 """Characters: some say what was sent, which may be megabytes."""
 UNKNOWN_EVENTS = "unknown_events"
 METRICS_LEFT_OUT = "metrics_left_out"
+OVERLAP_SECONDS = 5.0
+"""What an attempt says so shortly after the next one began is still taken: clocks of machines differ."""
 ATTEMPTS_RESTARTED = "attempts_restarted"
 BATCH_CONFLICT = "batch_conflict"
 
 
 class InvalidBatch(ValueError):
     """A batch that can never be stored; sending it again is of no use."""
+
+
+class Superseded(RuntimeError):
+    """It was said after a newer attempt of the job had begun, by one that does not know that."""
+
+    def __init__(self, batch: _Incoming, newest: int) -> None:
+        super().__init__(
+            f"attempt {newest} of {batch.job} has begun: attempt {batch.attempt} has no more say, end it"
+        )
 
 
 class _MoreToIt(Exception):
@@ -166,6 +177,7 @@ async def store(db: Database, received: Received, *, project: str | None = None,
 
     Raises:
         UnknownJob: the job belongs to another project.
+        Superseded: a newer attempt had begun when it was said.
     """
     job = received.batch.job
     if received.plain:
@@ -184,6 +196,8 @@ def _store_plain(connection: Connection, received: Received, *, project: str | N
     said = received.said()
     found = standing.find(connection, said.job, said.uid)
     if found is None or found.attempt_uid is None or project not in (None, found.project):
+        raise _MoreToIt
+    if found.uid != said.uid:
         raise _MoreToIt
     if not received.empty:
         stored = batches.known(connection, received.key, received.digest)
@@ -210,6 +224,7 @@ async def _store(session: AsyncSession, received: Received, *, project: str | No
         if stored or stored is None:
             return acknowledged
         await connection.run_sync(lambda rows: batches.remember(rows, received.key, received.digest, now=now))
+    await _require_current(session, job, batch)
     await _attempt(session, job, batch, now=now)
     await session.flush()
     moved = await connection.run_sync(lambda rows: _move_on(rows, received, now=now))
@@ -239,6 +254,22 @@ async def _job(session: AsyncSession, batch: _Incoming, *, project: str | None, 
     elif project not in (None, job.project):
         raise UnknownJob(batch.job)
     return job
+
+
+async def _require_current(session: AsyncSession, job: models.Job, batch: _Incoming) -> None:
+    """Superseded, for an attempt that was known before a newer one began, and goes on as if it had not.
+
+    The spool of one that is dead was written before.
+    """
+    own = None if batch.uid == job.uid else await session.get(models.Attempt, (batch.job, batch.uid))
+    if own is None:
+        return
+    attempts = models.Attempt
+    newer = (attempts.job == batch.job, attempts.attempt > own.attempt, attempts.started_at > own.started_at)
+    query = select(attempts).where(*newer).order_by(attempts.started_at).limit(1)
+    first = (await session.scalars(query)).first()
+    if first is not None and batch.sent_at > first.started_at + OVERLAP_SECONDS:
+        raise Superseded(batch, first.attempt)
 
 
 async def _attempt(session: AsyncSession, job: models.Job, batch: _Incoming, *, now: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from sqlalchemy import and_, select, update
@@ -14,27 +13,27 @@ from holdfast import protocol
 from holdfast.protocol import OPEN_ORDER_STATES, OrderState
 from holdfast_server import desired, models
 from holdfast_server.checkpoints import DURABLE
-from holdfast_server.db import Database
-from holdfast_server.errors import NotCancellable, OpenOrder, UnknownOrder
+from holdfast_server.errors import InvalidSetting, NotCancellable, OpenOrder, UnknownOrder
 from holdfast_server.views import Change, Order, Transition
 
 FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "delivered": ("requested",),
-    "restoring": ("requested", "delivered", "cancelled", "expired"),
+    "restoring": ("requested", "delivered", "restoring", "unknown", "cancelled", "expired"),
+    "unknown": ("restoring",),
     "restored": (*OPEN_ORDER_STATES, "cancelled", "expired"),
     "failed": OPEN_ORDER_STATES,
     "cancelled": OPEN_ORDER_STATES,
-    "expired": OPEN_ORDER_STATES,
+    "expired": ("requested", "delivered", "unknown"),
     "superseded": OPEN_ORDER_STATES,
 }
 """The states from which each may be reached. Steps may be skipped: an agent that restores at its start
 reports what it knows then. Of the states in which an order has ended, only a cancel that came too late, or an
-expiry, is overruled: what the agent did is so."""
+expiry, is overruled: what the agent did is so. One attempt takes over from another what that did not finish."""
 SERVER = "the server"
 TOO_LATE = {"cancelled": "the cancel came too late", "expired": "it was taken up after it had expired"}
 EXPIRES_SECONDS = 7 * 86400.0
-EXPIRED = "nobody took it up within 7 days"
-EXPIRY_EVERY_SECONDS = 3600.0
+"""After which a job that starts should not be taken back by surprise; who orders may say otherwise."""
+LEAST_EXPIRES_SECONDS, MOST_EXPIRES_SECONDS = 1.0, 30 * 86400.0
 OUT_OF_REACH = "the attempt that runs is numbered below those that it was meant for"
 
 
@@ -46,18 +45,29 @@ async def placed_before(session: AsyncSession, job: str, key: str) -> Order | No
 
 
 async def place(
-    session: AsyncSession, job: models.Job, checkpoint: models.Checkpoint, *, key: str, who: str, now: float
+    session: AsyncSession,
+    job: models.Job,
+    checkpoint: models.Checkpoint,
+    *,
+    key: str,
+    who: str,
+    now: float,
+    expires_seconds: float | None = None,
 ) -> tuple[Order, bool]:
     """The order, and whether it is new: asked twice for the same checkpoint, the job goes there once.
 
     Raises:
         OpenOrder: the job is on its way to another checkpoint.
+        InvalidSetting: a time that is none.
     """
+    seconds = _expiry_seconds(expires_seconds)
     open_order = await desired.open_order(session, job.name)
+    if open_order is not None and desired.is_expired(open_order, now):
+        await expire(session, job, open_order, now=now)
+        open_order = None
     current = await session.get(models.Attempt, (job.name, job.uid))
     if open_order is not None and current is not None and current.attempt < open_order.fence:
-        if await _move(session, open_order, "superseded", at=now, who=who, reason=OUT_OF_REACH):
-            _close(session, job, open_order, who=who, now=now)
+        await end(session, job, open_order, "superseded", who=who, now=now, reason=OUT_OF_REACH)
         open_order = None
     if open_order is not None:
         order = await _as_order(session, open_order)
@@ -74,6 +84,7 @@ async def place(
         created_at=now,
         who=who,
         fence=current.attempt if current else job.attempt,
+        expires_at=now + seconds,
         from_iteration=job.iteration,
         from_lineage=job.lineage,
     )
@@ -95,9 +106,8 @@ async def cancel(session: AsyncSession, job: models.Job, order: str, *, who: str
     """Raises UnknownOrder, and NotCancellable while the agent restores. Cancelled twice is cancelled."""
     row = await _get(session, job.name, order)
     shown = await _as_order(session, row)
-    if shown.cancellable and await _move(session, row, "cancelled", at=now, who=who):
-        _close(session, job, row, who=who, now=now)
-    elif row.state != "cancelled":
+    ended = shown.cancellable and await end(session, job, row, "cancelled", who=who, now=now)
+    if not ended and row.state != "cancelled":
         raise NotCancellable(shown)
     return await _as_order(session, row)
 
@@ -105,11 +115,26 @@ async def cancel(session: AsyncSession, job: models.Job, order: str, *, who: str
 async def report(
     session: AsyncSession, job: models.Job, event: protocol.OrderMoved, *, attempt: int, now: float
 ) -> None:
-    """What an agent says of an order. One that is fenced off, late or of an unknown order changes nothing."""
+    """What an agent says of an order. One that is fenced off, late or of an unknown order changes nothing.
+
+    An attempt before the one that took the order up may still tell that it went there: it has noted that in the
+    store before it was fenced. That it did not, or that it is at it, is no longer so.
+    """
     row = await session.get(models.RestoreOrder, event.order)
     if row is None or row.job != job.name or attempt < row.fence:
         return
-    details: dict[str, Any] = {}
+    if row.state == event.state == "restored":  # as the lineage that it began has told already
+        row.seconds = event.seconds if row.seconds is None else row.seconds
+        row.safety_checkpoint = row.safety_checkpoint or event.safety_checkpoint
+        return
+    taken_by = row.taken_by or 0
+    if event.state != "restored" and attempt < taken_by:
+        return
+    details: dict[str, Any] = {"taken_by": max(attempt, taken_by)}
+    if row.state == event.state == "restoring":
+        if attempt == taken_by:
+            return
+        details["reason"] = f"attempt {taken_by} did not finish it"
     before, late = row.state, row.state in TOO_LATE
     if late and event.state == "restoring" and await desired.open_order(session, job.name) is not None:
         # Only one order is open at a time; this one is taken up again when it is carried out.
@@ -132,22 +157,83 @@ async def report(
         _close(session, job, row, who=desired.AGENT, now=now)
 
 
-async def expire(db: Database, now: float) -> None:
-    """End the orders that nobody took up: a job that starts after weeks should not be taken back by surprise."""
-    rows = models.RestoreOrder
-    waiting = (rows.state.in_(("requested", "delivered")), rows.created_at < now - EXPIRES_SECONDS)
-    async with db.read() as session:
-        found = (await session.execute(select(rows.job, rows.id).where(*waiting))).all()
-    for job, order in found:
-        await db.write(partial(_expire, job=job, order=order, now=now), job=job, at_once=True)
-
-
-async def _expire(session: AsyncSession, *, job: str, order: str, now: float) -> None:
-    row, owner = await session.get(models.RestoreOrder, order), await session.get(models.Job, job)
-    if row is None or owner is None or row.state == "restoring":
+async def note(
+    session: AsyncSession, job: models.Job, event: protocol.LineageStarted, *, attempt: int, now: float
+) -> None:
+    """A lineage that an order began: so it was carried out, though who did may not have lived to say so."""
+    row = await session.get(models.RestoreOrder, event.order) if event.order is not None else None
+    if row is None or row.job != job.name or attempt < row.fence:
         return
-    if await _move(session, row, "expired", at=now, who=SERVER, reason=EXPIRED):
-        _close(session, owner, row, who=SERVER, now=now)
+    late, open_before = row.state in TOO_LATE, row.state in OPEN_ORDER_STATES
+    details: dict[str, Any] = {"new_lineage": event.lineage, "taken_by": max(attempt, row.taken_by or 0)}
+    if late:
+        details["reason"] = TOO_LATE[row.state]
+    if await _move(session, row, "restored", at=event.at, who=_agent(attempt), **details) and open_before:
+        _close(session, job, row, who=desired.AGENT, now=now)
+
+
+async def expire(session: AsyncSession, job: models.Job, row: models.RestoreOrder, *, now: float) -> bool:
+    """End an order whose time is over. Whether it was this that did."""
+    if not desired.is_expired(row, now):
+        return False
+    held = spell((row.expires_at or now) - row.created_at)
+    lost = row.state == "unknown"
+    reason = f"nothing more was heard of it within {held}" if lost else f"nobody took it up within {held}"
+    return await end(session, job, row, "expired", who=SERVER, now=now, reason=reason)
+
+
+async def lose(session: AsyncSession, row: models.RestoreOrder, *, now: float, reason: str) -> bool:
+    """Contact was lost while it was carried out: what became of it is not known until somebody says so."""
+    return await _move(session, row, "unknown", at=now, who=SERVER, reason=reason)
+
+
+async def lose_open(session: AsyncSession, job: str, *, attempt: int, now: float, reason: str) -> None:
+    """An attempt has ended: what it was carrying out, it has not said how that went."""
+    row = await desired.open_order(session, job)
+    if row is not None and row.state == "restoring" and row.taken_by == attempt:
+        await lose(session, row, now=now, reason=reason)
+
+
+async def resume(session: AsyncSession, row: models.RestoreOrder, *, now: float) -> bool:
+    """The attempt that was restoring is heard of again, and has not said that it is done."""
+    return await _move(
+        session, row, "restoring", at=now, who=SERVER, reason=f"attempt {row.taken_by} is heard of again"
+    )
+
+
+async def end(
+    session: AsyncSession,
+    job: models.Job,
+    row: models.RestoreOrder,
+    state: OrderState,
+    *,
+    who: str,
+    now: float,
+    reason: str | None = None,
+) -> bool:
+    """Move an order into a state in which it stays; it is no longer wanted then. Whether it was this that did."""
+    details = {} if reason is None else {"reason": reason}
+    if not await _move(session, row, state, at=now, who=who, **details):
+        return False
+    _close(session, job, row, who=who, now=now)
+    return True
+
+
+def spell(seconds: float) -> str:
+    """A time as people say it: 7 days, 90 minutes."""
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
+        if seconds >= 2 * size or unit == "second":
+            count = round(seconds / size)
+            return f"{count} {unit}" + ("" if count == 1 else "s")
+    raise AssertionError("the last unit fits everything")
+
+
+def _expiry_seconds(wanted: float | None) -> float:
+    if wanted is None:
+        return EXPIRES_SECONDS
+    if not LEAST_EXPIRES_SECONDS <= wanted <= MOST_EXPIRES_SECONDS:
+        raise InvalidSetting("expires_seconds", f"{wanted:g} s is no time for an order: from 1 s to 30 days")
+    return wanted
 
 
 def _agent(attempt: int) -> str:
@@ -163,8 +249,12 @@ def _close(session: AsyncSession, job: models.Job, row: models.RestoreOrder, *, 
 async def _move(
     session: AsyncSession, row: models.RestoreOrder, state: OrderState, *, at: float, who: str, **details: Any
 ) -> bool:
-    """Claim the transition: whoever finds the order in another state by then has lost the race."""
+    """Claim the transition: whoever finds the order in another state by then has lost the race.
+
+    The order shows why it is where it is; that a cancel came too late, to its end.
+    """
     orders = models.RestoreOrder
+    details.setdefault("reason", row.reason if row.reason in TOO_LATE.values() else None)
     claimed = await session.scalar(
         update(orders)
         .where(orders.id == row.id, orders.state.in_(FROM.get(state, ())))
@@ -175,7 +265,7 @@ async def _move(
     await session.refresh(row)
     if claimed is None:
         return False
-    session.add(models.OrderTransition(order_id=row.id, state=state, at=at, who=who, reason=details.get("reason")))
+    session.add(models.OrderTransition(order_id=row.id, state=state, at=at, who=who, reason=details["reason"]))
     await session.flush()
     return True
 

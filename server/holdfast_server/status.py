@@ -18,7 +18,7 @@ SILENT_AFTER_ITERATIONS = 3
 SPARKLINE_POINTS = 40
 STATUSES: tuple[JobStatus, ...] = get_args(JobStatus)
 ALIVE: tuple[JobStatus, ...] = ("starting", "running", "paused")
-_ENDS: dict[str, JobStatus] = {"finished": "finished", "interrupted": "stopped"}
+_ENDS: dict[str, JobStatus] = {"finished": "finished", "interrupted": "stopped", "preempted": "stopped"}
 """What an attempt says of its end; anything else is the exception that broke it."""
 
 

@@ -121,7 +121,7 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         exposure_gpu_hours=None if exposed_seconds is None else exposed_seconds * world_size / 3600,
         last_durable=facts.last_durable,
         failing=facts.failing,
-        desired=desired.of(job, facts.open_order),
+        desired=desired.of(job, facts.open_order, now=now),
         every_until=job.every_until,
         delivered_version=job.delivered_version,
         applied_version=job.applied_version,

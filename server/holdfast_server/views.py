@@ -8,7 +8,16 @@ from msgspec import UNSET, Struct, UnsetType
 
 from holdfast.pacing.outlook import Outlook
 from holdfast.pacing.profile import Plan
-from holdfast.protocol import CheckpointKind, CheckpointState, Desired, OrderState, Paced, RankSpan, StallKind
+from holdfast.protocol import (
+    OPEN_ORDER_STATES,
+    CheckpointKind,
+    CheckpointState,
+    Desired,
+    OrderState,
+    Paced,
+    RankSpan,
+    StallKind,
+)
 from holdfast_server.timesheet import Bucket
 from holdfast_server.windows import ShortWindow, Window
 
@@ -141,6 +150,8 @@ class Order(Struct, kw_only=True, frozen=True):
     who: str
     fence: int
     """The lowest attempt that may act on it."""
+    expires_at: float | None = None
+    """When it ends unless somebody has taken it up, on the server's clock."""
     from_iteration: int
     from_lineage: int
     new_lineage: int | None = None
@@ -156,7 +167,7 @@ class Order(Struct, kw_only=True, frozen=True):
 
     @property
     def open(self) -> bool:
-        return self.state in ("requested", "delivered", "restoring")
+        return self.state in OPEN_ORDER_STATES
 
 
 class Change(Struct, kw_only=True, frozen=True):

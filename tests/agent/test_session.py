@@ -10,7 +10,7 @@ import torch
 from tiny_job import Points, Trainer
 
 import holdfast
-from holdfast import checkpoints, protocol, reading, starting
+from holdfast import checkpoints, orders, protocol, reading, starting, supervision
 from holdfast import format as fmt
 from holdfast import session as module
 from holdfast.copying import HostCopies
@@ -23,6 +23,7 @@ class FakeLink:
     """A server that answers with whatever a test puts into `desired`, and remembers what it was told."""
 
     heard = True
+    fenced = False
     first: Desired | None = None
 
     def __init__(self, *, on_desired=None, **_):
@@ -42,6 +43,9 @@ class FakeLink:
 
     def sample(self, measured, metrics):
         self.samples.append(metrics)
+
+    def silence(self):
+        self.closed = True
 
     def close(self, deadline_seconds=5.0):
         self.closed = True
@@ -269,10 +273,10 @@ def test_a_restore_where_there_is_no_checkpoint_names_the_nearest_and_does_nothi
     trainer.crash()
 
 
-def order(trainer, iteration, *, version=2, fence=1, lineage=1, name="order-1"):
+def order(trainer, iteration, *, version=2, fence=1, lineage=1, name="order-1", **more):
     checkpoint = protocol.checkpoint_id(iteration, lineage)
     trainer.link.desired = Desired(
-        version=version, restore=RestoreOrder(id=name, checkpoint=checkpoint, fence=fence)
+        version=version, restore=RestoreOrder(id=name, checkpoint=checkpoint, fence=fence, **more)
     )
     trainer.link.on_desired(trainer.link.desired)
 
@@ -327,7 +331,134 @@ def test_a_job_that_was_down_takes_its_order_at_its_next_start(store, linked, un
     trainer.link.desired = FakeLink.first
     trainer.run(until=5).crash()
     assert trainer.losses == [(4, uninterrupted[4]), (5, uninterrupted[5])]
-    assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restored"]
+    assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restoring", "restored"]
+
+
+def wanted_at_start(**more):
+    return Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1, **more))
+
+
+def moves_of(trainer):
+    return [(e.state, e.reason) for e in trainer.link.of(protocol.OrderMoved)]
+
+
+def test_an_order_that_ends_every_start_is_given_up(store, linked):
+    Trainer(store).run(until=10).crash()
+    FakeLink.first = wanted_at_start()
+    for _ in range(orders.MOST_TRIES):
+        trainer = Trainer(store, **linked)
+        trainer.session._training.apply = lambda loaded: (_ for _ in ()).throw(SystemExit)  # as a kill would
+        with pytest.raises(SystemExit):
+            trainer.session.resume()
+        trainer.crash()
+    trainer = Trainer(store, **linked)
+    assert (trainer.session.resume(), trainer.session.lineage) == (9, 1)
+    ((state, reason),) = moves_of(trainer)
+    assert (state, reason) == (
+        "failed", "3 starts that were to carry it out ended before they had: none tries it again",
+    )  # fmt: skip
+    assert reason in notices(trainer, "restore")[0]
+    trainer.crash()
+
+
+def test_an_order_whose_time_is_over_is_not_carried_out(store, linked, uninterrupted):
+    Trainer(store).run(until=10).crash()
+    FakeLink.first = wanted_at_start(expires_in_seconds=0.0)
+    trainer = Trainer(store, **linked)
+    assert (trainer.session.resume(), trainer.session.lineage) == (9, 1)
+    assert moves_of(trainer) == [("expired", "its time was over when the job came to it")]
+    trainer.run(until=12).crash()
+    assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(10, 13)}
+
+
+def test_the_time_of_an_order_runs_on_while_nobody_can_be_asked(store, linked):
+    def operator(trainer):
+        if trainer.session.iteration == 5:
+            order(trainer, 3, expires_in_seconds=60.0)
+            now[0] = 59.0
+            trainer.session._orders._clock = lambda: now[0] + 1.0
+
+    now = [0.0]
+    trainer = Trainer(store, **linked)
+    trainer.session._orders._clock = lambda: now[0]
+    trainer.run(until=8, after=operator).crash()
+    assert [state for state, _ in moves_of(trainer)] == ["delivered", "expired"]
+    assert trainer.session.lineage == 1
+
+
+def test_an_order_told_again_is_no_news_because_time_has_passed(store, linked):
+    trainer = Trainer(store, **linked)
+    first, later = (wanted_at_start(expires_in_seconds=left) for left in (60.0, 59.0))
+    assert trainer.session._orders.news(first)
+    assert not trainer.session._orders.news(later)
+    trainer.crash()
+
+
+def test_a_fenced_attempt_leaves_an_order_to_the_newer_one(store, linked):
+    def operator(trainer):
+        if trainer.session.iteration == 5:
+            open_store(store).acquire_attempt("job", "newer")
+            order(trainer, 3)
+
+    trainer = Trainer(store, **linked)
+    told = trainer.link
+    trainer.run(until=8, after=operator).crash()
+    assert [event.state for event in told.of(protocol.OrderMoved)] == ["delivered", "restoring"]
+    assert "attempt 2 of job has started" in told.of(protocol.Notice)[-1].message
+    assert [lineage.order for lineage in open_store(store).lineages("job")] == [None]
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_an_attempt_that_is_fenced_gives_way(store, linked, uninterrupted, monkeypatch, tmp_path, supervised):
+    def newer_begins(trainer):
+        if trainer.session.iteration == 5:
+            open_store(store).acquire_attempt("job", "newer")
+            trainer.link.fenced = True
+
+    if supervised:
+        monkeypatch.setenv(supervision.VARIABLE, str(tmp_path))
+    trainer = Trainer(store, **linked)
+    link = trainer.link
+    if supervised:
+        with pytest.raises(SystemExit) as ended:
+            trainer.run(until=9, after=newer_begins)
+        assert ended.value.code == supervision.EXIT_FENCED
+        assert trainer.session.iteration == 6
+        assert supervision.introduced(tmp_path).job == "job"
+    else:
+        trainer.run(until=9, after=newer_begins)
+        assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 10)}
+    assert link.closed
+    told = len(link.events)
+    trainer.crash()
+    assert (committed(store), len(link.events)) == ([3], told)
+
+
+def test_a_server_that_takes_an_attempt_for_fenced_is_not_believed_against_the_store(store, linked):
+    trainer = Trainer(store, **linked)
+    trainer.link.fenced = True
+    trainer.run(until=7).crash()
+    assert committed(store) == [3, 6]
+
+
+def test_an_order_that_was_carried_out_while_the_store_took_no_note_is_not_carried_out_again(
+    store, linked, monkeypatch
+):
+    Trainer(store).run(until=10).crash()
+    FakeLink.first = wanted_at_start()
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            LocalStore, "acquire_attempt", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EROFS, "no"))
+        )
+        trainer = Trainer(store, **linked)
+        assert trainer.session.resume() == 3
+    monkeypatch.setattr(checkpoints, "RETURN_SECONDS", 60)
+    trainer.run(until=8).crash()
+    again = Trainer(store, **linked)
+    assert (again.session.resume(), moves_of(again)) == (
+        6, [("restored", "carried out before the trainer was restarted")],
+    )  # fmt: skip
+    again.crash()
 
 
 def test_an_order_to_a_damaged_checkpoint_fails_and_training_goes_on_untouched(store, linked, uninterrupted):
@@ -607,8 +738,10 @@ def test_the_supervisors_file_is_told_of_every_iteration(store, tmp_path, monkey
     path = tmp_path / "progress"
     path.write_bytes(bytes(16))
     monkeypatch.setenv("HOLDFAST_PROGRESS", str(path))
-    Trainer(store).run(until=5).crash()
+    trainer = Trainer(store).run(until=5)
     assert LAYOUT.unpack(path.read_bytes()) == (5, 5)
+    trainer.crash()
+    assert LAYOUT.unpack(path.read_bytes()) == (5, -5)  # nothing more is to come
 
 
 def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrupted, monkeypatch):
@@ -736,7 +869,7 @@ def test_an_order_to_a_checkpoint_that_does_not_fit_fails_and_the_job_starts_all
     FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))
     trainer = Trainer(store, **linked)
     assert trainer.session.resume() == 6
-    (moved,) = trainer.link.of(protocol.OrderMoved)
+    _, moved = trainer.link.of(protocol.OrderMoved)
     assert (moved.state, moved.reason) == (
         "failed",
         "the checkpoint holds no 'scheduler'; it has " + ", ".join(changed.state),
@@ -840,7 +973,7 @@ def test_training_does_not_wait_for_a_store_that_does_not_say_whether_it_is_back
     trainer = Trainer(store, **linked)
     asking, answer = [], threading.Event()
 
-    def silent(*_):
+    def silent(*_, **__):
         asking.append(threading.current_thread())
         assert threading.current_thread() is threading.main_thread() or answer.wait(60)
         raise OSError(errno.ETIMEDOUT, "no answer")
@@ -941,7 +1074,7 @@ def test_an_order_at_the_start_waits_for_a_store_that_is_away_for_a_moment(store
     Outage(monkeypatch, LocalStore, broken, until_seconds=20)
     trainer = Trainer(store, **linked)
     assert (trainer.session.resume(), trainer.session.lineage) == (3, 2)
-    assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restored"]
+    assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restoring", "restored"]
     trainer.crash()
 
 
@@ -987,7 +1120,8 @@ def test_a_load_state_dict_that_raises_an_error_of_the_system_fails_the_order(st
 
     trainer.loop.load_state_dict = load
     assert trainer.session.resume() == 6
-    assert [(e.state, e.reason) for e in trainer.link.of(protocol.OrderMoved)] == [("failed", "the script's own")]
+    moves = [(e.state, e.reason) for e in trainer.link.of(protocol.OrderMoved)]
+    assert moves == [("restoring", None), ("failed", "the script's own")]
     trainer.crash()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.pulse import Pulse
 from holdfast.supervisor import Limits, Progress, describe_exit, shell_status
 
 pytestmark = pytest.mark.processes
@@ -369,3 +370,124 @@ def test_exits_are_told_in_words_and_as_a_shell_does() -> None:
     assert describe_exit(-signal.SIGSEGV) == "killed by SIGSEGV"
     assert describe_exit(1) == "exit status 1"
     assert (shell_status(-9), shell_status(3), shell_status(0)) == (137, 3, 0)
+
+
+STUCK = """
+from holdfast import supervision
+supervision.expose(0)
+
+def step_quickly():
+    for step in range(1, 9):
+        progress(step, step)
+        time.sleep(0.03)
+
+def stuck_for_ever():
+    note("stuck")
+    while True: time.sleep(0.05)
+"""
+HANGS = {"hang_factor": 5.0, "hang_least_seconds": 0.3}
+
+
+def test_a_trainer_that_hangs_tells_where_and_is_started_again(stage: Stage) -> None:
+    ended = stage.run(STUCK + "step_quickly()\nif start == 1: stuck_for_ever()", **HANGS)
+    assert (ended.status, stage.starts) == (0, 2)
+    assert stage.started(2)[1] == "killed by SIGKILL because it hung"
+    told = "\n".join(ended.lines)
+    assert "no iteration after 8 for 0 s, where one takes" in told
+    assert told.index("rank 0:") < told.index("in stuck_for_ever") < told.index(": killed")
+
+
+def test_a_rank_that_cannot_answer_holds_nobody_up(stage: Stage) -> None:
+    body = STUCK + "step_quickly()\nif start == 1: os.kill(os.getpid(), signal.SIGSTOP)"
+    ended = stage.run(body, **HANGS)
+    assert (ended.status, stage.starts) == (0, 2)
+    assert any("it does not answer" in line for line in ended.lines)
+
+
+def test_a_trainer_that_has_ended_training_may_take_its_time(stage: Stage) -> None:
+    body = STUCK + "step_quickly()\nprogress(8, -8)\ntime.sleep(1.0)"
+    assert (stage.run(body, **HANGS).status, stage.starts) == (0, 1)
+
+
+def test_what_never_stepped_is_no_hang(stage: Stage) -> None:
+    assert (stage.run("time.sleep(1.0)", **HANGS).status, stage.starts) == (0, 1)
+
+
+def test_a_stop_that_was_asked_for_is_no_hang(stage: Stage) -> None:
+    body = STUCK + "signal.signal(signal.SIGTERM, lambda *_: note('asked'))\nstep_quickly()\nstuck_for_ever()"
+    supervisor = stage.start(body, hang_factor=5.0, hang_least_seconds=60.0, grace_seconds=0.5)
+    stage.wait_for("stuck")
+    supervisor.terminate()
+    assert not any("no iteration" in line for line in stage.end().lines)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to the supervisor")
+def test_what_a_trainer_has_put_into_sessions_of_their_own_dies_too(stage: Stage) -> None:
+    """As torchrun does with every rank."""
+    apart = CHILDREN.replace('"])', '"], start_new_session=True)')
+    assert apart != CHILDREN
+    assert stage.run(apart + "progress(start, 1)\nif start < 3: die()").status == 0
+    for start in (1, 2, 3):
+        assert is_gone(int((stage.folder / f"child-{start}").read_text()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to the supervisor")
+def test_a_helper_that_finishes_a_checkpoint_is_left_to_it(stage: Stage) -> None:
+    body = """
+    helper = "import pathlib, sys, time\\nfolder = pathlib.Path(sys.argv[1])\\n"
+    helper += "while not (folder / 'start-2').exists(): time.sleep(0.01)\\n(folder / 'finished').touch()"
+    if start == 1:
+        subprocess.Popen([sys.executable, "-c", helper, str(folder), "holdfast.persist.worker"],
+                         start_new_session=True)
+        die()
+    wait_for("finished")
+    """
+    assert stage.run(body).status == 0
+
+
+def test_a_trainer_that_was_fenced_is_not_started_again(stage: Stage) -> None:
+    ended = stage.run("sys.exit(75)")
+    assert (ended.status, stage.starts) == (75, 1)
+    assert ended.lines[-1] == "holdfast run: the trainer was fenced: this one ends, and starts the trainer no more"
+
+
+TRAINS = """
+from holdfast import supervision
+from holdfast.store import open_store
+
+store = open_store(folder / "store")
+attempt = store.acquire_attempt("job", f"uid-{start}")
+supervision.introduce(supervision.Trained(
+    job="job", uid=attempt.uid, attempt=attempt.number, lineage=1, store=store.url, server=None))
+"""
+
+
+def test_a_job_that_others_have_taken_over_is_left_to_them(stage: Stage) -> None:
+    ended = stage.run(TRAINS + "store.acquire_attempt('job', 'elsewhere')\ndie()")
+    assert (ended.status, stage.starts) == (75, 1)
+    assert "attempt 2 of job was started on" in ended.lines[-1]
+
+
+def test_a_job_that_nobody_has_taken_over_is_started_again(stage: Stage) -> None:
+    assert stage.run(TRAINS + "progress(start, 1)\nif start < 3: die()").status == 0
+    assert stage.starts == 3
+
+
+def test_the_usual_iteration_is_that_of_the_last_stretches() -> None:
+    pulse = Pulse(10.0, 1.0)
+    for number in range(1, 4):
+        pulse.see(number, float(number))
+    assert (pulse.usual_seconds, pulse.hangs(1000.0)) == (None, False)
+    pulse.see(14, 4.0)
+    pulse.see(14, 9.0)
+    assert (pulse.usual_seconds, pulse.silent_seconds(9.0)) == (1.0, 5.0)
+    assert (pulse.hangs(14.0), pulse.hangs(14.1)) == (False, True)
+    pulse.see(-14, 20.0)
+    assert not pulse.hangs(1000.0)
+
+
+def test_nothing_hangs_where_nobody_wants_to_know() -> None:
+    pulse = Pulse(0.0, 0.0)
+    for number in range(1, 9):
+        pulse.see(number, float(number))
+    assert not pulse.hangs(1e9)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import struct
 import time
 
@@ -40,6 +41,8 @@ def main():
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--every", type=int, default=None)
     parser.add_argument("--slowly", action="store_true", help="give an operator time to act")
+    parser.add_argument("--fail-at", type=int, help="an iteration that is not survived ...")
+    parser.add_argument("--unless-there-is", metavar="FILE", help="... as long as there is no such file")
     parser.add_argument("--until-there-is", metavar="FILE", help="do not end before")
     options = parser.parse_args()
     torch.manual_seed(7)
@@ -65,6 +68,8 @@ def main():
         line = f"{os.getpid()} {session.lineage} {session.iteration + 1} {bits} {samples}\n"
         os.write(ledger, line.encode())
         session.step(loss=loss)
+        if session.iteration == options.fail_at and not os.path.exists(options.unless_there_is):
+            os.kill(os.getpid(), signal.SIGKILL)
         if options.slowly:
             time.sleep(0.02)
     while options.until_there_is and not os.path.exists(options.until_there_is):

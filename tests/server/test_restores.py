@@ -6,7 +6,7 @@ import asked
 import pytest
 
 from holdfast.protocol import AttemptFinished, Inventory, LineageStarted, OrderMoved
-from holdfast_server import orders
+from holdfast_server import order_watch, orders
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -31,6 +31,10 @@ def moved(job, placed, state, **fields):
                        **fields))  # fmt: skip
 
 
+def watch(client, now):
+    asked.in_loop(client, order_watch.watch, asked.of(client), now)
+
+
 def read(client, placed):
     return client.get(f"{JOB}/restores/{placed['id']}").json()
 
@@ -43,7 +47,10 @@ def test_an_order_reaches_the_agent_with_its_fence(job, client):
     assert (placed["from_iteration"], placed["fence"], placed["who"]) == (30, 1, "operator")
     desired = client.get(f"{JOB}/desired").json()
     assert desired["version"] == 1
-    assert desired["restore"] == {"id": placed["id"], "checkpoint": "000000000010-1", "fence": 1}
+    assert desired["restore"] == {
+        "id": placed["id"], "checkpoint": "000000000010-1", "fence": 1,
+        "expires_in_seconds": orders.EXPIRES_SECONDS,
+    }  # fmt: skip
 
 
 def test_an_order_may_name_a_checkpoint(job, client):
@@ -387,12 +394,12 @@ def test_an_order_that_nobody_takes_up_within_a_week_ends(job, client, clock):
     placed = order(client, iteration=10).json()
     version = client.get(f"{JOB}/desired").json()["version"]
 
-    def expire(seconds):
-        asked.in_loop(client, orders.expire, asked.of(client), clock.now + seconds)
+    def after(seconds):
+        watch(client, clock.now + seconds)
         return read(client, placed)["state"]
 
-    assert expire(orders.EXPIRES_SECONDS - 1) == "requested"
-    assert expire(orders.EXPIRES_SECONDS + 1) == expire(orders.EXPIRES_SECONDS + 2) == "expired"
+    assert after(orders.EXPIRES_SECONDS - 1) == "requested"
+    assert after(orders.EXPIRES_SECONDS + 1) == after(orders.EXPIRES_SECONDS + 2) == "expired"
     desired = client.get(f"{JOB}/desired").json()
     assert (desired["restore"], desired["version"]) == (None, version + 1)
     last = read(client, placed)["transitions"][-1]
@@ -401,15 +408,149 @@ def test_an_order_that_nobody_takes_up_within_a_week_ends(job, client, clock):
 
 
 def test_an_order_that_is_carried_out_does_not_expire(job, client, clock):
-    placed = order(client, iteration=10).json()
+    placed = order(client, iteration=10, expires_seconds=10).json()
     moved(job, placed, "restoring")
-    asked.in_loop(client, orders.expire, asked.of(client), clock.now + 2 * orders.EXPIRES_SECONDS)
+    job.say()
+    watch(client, clock.now + 19)
     assert read(client, placed)["state"] == "restoring"
 
 
 def test_what_an_agent_did_after_its_order_had_expired_is_so(job, client, clock):
     placed = order(client, iteration=10).json()
-    asked.in_loop(client, orders.expire, asked.of(client), clock.now + 2 * orders.EXPIRES_SECONDS)
+    watch(client, clock.now + 2 * orders.EXPIRES_SECONDS)
     moved(job, placed, "restored")
     done = read(client, placed)
     assert (done["state"], done["reason"]) == ("restored", "it was taken up after it had expired")
+
+
+def last(client, placed):
+    return read(client, placed)["transitions"][-1]
+
+
+def test_an_order_may_have_a_time_of_its_own(job, client, clock):
+    placed = order(client, iteration=10, expires_seconds=90 * 60).json()
+    assert placed["expires_at"] == clock.now + 5400
+    clock.now += 5399
+    assert client.get(f"{JOB}/desired").json()["restore"]["expires_in_seconds"] == 1
+    clock.now += 1
+    assert client.get(f"{JOB}/desired").json()["restore"] is None
+    watch(client, clock.now)
+    assert (last(client, placed)["state"], last(client, placed)["reason"]) == (
+        "expired", "nobody took it up within 90 minutes",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 0.5, 31 * 86400, "soon"])
+def test_what_is_no_time_for_an_order_is_refused(job, client, seconds):
+    assert order(client, iteration=10, expires_seconds=seconds).status_code == 422
+    assert client.get(f"{JOB}/restores").json() == {"restores": []}
+
+
+def test_an_order_that_is_over_does_not_stand_in_the_way_of_the_next(job, client, clock):
+    placed = order(client, iteration=10, expires_seconds=60).json()
+    clock.now += 61
+    assert order(client, iteration=20).status_code == 201
+    assert read(client, placed)["state"] == "expired"
+
+
+def test_a_restore_whose_agent_falls_silent_is_unknown_until_it_is_heard_of(job, client, clock):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    clock.now += 25
+    watch(client, clock.now)
+    assert (last(client, placed)["state"], last(client, placed)["who"]) == ("unknown", "the server")
+    assert read(client, placed)["reason"] == "nothing is heard of attempt 1 for 25 seconds"
+    assert client.get(f"{JOB}/desired").json()["restore"]["id"] == placed["id"]
+    assert read(client, placed)["cancellable"] is True
+    assert order(client, iteration=20).status_code == 409
+    job.say()
+    watch(client, clock.now)
+    assert (last(client, placed)["state"], last(client, placed)["reason"]) == (
+        "restoring", "attempt 1 is heard of again",
+    )  # fmt: skip
+    moved(job, placed, "restored")
+    assert (read(client, placed)["state"], read(client, placed)["reason"]) == ("restored", None)
+
+
+@pytest.mark.parametrize("said", ["restored", "failed", "restoring"])
+def test_the_next_attempt_tells_what_became_of_an_unknown_restore(job, client, clock, said):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    clock.now += 25
+    watch(client, clock.now)
+    second = job.restarted()
+    second.start(previous_exit="killed by SIGKILL")
+    watch(client, clock.now)
+    assert read(client, placed)["state"] == "unknown"
+    moved(second, placed, said)
+    assert (last(client, placed)["state"], last(client, placed)["who"]) == (said, "agent, attempt 2")
+
+
+def test_a_restore_whose_attempt_ends_without_a_word_is_unknown(job, client, clock):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    job.say(AttemptFinished(at=job.at, iteration=30, lineage=1, reason="RestoreFailed"))
+    assert last(client, placed)["reason"] == "attempt 1 ended (RestoreFailed) without a word of it"
+    watch(client, clock.now)
+    assert read(client, placed)["state"] == "unknown"
+
+
+def test_what_nobody_tells_of_an_unknown_restore_ends_in_time(job, client, clock):
+    placed = order(client, iteration=10, expires_seconds=3600).json()
+    moved(job, placed, "restoring")
+    for later in (25, 3600):
+        watch(client, clock.now + later)
+    assert [one["state"] for one in read(client, placed)["transitions"]][-2:] == ["unknown", "expired"]
+    assert read(client, placed)["reason"] == "nothing more was heard of it within 60 minutes"
+    assert client.get(f"{JOB}/desired").json()["restore"] is None
+
+
+def test_the_attempt_that_takes_a_restore_over_is_named_and_the_one_before_has_no_more_say(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    second = job.restarted()
+    second.start(previous_exit="killed by SIGKILL")
+    moved(second, placed, "restoring")
+    moved(second, placed, "restoring")
+    assert (last(client, placed)["who"], last(client, placed)["reason"]) == (
+        "agent, attempt 2", "attempt 1 did not finish it",
+    )  # fmt: skip
+    for state in ("failed", "restoring", "expired"):
+        moved(job, placed, state, reason="a newer attempt has begun")
+    assert len(read(client, placed)["transitions"]) == 3
+    moved(second, placed, "restored")
+    assert read(client, placed)["state"] == "restored"
+
+
+def test_an_unknown_restore_is_shown_as_one(job, client, clock):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    clock.now += 25
+    watch(client, clock.now)
+    page = client.get("/jobs/char-gpt").text
+    assert '<section class="order" data-state="unknown"' in page
+    assert "nothing is heard of attempt 1 for 25 seconds" in page
+    assert 'data-state="unknown" aria-current="step"' in page
+
+
+@pytest.mark.parametrize("ended", ["requested", "unknown", "cancelled", "expired"])
+def test_the_lineage_that_an_order_began_tells_that_it_was_carried_out(job, client, clock, ended):
+    placed = order(client, iteration=10, expires_seconds=3600).json()
+    if ended != "requested":
+        moved(job, placed, "restoring")
+        watch(client, clock.now + 25)
+    if ended == "cancelled":
+        cancel(client, placed)
+    if ended == "expired":
+        watch(client, clock.now + 3600)
+    assert read(client, placed)["state"] == ended
+    second = job.restarted()
+    second.iteration, second.lineage = 10, 2
+    second.say(LineageStarted(at=job.at, lineage=2, iteration=10, parent="000000000010-1", order=placed["id"]))
+    done = read(client, placed)
+    assert (done["state"], done["new_lineage"], last(client, placed)["who"]) == ("restored", 2, "agent, attempt 2")
+    assert client.get(f"{JOB}/desired").json()["restore"] is None
+    safety = "000000000030-1"
+    moved(second, placed, "restored", seconds=1.5, safety_checkpoint=safety)
+    assert (read(client, placed)["seconds"], read(client, placed)["safety_checkpoint"]) == (1.5, safety)
+    assert len(read(client, placed)["transitions"]) == len(done["transitions"])

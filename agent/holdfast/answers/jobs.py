@@ -6,7 +6,16 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.protocol import CheckpointKind, CheckpointState, Desired, OrderState, Paced, RankSpan, StallKind
+from holdfast.protocol import (
+    OPEN_ORDER_STATES,
+    CheckpointKind,
+    CheckpointState,
+    Desired,
+    OrderState,
+    Paced,
+    RankSpan,
+    StallKind,
+)
 
 
 class CheckpointRow(msgspec.Struct, kw_only=True, frozen=True):
@@ -121,6 +130,8 @@ class Order(msgspec.Struct, kw_only=True, frozen=True):
     who: str = ""
     fence: int = 0
     """The lowest attempt that may act on it."""
+    expires_at: float | None = None
+    """When it ends unless somebody has taken it up, on the server's clock."""
     from_iteration: int = 0
     from_lineage: int = 0
     new_lineage: int | None = None
@@ -136,7 +147,7 @@ class Order(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def open(self) -> bool:
-        return self.state in ("requested", "delivered", "restoring")
+        return self.state in OPEN_ORDER_STATES
 
 
 class Change(msgspec.Struct, kw_only=True, frozen=True):

@@ -10,6 +10,7 @@ import typer
 from holdfast.client import Client, Order, ServerError
 from holdfast.commands.console import (
     DEFAULT_SERVER,
+    EXIT_USAGE,
     JobName,
     Json,
     NoWait,
@@ -20,6 +21,7 @@ from holdfast.commands.console import (
     print_json,
     seconds,
 )
+from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast.protocol import OPEN_ORDER_STATES
 
 
@@ -30,6 +32,9 @@ def restore(
     token: Token = None,
     no_wait: NoWait = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for it; the order stays after that.")] = 300.0,
+    expires: Annotated[
+        str | None, typer.Option(help="It ends after so long unless the job has taken it up: 90min, 12h. A week.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Take a job back to the checkpoint at ITERATION and train on from there.
@@ -40,8 +45,9 @@ def restore(
 
     Example: holdfast restore char-gpt 1200
     """
+    expires_seconds = None if expires is None else _spell_seconds(expires)
     with asking(server, token) as client:
-        order = _order(client, job, iteration)
+        order = _order(client, job, iteration, expires_seconds)
         seen = client.job(job)
         waiting = seen.alive and not no_wait
         if waiting:
@@ -58,9 +64,16 @@ def restore(
         fail(f"the restore of {job} to iteration {order.iteration} ended as {order.state}: {order.reason}")
 
 
-def _order(client: Client, job: str, iteration: int) -> Order:
+def _spell_seconds(expires: str) -> float:
     try:
-        return client.restore(job, iteration)
+        return parse_positive_seconds(expires, "expires")
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def _order(client: Client, job: str, iteration: int, expires_seconds: float | None) -> Order:
+    try:
+        return client.restore(job, iteration, expires_seconds=expires_seconds)
     except ServerError as error:
         if error.code != "no_such_checkpoint":
             raise

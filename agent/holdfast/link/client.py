@@ -58,6 +58,10 @@ class Refused(Exception):
     """The server will never take this batch."""
 
 
+class Superseded(Refused):
+    """Nor any other of this attempt: a newer one of the job has begun."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
@@ -95,13 +99,15 @@ class Client:
         """Hand over one batch.
 
         Raises:
+            Superseded: a newer attempt has begun, and this one has no more to say.
             Refused: this batch is unacceptable, others may not be.
             NoAnswer: it may or may not have arrived; send it again under the same key.
         """
         headers = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
         answer = self._request("POST", "/api/v1/ingest", payload, headers, limit_seconds)
         if answer.status in (400, 409, 413, 415, 422):
-            raise Refused(f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}")
+            kind = Superseded if answer.status == HTTPStatus.CONFLICT and b'"fenced"' in answer.body else Refused
+            raise kind(f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}")
         if answer.status not in (200, 201, 202):
             raise _no_answer(answer)
         try:

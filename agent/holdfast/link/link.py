@@ -113,6 +113,17 @@ class Link:
         return self._wishes.newest
 
     @property
+    def fenced(self) -> bool:
+        """The server says that a newer attempt of the job has begun."""
+        return self._sender.fenced
+
+    def silence(self) -> None:
+        """Say and hear nothing any more, and leave nothing to be said later."""
+        self._silent = True
+        self._listener.close()
+        self._sender.silence()
+
+    @property
     def refused_batches(self) -> int:
         """Batches that the server would not have, and that were set aside."""
         return self._outbox.refused_batches

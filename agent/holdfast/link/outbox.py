@@ -143,6 +143,23 @@ class Outbox:
             if self._spool is not None:
                 self._spool.set_aside(sealed.key, payload)
 
+    def owns(self, sealed: Sealed) -> bool:
+        """It is of this attempt, not what one before it has left."""
+        return sealed.key.uid == self._uid
+
+    def forget(self) -> None:
+        """A newer attempt has begun: what this one has not told yet nobody is to hear, be it on disk already."""
+        with self._lock:
+            self._incoming.clear()
+            self._events.clear()
+            self._waiting.clear()
+            for lane in _lanes():
+                own = [sealed for sealed in self._sealed[lane] if self.owns(sealed)]
+                self._sealed[lane] = deque(sealed for sealed in self._sealed[lane] if not self.owns(sealed))
+                for sealed in own:
+                    if sealed.spooled and self._spool is not None:
+                        self._spool.remove(sealed.key)
+
     def park(self) -> None:
         """No server answers: put events where a crash cannot reach them, and keep samples within bounds."""
         with self._lock:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from holdfast.link.backoff import Backoff
-from holdfast.link.client import REQUEST_SECONDS, Client, Later, NoAnswer, NotAllowed, Refused
+from holdfast.link.client import REQUEST_SECONDS, Client, Later, NoAnswer, NotAllowed, Refused, Superseded
 from holdfast.link.outbox import Outbox, Sealed
 from holdfast.protocol import Ack
 
@@ -16,6 +16,8 @@ log = logging.getLogger("holdfast")
 
 BURST_SECONDS = 0.05
 """Events come in bursts; so long is waited for the rest of one."""
+SILENCED_SECONDS = 1.0
+"""To give up what it is at, and remove what it has kept."""
 LOST = ("lost", "locked out")
 
 
@@ -46,6 +48,9 @@ class Sender:
         self._samples_backoff = Backoff()
         self._close_at: float | None = None
         self._refusal_logged = False
+        self.fenced = False
+        """The server says that a newer attempt has begun."""
+        self._silenced = False
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-sender", daemon=True)
 
@@ -54,6 +59,16 @@ class Sender:
 
     def flush_soon(self) -> None:
         self._wake.set()
+
+    def silence(self) -> None:
+        """Send nothing any more, and keep nothing to be sent later."""
+        self._silenced = True
+        self._close_at = monotonic()
+        self._wake.set()
+        self._closing.set()
+        self._client.shut()
+        if self._thread.is_alive():
+            self._thread.join(SILENCED_SECONDS)
 
     def close(self, close_at: float) -> None:
         """Send what is left until `close_at`, and keep the rest on disk; the thread may be stuck in either."""
@@ -87,6 +102,8 @@ class Sender:
         return min(self._flush_seconds, until_retry) if until_retry > 0 else self._flush_seconds
 
     def _tick(self) -> None:
+        if self.fenced or self._silenced:
+            return
         if monotonic() < self._retry_at:
             self._outbox.park()
             return
@@ -94,6 +111,9 @@ class Sender:
 
     def _finish(self) -> None:
         assert self._close_at is not None
+        if self._silenced:
+            self._outbox.forget()
+            return
         # Leave a part of the time for the disk.
         send_until = monotonic() + 0.8 * (self._close_at - monotonic())
         self._send_all(send_until)
@@ -125,6 +145,9 @@ class Sender:
         try:
             ack = self._client.ingest(payload, sealed.key.sequence, limit_seconds=limit_seconds)
         except Refused as reason:
+            if isinstance(reason, Superseded) and self._outbox.owns(sealed):
+                self.fenced = True
+                return False
             self._outbox.refused(sealed, payload)
             self._log_refusal(str(reason))
             self._held()

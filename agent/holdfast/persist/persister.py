@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import Fenced, HoldfastError
 from holdfast.persist import fork, process
 from holdfast.persist.backend import Backend, Lost, Refused
 from holdfast.persist.choice import Choice
@@ -39,6 +39,8 @@ class Settled:
     reason: str | None = None
     backend: str | None = None
     """What wrote it; None when it did not come to that."""
+    fenced: bool = False
+    """It failed because a newer attempt of the job has begun."""
     newest: bool = False
     """Durable, and none that was submitted after it is durable yet. A slow old one is a checkpoint like any
     other, but what was the newest before it settled remains so."""
@@ -177,6 +179,7 @@ class Persister:
                         seconds=seconds,
                         reason=end.reason,
                         backend=end.backend,
+                        fenced=end.fenced,
                         newest=newest,
                     )
                 )
@@ -219,7 +222,8 @@ class Persister:
             if isinstance(error, Lost):  # nobody else clears away what it had half-done before the next attempt
                 with contextlib.suppress(OSError):
                     self._store.forsake(item.origin.job, snapshot.id, item.origin.attempt)
-            return _End("failed", self._reason(error, writing.backend, snapshot), writing.backend or None)
+            reason = self._reason(error, writing.backend, snapshot)
+            return _End("failed", reason, writing.backend or None, fenced=isinstance(error, Fenced))
         return _End("durable", backend=writing.backend)
 
     def _write_as_chosen(self, task: Task, snapshot: Snapshot, writing: _Chosen) -> Written:
@@ -281,6 +285,7 @@ class _End:
     state: str
     reason: str | None = None
     backend: str | None = None
+    fenced: bool = False
 
     @classmethod
     def without(cls, problem: NotPrepared) -> _End:

@@ -16,6 +16,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     started_at: float
+    order: str | None = None
+    """The restore order that was open when it began, noted before anything is done about it."""
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,8 +197,8 @@ class Store(Protocol):
         """Remove one; Fenced when `attempt` is no longer the newest."""
         ...
 
-    def acquire_attempt(self, job: str, uid: str, at_least: int = 1) -> Attempt:
-        """Become the newest attempt of a job, fencing all before it."""
+    def acquire_attempt(self, job: str, uid: str, at_least: int = 1, *, order: str | None = None) -> Attempt:
+        """Become the newest attempt of a job, fencing all before it. `order`: the one that it finds open."""
         ...
 
     def latest_attempt(self, job: str) -> int:

@@ -106,11 +106,11 @@ class LocalStore:
         self.files.sync_directory(directory.parent)
         directories.remove(self.files, doomed)
 
-    def acquire_attempt(self, job: str, uid: str, at_least: int = 1) -> Attempt:
+    def acquire_attempt(self, job: str, uid: str, at_least: int = 1, *, order: str | None = None) -> Attempt:
         self._prepare(validate_job(job))
         with self._locked(job):
             self._remove_half_written_records(job)
-            attempt = self._record_attempt(job, uid, at_least)
+            attempt = self._record_attempt(job, uid, at_least, order)
         self._remove_leftovers(job, attempt.number)
         return attempt
 
@@ -240,11 +240,16 @@ class LocalStore:
                 logger.warning("%s is not a record of Holdfast's and is passed over: %s", path, error)
         return found
 
-    def _record_attempt(self, job: str, uid: str, at_least: int) -> Attempt:
+    def _record_attempt(self, job: str, uid: str, at_least: int, order: str | None) -> Attempt:
         while True:
             number = max(self.latest_attempt(job) + 1, at_least)
             attempt = Attempt(
-                number=number, uid=uid, host=socket.gethostname(), pid=os.getpid(), started_at=self.files.now()
+                number=number,
+                uid=uid,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                started_at=self.files.now(),
+                order=order,
             )
             path = self._job(job) / ATTEMPTS / f"{number:08d}.json"
             # where locks do not reach from host to host, two may pick one number: then it is the link that decides

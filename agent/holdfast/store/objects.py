@@ -107,8 +107,8 @@ class ObjectStore:
         self._delete(job, sorted(doomed, key=lambda folder: folder.order))
         require_newest(self.latest_attempt(job), job, attempt)
 
-    def acquire_attempt(self, job: str, uid: str, at_least: int = 1) -> Attempt:
-        attempt = self._claim(validate_job(job), uid, at_least)
+    def acquire_attempt(self, job: str, uid: str, at_least: int = 1, *, order: str | None = None) -> Attempt:
+        attempt = self._claim(validate_job(job), uid, at_least, order)
         survey = self.survey(job)
         seen = Seen(
             checkpoints=sorted(folder.path for folder in survey.counting_folders()),
@@ -247,7 +247,7 @@ class ObjectStore:
         except NoSuchObject as error:
             raise DamagedCheckpoint(f"{self.url}/{name}", "there is no such object") from error
 
-    def _claim(self, job: str, uid: str, at_least: int) -> Attempt:
+    def _claim(self, job: str, uid: str, at_least: int, order: str | None) -> Attempt:
         """Record an attempt that is alone with its number and the highest.
 
         Whoever lists after its record is there, and finds no other as high, has the number: of two that put
@@ -256,7 +256,7 @@ class ObjectStore:
         host, pid, started_at = socket.gethostname(), os.getpid(), time.time()
         for claim in range(CLAIMS):
             number = max(self.latest_attempt(job) + 1, at_least)
-            attempt = Attempt(number=number, uid=uid, host=host, pid=pid, started_at=started_at)
+            attempt = Attempt(number=number, uid=uid, host=host, pid=pid, started_at=started_at, order=order)
             self.bucket.put_new(f"{job}/{keys.attempt_name(number, uid)}", msgspec.json.encode(attempt))
             others = [n for n, other in keys.attempts_of(self._attempts(job)) if other != uid]
             if max(others, default=0) < number:

@@ -32,6 +32,7 @@ async def read(
     db: Db,
     changes: Changes,
     asker: Asker,
+    clock: Clock,
     after: Annotated[int, Query(description="Answer once there is a later version than this one")] = -1,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="For at most so many seconds")] = 0,
 ) -> Response:
@@ -43,16 +44,18 @@ async def read(
         # What is not noted now is with the agent's next question; its answer matters more.
         with suppress(DatabaseBusy, DatabaseUnavailable):
             await control.delivered(db, job, after)
-    desired = await _later(db, changes, job, after, wait)
+    desired = await _later(db, changes, clock, job, after, wait)
     return Response(status_code=204) if desired is None else _tagged(desired)
 
 
-async def _later(db: Database, changes: LocalBus, job: str, after: int, wait_seconds: float) -> Desired | None:
+async def _later(
+    db: Database, changes: LocalBus, clock: Clock, job: str, after: int, wait_seconds: float
+) -> Desired | None:
     deadline = asyncio.get_running_loop().time() + wait_seconds
     # Listening starts before the first look, so that no edit falls between the two.
     with changes.subscribe(job, samples=False) as subscription:
         while True:
-            desired = await control.desired(db, job)
+            desired = await control.desired(db, job, now=clock())
             if desired.version > after:
                 return desired
             remaining = deadline - asyncio.get_running_loop().time()

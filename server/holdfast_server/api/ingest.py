@@ -39,6 +39,7 @@ router = APIRouter(tags=["agents"])
     responses=returns(
         Ack,
         _404="A job that this key may not report of",
+        _409="A newer attempt has begun: this one has no more say",
         _413="Too large, as it is or unpacked",
         _415="Another type or encoding than we read",
         _422="Not a batch: never to be sent again",
@@ -60,6 +61,8 @@ async def report(request: Request) -> Response:
                 ack = await ingest.store(state.database, received, project=project, now=now)
     except TooMuch as error:
         return _later(error)
+    except ingest.Superseded as error:
+        return refusal(409, "fenced", str(error))
     except Unread as error:
         return refusal(415, error.code, str(error))
     except Broken as error:

@@ -27,6 +27,8 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     checkpoint: str | None = None
     key: str | None = None
     """Names the wish: sent again with the same key, it is the same order."""
+    expires_seconds: float | None = None
+    """After which it ends unless an attempt has taken it up; a week, if nothing is said."""
 
 
 @router.post(
@@ -45,7 +47,7 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 )
 async def place(job: str, request: Request, db: Db, who: Who, clock: Clock) -> Response:
     asked = parse(await request.body(), RestoreRequest)
-    order, new = await control.place_restore(
+    order, new = await control.order_restore(
         db,
         job,
         checkpoint=asked.checkpoint,
@@ -53,6 +55,7 @@ async def place(job: str, request: Request, db: Db, who: Who, clock: Clock) -> R
         key=uuid.uuid4().hex if asked.key is None else asked.key,
         who=who,
         now=clock(),
+        expires_seconds=asked.expires_seconds,
     )
     return Json(order, status_code=201 if new else 200)
 

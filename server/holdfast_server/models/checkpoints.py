@@ -99,6 +99,10 @@ class RestoreOrder(Base):
     created_at: Mapped[float]
     who: Mapped[str]
     fence: Mapped[int]
+    expires_at: Mapped[float | None]
+    """None: placed before orders had a time of their own, and ended since."""
+    taken_by: Mapped[int | None]
+    """The attempt that moved it last; one before that has no more say in it."""
     from_iteration: Mapped[int]
     from_lineage: Mapped[int]
     new_lineage: Mapped[int | None]

@@ -1,0 +1,94 @@
+"""The processes under a supervisor: none of them may outlive the start that it belongs to.
+
+A trainer's own process group is not all of it: torchrun starts each rank in a session of its own. On Linux
+whatever loses its parent is handed to the supervisor, which so finds all of them below itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+HELPER = b"holdfast.persist.worker"
+"""Finishes the checkpoint that it has in hand and ends by itself; a newer attempt fences it like a trainer."""
+GONE_SECONDS = 10.0
+"""SIGKILL takes longer only for a process within a system call that does not end."""
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all processes below this one that lose theirs."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Runs in the child: a supervisor that is itself killed must not leave a trainer that nobody watches."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def has_ended(pid: int) -> bool:
+    """Of a child that is not reaped yet."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def reap_orphans(trainer: int) -> None:
+    """Let go of the dead that were handed to this process; the trainer's own end is for whoever waits for it."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid == trainer:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def kill_group(group: int) -> None:
+    # EPERM: macOS says so of a group in which only the dead leader is left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def kill_below(trainer: int, spared: Collection[int] = ()) -> list[int]:
+    """Kill a trainer's group and all else below this process, but for helpers and `spared`; which are still there.
+
+    The trainer must not be reaped yet, so that its group's number cannot have gone to others.
+    """
+    kill_group(trainer)
+    deadline = time.monotonic() + GONE_SECONDS
+    while left := [pid for pid in below(os.getpid()) if pid not in spared and not _is_helper(pid)]:
+        for pid in left:  # each time anew: one that was being started meanwhile is below this process as well
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        reap_orphans(trainer)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    return left
+
+
+def below(ancestor: int) -> list[int]:
+    """All that live below a process, however deep; nothing where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(entry.name))
+    found, ahead = [], [ancestor]
+    while ahead:
+        ahead.extend(below := children.get(ahead.pop(), []))
+        found.extend(below)
+    return found
+
+
+def _is_helper(pid: int) -> bool:
+    try:
+        return HELPER in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -1,0 +1,24 @@
+"""Who trains a job now, by its store: a supervisor must not take it from another attempt that has begun since."""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.store import open_store
+from holdfast.supervision import Trained
+
+logger = logging.getLogger("holdfast")
+
+
+def taken_over(trained: Trained) -> str | None:
+    """Who else has begun a newer attempt of the job; None where nobody has, or the store cannot be asked."""
+    if not trained.attempt:
+        return None
+    try:
+        newest = open_store(trained.store).newest_attempt(trained.job)
+    except (OSError, ValueError) as error:
+        logger.debug("the store cannot be asked for the newest attempt: %s", error)
+        return None
+    if newest is None or newest.number <= trained.attempt or newest.uid == trained.uid:
+        return None
+    return f"attempt {newest.number} of {trained.job} was started on {newest.host} (process {newest.pid})"
