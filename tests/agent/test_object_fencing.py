@@ -251,7 +251,7 @@ def test_a_commit_and_a_new_attempt_meet_in_every_order():
 
 def claiming(world, store, uid):
     with contextlib.suppress(OSError):  # others do the same at the same time
-        world.attempts.append(store._claim(JOB, uid, 1).number)
+        world.attempts.append(store._claim(JOB, uid, 1, None).number)
 
 
 def test_three_attempts_begin_in_every_order_and_no_two_get_a_number(monkeypatch):

@@ -6,7 +6,7 @@ from holdfast.options import Options
 
 NOTHING = dict.fromkeys(
     ("store", "server", "token", "budget", "policy", "every", "mtbf", "checkpoints", "iterations", "keep", "slots",
-     "backend", "spread", "debug", "owner", "labels")
+     "backend", "spread", "debug", "owner", "labels", "grace")
 )  # fmt: skip
 
 

@@ -274,7 +274,7 @@ def test_a_rank_that_stops_for_a_while_is_waited_for(
     assert_none_wrong(crowds, fast_path, every_other(STOPS, step), stopped)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, -15)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
 def test_ranks_that_are_all_told_to_end_do(
     crowds: list[Crowd], tmp_path: Path, undisturbed: States, number: int, status: int
 ) -> None:

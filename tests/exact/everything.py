@@ -120,7 +120,8 @@ class Job:
             "job", store=store, model=self.model, optimizer=self.optimizer, heavy=self.heavy,
             schedule=self.schedule, plateau=self.plateau, ema=self.ema, scaler=self.scaler, noise=self.noise,
             dice=self.dice, choice=self.choice, loop=self.loop,
-            **{"every": 1, "keep": 1000, "backend": "thread"} | options,
+            # No grace: SIGTERM is a death here like any other.
+            **{"every": 1, "keep": 1000, "backend": "thread", "grace": 0} | options,
         )  # fmt: skip
         self.log: Log = {}
         self._samples: list[int] = []

@@ -247,8 +247,8 @@ def test_a_waiting_agent_hears_of_an_edit_at_once(serve, fresh_agent):
 def test_an_agent_that_waits_is_not_looked_up_for_at_each_of_its_own_reports(job, client, monkeypatch):
     looked, desired = [], control.desired
 
-    async def looking(*asked):
-        found = await desired(*asked)
+    async def looking(*asked, **options):
+        found = await desired(*asked, **options)
         looked.append(found.version)
         return found
 
@@ -256,7 +256,7 @@ def test_an_agent_that_waits_is_not_looked_up_for_at_each_of_its_own_reports(job
     poll = threading.Thread(target=lambda: client.get(f"{JOB}/desired?after=0&wait=60"))
     poll.start()
     while not looked:
-        pass
+        assert poll.is_alive()
     for _ in range(5):
         job.train(10)
     edit(client, 0, budget=0.02)

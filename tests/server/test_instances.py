@@ -67,7 +67,7 @@ def test_an_edit_at_one_instance_wakes_who_waits_at_another(empty_database, monk
             await edit(here)
             assert await waiting.wait(60)
             assert not await other.wait(0.0)
-            return await control.desired(there, JOB)
+            return await control.desired(there, JOB, now=NOW)
 
     assert run(empty_database, scenario).paused
 
