@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import mmap
 import os
+from collections.abc import Callable
 
 import torch
 
-from holdfast.hostmemory import can_share
+from holdfast.hostmemory import can_share, populate
+from holdfast.slots import Slot
 
 GRAIN_BYTES = 2 << 20
 """Arenas grow in steps of this: a state that gains a few bytes needs no new one."""
@@ -25,9 +27,14 @@ class Arena:
     Shared, it is a memory file (memfd), which another process can map and a forked child has without
     copy-on-write. Kernels as a rule give such files small pages. Private memory is in huge ones, which a device
     takes from in a fraction of the requests: measured, a direct write of it takes half as long.
+
+    Args:
+        slot: where the memory is to lie so that it outlives this process; shared memory then, whatever is asked.
+        told: called, once, with the reason when it cannot lie there, and is this process's own after all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slot: Slot | None = None, told: Callable[[str], None] = lambda _: None) -> None:
+        self.slot, self._told = slot, told
         self.fd = -1
         """Of the memory file; -1 where only this process has the memory."""
         self.size_bytes = 0
@@ -44,12 +51,35 @@ class Arena:
         Raises:
             MemoryError: there is no room for it; nothing is held then.
         """
-        shared = shared and can_share()
+        shared = (shared or self.slot is not None) and can_share()
         if self.size_bytes < size_bytes or shared != (self.fd >= 0):
             self.close()  # the old memory goes before the new comes
-            self._allocate(max(1, -(-size_bytes // GRAIN_BYTES)) * GRAIN_BYTES, shared)
+            self._allocate(_in_grains(size_bytes), shared)
         if pinned and not self.pinned and self.size_bytes:
             self._pin()
+
+    @property
+    def seal(self) -> str | None:
+        """The file that is to say what is in it, for those who find it when this process is gone."""
+        return str(self.slot.seal) if self.slot is not None else None
+
+    def unseal(self) -> None:
+        """What is in it is about to change. OSError where that cannot be said: then it must not."""
+        if self.slot is not None:
+            self.slot.unseal()
+
+    def adopt(self, size_bytes: int) -> None:
+        """Take its slot as it is, with what a process before this one left there. OSError when it cannot."""
+        assert self.slot is not None
+        self.close()
+        self.fd = self.slot.open()
+        self._hold(self._mapped(_in_grains(size_bytes)))
+
+    def forget(self) -> None:
+        """Give the pages back: nobody has any use for what was in it. A view of them shows zeros from then on."""
+        if self.slot is not None and self._map is not None and hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):
+                self._map.madvise(mmap.MADV_REMOVE)
 
     def bytes(self, size_bytes: int) -> memoryview:
         return self._memory[:size_bytes]
@@ -71,19 +101,37 @@ class Arena:
         self._memory, self._map = memoryview(b""), None  # unmapped with its last view
 
     def _allocate(self, size_bytes: int, shared: bool) -> None:
+        if self.slot is not None and self._allocated_in(self.slot, size_bytes):
+            return
         try:
-            self._map = self._shared_memory(size_bytes) if shared else _private_memory(size_bytes)
+            if shared:
+                self.fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
+            self._hold(self._mapped(size_bytes) if shared else _private_memory(size_bytes))
         except OSError as error:
             self.close()
             size = f"{size_bytes / 1e6:,.0f} MB"
             raise MemoryError(f"no memory for a snapshot of {size}: {error.strerror}") from error
-        self._memory, self.size_bytes = memoryview(self._map), size_bytes
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         ctypes.memset(self.address, 0, size_bytes)  # without the interpreter lock
+
+    def _allocated_in(self, slot: Slot, size_bytes: int) -> bool:
+        """Whether there is room for it there. What it holds stays as it is."""
+        try:
+            self.fd = slot.open()
+            self._hold(self._mapped(size_bytes))
+        except OSError as error:
+            self.close()
+            self.slot = None
+            self._told(f"{size_bytes / 1e6:,.0f} MB: {error.strerror or error}")
+            return False
+        populate(self.address, size_bytes)
+        return True
+
+    def _hold(self, memory: mmap.mmap) -> None:
+        self._map, self._memory, self.size_bytes = memory, memoryview(memory), len(memory)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self.generation += 1
 
-    def _shared_memory(self, size_bytes: int) -> mmap.mmap:
-        self.fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
+    def _mapped(self, size_bytes: int) -> mmap.mmap:
         # reserves the pages: a full memory shows here as an error, not later as a bus error
         os.posix_fallocate(self.fd, 0, size_bytes)
         return mmap.mmap(self.fd, size_bytes)
@@ -92,6 +140,10 @@ class Arena:
         """Let a device copy into it at full speed; plain memory does as well, only slower."""
         error = torch.cuda.cudart().cudaHostRegister(self.address, self.size_bytes, 0)  # type: ignore[no-untyped-call]
         self.pinned = int(error) == 0
+
+
+def _in_grains(size_bytes: int) -> int:
+    return max(1, -(-size_bytes // GRAIN_BYTES)) * GRAIN_BYTES
 
 
 def _private_memory(size_bytes: int) -> mmap.mmap:

@@ -23,10 +23,13 @@ from holdfast.pins import Pinned
 from holdfast.protocol import CheckpointKind, CheckpointState, checkpoint_id, parse_checkpoint_id
 from holdfast.ranks import Ranks, SideGroup
 from holdfast.reports import Reporter, text
+from holdfast.retention import Retention, expendable
+from holdfast.sizes import Sizes
 from holdfast.snapshot import Snapshot, Snapshotter
 from holdfast.state import Captured
 from holdfast.store import Lineage, Store
-from holdfast.store.retention import ASKED_FOR, expendable, protected
+from holdfast.store.retention import ASKED_FOR, held, protected
+from holdfast.tier import Tier
 
 logger = logging.getLogger("holdfast")
 
@@ -46,7 +49,7 @@ class Checkpointer:
         job: str,
         uid: str,
         *,
-        keep: int,
+        retention: Retention,
         slots: int = 1,
         backend: str = "thread",
         debug: bool = False,
@@ -56,7 +59,9 @@ class Checkpointer:
         self._ranks = ranks
         self._number = 0
         """How many were begun by this attempt: the same on all ranks."""
-        self.store, self.job, self.uid, self.keep = store, job, uid, keep
+        self.store, self.job, self.uid = store, job, uid
+        self.retention = retention
+        """The rules in force."""
         self.attempt = 0
         """0 while the store could not be written to."""
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
@@ -78,11 +83,13 @@ class Checkpointer:
         self._settled: collections.deque[Settled] = collections.deque()
         self.damaged: set[str] = set()
         """Found so by this attempt; a sound one may take their names."""
-        self.wanted: dict[str, str] = {}
+        self._wanted: dict[str, str | None] = {}
         """What must not be retired, by who wants it: the target of an open order, of a restore by the script."""
         self.pinned = Pinned(store, job, reporter)
+        self._sizes = Sizes(store, job)
         self._last_reason: str | None = None
-        self.snapshots = Snapshotter(slots, debug=debug)
+        self.tier = Tier(job, uid, slots, ranks.world_size, reporter)
+        self.snapshots = Snapshotter(slots, debug=debug, arenas=self.tier.arenas)
         self.persister = Persister(
             store,
             slots=slots,
@@ -162,6 +169,10 @@ class Checkpointer:
         if number != self.lineage.number:
             self.continue_lineage(msgspec.structs.replace(self.lineage, number=number), self.head)
 
+    def want(self, who: str, checkpoint: str | None) -> None:
+        """Keep what somebody wants to go back to, until they want another one or none. For any thread."""
+        self._wanted[who] = checkpoint
+
     def find_lineage(self) -> None:
         """Before a checkpoint that nobody announced: that which rank 0 is on, of a store that is back perhaps."""
 
@@ -232,6 +243,19 @@ class Checkpointer:
         snapshot.in_flight = len(self._in_flight)
         return snapshot
 
+    def save_survivor(self, committed: list[str]) -> None:
+        """Make durable what this attempt goes on from, where the one before it did not live to."""
+        if (found := self.tier.unsaved(committed)) is not None and self.attempt:
+            snapshot, origin = found
+            self.head = origin.parent  # until it is durable
+            self.snapshots.hold(snapshot.arena)
+            self._in_flight.append(snapshot)
+            replaces = snapshot.id in self.damaged
+            origin = msgspec.structs.replace(
+                origin, attempt=self.attempt, uid=self.uid, replaces=replaces, bytes_per_second=None
+            )
+            self.persister.submit(snapshot, origin)
+
     def _decline(self, reason: str) -> None:
         if self._ranks.world_size > 1:
             self.persister.decline(self._number, reason)
@@ -240,6 +264,7 @@ class Checkpointer:
         return Origin(
             job=self.job,
             attempt=self.attempt,
+            uid=self.uid,
             parent=self.head or self.lineage.parent,
             rank=self._ranks.rank,
             world_size=self._ranks.world_size,
@@ -269,10 +294,16 @@ class Checkpointer:
                 self._reporter.notice("info", "backend", f"checkpoints are written by {self.persister.reason}")
         return found
 
-    def close(self, timeout_seconds: float) -> None:
-        if not self.persister.close(timeout_seconds):
+    def close(self, timeout_seconds: float, *, finished: bool = True) -> None:
+        """Let go of everything; unless training has `finished`, what lies in the memory tier stays there."""
+        settled = self.persister.close(timeout_seconds)
+        if not settled:
             logger.warning("gave up waiting for the last checkpoint after %g s", timeout_seconds)
         self.snapshots.close()
+        if finished and settled:
+            self.tier.close(self.head)
+        else:
+            self.tier.release()
 
     def fail(self, reason: str, kind: CheckpointKind = "scheduled") -> None:
         """A checkpoint that never became one: on the timeline each time, in the log once a reason."""
@@ -341,7 +372,10 @@ class Checkpointer:
             self.pinned.note(self.attempt)
             committed = self.store.checkpoints(self.job)
             pins = self.pinned.checkpoints
-            gone = expendable([each for each in committed if each not in pins], self.keep, self._protected())
+            sizes = self._sizes.of(committed) if self.retention.size_bytes is not None else {}
+            gone = expendable(committed, self.retention, never=self._protected(), pinned=pins, sizes=sizes)
+            waits = held(self.store, self.job) if gone else set()
+            gone = {each: why for each, why in gone.items() if each not in waits}
             for checkpoint in gone:
                 self.store.delete(self.job, checkpoint, self.attempt)
         except (OSError, HoldfastError) as error:
@@ -354,7 +388,7 @@ class Checkpointer:
     def _protected(self) -> set[str]:
         """Where the lineages that training descends from began, the ways back, what is to be restored."""
         kept = protected(self.store.lineages(self.job), self.lineage.number, self._asked_for)
-        return kept | {each for each in (self.head, *self.wanted.values()) if each is not None}
+        return kept | {each for each in (self.head, *list(self._wanted.values())) if each is not None}
 
     def _new_lineage(
         self, attempt: int, iteration: int, parent: str | None, order: str | None = None, left: str | None = None

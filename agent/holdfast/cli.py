@@ -12,6 +12,7 @@ from holdfast.commands import (
     alerting,
     checkpointing,
     control,
+    forking,
     keeping,
     planning,
     probing,
@@ -136,6 +137,9 @@ def run(
     stay: Annotated[
         str, typer.Option(help="When to wait for an order to restore: never, after a failure, always.")
     ] = "failure",
+    memory_tier: Annotated[
+        bool, typer.Option(help="Hold the newest snapshot in memory that outlives the trainer.")
+    ] = True,
 ) -> None:
     """Start a trainer, and start it again when it crashes; it goes on from its newest checkpoint.
 
@@ -147,6 +151,9 @@ def run(
     One that hangs (no iteration for 50 usual ones, and for 10 minutes at least) is killed and started again, once
     the stacks of all ranks are on the job's timeline. After it gave up, it waits for an order to restore from the
     dashboard and carries that out, where the trainer reports to a server (--stay never: it ends).
+
+    On Linux the newest snapshot of a trainer lies in memory that this process holds. When the trainer dies it is
+    made durable, and the next start goes on from there without reading the store (--no-memory-tier: never).
 
     Examples: holdfast run -- python train.py  ·  holdfast run -- torchrun --nproc-per-node 8 train.py
     """
@@ -165,7 +172,9 @@ def run(
         if wanted_stay is None:
             raise ValueError(f"stay {stay!r}: give one of {', '.join(STAYS)}")
         limits = Limits(fruitless_starts=starts, grace_seconds=grace, hang_factor=hang)
-        status = Supervisor(command, limits=limits, environment=environment, stay=wanted_stay).run()
+        status = Supervisor(
+            command, limits=limits, environment=environment, stay=wanted_stay, memory_tier=memory_tier
+        ).run()
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
     except OSError as error:
@@ -177,11 +186,12 @@ for _question in (questions.jobs, questions.show, questions.goodput):
     app.command(rich_help_panel=_OPERATING)(_question)
 for _edit in (control.budget, control.every, control.policy):
     app.command(rich_help_panel=_OPERATING, context_settings=_MINUS_IS_A_VALUE)(_edit)
-for _switch in (control.pause, control.resume, checkpointing.checkpoint, probing.probe):
+for _switch in (control.retention, control.pause, control.resume, checkpointing.checkpoint, probing.probe):
     app.command(rich_help_panel=_OPERATING)(_switch)
-for _act in (restoring.restore, keeping.pin, keeping.unpin, keeping.label, verifying.verify):
+for _act in (restoring.restore, restoring.undo, keeping.pin, keeping.unpin, keeping.label, verifying.verify):
     app.command(rich_help_panel=_OPERATING)(_act)
 app.add_typer(alerting.app, name="alerts", rich_help_panel=_OPERATING)
+app.command(rich_help_panel=_STORES)(forking.fork)
 app.command(rich_help_panel=_STORES, context_settings=_MINUS_IS_A_VALUE)(planning.plan)
 app.add_typer(stores.app, name="store", rich_help_panel=_STORES)
 

@@ -23,6 +23,7 @@ from holdfast.administration import Administration
 from holdfast.answers import (
     CheckpointRow,
     Edit,
+    Family,
     Fleet,
     Goodput,
     Job,
@@ -263,6 +264,10 @@ class Client(Administration):
         """How the ranks compare, and which of them the others wait for. Raises NotFound and Invalid."""
         return self._ask("GET", asked(filled("/jobs/{job}/ranks", job=job), window=window), RankTimes)
 
+    def forks(self, job: str) -> Family:
+        """Which job it was forked from, and which were forked from it. Raises NotFound."""
+        return self._ask("GET", filled("/jobs/{job}/forks", job=job), Family)
+
     def plan(self, job: str, **what_if: float | int | str | None) -> JobPlan:
         """Weigh every interval.
 
@@ -295,9 +300,9 @@ class Client(Administration):
         return next((edit.applied_iteration for edit in self.edits(job) if edit.version == version), None)
 
     def edit(self, job: str, *, version: int | None = None, **changes: float | int | str | bool | None) -> Desired:
-        """Change budget, policy, every, paused, checkpoint_request or probe_request; None takes an order back.
+        """Change budget, policy, every, paused, retention, checkpoint_request or probe_request.
 
-        With `every`, `every_seconds` is the time after which the policy decides again.
+        None takes an order back. With `every`, `every_seconds` is the time after which the policy decides again.
 
         Args:
             job: its name.
@@ -360,6 +365,16 @@ class Client(Administration):
     def order(self, job: str, order: str) -> Order:
         """Raises NotFound."""
         return self._ask("GET", filled("/jobs/{job}/restores/{order}", job=job, order=order), Order)
+
+    def undo_restore(self, job: str, order: str) -> Order:
+        """Order the job back to the state that a restore left. Asked twice, it is one order.
+
+        Raises:
+            NotFound.
+            Conflict: there is nothing to undo, or another restore is under way.
+        """
+        path = filled("/jobs/{job}/restores/{order}/undo", job=job, order=order)
+        return self._ask("POST", path, Order, twice=True)
 
     def cancel_restore(self, job: str, order: str) -> Order:
         """Raises NotFound, and Conflict when it has gone too far. Cancelled twice is cancelled."""

@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from holdfast.errors import DamagedCheckpoint, UnknownFormat
+from holdfast.protocol import Origin
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -95,6 +96,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     fingerprint: dict[str, str] = {}
     """What the bits of a result depend on besides the state: devices, threads, flags … Compared at a resume."""
+    origin: Origin | None = None
+    """What it is a copy of, in a job that was forked from another; left out of the file where it is of its own."""
     manifest_digest: str | msgspec.UnsetType = msgspec.UNSET
     """Of the file's bytes up to the comma before this, its last entry; there in files only."""
 
@@ -229,9 +232,18 @@ def payload_header(slots: Sequence[Slot], metadata: dict[str, str]) -> bytes:
 def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest as JSON, a line for each tensor, and last the digest of all that."""
     body = b"{\n " + b",\n ".join(
-        b'"%b": %b' % (name.encode(), _lines(getattr(manifest, name))) for name in _SEALED
+        b'"%b": %b' % (name.encode(), _lines(getattr(manifest, name)))
+        for name in _SEALED
+        if name != "origin" or manifest.origin is not None
     )
     return body + SEAL % digest(body).encode()
+
+
+def manifest_digest(data: bytes) -> str:
+    """The digest at the end of a manifest that was decoded: it stands for all that its checkpoint holds."""
+    end = _SEAL_FOUND.fullmatch(data[-_SEAL_BYTES:])
+    assert end is not None
+    return end[1].decode()
 
 
 def decode_manifest(data: bytes, file: str = MANIFEST) -> Manifest:

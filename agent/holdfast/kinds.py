@@ -13,7 +13,7 @@ import torch
 from holdfast.capture import OptimizerWatch, Watch, watch_of
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import SMALL_BYTES
-from holdfast.hostmemory import is_plain, populate
+from holdfast.hostmemory import duplicates, is_plain, populate
 from holdfast.rng import OwnGenerator
 from holdfast.sharding import is_sharded, local
 from holdfast.shards import names_in
@@ -59,8 +59,11 @@ class Part:
         """Tensors of a checkpoint that are to be sharded as these are, where `encode` would not show it yet."""
         return {}
 
-    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put a checkpoint's state into the object; what its `load_state_dict` raises passes through."""
+    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, adopt: bool = True) -> None:
+        """Put a checkpoint's state into the object; what its `load_state_dict` raises passes through.
+
+        With `adopt` it may go on with the memory of `tensors`.
+        """
         self._item.load_state_dict(decode(tree, tensors, copy=True))
 
     def make_room(self) -> None:
@@ -102,7 +105,7 @@ class ModulePart(Part):
                     f"{there[1]} of {there[0]} in the checkpoint"
                 )
 
-    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, adopt: bool = True) -> None:
         state = collections.OrderedDict(decode(tree["state"], tensors, copy=False))
         state._metadata = decode(tree["metadata"], tensors, copy=False)  # type: ignore[attr-defined]
         with _one_thread_for(sum(t.nbytes for t in state.values() if isinstance(t, torch.Tensor))):
@@ -177,10 +180,13 @@ class OptimizerPart(Part):
                     f"that of the checkpoint had {', '.join(gone)} in their place"
                 )
 
-    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, adopt: bool = True) -> None:
         # large moments stay where they were read; what else is kept is copied, or it would keep all that was
         # read beside it
-        state = decode(tree, tensors, copy=True, adopt=True)
+        if not adopt:
+            large = {name: tensors[name] for name in names_in(tree) if _is_large(tensors[name])}
+            tensors = {**tensors, **duplicates(large)} if self._on_host() else tensors
+        state = decode(tree, tensors, copy=True, adopt=adopt or self._on_host())
         self._item.load_state_dict(state)
         # load_state_dict casts moments to their parameter's dtype; what was saved in float32 goes on in float32
         parameters = self._parameters()
@@ -199,6 +205,9 @@ class OptimizerPart(Part):
                     if name in shapes and shapes[name][1] == tuple(parameter.shape):
                         found[name] = parameter
         return found
+
+    def _on_host(self) -> bool:
+        return all(parameter.device.type == "cpu" for parameter in self._parameters())
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self._item.param_groups for parameter in group["params"]]
@@ -225,6 +234,10 @@ def part_of(keyword: str, item: Stateful) -> Part:
     if isinstance(item, OwnGenerator):
         return GeneratorPart(keyword, item)
     return Part(keyword, item)
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.nbytes >= SMALL_BYTES and is_plain(tensor)
 
 
 def _uncast(own: Any, saved: Any) -> Any:

@@ -92,6 +92,8 @@ class Meter:
 
     def checkpoint_settled(self, settled: Settled) -> None:
         snapshot = settled.snapshot
+        if snapshot.survived:
+            return
         if settled.state == "durable" and settled.backend is not None:
             self._prices.settled(settled.backend, settled.seconds)
         # copied while training waited, those taken for safety or at the end say nothing of the others' cost

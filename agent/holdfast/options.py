@@ -14,6 +14,7 @@ from holdfast.pacing import Settings, parse_budget, parse_checkpoints, parse_eve
 from holdfast.pacing.settings import DEFAULT_BUDGET
 from holdfast.persist.choice import SIMPLEST_FIRST
 from holdfast.protocol import MOST_LABELS
+from holdfast.retention import Retention, parse_retention
 
 DEFAULT_STORE = "checkpoints"
 DEFAULT_KEEP = 12
@@ -43,8 +44,8 @@ class Options:
     """HOLDFAST_BUDGET, HOLDFAST_POLICY, HOLDFAST_EVERY, HOLDFAST_MTBF, HOLDFAST_CHECKPOINTS."""
     iterations: int | None
     """HOLDFAST_ITERATIONS; None: as many as the loop over `session.batches` comes to."""
-    keep: int
-    """HOLDFAST_KEEP."""
+    retention: Retention
+    """HOLDFAST_RETENTION; else what HOLDFAST_KEEP says."""
     slots: int
     """HOLDFAST_SLOTS."""
     backend: str
@@ -59,6 +60,8 @@ class Options:
     """HOLDFAST_LABELS, as in `team=vision, data=v3`."""
     grace_seconds: float
     """HOLDFAST_GRACE."""
+    rewinds: bool | None
+    """HOLDFAST_REWINDS; None: the session judges by what the loop looks like."""
 
     @classmethod
     def weigh(cls, **arguments: Any) -> Self:
@@ -82,7 +85,7 @@ class Options:
                 checkpoints=read("checkpoints", None, _or_none(parse_checkpoints)),
             ),
             iterations=read("iterations", None, _or_none(partial(_parse_count, "iterations", "iterations"))),
-            keep=read("keep", DEFAULT_KEEP, partial(_parse_count, "keep", "checkpoints")),
+            retention=weigh_retention(arguments["retention"], arguments["keep"]),
             slots=read("slots", 1, partial(_parse_count, "slots", "snapshots in flight")),
             backend=read("backend", DEFAULT_BACKEND, _parse_backend),
             spread=read("spread", 0.0, _parse_spread),
@@ -90,7 +93,19 @@ class Options:
             owner=read("owner", _user(), _as_it_is),
             labels=read("labels", {}, _parse_labels),
             grace_seconds=read("grace", DEFAULT_GRACE_SECONDS, _parse_grace),
+            rewinds=read("rewinds", None, _or_none(partial(_parse_flag, "rewinds"))),
         )
+
+
+def weigh_retention(retention: str | Retention | None, keep: int | str | None) -> Retention:
+    """The rules, or `keep` as one; what is not given comes from the environment. ValueError for both at once."""
+    if retention is not None and keep is not None:
+        raise ValueError(f"keep={keep!r} and retention={str(retention)!r}: give one of them")
+    parse_keep = partial(_parse_count, "keep", "checkpoints")
+    if keep is not None:
+        return Retention.keeping(parse_keep(keep))
+    found = _read(retention, "retention", None, _or_none(parse_retention))
+    return found or Retention.keeping(_read(None, "keep", DEFAULT_KEEP, parse_keep))
 
 
 def _read(given: Any, name: str, default: Any, parse: Callable[[Any], T]) -> T:

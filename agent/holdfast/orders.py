@@ -11,6 +11,7 @@ import msgspec
 from holdfast.pacing import Settings, find_policy
 from holdfast.protocol import Desired, RestoreOrder
 from holdfast.reports import Reporter
+from holdfast.retention import Retention, parse_retention
 from holdfast.store import Store
 
 MOST_TRIES = 3
@@ -32,11 +33,13 @@ class Orders:
         reporter: Reporter,
         base: Settings,
         *,
+        retention: Retention,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._job, self._reporter, self._clock = store, job, reporter, clock
         self.base = base
         """What holds where no operator says otherwise."""
+        self._retention = retention
         self.first = Desired()
         """As it was when this attempt started."""
         self.attempt = 0
@@ -78,6 +81,16 @@ class Orders:
             paused=seen.paused or self.pauses > 0,
         )
 
+    def retention(self) -> Retention:
+        """The same of the rules by which checkpoints are kept."""
+        if self._seen.retention is None:
+            return self._retention
+        try:
+            return parse_retention(self._seen.retention)
+        except ValueError as error:  # of a newer server, which knows rules that we do not
+            self._reporter.notice("warning", "retention", f"{error}; '{self._retention}' stays")
+            return self._retention
+
     def news(self, desired: Desired | None) -> bool:
         """Whether `desired` says something not acted on yet; from now on it counts as acted on."""
         # compared whole: the version of a server whose data was deleted starts again and may come to the same
@@ -104,8 +117,10 @@ class Orders:
         if self.attempt and order.fence > self.attempt:
             return None
         self._answered.add(order.id)
-        if any(lineage.order == order.id for lineage in self._store.lineages(self._job)):
-            self._reporter.order(order.id, "restored", reason="carried out before the trainer was restarted")
+        began = next((each for each in self._store.lineages(self._job) if each.order == order.id), None)
+        if began is not None:
+            reason = "carried out before the trainer was restarted"
+            self._reporter.order(order.id, "restored", reason=reason, safety=began.left, began=began)
             return None
         if self._clock() >= self._ends_at.get(order.id, float("inf")):
             self._reporter.order(order.id, "expired", reason="its time was over when the job came to it")

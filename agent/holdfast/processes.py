@@ -16,8 +16,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-HELPER = b"holdfast.persist.worker"
-"""Finishes the checkpoint that it has in hand and ends by itself; a newer attempt fences it like a trainer."""
+RESCUE = "holdfast.rescue"
+HELPERS = (b"holdfast.persist.worker", RESCUE.encode())
+"""Finish the checkpoint that they have in hand and end by themselves; a newer attempt fences them like a
+trainer."""
 GONE_SECONDS = 10.0
 """SIGKILL takes longer only for a process within a system call that does not end."""
 
@@ -89,6 +91,12 @@ def below(ancestor: int) -> list[int]:
 
 def _is_helper(pid: int) -> bool:
     try:
-        return HELPER in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
+    return any(helper in words for helper in HELPERS)
+
+
+def helpers() -> list[int]:
+    """Those below this process that have a checkpoint in hand, or did just now."""
+    return [pid for pid in below(os.getpid()) if _is_helper(pid)]

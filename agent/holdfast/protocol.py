@@ -32,6 +32,8 @@ MOST_TENSORS = 2000
 
 SUPERVISOR_RANK = 1 << 20
 """As which a supervisor speaks for the attempt that it watches over: it trains nothing."""
+RESCUE_RANK = SUPERVISOR_RANK + 1
+"""As which the process speaks that saves what a dead attempt has left in memory."""
 
 Lane = Literal["control", "samples"]
 """Control: what happened, which is never dropped. Samples: what was measured, which is thinned under pressure."""
@@ -50,11 +52,13 @@ OrderState = Literal[
     "requested", "delivered", "restoring", "unknown", "restored", "failed", "cancelled", "expired", "superseded"
 ]
 """Unknown: nothing is heard any more of the attempt that was restoring; the next contact tells."""
+RestoreMode = Literal["in_place", "relaunch", "next_start"]
+"""Relaunch: the script ends, and its supervisor starts it again. Next start: somebody has to."""
 OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring", "unknown")
 
-PLANNED_ENDS = ("finished", "interrupted", "preempted", "SystemExit")
+PLANNED_ENDS = ("finished", "interrupted", "preempted", "forked", "relaunched", "SystemExit")
 """Ends of an attempt, by its own word, that somebody wanted; any other is the exception that broke it."""
-ASKED_TO_END = ("killed by SIGINT", "killed by SIGTERM", "exit status 143", "exit status 0")
+ASKED_TO_END = ("killed by SIGINT", "killed by SIGTERM", "exit status 143", "exit status 79", "exit status 0")
 """What a supervisor saw of an attempt that did not live to say more: it was told to go, by a scheduler mostly."""
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -147,6 +151,15 @@ class AttemptFinished(msgspec.Struct, kw_only=True, tag="attempt_finished"):
     """`finished`, `interrupted` or the exception that ended the loop."""
 
 
+class Origin(msgspec.Struct, kw_only=True, frozen=True):
+    """The checkpoint of another job that a fork began with a copy of."""
+
+    job: str
+    checkpoint: str
+    digest: str
+    """Of its manifest, and so of all that it holds."""
+
+
 class LineageStarted(msgspec.Struct, kw_only=True, tag="lineage_started"):
     at: float
     lineage: int
@@ -155,6 +168,10 @@ class LineageStarted(msgspec.Struct, kw_only=True, tag="lineage_started"):
     """The checkpoint restored; None for a fresh start."""
     order: str | None = None
     """The restore order that began it; None when the script itself did."""
+    left: str | None = None
+    """The safety checkpoint of the state that was left for it."""
+    origin: Origin | None = None
+    """Of the first lineage of a fork: what `parent` is a copy of."""
 
 
 class RankSpan(msgspec.Struct, kw_only=True, frozen=True):
@@ -256,6 +273,20 @@ class OrderMoved(msgspec.Struct, kw_only=True, tag="order"):
     safety_checkpoint: str | None = None
 
 
+class Restores(msgspec.Struct, kw_only=True, tag="restores"):
+    """How this attempt would carry out an order to restore; told again when that changes."""
+
+    at: float
+    iteration: int
+    lineage: int
+    mode: RestoreMode
+    reason: str = ""
+    """Why not in place."""
+    start_seconds: float | None = None
+    """From the start of this attempt's processes to the end of its first iteration, where somebody measured it:
+    what another start costs."""
+
+
 class Inventory(msgspec.Struct, kw_only=True, tag="inventory"):
     """All durable checkpoints in the store; what the server knows beyond these is gone."""
 
@@ -348,6 +379,7 @@ Event = (
     | Paced
     | Applied
     | OrderMoved
+    | Restores
     | Inventory
     | Verified
     | RankWork
@@ -414,6 +446,8 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     policy: str | None = None
     every: int | None = None
     paused: bool = False
+    retention: str | None = None
+    """Which checkpoints stay, as `holdfast.retention` reads it."""
     checkpoint_request: int = 0
     """Counts the clicks on "checkpoint now"."""
     probe_request: int = 0

@@ -15,7 +15,7 @@ from holdfast import fingerprint, protocol
 from holdfast.link import Link, NoLink
 from holdfast.pacing import Controller, Plan, Profile
 from holdfast.profile import DATA_STALLS, Iteration
-from holdfast.protocol import OrderState, StallKind, parse_checkpoint_id
+from holdfast.protocol import OrderState, RestoreMode, StallKind, parse_checkpoint_id
 from holdfast.store import Lineage
 
 logger = logging.getLogger("holdfast")
@@ -76,6 +76,8 @@ class Reporter:
                 iteration=lineage.iteration,
                 parent=lineage.parent,
                 order=lineage.order,
+                left=lineage.left,
+                origin=lineage.origin,
             )
         )
 
@@ -133,20 +135,37 @@ class Reporter:
         reason: str | None = None,
         seconds: float | None = None,
         safety: str | None = None,
+        began: Lineage | None = None,
     ) -> None:
-        """An order moved on; nothing to say of a restore that the script itself asked for."""
+        """An order moved on; nothing to say of a restore that the script itself asked for.
+
+        `began` is the lineage that it has begun, where that was not here and now.
+        """
         if order is None:
             return
+        standing = self.standing if began is None else Standing(iteration=began.iteration, lineage=began.number)
         self.event(
             protocol.OrderMoved(
                 at=time.time(),
                 order=order,
                 state=state,
-                iteration=self.standing.iteration,
-                lineage=self.standing.lineage,
+                iteration=standing.iteration,
+                lineage=standing.lineage,
                 reason=text(reason) if reason else None,
                 seconds=seconds,
                 safety_checkpoint=safety,
+            )
+        )
+
+    def restores(self, mode: RestoreMode, reason: str, start_seconds: float | None) -> None:
+        self.event(
+            protocol.Restores(
+                at=time.time(),
+                iteration=self.standing.iteration,
+                lineage=self.standing.lineage,
+                mode=mode,
+                reason=text(reason),
+                start_seconds=start_seconds,
             )
         )
 

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from holdfast.shards import require_whole
 from holdfast.store import Store
 
 if TYPE_CHECKING:
+    import mmap
+
     import torch
 
     from holdfast.resharding import Region, Wanted
@@ -47,6 +49,8 @@ class Loaded:
     """Whole ones, but for those of which a region was asked for."""
     rank: int = 0
     """The saved rank whose own tensors and trees these are."""
+    borrowed: bool = False
+    """Their memory will be used for something else: whatever is to stay must be copied."""
 
     @property
     def state(self) -> dict[str, Tree]:
@@ -239,20 +243,33 @@ def _log_progress(checkpoint: str) -> Progress:
     return tell
 
 
+def in_memory(found: fmt.Manifest, payload: memoryview) -> Loaded:
+    """A checkpoint of one rank that is in memory as it would lie in its file, and was verified there."""
+    (file,) = found.files
+    stored = list(_in(payload, file.header_bytes, found.tensors))
+    placed = _placed(stored, None)
+    return Loaded(checkpoint_id(found.iteration, found.lineage), found, placed, borrowed=True)
+
+
 def _stored(run: Run) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
     """The tensors in the memory that is read, all of which stays for as long as one of them does."""
+    return _in(run.reserve(), run.base, run.tensors)
+
+
+def _in(
+    memory: mmap.mmap | memoryview, base: int, tensors: Iterable[fmt.Tensor]
+) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
     import torch
 
     from holdfast.dtypes import DTYPES
 
-    memory = run.reserve()
-    for tensor in run.tensors:
+    for tensor in tensors:
         dtype, shape = DTYPES[tensor.dtype], tensor.shape
         if tensor.start == tensor.end:
             yield tensor, torch.empty(shape, dtype=dtype, device="cpu")
             continue
         # a storage of its own, which torch.save writes alone, rather than a view of all that was read
-        at, count = tensor.start - run.base, math.prod(shape)
+        at, count = tensor.start - base, math.prod(shape)
         flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=at)
         yield tensor, flat if len(shape) == 1 else flat.view(shape)
 

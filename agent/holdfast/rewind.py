@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
+from holdfast import restore, supervision
 from holdfast.checkpoints import Checkpointer
 from holdfast.errors import HoldfastError, RestoreFailed
-from holdfast.protocol import parse_checkpoint_id
+from holdfast.protocol import RestoreMode, RestoreOrder, parse_checkpoint_id
 from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
 from holdfast.restore import Loaded
@@ -15,6 +17,13 @@ from holdfast.training import Training
 
 logger = logging.getLogger("holdfast")
 
+LOOK_SECONDS = 5.0
+"""A loop shows what it is by its first iteration as a rule; one that begins to draw otherwise is seen so soon."""
+WAY_OUT = "start the script again, or have `holdfast run` do that by itself"
+FROM_OUTSIDE = (
+    "order it by `holdfast restore`, which the next start carries out, or give loop=holdfast.Variables() when the "
+    "loop counts session.iteration"
+)
 WRITE_SECONDS = 600.0
 """How long a restore waits for the checkpoint of the state it leaves."""
 
@@ -25,17 +34,40 @@ class Rewinder:
     def __init__(self, training: Training, checkpoints: Checkpointer, reporter: Reporter, ranks: Ranks) -> None:
         self._training, self._checkpoints, self._reporter = training, checkpoints, reporter
         self._ranks = ranks
+        self._told: RestoreMode | None = None
+        self._start_seconds: float | None = None
+        self._look_at = 0.0
 
-    def rewind(self, checkpoint: str, order: str | None) -> None:
+    def tell_mode(self) -> None:
+        """How an order would be carried out, at the first boundary and when it is another way than before."""
+        now = time.monotonic()
+        if not self._reporter.heard or now < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
+        reason = self._training.no_way_back()
+        way: RestoreMode = "relaunch" if supervision.is_supervised() else "next_start"
+        mode = "in_place" if reason is None else way
+        if mode != self._told:
+            start_seconds = supervision.age_seconds() if self._told is None else self._start_seconds
+            self._told, self._start_seconds = mode, start_seconds
+            self._reporter.restores(mode, reason or "", start_seconds)
+
+    def rewind(self, checkpoint: str, order: str | None) -> bool:
         """Verify, save what is left, note the new lineage, apply.
 
         Until the lineage is noted nothing has changed, and a failure leaves training as it is.
+
+        Returns:
+            Whether this process is to end now: it cannot be taken back, and is started again for the order.
 
         Raises:
             RestoreFailed: applying broke half-way, and so did putting the state back.
             RanksLost: another rank is gone, and nothing has changed on this one.
         """
         started = time.perf_counter()
+        reason = self._ranks.decide(lambda: self._no_way_back(checkpoint), str | None)
+        if reason is not None:
+            return self._at_next_start(checkpoint, order, reason)
         self._reporter.order(order, "restoring")
         try:
             loaded = self._ranks.together(lambda: self._verified(checkpoint))
@@ -46,10 +78,8 @@ class Rewinder:
         except RanksLost:  # the order stays open: the next start carries it out
             raise
         except Exception as error:  # the loop's edge: whatever is wrong with a restore, training goes on
-            if not self._checkpoints.fenced:  # else the order is the newer attempt's
-                self._reporter.order(order, "failed", reason=str(error))
-            self._reporter.notice("error", "restore", f"restore of {checkpoint} refused: {error}")
-            return
+            self._refuse(checkpoint, order, error)
+            return False
         restored = self._apply_or_return(loaded, safety, order)
         seconds = time.perf_counter() - started
         standing = self._reporter.standing
@@ -63,6 +93,44 @@ class Rewinder:
                 )
             self._reporter.trained_elsewhere(loaded.manifest.fingerprint)
             self._reporter.order(order, "restored", seconds=seconds, safety=safety)
+        return False
+
+    def _at_next_start(self, checkpoint: str, order: str | None, reason: str) -> bool:
+        """Not while it runs. Under a supervisor it saves what is left and ends; without one the order waits."""
+        if order is None:
+            self._refuse(checkpoint, order, HoldfastError(f"{reason}; {FROM_OUTSIDE}"))
+            return False
+        if not self._ranks.decide(supervision.is_supervised, bool):
+            told = f"the order to restore {checkpoint} waits for the next start: {reason}; {WAY_OUT}"
+            self._reporter.notice("warning", "restore", told)
+            return False
+        try:
+            self._ranks.together(lambda: self._verified(checkpoint))
+            self._ranks.together(self._await_settled)
+            self._checkpoints.find_lineage()
+            safety = self._ranks.together(self._take_safety)
+            wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=self._checkpoints.attempt)
+            self._ranks.decide(lambda: supervision.ask_relaunch(wanted), str)
+        except RanksLost:
+            raise
+        except Exception as error:  # as above
+            self._refuse(checkpoint, order, error)
+            return False
+        told = f"the script ends here, and is started again at {checkpoint}: {reason}"
+        self._reporter.notice("info", "relaunch", f"{told}. The state that is left is kept as {safety}")
+        return True
+
+    def _refuse(self, checkpoint: str, order: str | None, error: Exception) -> None:
+        if not self._checkpoints.fenced:  # else the order is the newer attempt's
+            self._reporter.order(order, "failed", reason=str(error))
+        self._reporter.notice("error", "restore", f"restore of {checkpoint} refused: {error}")
+
+    def _no_way_back(self, checkpoint: str) -> str | None:
+        loader = None
+        with contextlib.suppress(OSError, HoldfastError):  # loading it will say what is wrong with it
+            found = restore.manifest(self._checkpoints.store, self._checkpoints.job, checkpoint)
+            loader = found.state["session"]["loader"]
+        return self._training.no_way_back(loader)
 
     def _load(self, checkpoint: str) -> Loaded:
         return self._training.load(self._checkpoints.store, self._checkpoints.job, checkpoint)
@@ -70,7 +138,6 @@ class Rewinder:
     def _verified(self, checkpoint: str) -> Loaded:
         loaded = self._load(checkpoint)
         self._training.check(loaded)
-        self._training.require_way_back()
         return loaded
 
     def _await_settled(self) -> None:

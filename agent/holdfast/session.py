@@ -29,6 +29,7 @@ from holdfast.progress import Progress
 from holdfast.protocol import CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.ranks import RanksLost
 from holdfast.reports import Reporter, Standing, show_log
+from holdfast.retention import Retention
 from holdfast.rewind import WRITE_SECONDS, Rewinder
 from holdfast.starting import Start, Starter
 from holdfast.steering import MEETING_SECONDS, Adrift, Decision, steering_of
@@ -66,6 +67,8 @@ class Session:
         iterations: how many the job is to have in all, for these policies. Default: HOLDFAST_ITERATIONS, else
             what the loop over `session.batches` comes to.
         keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
+        retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, size 200GB, per lineage".
+            Default: HOLDFAST_RETENTION.
         slots: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_SLOTS, else 1.
         backend: what writes checkpoints: "thread", "process", "fork", or "auto", which measures them and takes
@@ -79,6 +82,8 @@ class Session:
         grace: seconds from SIGTERM to the kill. Told to end by SIGTERM, all ranks do at the same boundary, with a
             last checkpoint if there is time for one, and exit status 143; unless the script handles the signal
             itself. 0 leaves SIGTERM alone. Default: HOLDFAST_GRACE, else 30.
+        rewinds: whether the loop can be taken back while it runs, where the session should not judge for itself.
+            One that cannot is started again for an order to restore. Default: HOLDFAST_REWINDS, else as it looks.
         **objects: what makes up the training state, by keyword: model, optimizer, scheduler, scaler …
             Anything with `state_dict` and `load_state_dict`, and random generators of torch, NumPy and Python.
 
@@ -105,6 +110,7 @@ class Session:
         checkpoints: int | None = None,
         iterations: int | None = None,
         keep: int | None = None,
+        retention: str | Retention | None = None,
         slots: int | None = None,
         backend: str | None = None,
         spread: float | None = None,
@@ -112,13 +118,14 @@ class Session:
         owner: str | None = None,
         labels: Mapping[str, str] | None = None,
         grace: float | None = None,
+        rewinds: bool | None = None,
         **objects: Any,
     ) -> None:
         self.job = protocol.validate_job(job)
         options = Options.weigh(
             store=store, server=server, token=token, budget=budget, policy=policy, every=every, mtbf=mtbf,
-            checkpoints=checkpoints, iterations=iterations, keep=keep, slots=slots, backend=backend,
-            spread=spread, debug=debug, owner=owner, labels=labels, grace=grace,
+            checkpoints=checkpoints, iterations=iterations, keep=keep, retention=retention, slots=slots,
+            backend=backend, spread=spread, debug=debug, owner=owner, labels=labels, grace=grace, rewinds=rewinds,
         )  # fmt: skip
         self._ranks = ranks.join()
         self._spread = options.spread
@@ -126,7 +133,7 @@ class Session:
         self._controller = Controller(options.settings, world_size=self._ranks.world_size, slots=options.slots)
         self._controller.life.total_iterations = options.iterations
         self._knows_end = options.iterations is not None
-        self._training = Training(objects, self._standing, self._controller, self._ranks)
+        self._training = Training(objects, self._standing, self._controller, self._ranks, rewinds=options.rewinds)
         self._reporter = Reporter(
             job, self._standing, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
@@ -134,7 +141,7 @@ class Session:
             open_store(options.store),
             job,
             uuid.uuid4().hex,
-            keep=options.keep,
+            retention=options.retention,
             slots=options.slots,
             backend=options.backend,
             debug=options.debug,
@@ -142,7 +149,9 @@ class Session:
             ranks=self._ranks,
         )
         show_log()
-        self._orders = Orders(self._checkpoints.store, job, self._reporter, options.settings)
+        self._orders = Orders(
+            self._checkpoints.store, job, self._reporter, options.settings, retention=options.retention
+        )
         self._starter = Starter(self._training, self._checkpoints, self._orders, self._reporter, self._ranks)
         self._rewinder = Rewinder(self._training, self._checkpoints, self._reporter, self._ranks)
         self._steering = steering_of(self._ranks, self._choose)
@@ -154,7 +163,7 @@ class Session:
         self._leaving = Leaving(options.grace_seconds)
         self._looked_at = 0.0
         """When it was asked last whether another rank was told to end."""
-        self._preempted = False
+        self._preempted = self._relaunch = False
         self._ask_store_at = 0.0
         self._over = False
         """A newer attempt of the job has begun, and this one is to end."""
@@ -164,6 +173,8 @@ class Session:
         self._last_fault: str | None = None
         self._retry_at_once = False
         supervision.expose(self._ranks.rank)
+        if self._ranks.leads:
+            supervision.announce(self._checkpoints.uid)
         self._open(options.server, options.token)
         self._introduce()
         self._training.around_updates(
@@ -242,7 +253,7 @@ class Session:
         Raises:
             RestoreFailed: a restore broke half-way and the state could not be put back.
             SystemExit: SIGTERM told the job to end; or under `holdfast run`, when a newer attempt of the job has
-                begun elsewhere.
+                begun elsewhere, or to be started again for an order to restore.
         """
         self._standing.iteration += 1
         if self._closed:
@@ -266,6 +277,8 @@ class Session:
                 self._reporter.notice("error", "internal", what)
         if self._preempted:
             raise SystemExit(EXIT_ASKED)
+        if self._relaunch:
+            raise SystemExit(supervision.EXIT_RELAUNCH)
         if self._over and supervision.VARIABLE in os.environ:
             raise SystemExit(supervision.EXIT_FENCED)
 
@@ -306,7 +319,7 @@ class Session:
         if not self._ranks.leads:
             return
         self._wanted_restore = restore.find(self._checkpoints.store, self.job, iteration)
-        self._checkpoints.wanted["the script"] = self._wanted_restore
+        self._checkpoints.want("the script", self._wanted_restore)
 
     def close(self) -> None:
         """Take a last checkpoint, wait until it is durable, tell the server, let go. Called at exit as well."""
@@ -329,6 +342,8 @@ class Session:
                 server=server, token=token, job=self.job, uid=checkpoints.uid, attempt=0, rank=0, spool=None
             )
             first = probe.first_desired(FIRST_CONTACT_SECONDS)
+            if first is None and (noted := supervision.noted_order()) is not None:
+                first = protocol.Desired(restore=noted)
         # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
         at_least = first.latest_attempt + 1 if first else 1
         checkpoints.latest_lineage = first.latest_lineage if first else 0
@@ -348,6 +363,7 @@ class Session:
             )
             self._reporter.link.start()
         if first is not None:
+            checkpoints.want("an order", first.restore.checkpoint if first.restore else None)
             checkpoints.pinned.follow(first.pins, checkpoints.attempt)
             self._verifier.follow(first.verify)
         if self._ranks.world_size > 1:
@@ -373,8 +389,7 @@ class Session:
 
     def _arrived(self, desired: protocol.Desired) -> None:
         """Called by the link's thread, before the boundary that acts on it."""
-        if desired.restore is not None:
-            self._checkpoints.wanted["an order"] = desired.restore.checkpoint
+        self._checkpoints.want("an order", desired.restore.checkpoint if desired.restore else None)
         self._orders.arrived(desired)
         self._checkpoints.pinned.follow(desired.pins, self._checkpoints.attempt)
         self._verifier.follow(desired.verify)
@@ -424,13 +439,15 @@ class Session:
         self._closed = True
         if self._preempted:
             reason = "preempted"
+        if self._relaunch:
+            reason = "relaunched"
         self._leaving.close()
         self._progress.rest()
         atexit.unregister(self._at_exit)
         parts: tuple[Callable[[], object], ...] = (
             self._verifier.close,
             lambda: self._take_final() if reason == "finished" else None,
-            lambda: self._checkpoints.close(WRITE_SECONDS),
+            lambda: self._checkpoints.close(WRITE_SECONDS, finished=reason == "finished"),
             self._ranks.close,
             self._settle,
             lambda: self._note_ending(reason),
@@ -532,12 +549,14 @@ class Session:
         desired = self._reporter.link.desired
         if desired is not None and self._orders.news(desired):
             self._controller.change(self._orders.settings())
+            self._checkpoints.retention = self._orders.retention()
             if self._orders.checkpoint_requested:
                 self._wanted = "requested"
             if self._orders.probe_requested:
                 self._prober.ask()
             self._reporter.applied(desired.version)
             self._reporter.pace(self._controller, changed=True)
+        self._rewinder.tell_mode()
         self._progress.update(self.iteration)
 
     def _act(self, decision: Decision) -> None:
@@ -545,8 +564,8 @@ class Session:
             self._end_as_told(decision)
         elif (target := decision.restore) is not None:
             self._meter.learn()
-            self._rewinder.rewind(*self._ranks.decide(lambda: target, tuple[str, str | None]))
-            self._checkpoints.wanted.clear()
+            self._relaunch = self._rewinder.rewind(*self._ranks.decide(lambda: target, tuple[str, str | None]))
+            self._checkpoints.want("the script", None)
             self._introduce()
             self._meter.clock.restart()
             self._steering.begin(self.iteration)

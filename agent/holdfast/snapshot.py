@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,8 @@ class Snapshot:
     """What all ranks together have stored of it; 0 while that is not known, and where there is one rank."""
     ranks: list[RankSpan] = field(default_factory=list)
     """What the slowest of several ranks took for it, on rank 0 once it is durable."""
+    survived: bool = False
+    """An attempt before this one took it, and did not live to see it durable."""
     seconds: float = 0.0
     stall_seconds: float = 0.0
     device_copy_seconds: float | None = None
@@ -94,11 +96,19 @@ class Snapshotter:
         slots: how many snapshots may be held at the same time, each in host memory of the state's size.
         shared: into memory that another process can map; see `Arena`. It holds for those begun later.
         debug: digest every tensor before and after it is copied, while training waits.
+        arenas: the memory for them, where it is to be such of a kind; by itself, this process's own.
     """
 
-    def __init__(self, slots: int = 1, *, shared: bool = True, debug: bool = False) -> None:
+    def __init__(
+        self,
+        slots: int = 1,
+        *,
+        shared: bool = True,
+        debug: bool = False,
+        arenas: Sequence[Arena] | None = None,
+    ) -> None:
         self.shared, self._debug = shared, debug
-        self._layouts = [Layout(Arena()) for _ in range(slots)]
+        self._layouts = [Layout(arena) for arena in arenas or [Arena() for _ in range(slots)]]
         self._free = list(self._layouts)
         self._changed = threading.Condition()
         self._tried_on_device = False
@@ -175,6 +185,7 @@ class Snapshotter:
         started = time.perf_counter()
         layout = self._free.pop(0)  # all in turn, or one that is rarely used would keep an old state's tensors
         try:
+            layout.arena.unseal()
             layout.fit(captured, shared=self.shared)
             if not (layout.copied_on_device or self._tried_on_device) and self._current is not None:
                 mode = "gpu"  # once, where there is a device with room: Algorithm 1 wants to know what it costs
@@ -222,6 +233,10 @@ class Snapshotter:
         waited = time.perf_counter() - started
         snapshot.stall_seconds += waited
         return waited
+
+    def hold(self, arena: Arena) -> None:
+        """Begin no snapshot in this memory, which holds one that was not taken here, until that is released."""
+        self._free = [layout for layout in self._free if layout.arena is not arena]
 
     def release(self, snapshot: Snapshot) -> None:
         """The snapshot is persisted or given up: its memory may be used again."""

@@ -46,9 +46,15 @@ def _dumped(rank: Rank, deadline: float) -> str:
 
 def _read(rank: Rank) -> str:
     try:
-        return rank.path.read_text(errors="replace").strip()
+        return _training_first(rank.path.read_text(errors="replace").strip())
     except OSError:
         return ""
+
+
+def _training_first(dump: str) -> str:
+    """The thread that took the signal, which is the one that trains, comes last in a dump, and is wanted first."""
+    threads = dump.split("\n\n")
+    return "\n\n".join(sorted(threads, key=lambda thread: not thread.startswith("Current thread")))
 
 
 def _seen_from_outside(rank: Rank) -> str:

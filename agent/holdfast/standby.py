@@ -16,12 +16,24 @@ import msgspec
 from holdfast.link.client import Client, NoAnswer, Refused
 from holdfast.link.listener import Listener
 from holdfast.link.wishes import Wishes
-from holdfast.protocol import SUPERVISOR_RANK, Batch, Desired, Notice, RestoreOrder
+from holdfast.persist.task import Task
+from holdfast.protocol import (
+    RESCUE_RANK,
+    SUPERVISOR_RANK,
+    Batch,
+    Checkpoint,
+    Desired,
+    Event,
+    Notice,
+    RestoreOrder,
+)
 from holdfast.supervision import Trained
 
 logger = logging.getLogger("holdfast")
 
 TELL_SECONDS = 10.0
+LAST_WORD = 1 << 40
+"""A number beyond those of the dead attempt's own reports: what a rescue says of a checkpoint came after them."""
 MOST_TEXT = 4000
 """Of a notice; the server keeps no more."""
 
@@ -29,7 +41,8 @@ MOST_TEXT = 4000
 class Told:
     """What a supervisor says to the server, under the name of the attempt that it watched over."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = SUPERVISOR_RANK, first: int = 0) -> None:
+        self._rank, self._first = rank, first
         self._sequences: dict[str, int] = {}
 
     def tell(
@@ -38,20 +51,25 @@ class Told:
         iteration: int,
         level: Literal["info", "warning", "error"],
         code: str,
-        message: str,
+        *messages: str,
     ) -> bool:
-        """Whether a server has it. Never raises."""
+        """Whether a server has them. Never raises."""
+        at = time.time()
+        notices = (
+            Notice(at=at, iteration=iteration, lineage=trained.lineage, level=level, code=code, message=each)
+            for each in (message[:MOST_TEXT] for message in messages)
+        )
+        return self.send(trained, iteration, *notices)
+
+    def send(self, trained: Trained, iteration: int, *events: Event) -> bool:
+        """The same, of any events."""
         if not trained.server:
             return False
-        at, sequence = time.time(), self._sequences.get(trained.uid, 0)
+        sequence = self._sequences.get(trained.uid, self._first)
         self._sequences[trained.uid] = sequence + 1
-        notice = Notice(
-            at=at, iteration=iteration, lineage=trained.lineage, level=level, code=code,
-            message=message[:MOST_TEXT],
-        )  # fmt: skip
         batch = Batch(
-            job=trained.job, uid=trained.uid, attempt=trained.attempt, rank=SUPERVISOR_RANK, sequence=sequence,
-            sent_at=at, iteration=iteration, lineage=trained.lineage, events=[notice],
+            job=trained.job, uid=trained.uid, attempt=trained.attempt, rank=self._rank, sequence=sequence,
+            sent_at=time.time(), iteration=iteration, lineage=trained.lineage, events=list(events),
         )  # fmt: skip
         client = Client(trained.server, os.environ.get("HOLDFAST_TOKEN"))
         try:
@@ -62,6 +80,25 @@ class Told:
         finally:
             client.close()
         return True
+
+
+def tell_of_rescue(trained: Trained, task: Task, payload_bytes: int, message: str) -> None:
+    """A checkpoint that came out of memory when its attempt was dead. Never raises."""
+    Told(RESCUE_RANK, LAST_WORD).send(
+        trained,
+        task.iteration,
+        Checkpoint(
+            at=time.time(), id=task.id, iteration=task.iteration, lineage=task.lineage,
+            kind=task.kind,  # type: ignore[arg-type]
+            state="durable", payload_bytes=payload_bytes, durable_iteration=task.iteration,
+            snapshot_started_at=task.created_at, snapshot_seconds=task.timings.get("snapshot_seconds"),
+            stall_seconds=task.timings.get("stall_seconds"),
+        ),
+        Notice(
+            at=time.time(), iteration=task.iteration, lineage=task.lineage, level="warning", code="rescue",
+            message=message,
+        ),
+    )  # fmt: skip
 
 
 class Waiting:

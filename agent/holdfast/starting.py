@@ -38,6 +38,8 @@ class Start:
     """The one that it continues; None for a new one."""
     order: str | None = None
     """The order that asked for it."""
+    left: str | None = None
+    """The newest durable checkpoint of what is left for it: the way back."""
 
 
 RETOLD = 8
@@ -130,13 +132,15 @@ class Starter:
             if start.lineage is not None:
                 checkpoints.continue_lineage(start.lineage, loaded)
             else:
-                checkpoints.begin_lineage(self._reporter.standing.iteration, loaded, start.order)
+                checkpoints.begin_lineage(self._reporter.standing.iteration, loaded, start.order, left=start.left)
             if self._ranks.leads:
                 committed = store.checkpoints(checkpoints.job)
         except RanksLost:
             raise
         except (OSError, HoldfastError) as error:
             checkpoints.fail(f"store {store.url}: {error}")
+        checkpoints.tier.tell(committed)
+        checkpoints.save_survivor(committed)
         if self._ranks.leads and start.loaded is not None:
             first, present = start.loaded.manifest.attempt, checkpoints.attempt
             last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
@@ -145,7 +149,7 @@ class Starter:
         self._reporter.lineage_began(checkpoints.lineage)
         pinned, world_size = checkpoints.pinned.checkpoints, self._ranks.world_size
         self._reporter.attempt_began(loaded, checkpoints.versions, committed, world_size, pinned)
-        self._reporter.order(start.order, "restored")
+        self._reporter.order(start.order, "restored", safety=start.left)
         if start.loaded is not None:
             self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)
         if self._ranks.leads:
@@ -175,8 +179,9 @@ class Starter:
             return None
 
     def _carried_out(self, order: RestoreOrder) -> Start | None:
-        loaded = None
+        loaded, left = None, None
         try:
+            left = self._asked(self._head, str | None)
             loaded = self._load(order.checkpoint)
             self._reporter.order(order.id, "restoring")
             self._put_in_place(loaded)
@@ -187,11 +192,18 @@ class Starter:
                 raise  # the store's: it says nothing of the order, which a boundary may carry out later
             self._reporter.order(order.id, "failed", reason=str(error))
             return None
-        return Start(loaded, order=order.id)
+        return Start(loaded, order=order.id, left=left if left != order.checkpoint else None)
+
+    def _head(self) -> str | None:
+        """What the job would go on from."""
+        chain = restore.candidates(self._checkpoints.store, self._checkpoints.job)
+        return next((checkpoint for checkpoint, continues in chain if continues), None)
 
     def _newest(self) -> Start:
         store, job = self._checkpoints.store, self._checkpoints.job
         candidates = self._asked(lambda: list(restore.candidates(store, job)), list[tuple[str, bool]])
+        if (start := self._from_memory(candidates)) is not None:
+            return start
         for checkpoint, continues in candidates:
             try:
                 loaded = self._load(checkpoint)
@@ -211,6 +223,22 @@ class Starter:
             lineages = self._asked(lambda: store.lineages(job), list[Lineage])
             return Start(loaded, lineage=lineages[-1] if lineages else None)
         return Start()
+
+    def _from_memory(self, candidates: list[tuple[str, bool]]) -> Start | None:
+        """Go on from what the attempt before this one left in memory, if nothing durable is newer."""
+        store, job, tier = self._checkpoints.store, self._checkpoints.job, self._checkpoints.tier
+        if not tier.found:
+            return None
+        lineages = self._patience.ask(lambda: store.lineages(job))
+        for seal in self._patience.ask(lambda: tier.candidates(store, candidates, lineages)):
+            try:
+                loaded = tier.load(seal)
+                self._put_in_place(loaded)
+            except (DamagedCheckpoint, IncompatibleCheckpoint, OSError) as error:
+                tier.damaged(seal, error)
+                continue
+            return Start(loaded, lineage=lineages[-1])
+        return None
 
     def _asked(self, question: Callable[[], T], kind: Any) -> T:
         """What the store says to rank 0."""

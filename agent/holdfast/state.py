@@ -137,16 +137,19 @@ class Registry:
         trees: Mapping[str, Tree],
         tensors: Mapping[str, torch.Tensor],
         shapes: Shapes = MappingProxyType({}),
+        *,
+        adopt: bool = True,
     ) -> None:
         """Put a checkpoint's state into the objects; the random state last, since loading may draw from it.
 
-        Of what is sharded here `tensors` has this rank's part, as `regions` gave it, and `shapes` the whole.
+        Of what is sharded here `tensors` has this rank's part, as `regions` gave it, and `shapes` the whole. With
+        `adopt` an optimizer may go on with their memory.
         """
         if sharded := self._sharded(trees, shapes):
             parts = {name: like(tensor, tensors[name]) for name, tensor in sharded.items()}
             tensors = {**tensors, **parts}
         for keyword, part in self._parts.items():
-            part.load(trees[keyword], tensors)
+            part.load(trees[keyword], tensors, adopt=adopt)
         put_back(self.modules, decode(trees.get("gradients", {}), tensors, copy=True))
         restore_rng(decode(trees["rng"], tensors, copy=True))
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import logging
 import os
+import shutil
 import signal
+import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import msgspec
+
+from holdfast.protocol import RestoreOrder
 
 logger = logging.getLogger("holdfast")
 
@@ -25,7 +32,14 @@ EXIT_FENCED = 75
 """How a supervised trainer ends when a newer attempt of its job has begun: EX_TEMPFAIL."""
 STACKS_SIGNAL: int | None = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else None
 """Of those that no program means anything by."""
+_PREFIX, _LOCK = "holdfast-run-", "supervisor.lock"
+_UID = ".uid"
+EXIT_RELAUNCH = 79
+"""How it ends when it is to be started again for an order to restore, which it cannot carry out while it runs."""
+STARTED_AT = "HOLDFAST_STARTED_AT"
+"""When the supervisor started the trainer, in seconds since the epoch."""
 _TRAINED = "trained.json"
+_ASKED, _NOTED = "relaunch.json", "order.json"
 _STACKS = "rank-{rank}.{pid}.stacks"
 
 _files: list[IO[bytes]] = []
@@ -53,6 +67,31 @@ class Rank:
     path: Path
 
 
+@contextlib.contextmanager
+def folder_of_a_supervisor() -> Iterator[Path]:
+    """Gone with the supervisor; if that is killed, with the next one of the same user on this machine."""
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as made:
+        lock = os.open(Path(made, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _remove_abandoned(Path(made).parent)
+            yield Path(made)
+        finally:
+            os.close(lock)
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Those whose lock nobody holds any more: a number of a process would prove nothing."""
+    for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError):  # of somebody else, or held
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+            finally:
+                os.close(fd)
+
+
 def introduce(trained: Trained) -> None:
     """Tell the supervisor, if there is one, what is trained here. Never raises."""
     if not (folder := os.environ.get(VARIABLE)):
@@ -66,11 +105,71 @@ def introduce(trained: Trained) -> None:
         logger.warning("the supervisor cannot be told what is trained: %s", error)
 
 
+def announce(uid: str) -> None:
+    """Tell the supervisor, if there is one, that the attempt of this uid is its own, before it begins: one that is
+    killed before it has introduced itself must not be taken for somebody else's. Never raises."""
+    if not (folder := os.environ.get(VARIABLE)):
+        return
+    try:
+        Path(folder, uid).with_suffix(_UID).touch()
+    except OSError as error:
+        logger.warning("the supervisor cannot be told which attempt this is: %s", error)
+
+
+def announced(folder: Path) -> set[str]:
+    """The uids of all attempts that were begun, or were about to be, under this supervisor."""
+    return {path.stem for path in folder.glob(f"*{_UID}")}
+
+
 def introduced(folder: Path) -> Trained | None:
     """What the trainer has said; None while it has said nothing that can be read."""
     try:
         return msgspec.json.decode(Path(folder, _TRAINED).read_bytes(), type=Trained)
     except (OSError, msgspec.DecodeError):
+        return None
+
+
+def is_supervised() -> bool:
+    """A supervisor would start this process again."""
+    return bool(os.environ.get(VARIABLE))
+
+
+def age_seconds() -> float | None:
+    """Since the supervisor, if there is one, started the trainer."""
+    try:
+        return max(0.0, time.time() - float(os.environ[STARTED_AT]))
+    except (KeyError, ValueError):
+        return None
+
+
+def ask_relaunch(order: RestoreOrder) -> str:
+    """Have the supervisor start the trainer again when it ends now, for this order, whose id is returned.
+
+    OSError: it cannot be asked.
+    """
+    path = Path(os.environ[VARIABLE], _ASKED)
+    written = path.with_suffix(f".{os.getpid()}")
+    written.write_bytes(msgspec.json.encode(order))
+    written.rename(path)
+    return order.id
+
+
+def take_relaunch(folder: Path) -> RestoreOrder | None:
+    """The order that the start which ended now wants another one for; that one finds it noted."""
+    noted = Path(folder, _NOTED)
+    noted.unlink(missing_ok=True)
+    try:
+        Path(folder, _ASKED).rename(noted)
+        return msgspec.json.decode(noted.read_bytes(), type=RestoreOrder)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def noted_order() -> RestoreOrder | None:
+    """The order that this start was made for, also where no server can be asked."""
+    try:
+        return msgspec.json.decode(Path(os.environ[VARIABLE], _NOTED).read_bytes(), type=RestoreOrder)
+    except (KeyError, OSError, msgspec.DecodeError):
         return None
 
 

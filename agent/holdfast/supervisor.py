@@ -18,7 +18,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +25,20 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, get_args
 
+import msgspec
+
 from holdfast import processes, supervision
+from holdfast.protocol import parse_checkpoint_id
 from holdfast.pulse import Pulse
+from holdfast.slots import Held
 from holdfast.supervision import EXIT_FENCED
 
 if TYPE_CHECKING:
     from holdfast.standby import Told
 
 _PROGRESS = struct.Struct("<qq")
+MOST_STACKS = 64
+"""Ranks whose stacks go onto the timeline; all are in the log."""
 Stay = Literal["never", "failure", "always"]
 """After which end a supervisor waits for an order to restore: none, one that it gives up after, any."""
 STAYS: tuple[Stay, ...] = get_args(Stay)
@@ -106,6 +111,10 @@ class Progress:
             self.highest = iteration
         self.reached = iteration
 
+    def taken_back(self, iteration: int) -> None:
+        """The next start goes on from there: what comes then is new on its lineage."""
+        self.highest = iteration
+
     def end(self) -> bool:
         """True when the start that ended now was fruitful."""
         if self._resuming_at is None:
@@ -153,6 +162,7 @@ class Supervisor:
         limits: when to try again and when to stop.
         environment: added to this process's own; HOLDFAST_STORE and its like.
         stay: after which end to wait for an order to restore, where the trainer has named a server.
+        memory_tier: hold memory for the trainer's snapshots, which so outlive it.
         say: takes one line per event.
     """
 
@@ -163,6 +173,7 @@ class Supervisor:
         limits: Limits | None = None,
         environment: Mapping[str, str] | None = None,
         stay: Stay = "failure",
+        memory_tier: bool = True,
         say: Callable[[str], None] = _say,
     ) -> None:
         if not command:
@@ -171,6 +182,7 @@ class Supervisor:
         self.limits = limits or Limits()
         self.environment = dict(environment or {})
         self.stay = stay
+        self.memory_tier = memory_tier
         self.say = say
         self.starts = 0
         self._progress = Progress()
@@ -182,36 +194,77 @@ class Supervisor:
         """That starts were made for."""
         self._told: Told | None = None
         self._not_ours: frozenset[int] = frozenset()
+        self._held: Held | None = None
+        self._rescue: subprocess.Popen[bytes] | None = None
+        """Makes durable what the last start has left in memory."""
 
     def run(self) -> int:
         """The exit status for the shell: 0, the trainer's own, or 128 + the signal that ended it."""
-        with _caught_signals() as signals, tempfile.TemporaryDirectory(prefix="holdfast-run-") as folder:
-            self._folder = Path(folder)
+        with _caught_signals() as signals, supervision.folder_of_a_supervisor() as folder:
+            self._folder = folder
             self._not_ours = frozenset(processes.below(os.getpid()))
             processes.adopt_orphans()
-            fruitless, previous_exit = 0, None
-            while True:
-                status = self._run_once(signals, previous_exit)
-                previous_exit = describe_exit(status) + (" because it hung" if self._hung else "")
-                if signals.stops and status != 0:
-                    self.say(f"stopped: the trainer ended ({previous_exit})")
-                    return shell_status(status)
-                if (other := self._taken_over(status)) is not None:
-                    self.say(f"{other}: this one ends, and starts the trainer no more")
-                    return EXIT_FENCED
-                fruitless = 0 if self._progress.end() else fruitless + 1
-                if status == 0:
-                    end = f"the trainer ended with exit status 0 at iteration {self._progress.reached}"
-                elif fruitless >= self.limits.fruitless_starts:
-                    end = self._gave_up(fruitless, previous_exit)
-                elif self._wait(signals, fruitless, previous_exit):
-                    continue
-                else:
-                    return 128 + signals.stops[0][0]
-                self.say(end)
-                if not self._stays(signals, status, end):
-                    return 128 + signals.stops[0][0] if signals.stops and status else shell_status(status)
-                fruitless = 0
+            self._held = Held(self._folder) if self.memory_tier else None
+            try:
+                return self._supervise(signals)
+            finally:
+                self._await_rescue(signals)
+                if self._held is not None:
+                    self._held.close()
+
+    def _supervise(self, signals: _Signals) -> int:
+        fruitless, previous_exit = 0, None
+        while True:
+            status = self._run_once(signals, previous_exit)
+            previous_exit = describe_exit(status) + (" because it hung" if self._hung else "")
+            self._start_rescue(previous_exit)
+            if signals.stops and status != 0:
+                self.say(f"stopped: the trainer ended ({previous_exit})")
+                return shell_status(status)
+            if (other := self._taken_over(status)) is not None:
+                self.say(f"{other}: this one ends, and starts the trainer no more")
+                return EXIT_FENCED
+            if (order := supervision.take_relaunch(self._folder)) is not None:
+                self.say(f"the trainer ended to be taken back to {order.checkpoint}: starting it again")
+                fruitless = 0 if self._progress.end() else fruitless
+                self._progress.taken_back(parse_checkpoint_id(order.checkpoint)[0])
+                continue
+            fruitless = 0 if self._progress.end() else fruitless + 1
+            if status == 0:
+                end = f"the trainer ended with exit status 0 at iteration {self._progress.reached}"
+            elif fruitless >= self.limits.fruitless_starts:
+                end = self._gave_up(fruitless, previous_exit)
+            elif self._wait(signals, fruitless, previous_exit):
+                continue
+            else:
+                return 128 + signals.stops[0][0]
+            self.say(end)
+            if not self._stays(signals, status, end):
+                return 128 + signals.stops[0][0] if signals.stops and status else shell_status(status)
+            fruitless = 0
+
+    def _start_rescue(self, end: str) -> None:
+        """Save what is whole in memory, beside whatever comes next."""
+        trained = supervision.introduced(self._folder)
+        if trained is None or self._held is None or not self._held.sealed:
+            return
+        words = [str(self._folder), msgspec.json.encode(trained).decode(), end, *map(str, processes.helpers())]
+        try:
+            self._rescue = subprocess.Popen(  # noqa: S603  this interpreter
+                [sys.executable, "-P", "-m", processes.RESCUE, *words],
+                env=os.environ | self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the trainer
+            )
+        except OSError as error:
+            self.say(f"what is in memory is not saved before the next start: {error}")
+
+    def _await_rescue(self, signals: _Signals) -> None:
+        """It is the last one: whoever waits for this process counts on what it saves."""
+        stops = len(signals.stops)
+        while self._rescue is not None and self._rescue.poll() is None and len(signals.stops) == stops:
+            _sleep_until_signal(signals, self.limits.poll_seconds)
 
     def _taken_over(self, status: int) -> str | None:
         """Who trains this job elsewhere: it must not be taken from them by another start here."""
@@ -220,7 +273,7 @@ class Supervisor:
             return "the trainer was fenced" if status == EXIT_FENCED else None
         from holdfast.succession import taken_over
 
-        return taken_over(trained)
+        return taken_over(trained, supervision.announced(self._folder))
 
     def _stays(self, signals: _Signals, status: int, end: str) -> bool:
         """Wait for an order, if that is wanted and there is a server to hear it from; whether one has come."""
@@ -243,14 +296,14 @@ class Supervisor:
             waiting.close()
         if signals.stops or order is None:
             return False
-        if (other := taken_over(trained)) is not None:
+        if (other := taken_over(trained, supervision.announced(self._folder))) is not None:
             self.say(f"{other}: the order is for that one")
             return False
         self._orders.add(order.id)
         self.say(f"an order to restore {order.checkpoint} has come: starting the trainer")
         return True
 
-    def _tell(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
+    def _tell(self, level: Literal["info", "warning", "error"], code: str, *messages: str) -> None:
         """Onto the job's timeline, where the trainer has named a server."""
         trained = supervision.introduced(self._folder)
         if trained is None or not trained.server:
@@ -259,7 +312,7 @@ class Supervisor:
             from holdfast.standby import Told
 
             self._told = Told()
-        self._told.tell(trained, self._progress.reached, level, code, message)
+        self._told.tell(trained, self._progress.reached, level, code, *messages)
 
     def _gave_up(self, fruitless: int, previous_exit: str) -> str:
         starts = "1 start" if fruitless == 1 else f"{fruitless} starts in a row"
@@ -290,6 +343,8 @@ class Supervisor:
         self._hung = False
         self.starts += 1
         supervision.forget_ranks(self._folder)
+        if self._held is not None:
+            self._held.unclaim()
         with _progress_file(self._folder / "progress") as progress:
             trainer = self._start(self._folder / "progress", previous_exit)
             self.say(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
@@ -306,6 +361,7 @@ class Supervisor:
         environment = os.environ | self.environment
         environment |= {"HOLDFAST_SUPERVISED": "1", "HOLDFAST_PROGRESS": str(progress_path)}
         environment[supervision.VARIABLE] = str(self._folder)
+        environment[supervision.STARTED_AT] = f"{time.time():.3f}"
         environment.setdefault("HOLDFAST_GRACE", f"{self.limits.grace_seconds:g}")
         environment.pop("HOLDFAST_PREVIOUS_EXIT", None)
         if previous_exit is not None:
@@ -321,7 +377,7 @@ class Supervisor:
     def _watch(self, trainer: subprocess.Popen[bytes], signals: _Signals, progress: int) -> None:
         """Return when the trainer's own process has ended; pass signals on until then."""
         passed_on, killed = 0, False
-        pulse = Pulse(self.limits.hang_factor, self.limits.hang_least_seconds)
+        pulse = Pulse(self.limits.hang_factor, self.limits.hang_least_seconds, time.monotonic())
         while not processes.has_ended(trainer.pid):
             while signals.messages:
                 with contextlib.suppress(ProcessLookupError):
@@ -350,10 +406,12 @@ class Supervisor:
         self._hung = True
         after = f"no iteration after {self._progress.reached} for {silent:.0f} s, where one takes {usual:.3g} s"
         stacks = captured(supervision.ranks(self._folder))
-        told = "\n".join(f"rank {rank}:\n{text}" for rank, text in stacks.items()) or "no rank can be asked"
-        for line in told.splitlines():
+        told = [f"rank {rank}:\n{text}" for rank, text in stacks.items()] or ["no rank can be asked"]
+        for line in "\n".join(told).splitlines():
             self.say(line)
-        self._tell("error", "hang", f"{after}: the trainer is killed. {told}")
+        # a rank each, for one notice holds the stacks of one
+        more = [f"and {len(told) - MOST_STACKS} more ranks: see the log"] if len(told) > MOST_STACKS else []
+        self._tell("error", "hang", f"{after}: the trainer is killed", *told[:MOST_STACKS], *more)
         return f"{after}: killed"
 
     def _pass_on(self, pid: int, signum: int, *, first: bool) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 
 from holdfast import restore
-from holdfast.errors import HoldfastError
+from holdfast.retention import Retention, expendable
+from holdfast.sizes import Sizes
 from holdfast.store import Attempt, Store
-from holdfast.store.retention import expendable, protected
+from holdfast.store.retention import held, protected
 
 SLACK_SECONDS = 60.0
 """Clocks of a process's start and of the record it wrote may differ by so much."""
@@ -42,28 +43,34 @@ class Plan(msgspec.Struct, kw_only=True):
     """How many checkpoints are left."""
 
 
-def plan(store: Store, job: str, keep: int, drop: Collection[str] = ()) -> Plan:
-    """What may go so that at most `keep` checkpoints stay, beside pinned ones and whatever retention protects.
+def plan(
+    store: Store, job: str, rules: Retention, drop: Collection[str] = (), wanted: Collection[str] = ()
+) -> Plan:
+    """What may go by `rules`, beside pinned ones and whatever retention protects.
 
-    The target of an open restore order is not protected: only the job's own session knows of it. The
-    checkpoints in `drop` go whatever retention says.
+    Args:
+        store: where the job's checkpoints are.
+        job: its name.
+        rules: what stays.
+        drop: checkpoints that go whatever retention says.
+        wanted: what open orders name, which a store by itself does not know.
     """
     newest = store.newest_attempt(job)
     running = None if newest is None else running_where(newest)
     committed = store.checkpoints(job)
     lineages = store.lineages(job)
     head = next((checkpoint for checkpoint, _ in restore.candidates(store, job)), None)
-    kept = protected(
+    never = protected(
         lineages, max((each.number for each in lineages), default=0), restore.of_kind(store, job, "requested")
     )
-    kept |= {head} if head is not None else set()
+    never |= held(store, job) | {*wanted, *([head] if head is not None else [])}
     pins = noted.checkpoints if (noted := store.pins(job)) is not None else ()
-    rest = [checkpoint for checkpoint in committed if checkpoint not in drop and checkpoint not in pins]
-    named = {
-        each: "named to go" + (", though pinned" if each in pins else "") for each in committed if each in drop
-    }
-    items = [_item(store, job, each, why) for each, why in named.items()]
-    items += [_item(store, job, each, f"more than the {keep} to keep") for each in expendable(rest, keep, kept)]
+    sizes = Sizes(store, job).of(committed)
+    named = [each for each in committed if each in drop]
+    gone = {each: "named to go" + (", though pinned" if each in pins else "") for each in named}
+    rest = [checkpoint for checkpoint in committed if checkpoint not in gone]
+    gone |= expendable(rest, rules, never=never, pinned=pins, sizes=sizes)
+    items = [Item(name=each, why=why, size_bytes=sizes.get(each)) for each, why in gone.items()]
     stays = len(committed) - len(items)
     items += [
         Item(name=each.name, why=each.what, size_bytes=each.size_bytes, is_leftover=True)
@@ -111,11 +118,3 @@ def _started_at(pid: int) -> float | None:
     except (OSError, StopIteration):
         return None
     return int(booted_at.split()[1]) + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
-
-
-def _item(store: Store, job: str, checkpoint: str, why: str) -> Item:
-    try:
-        size = sum(file.size_bytes for file in restore.manifest(store, job, checkpoint).files)
-    except HoldfastError:
-        return Item(name=checkpoint, why=why, size_bytes=None)
-    return Item(name=checkpoint, why=why, size_bytes=size)

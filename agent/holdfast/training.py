@@ -13,7 +13,6 @@ from torch.utils.hooks import RemovableHandle
 from holdfast import inventory, restore
 from holdfast.cursor import Cursor, cursor_over
 from holdfast.data import DataLoader
-from holdfast.errors import IncompatibleCheckpoint
 from holdfast.pacing import Controller
 from holdfast.ranks import Ranks
 from holdfast.reducers import bucket_layout, warm_up
@@ -32,9 +31,17 @@ class Training:
     """Captured at the boundary between two iterations, and put back to one."""
 
     def __init__(
-        self, objects: Mapping[str, Any], standing: Standing, controller: Controller, ranks: Ranks
+        self,
+        objects: Mapping[str, Any],
+        standing: Standing,
+        controller: Controller,
+        ranks: Ranks,
+        *,
+        rewinds: bool | None = None,
     ) -> None:
         self._ranks = ranks
+        self._said = rewinds
+        """What the script says of whether it can be taken back while it runs."""
         self.registry = Registry(objects, ranks.rank, ranks.world_size)
         self.rewinds = 0
         """How often the state was put back, so that whoever draws batches notices."""
@@ -217,19 +224,29 @@ class Training:
         )
 
     def check(self, loaded: Loaded) -> None:
-        """IncompatibleCheckpoint when it does not fit the objects, or the script cannot be taken back to it."""
+        """IncompatibleCheckpoint when it does not fit the objects."""
         self.registry.check(loaded.state, loaded.shapes)
+
+    def no_way_back(self, loader: int | None = None) -> str | None:
+        """Why the running script cannot be taken back, in words; None where it can.
+
+        `loader`: the one that it drew from when the checkpoint was taken; None: as now.
+        """
+        if self._said is not None:
+            return None if self._said else "the script says so itself (rewinds=False)"
         if any(isinstance(item, DataLoader) and item.drawn_directly for item in self.registry.objects.values()):
-            raise IncompatibleCheckpoint(
+            return (
                 "this script iterates over its loader itself, and a loop over epochs cannot be taken back from "
-                f"inside: stop the script and order the restore again, and its next start begins at {loaded.id}; "
-                "a loop over session.batches(...) goes back while it runs"
+                "inside, as one over session.batches(...) can"
             )
-        if self._loaders and loaded.state["session"]["loader"] != self._current:
-            raise IncompatibleCheckpoint(
-                f"{loaded.id} was taken while the script drew from another loader: a running script cannot go "
-                "back to that part; start it again to restore this checkpoint"
+        if not self._loaders and not any(isinstance(item, Variables) for item in self.registry.objects.values()):
+            return (
+                "this script's batches come neither from session.batches(...) nor is its loop's place in a "
+                "holdfast.Variables, so a running loop would go on with other data"
             )
+        if self._loaders and loader not in (None, self._current):
+            return "it was taken while the script drew from another loader, and the loop is past that"
+        return None
 
     def gaps(self) -> list[str]:
         """What loaders that the script draws from itself cannot promise."""
@@ -239,15 +256,6 @@ class Training:
         """What changes in training, as far as its objects show it, and is in no checkpoint."""
         there = loaded.state if loaded is not None else {}
         return inventory.missing(self.registry.given, [keyword for keyword in there if keyword not in RESERVED])
-
-    def require_way_back(self) -> None:
-        """IncompatibleCheckpoint when nothing says that the running loop would follow its state back."""
-        if not self._loaders and not any(isinstance(item, Variables) for item in self.registry.objects.values()):
-            raise IncompatibleCheckpoint(
-                "this script's batches come neither from session.batches(...) nor is its loop's place in a "
-                "holdfast.Variables, so a running loop would go on with other data: stop the script and order the "
-                "restore again, or give loop=holdfast.Variables() when the loop counts session.iteration"
-            )
 
     def warm_up(self, loaded: Loaded) -> list[str]:
         """Have new processes sum up gradients in the order of those that took the checkpoint.
@@ -271,7 +279,8 @@ class Training:
 
     def apply(self, loaded: Loaded) -> None:
         """Put everything back to the checkpoint; whatever a load_state_dict raises passes through."""
-        self.registry.apply(_fitting(loaded, self._ranks.world_size), loaded.tensors, loaded.shapes)
+        trees = _fitting(loaded, self._ranks.world_size)
+        self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed)
         if copy := self._ranks.rank // loaded.manifest.world_size:
             self.registry.branch_rng(copy, _differing(loaded))
         restarted = not self.trained

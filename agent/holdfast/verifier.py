@@ -73,13 +73,13 @@ class Verifier:
                 if request is None:
                     self._thread = None
                     return
-            self._checkpoints.wanted[WANTED] = request.checkpoint
+            self._checkpoints.want(WANTED, request.checkpoint)
             try:
                 self._verify(request)
             except Exception as error:  # a thread's edge: one that cannot be verified must not cost the next one
                 logger.exception("%s: %s was not verified", self._reporter.job, request.checkpoint)
                 self._tell(request, verdict="failed", reason=f"{type(error).__name__}: {error}")
-            self._checkpoints.wanted.pop(WANTED, None)
+            self._checkpoints.want(WANTED, None)
             with self._lock:
                 self._done.add(request)
 

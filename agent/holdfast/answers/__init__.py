@@ -17,7 +17,10 @@ from holdfast.answers.jobs import Change as Change
 from holdfast.answers.jobs import CheckpointRow as CheckpointRow
 from holdfast.answers.jobs import Edit as Edit
 from holdfast.answers.jobs import Failing as Failing
+from holdfast.answers.jobs import Family as Family
 from holdfast.answers.jobs import Fleet as Fleet
+from holdfast.answers.jobs import ForkRow as ForkRow
+from holdfast.answers.jobs import ForkSource as ForkSource
 from holdfast.answers.jobs import Job as Job
 from holdfast.answers.jobs import LongestStall as LongestStall
 from holdfast.answers.jobs import NoticeRow as NoticeRow

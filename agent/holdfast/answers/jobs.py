@@ -117,6 +117,40 @@ class Transition(msgspec.Struct, kw_only=True, frozen=True):
     reason: str | None = None
 
 
+class ForkSource(msgspec.Struct, kw_only=True, frozen=True):
+    """The checkpoint of another job that a job began with a copy of."""
+
+    job: str | None = None
+    """None: one of a project that is not shown to whoever asks."""
+    project: str | None = None
+    """None: the job has not reported there, or is not shown."""
+    checkpoint: str
+    iteration: int = 0
+    lineage: int = 0
+    digest: str = ""
+    """Of the checkpoint's manifest, and so of all that it holds."""
+
+
+class ForkRow(msgspec.Struct, kw_only=True, frozen=True):
+    """A job that began with a copy of a checkpoint of this one."""
+
+    job: str
+    project: str = ""
+    checkpoint: str
+    """Of this job; its copy has the same name."""
+    iteration: int = 0
+    lineage: int = 0
+    """That the fork began there."""
+    at: float = 0.0
+
+
+class Family(msgspec.Struct, kw_only=True, frozen=True):
+    """Where a job was forked from, and what was forked from it, the newest first."""
+
+    origin: ForkSource | None = None
+    forks: list[ForkRow] = []
+
+
 class Order(msgspec.Struct, kw_only=True, frozen=True):
     """A restore order and how far it got."""
 
@@ -213,7 +247,11 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     status_reason: str = ""
     """One clause in words; empty when the status says it all."""
     alive: bool = False
-    """In contact and not finished: an order would be acted on now, in place."""
+    """In contact and not finished: an order would be acted on now."""
+    restore_mode: str = "in_place"
+    """`in_place`, `relaunch`, or `next_start`: somebody has to start the script again."""
+    restore_reason: str = ""
+    """Why not in place; empty otherwise."""
     iteration: int = 0
     lineage: int = 0
     attempt: int = 0

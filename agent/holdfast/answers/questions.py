@@ -134,8 +134,12 @@ class RestorePreview(msgspec.Struct, kw_only=True, frozen=True):
     estimated_from: str = ""
     """What the estimate rests on, in words; empty when there is none."""
     alive: bool = False
+    mode: str = "in_place"
+    """`in_place`, `relaunch`, or `next_start`: somebody has to start the script again."""
     what: str = ""
+    """What would happen, and when, in words."""
     safety_checkpoint: bool = False
+    """Of the state that is left, before anything else. Otherwise its newest durable checkpoint is the way back."""
 
 
 class Kept(msgspec.Struct, kw_only=True, frozen=True):

@@ -1,4 +1,4 @@
-"""`budget`, `every`, `policy`, `pause`, `resume`: what a job should be, and its acknowledgement."""
+"""`budget`, `every`, `policy`, `retention`, `pause`, `resume`: what a job should be, and its acknowledgement."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from holdfast.commands.console import (
 from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast.pacing.settings import parse_budget, parse_every
 from holdfast.protocol import Desired
+from holdfast.retention import parse_retention
 
 ACKNOWLEDGED_WITHIN_SECONDS = 15.0
 POLL_SECONDS = 0.25
@@ -91,6 +92,29 @@ def policy(
     said = "policy as the script has it" if value is None else f"policy {value}"
     with asking(server, token) as client:
         _acknowledge(client, job, client.edit(job, policy=value), said, no_wait=no_wait, json=json)
+
+
+def retention(
+    job: JobName,
+    rules: Annotated[str, typer.Argument(help="'last 5, every 1000', or `default`: the script's own.")],
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    no_wait: NoWait = False,
+    json: Json = False,
+) -> None:
+    """Choose which checkpoints stay: the last so many, one every so many iterations, so many spaced ever further
+    apart, as many as have room, for each lineage by itself.
+
+    A checkpoint stays when one of `last`, `every` and `spaced` keeps it, and `size` has room for it. The newest
+    durable one, pinned ones and the ways back from restores stay whatever the rules say.
+
+    Examples: holdfast retention char-gpt "last 5, every 1000"  ·  holdfast retention char-gpt "spaced 12, size
+    200GB"  ·  holdfast retention char-gpt "last 3, per lineage"  ·  holdfast retention char-gpt default
+    """
+    value = None if rules == "default" else str(parsed(parse_retention, rules))
+    said = "retention as the script has it" if value is None else f"retention '{value}'"
+    with asking(server, token) as client:
+        _acknowledge(client, job, client.edit(job, retention=value), said, no_wait=no_wait, json=json)
 
 
 def pause(

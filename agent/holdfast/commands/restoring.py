@@ -1,4 +1,4 @@
-"""`holdfast restore`: the one-click restore, from a terminal."""
+"""`holdfast restore` and `holdfast undo`: the one-click restore, from a terminal, and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.client import Client, Order, ServerError
+from holdfast.client import Client, Job, Order, ServerError
 from holdfast.commands.console import (
     DEFAULT_SERVER,
     EXIT_USAGE,
@@ -40,28 +40,66 @@ def restore(
     """Take a job back to the checkpoint at ITERATION and train on from there.
 
     A running job does so in place, at the end of its iteration, and saves the state that it leaves first, so
-    that you can come back. One that is not running does so at its next start, and is not waited for. When there
-    is no checkpoint at ITERATION, nothing happens: the nearest earlier one is offered.
+    that you can come back (`holdfast undo`). A script that cannot go back while it runs is started again under
+    `holdfast run`, and otherwise does so at its next start, as does a job that is not running: neither is waited
+    for. When there is no checkpoint at ITERATION, nothing happens: the nearest earlier one is offered.
 
     Example: holdfast restore char-gpt 1200
     """
     expires_seconds = None if expires is None else _spell_seconds(expires)
     with asking(server, token) as client:
         order = _order(client, job, iteration, expires_seconds)
-        seen = client.job(job)
-        waiting = seen.alive and not no_wait
-        if waiting:
-            order = _follow(client, order, timeout, quiet=json)
+        _carry_out(client, order, timeout, no_wait=no_wait, json=json)
+
+
+def undo(
+    job: JobName,
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    no_wait: NoWait = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for it; the order stays after that.")] = 300.0,
+    json: Json = False,
+) -> None:
+    """Take the last restore of a job back: it goes on from the state that it left then.
+
+    That is a restore as well, and can itself be undone.
+
+    Example: holdfast undo char-gpt
+    """
+    with asking(server, token) as client:
+        last = next((each for each in client.orders(job) if each.state == "restored"), None)
+        if last is None:
+            fail(f"{job} has not been taken back: there is nothing to undo")
+        _carry_out(client, client.undo_restore(job, last.id), timeout, no_wait=no_wait, json=json)
+
+
+def _carry_out(client: Client, order: Order, timeout: float, *, no_wait: bool, json: bool) -> None:
+    """Follow an order to its end, where the job can come to that by itself."""
+    job = order.job
+    seen = client.job(job)
+    waiting = seen.alive and seen.restore_mode != "next_start" and not no_wait
+    if seen.alive and seen.restore_mode == "relaunch" and not json:
+        print(f"{job} is started again for it: {seen.restore_reason}", flush=True)
+    if waiting:
+        order = _follow(client, order, timeout, quiet=json)
     if json:
         print_json(order)
     if not waiting:
         if not json:
-            when = "" if seen.alive else f"; {job} is {seen.status}, and it takes effect at its next start"
+            when = _when(seen)
             print(f"restore of {job} to iteration {order.iteration}: {order.state} (order {order.id}){when}")
     elif order.state in OPEN_ORDER_STATES:
         fail(f"still {order.state} after {timeout:g} s; the order {order.id} stays open")
     elif order.state != "restored":
         fail(f"the restore of {job} to iteration {order.iteration} ended as {order.state}: {order.reason}")
+
+
+def _when(seen: Job) -> str:
+    if not seen.alive:
+        return f"; {seen.job} is {seen.status}, and it takes effect at its next start"
+    if seen.restore_mode == "next_start":
+        return f"; it takes effect when you start the script again: {seen.restore_reason}"
+    return ""
 
 
 def _spell_seconds(expires: str) -> float:

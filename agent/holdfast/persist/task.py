@@ -18,6 +18,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     attempt: int
+    uid: str = ""
+    """Of the attempt, by which its own store knows it."""
     parent: str | None
     rank: int = 0
     world_size: int = 1
@@ -49,6 +51,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What ranks that know it must say the same of, or their parts do not belong together."""
     state: dict[str, Any]
     timings: dict[str, float]
+    seal: str | None = None
+    """The file that says what the memory holds, where that outlives its process; see `sealing`."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, origin: Origin) -> Task:
@@ -66,6 +70,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             alike=snapshot.alike,
             state=snapshot.trees,
             timings={"snapshot_seconds": snapshot.seconds, "stall_seconds": snapshot.stall_seconds},
+            seal=snapshot.arena.seal,
         )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import time
 
 from holdfast import format as fmt
+from holdfast.persist import sealing
 from holdfast.persist.beside import Beside
 from holdfast.persist.task import Task, Written
 from holdfast.shards import Part, Whole
@@ -19,17 +21,26 @@ same file's fsync again may succeed and mean nothing, so the bytes are written o
 
 
 def write_checkpoint(
-    store: Store, task: Task, payload: memoryview, *, threads: bool, pace: Pace | None = None
+    store: Store,
+    task: Task,
+    payload: memoryview,
+    *,
+    threads: bool,
+    pace: Pace | None = None,
+    known: list[fmt.Tensor] | None = None,
 ) -> Written:
     """Write and commit, or write this rank's part; the payload must not change until this returns.
 
-    Without `threads` everything is done on the calling thread, as a forked child must.
+    Without `threads` everything is done on the calling thread, as a forked child must. `known` is what the
+    manifest says of each tensor, where that was found out before.
 
     Raises:
         Fenced, FileExistsError, OSError: as the store's writer does; nothing of the checkpoint is left.
     """
-    writing = _Writing(store, task, payload, threads, pace)
+    writing = _Writing(store, task, payload, threads, pace, known)
     try:
+        if task.seal is not None and not threads:
+            writing.tensors.result()  # which seals it: before the write, since nothing goes on beside that
         if task.origin.place is not None:
             return writing.part(task.origin.place)
         try:
@@ -45,15 +56,23 @@ def write_checkpoint(
 class _Writing:
     """One checkpoint, from its bytes to its commit, in one attempt or two."""
 
-    def __init__(self, store: Store, task: Task, payload: memoryview, threads: bool, pace: Pace | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        task: Task,
+        payload: memoryview,
+        threads: bool,
+        pace: Pace | None,
+        known: list[fmt.Tensor] | None,
+    ) -> None:
         self._store, self._task, self._payload = store, task, payload
         self._threads, self._pace = threads, pace
         origin = task.origin
-        names = {"job": origin.job, "iteration": str(task.iteration), "rank": str(origin.rank)}
-        self._header = fmt.payload_header(task.slots, names)
+        self._header = sealing.header_of(task)
         self._file = payload_of(origin.rank)
         self._replace = task.origin.replaces
-        self.tensors = Beside("holdfast-digest", self._describe, threads=threads)
+        self._known = known
+        self.tensors = Beside("holdfast-digest", self._sealed, threads=threads)
 
     def attempt(self) -> float:
         """Write to a new place and commit; the seconds that writing the payload took."""
@@ -95,6 +114,12 @@ class _Writing:
             self._replace = self._replace or error.errno in UNSURE
             raise
 
+    def _sealed(self) -> list[fmt.Tensor]:
+        tensors = self._describe() if self._known is None else self._known
+        with contextlib.suppress(OSError):  # a death finds no memory of it then; it is written all the same
+            sealing.seal(self._task, self._part(tensors))
+        return tensors
+
     def _describe(self) -> list[fmt.Tensor]:
         """What the manifest says of each tensor; reads all of the payload, for the digests."""
         task, opening, payload = self._task, len(self._header), self._payload
@@ -122,6 +147,9 @@ class _Writing:
         return found
 
     def _described(self) -> Part:
+        return self._part(self.tensors.result())
+
+    def _part(self, tensors: list[fmt.Tensor]) -> Part:
         header = self._header
         file = fmt.File(
             name=self._file,
@@ -130,7 +158,7 @@ class _Writing:
             header_digest=fmt.digest(header),
         )
         task = self._task
-        return Part(rank=task.origin.rank, file=file, tensors=self.tensors.result(), state=task.state)
+        return Part(rank=task.origin.rank, file=file, tensors=tensors, state=task.state)
 
 
 def manifest_of(task: Task, whole: Whole, write_seconds: float) -> fmt.Manifest:

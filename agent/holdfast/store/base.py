@@ -7,6 +7,8 @@ from typing import Protocol, Self
 
 import msgspec
 
+from holdfast.protocol import Origin
+
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One start of a job's processes; the highest number is the one that may commit."""
@@ -34,6 +36,8 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     left: str | None = None
     """The safety checkpoint of the state that was left for it: the way back."""
+    origin: Origin | None = None
+    """Of the first lineage of a fork: the checkpoint of another job that `parent` is a copy of."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,14 @@ class Pins(msgspec.Struct, frozen=True, kw_only=True):
 
     attempt: int
     checkpoints: tuple[str, ...]
+    at: float
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that somebody copies just now: retention waits with it."""
+
+    uid: str
+    checkpoint: str
     at: float
 
 
@@ -88,6 +100,17 @@ class CheckpointWriter(Protocol):
         Raises:
             Fenced: a newer attempt has begun, and removed what was written; a store need not notice yet.
             OSError: the store cannot; what was written so far is nobody's.
+        """
+        ...
+
+    def adopt(self, job: str, checkpoint: str, file: str) -> None:
+        """Have a file of a committed checkpoint of this store, which may be another job's, stand here as well.
+
+        It takes no room where the store can do that, and stays when the other one is deleted.
+
+        Raises:
+            DamagedCheckpoint: there is no such file.
+            Fenced, OSError: as `write`.
         """
         ...
 
@@ -236,6 +259,18 @@ class Store(Protocol):
     def pins(self, job: str) -> Pins | None:
         """The newest note; None where there is none. OSError when it cannot be read: then nobody may take it that
         nothing is pinned."""
+        ...
+
+    def hold(self, job: str, hold: Hold) -> None:
+        """Ask whoever looks after the job to leave a checkpoint for now. OSError: the store cannot."""
+        ...
+
+    def release(self, job: str, uid: str) -> None:
+        """Take that back; never raises."""
+        ...
+
+    def holds(self, job: str) -> list[Hold]:
+        """Those that were not taken back, however old."""
         ...
 
     def leftovers(self, job: str) -> list[Leftover]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.store.base import Pace
-from holdfast.store.bucket_errors import Place, Unanswered
+from holdfast.store.bucket_errors import NoSuchObject, Place, Unanswered
 from holdfast.store.connection import connect
 from holdfast.store.plain_ranges import PlainRanges
 
@@ -31,6 +31,8 @@ PARTS_IN_FLIGHT = 8
 MOST_PARTS = 10_000
 """More a server need not take; parts of a larger payload are larger."""
 RANGE_BYTES = 16 << 20
+MOST_COPIED_BYTES = 5 << 30
+"""A larger object no server of Amazon's copies at once."""
 PATIENCE_SECONDS = 30.0
 _NOT_PARTIAL = "non-partial response"
 
@@ -100,6 +102,20 @@ class Bucket:
                 size=f"{size:,}", name=name, found=f"{found:,}",
             )  # fmt: skip
 
+    def copy(self, source: str, target: str, size_bytes: int) -> None:
+        """Put an object again under another name: by the server itself, or through here where it does not do that.
+
+        NoSuchObject: there is no such source.
+        """
+        if size_bytes > MOST_COPIED_BYTES or not self._copied(source, target):
+            self._upload(target, self._pieces(source, size_bytes), size_bytes)
+        if (found := self._size(target)) != size_bytes:
+            raise self.place.error(
+                errno.EIO,
+                "{server} copied {size} bytes to {name} in bucket {bucket} and holds {found}",
+                size=f"{size_bytes:,}", name=target, found=f"{found:,}",
+            )  # fmt: skip
+
     def read(self, name: str, start: int, target: memoryview) -> None:
         """Fill `target` with an object's bytes from `start` on.
 
@@ -139,6 +155,25 @@ class Bucket:
                 raise
             self._takes_conditions = False
             self._put_new(name, data)
+
+    def _copied(self, source: str, target: str) -> bool:
+        import obstore
+
+        try:
+            with self._explained():
+                obstore.copy(self._transfers, source, target)
+        except (NoSuchObject, Unanswered):
+            raise
+        except OSError as error:  # some servers know no such request
+            logger.debug("%s: %s is copied through here: %s", self.place.url, source, error)
+            return False
+        return True
+
+    def _pieces(self, name: str, size_bytes: int) -> Iterator[memoryview]:
+        for start in range(0, size_bytes, RANGE_BYTES):
+            piece = memoryview(bytearray(min(RANGE_BYTES, size_bytes - start)))
+            self.read(name, start, piece)
+            yield piece
 
     def _upload(self, name: str, slices: Iterator[memoryview], size: int) -> None:
         import obstore

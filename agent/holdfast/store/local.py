@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import mmap
 import os
 import re
 import secrets
@@ -19,11 +20,11 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.errors import Fenced
+from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format import MANIFEST
 from holdfast.protocol import checkpoint_id, is_checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.store import directories, pin_notes
-from holdfast.store.base import Attempt, Ending, Leftover, Lineage, Pace, Pins
+from holdfast.store.base import Attempt, Ending, Hold, Leftover, Lineage, Pace, Pins
 from holdfast.store.files import Files
 from holdfast.store.pin_notes import PINS
 from holdfast.store.reading import LocalReader
@@ -39,6 +40,9 @@ LEFTOVER = re.compile(r"\.tmp-(\d+)-|\d+-\d+\.damaged-(\d+)-")
 ATTEMPTS = "attempts"
 ENDINGS = "endings"
 LINEAGES = "lineages"
+HOLDS = "holds"
+NOT_LINKED = (errno.EXDEV, errno.EMLINK, *directories.NO_LINKS)
+"""How a file system, or the rights on a file of somebody else's, refuse another name for it."""
 
 
 class LocalStore:
@@ -159,6 +163,23 @@ class LocalStore:
                 raise OSError(errno.EIO, f"is no note of pins ({error}): remove it", str(path)) from error
         return None
 
+    def hold(self, job: str, hold: Hold) -> None:
+        directory = self._job(job) / HOLDS
+        if not directory.is_dir():
+            directories.make_durably(self.files, self.root, self._job(job), HOLDS)
+        directories.create_durably(self.files, directory / f"{hold.uid}.json", msgspec.json.encode(hold))
+
+    def release(self, job: str, uid: str) -> None:
+        with contextlib.suppress(OSError):
+            self.files.unlink(self._job(job) / HOLDS / f"{uid}.json")
+
+    def holds(self, job: str) -> list[Hold]:
+        found, directory = [], self._job(job) / HOLDS
+        for path in sorted(directory.glob("*.json")) if directory.is_dir() else ():
+            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):  # taken back just now; none of ours
+                found.append(msgspec.json.decode(path.read_bytes(), type=Hold))
+        return found
+
     def leftovers(self, job: str) -> list[Leftover]:
         newest, leftovers = self.latest_attempt(job), []
         for path in sorted(self._job(job).iterdir()):
@@ -258,7 +279,7 @@ class LocalStore:
                 return attempt
 
     def _remove_half_written_records(self, job: str) -> None:
-        for kind in (ATTEMPTS, ENDINGS, LINEAGES, PINS):
+        for kind in (ATTEMPTS, ENDINGS, LINEAGES, PINS, HOLDS):
             for path in (self._job(job) / kind).glob(".*.json-*"):
                 with contextlib.suppress(OSError):
                     self.files.unlink(path)
@@ -286,6 +307,26 @@ class LocalWriter:
         with self._unless_cleared_away():
             path = self._temporary / file
             write_durably(self._files, path, parts, self._volume, threads=threads, pace=pace)
+
+    def adopt(self, job: str, checkpoint: str, file: str) -> None:
+        source, target = self._store.path(job, checkpoint) / Path(file).name, self._temporary / Path(file).name
+        with self._unless_cleared_away():
+            try:
+                self._files.link(source, target)
+            except OSError as error:
+                if not source.exists():
+                    raise DamagedCheckpoint(str(source), "there is no such file") from error
+                if error.errno not in NOT_LINKED:
+                    raise
+                self._copy(source, target)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        with (
+            open(source, "rb") as opened,
+            mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as whole,
+        ):
+            write_durably(self._files, target, [whole], self._volume)
 
     def settle(self) -> None:
         with self._unless_cleared_away():

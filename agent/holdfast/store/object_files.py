@@ -24,21 +24,22 @@ class Home(Protocol):
     def survey(self, job: str, checkpoint: str = "") -> Survey: ...
     def latest_attempt(self, job: str) -> int: ...
     def keys_below(self, job: str, folder: str) -> list[str]: ...
+    def source(self, job: str, checkpoint: str, file: str) -> tuple[str, int]: ...
 
 
 class ObjectReader:
     """A file of a checkpoint."""
 
     def __init__(self, bucket: Bucket, name: str, size_bytes: int) -> None:
-        self._bucket, self._name, self.size_bytes = bucket, name, size_bytes
+        self._bucket, self.name, self.size_bytes = bucket, name, size_bytes
 
     def read_into(self, start: int, target: memoryview) -> None:
         """As in `FileReader`; OSError when the server is away, which says nothing about the checkpoint."""
-        url = f"{self._bucket.place.url}/{self._name}"
+        url = f"{self._bucket.place.url}/{self.name}"
         if start + len(target) > self.size_bytes:
             raise DamagedCheckpoint(url, f"ends at byte {self.size_bytes:,}")
         try:
-            self._bucket.read(self._name, start, target)
+            self._bucket.read(self.name, start, target)
         except NoSuchObject as error:
             raise DamagedCheckpoint(url, "there is no such object any more") from error
 
@@ -73,6 +74,14 @@ class ObjectWriter:
         # nothing to do for `threads`: obstore's are there already, and no thread of ours is started
         self._folder.files[file] = sum(len(part) for part in parts)
         self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)
+
+    def adopt(self, job: str, checkpoint: str, file: str) -> None:
+        source, size_bytes = self._store.source(job, checkpoint, file)
+        self._folder.files[file] = size_bytes
+        try:
+            self._store.bucket.copy(source, f"{self._job}/{self._folder.path}/{file}", size_bytes)
+        except NoSuchObject as error:
+            raise DamagedCheckpoint(f"{self._store.url}/{source}", "there is no such object any more") from error
 
     def settle(self) -> None:
         """Nothing: an object that was put stays."""

@@ -4,6 +4,7 @@
     <job>/attempts/<number, 8 digits>-<uid>.json, and the same with .seen.json
     <job>/endings/<attempt, 8 digits>.json
     <job>/lineages/<number, 6 digits>-<attempt, 8 digits>.json
+    <job>/holds/<uid>.json
 
 No server is asked for more than this: a PUT appears whole or not at all, and a LIST that begins after a PUT or a
 DELETE has ended shows it. Fencing follows from the order in which things are done:
@@ -34,7 +35,7 @@ import msgspec
 from holdfast.format import MANIFEST
 from holdfast.protocol import is_checkpoint_id
 
-ATTEMPTS, ENDINGS, LINEAGES = "attempts", "endings", "lineages"
+ATTEMPTS, ENDINGS, LINEAGES, HOLDS = "attempts", "endings", "lineages", "holds"
 _ATTEMPT = re.compile(r"(\d{8,})-(.+?)(\.seen)?\.json")
 _LINEAGE = re.compile(r"(\d{6,})-(\d{8,})\.json")
 _ENDING = re.compile(r"(\d{8,})\.json")

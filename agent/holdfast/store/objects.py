@@ -20,7 +20,7 @@ from holdfast.format import MANIFEST
 from holdfast.protocol import checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.store import connection, pin_notes
 from holdfast.store import object_keys as keys
-from holdfast.store.base import Attempt, Ending, Leftover, Lineage, Pins
+from holdfast.store.base import Attempt, Ending, Hold, Leftover, Lineage, Pins
 from holdfast.store.bucket import Bucket
 from holdfast.store.bucket_errors import NoSuchObject, Place
 from holdfast.store.object_files import JoinedWriter, ObjectReader, ObjectWriter, require_newest
@@ -187,6 +187,20 @@ class ObjectStore:
                 continue
         return None
 
+    def hold(self, job: str, hold: Hold) -> None:
+        self.bucket.put_new(f"{validate_job(job)}/{keys.HOLDS}/{hold.uid}.json", msgspec.json.encode(hold))
+
+    def release(self, job: str, uid: str) -> None:
+        with contextlib.suppress(OSError):
+            self.bucket.delete([f"{validate_job(job)}/{keys.HOLDS}/{uid}.json"])
+
+    def holds(self, job: str) -> list[Hold]:
+        found = []
+        for name in self._names(job, f"{keys.HOLDS}/"):
+            with contextlib.suppress(NoSuchObject, msgspec.DecodeError):  # taken back just now; none of ours
+                found.append(msgspec.json.decode(self.bucket.get(f"{job}/{name}"), type=Hold))
+        return found
+
     def survey(self, job: str, checkpoint: str = "") -> Survey:
         """What there is of a job, or of one checkpoint, and what of it counts."""
         sizes = self._names(job, f"{checkpoint_id(*parse_checkpoint_id(checkpoint))}/" if checkpoint else "")
@@ -201,6 +215,11 @@ class ObjectStore:
 
     def keys_below(self, job: str, folder: str) -> list[str]:
         return list(self._names(job, folder))
+
+    def source(self, job: str, checkpoint: str, file: str) -> tuple[str, int]:
+        """The object that a file of a committed checkpoint is, and its bytes. DamagedCheckpoint: there is none."""
+        found = self.open_file(job, checkpoint, file)
+        return found.name, found.size_bytes
 
     def _read_records(self, job: str, names: Sequence[str], record: type[T]) -> list[T]:
         found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Annotated
 
@@ -9,38 +10,60 @@ import msgspec
 import typer
 
 from holdfast import tidying
-from holdfast.commands.console import EXIT_USAGE, Json, counted, fail, print_json, print_table, size
+from holdfast.client import NotFound
+from holdfast.commands.console import (
+    EXIT_USAGE,
+    Json,
+    Token,
+    asking,
+    counted,
+    fail,
+    print_json,
+    print_table,
+    size,
+)
 from holdfast.commands.stores.asking import OfJob, Where, jobs_of, opened
-from holdfast.options import DEFAULT_KEEP
+from holdfast.options import weigh_retention
+from holdfast.retention import Retention
 from holdfast.store import Store
 from holdfast.tidying import Item, Plan
 
-_KEEP = "About how many checkpoints of each job stay, as in holdfast.Session(keep=...)."
+_KEEP = "About how many checkpoints of each job stay, as in holdfast.Session(keep=...): 12, or HOLDFAST_KEEP."
+_RETENTION = "Rules in its place, as in holdfast.Session(retention=...): 'last 5, every 1000, size 200GB'."
+_SERVER = "Where the jobs' server is: what its open orders name stays."
 _WHILE_RUNNING = "Also jobs that run or may run. Restoring what is removed fails; nothing else is disturbed."
 
 
 def gc(
     path: Where,
     job: OfJob = None,
-    keep: Annotated[int, typer.Option(min=1, envvar="HOLDFAST_KEEP", help=_KEEP)] = DEFAULT_KEEP,
+    keep: Annotated[int | None, typer.Option(min=1, help=_KEEP)] = None,
+    retention: Annotated[str | None, typer.Option(help=_RETENTION)] = None,
     drop: Annotated[list[str] | None, typer.Option(help="This checkpoint goes; needs --job. Repeatable.")] = None,
     while_running: Annotated[bool, typer.Option("--while-running", help=_WHILE_RUNNING)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    server: Annotated[str | None, typer.Option(envvar="HOLDFAST_SERVER", help=_SERVER)] = None,
+    token: Token = None,
     json: Json = False,
 ) -> None:
     """Remove the checkpoints that retention no longer wants, and what crashes and damage left behind.
 
     A running session does this by itself after each checkpoint, so a job that runs is passed over. What is never
-    removed, unless you name it: what is pinned, the newest half of those to keep, the one a restart goes on from,
-    where lineages began, what the last three restores left, the newest eight that somebody asked for by hand.
+    removed, unless you name it: what is pinned, the one a restart goes on from, where lineages began, what the
+    last three restores left, the newest eight that somebody asked for by hand, what an open order of --server
+    names.
 
-    Examples: holdfast store gc checkpoints --dry-run  ·  holdfast store gc checkpoints --job char-gpt --keep 4
+    Examples: holdfast store gc checkpoints --dry-run  ·  holdfast store gc checkpoints --job char-gpt --keep 4  ·
+    holdfast store gc checkpoints --retention "last 5, every 1000, size 200GB"
     """
     if json and not (dry_run or yes):
         fail("--json cannot ask: give --dry-run or --yes with it", EXIT_USAGE)
+    rules = _rules(retention, keep)
     with opened(path) as store:
-        plans = [tidying.plan(store, name, keep, drop or ()) for name in jobs_of(store, _dropped_from(job, drop))]
+        jobs = jobs_of(store, _dropped_from(job, drop))
+        wanted = _ordered(server, token, jobs) if server else {}
+        plans = [tidying.plan(store, name, rules, drop or (), wanted.get(name, ())) for name in jobs]
         _require_known(store, job, drop)
         ours = [each for each in plans if while_running or each.running is None]
         if not json:
@@ -51,6 +74,24 @@ def gc(
             _carry_out(store, ours)
     if json:
         print_json([_as_told(each, each in ours) for each in plans])
+
+
+def _rules(retention: str | None, keep: int | None) -> Retention:
+    try:
+        return weigh_retention(retention, keep)
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def _ordered(server: str, token: str | None, jobs: list[str]) -> dict[str, list[str]]:
+    """What open orders name. A server that does not answer ends the command: it may hold one."""
+    found = {}
+    with asking(server, token) as client:
+        for job in jobs:
+            with contextlib.suppress(NotFound):
+                order = client.job(job).open_order
+                found[job] = [order.checkpoint] if order is not None else []
+    return found
 
 
 def _dropped_from(job: str | None, drop: list[str] | None) -> str | None:

@@ -1,0 +1,128 @@
+"""`python -m holdfast.rescue FOLDER TRAINED END [PID ...]`: makes durable what a dead trainer has left in memory.
+
+The supervisor starts it beside the trainer's next start, which does not wait for it: that one reads the memory,
+too. When its attempt begins before the rescue has committed, the rescue is fenced and the attempt saves what it
+has loaded itself. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from holdfast import restore
+from holdfast.errors import DamagedCheckpoint, Fenced
+from holdfast.persist.courtesy import be_nice, volunteer
+from holdfast.persist.sealing import Seal, mapped, seals_of, verify
+from holdfast.persist.writing import write_checkpoint
+from holdfast.protocol import parse_checkpoint_id
+from holdfast.slots import Slot
+from holdfast.store import Store, open_store
+from holdfast.supervision import Trained
+
+HELPER_SECONDS = 600.0
+"""A helper of the dead trainer is given so long to end: it may be about to commit the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a rescue made durable."""
+
+    seal: Seal
+    before: int
+    """The iteration of the newest durable checkpoint until then, 0 without one."""
+
+
+def rescue(folder: Path, trained: Trained) -> Saved | None:
+    """Commit the newest whole snapshot in memory, under the attempt that died. None where nothing is to be saved.
+
+    That is where it is durable already, where something newer is, where training went on from somewhere else, and
+    where another attempt has begun.
+
+    Raises:
+        Fenced: another attempt has begun meanwhile: the trainer's next, as a rule, which saves it itself.
+        DamagedCheckpoint: what is there is not what was sealed.
+        OSError: the store cannot take it.
+    """
+    store, worst = open_store(trained.store), None
+    attempts = store.attempts(trained.job)
+    if not attempts or attempts[-1].uid != trained.uid:
+        return None
+    known = {attempt.uid for attempt in attempts}  # a job by this name may have another store
+    for seal in (seal for seal in seals_of(folder, trained.job) if seal.task.origin.uid in known):
+        iteration, lineage = parse_checkpoint_id(seal.task.id)
+        lineages = store.lineages(trained.job)
+        durable = next(iter(restore.chain(store, trained.job)), None)
+        before = parse_checkpoint_id(durable) if durable is not None else (0, 0)
+        if not lineages or lineages[-1].number != lineage or (lineage, iteration) <= before[::-1]:
+            return None
+        try:
+            _save(store, folder, seal, attempts[-1].number)
+        except DamagedCheckpoint as error:  # the one before may be sound
+            worst = error
+            continue
+        except FileExistsError:  # a helper of the trainer's was quicker
+            return None
+        return Saved(seal, before[0])
+    if worst is not None:
+        raise worst
+    return None
+
+
+def _save(store: Store, folder: Path, seal: Seal, attempt: int) -> None:
+    with mapped(Slot(folder, seal.number), seal.size_bytes) as payload:
+        verify(seal, payload)
+        origin = msgspec.structs.replace(seal.task.origin, attempt=attempt, bytes_per_second=None)
+        task = msgspec.structs.replace(seal.task, origin=origin, seal=None)
+        write_checkpoint(store, task, payload, threads=True, known=seal.part.tensors)
+
+
+def _tell(trained: Trained, saved: Saved, end: str) -> None:
+    """On the job's timeline, with the event of any other checkpoint; its log has a line of it."""
+    seal, iteration = saved.seal, saved.seal.task.iteration
+    gained = f"{iteration - saved.before:,} iterations that no checkpoint held"
+    told = f"iteration {iteration:,} was saved out of memory after the trainer ended ({end}): {gained}"
+    print(f"holdfast run: {told}", file=sys.stderr, flush=True)
+    if trained.server:
+        from holdfast.standby import tell_of_rescue
+
+        tell_of_rescue(trained, seal.task, seal.part.file.size_bytes, told)
+
+
+def _await(pids: Iterable[int]) -> None:
+    """Until these processes have ended."""
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:  # it has
+            continue
+        try:
+            select.select([fd], [], [], HELPER_SECONDS)
+        finally:
+            os.close(fd)
+
+
+def main(folder: str, told: str, end: str, *pids: str) -> None:
+    be_nice()
+    volunteer()
+    trained = msgspec.json.decode(told, type=Trained)
+    _await(map(int, pids))
+    try:
+        saved = rescue(Path(folder), trained)
+    except Fenced:
+        return
+    except (OSError, DamagedCheckpoint) as error:
+        print(f"holdfast run: what is in memory was not saved: {error}", file=sys.stderr, flush=True)
+        return
+    if saved is not None:
+        _tell(trained, saved, end)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""Memory that a supervisor holds for the snapshots of its trainer, so that they outlive it. Knows no torch.
+
+Each slot is a memory file (memfd): no file system has a name for it, so nothing is left of it once the last
+process that holds it is gone, however that ended, and a container's small /dev/shm does not limit it. The
+supervisor keeps the descriptors; the trainer opens them by way of /proc, through links in the folder that both
+know. Beside a slot lies its seal, as long as the slot holds a whole snapshot: see `persist.sealing`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.hostmemory import can_share
+
+COUNT = 16
+"""More than snapshots in flight are any good for; one that is not used takes no memory."""
+_MEMORY, _SEAL, _CLAIM = "slot-{}.memory", "slot-{}.seal", "slot-{}.claim"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One of them, as any process knows it that knows the folder."""
+
+    folder: Path
+    number: int
+
+    @property
+    def memory(self) -> Path:
+        return self.folder / _MEMORY.format(self.number)
+
+    @property
+    def seal(self) -> Path:
+        """There while the memory holds a whole snapshot, which it describes."""
+        return self.folder / _SEAL.format(self.number)
+
+    def open(self) -> int:
+        """A descriptor of the memory's own. OSError where the supervisor's cannot be reached."""
+        return os.open(self.memory, os.O_RDWR | os.O_CLOEXEC)
+
+    def unseal(self) -> None:
+        """The memory is about to change. OSError where the seal cannot be removed: then it must not."""
+        self.seal.unlink(missing_ok=True)
+
+    def claim(self) -> bool:
+        """Take it for a session; False where another has it."""
+        try:
+            os.close(os.open(self._claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            return False
+        return True
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):  # it lasts no longer than this start of the trainer anyway
+            self._claim.unlink(missing_ok=True)
+
+    @property
+    def _claim(self) -> Path:
+        return self.folder / _CLAIM.format(self.number)
+
+
+def slots_in(folder: Path) -> list[Slot]:
+    """Those that a supervisor holds, whether they can be opened here or not."""
+    return [slot for number in range(COUNT) if os.path.lexists((slot := Slot(folder, number)).memory)]
+
+
+def claim(folder: Path, first: Collection[int], count: int) -> list[Slot]:
+    """Take up to `count` slots for a session: those of the numbers `first`, then such as hold nothing."""
+    found = slots_in(folder)
+    empty = [slot for slot in found if not slot.seal.exists()]
+    wanted = [*(slot for slot in found if slot.number in first), *empty]
+    claimed: list[Slot] = []
+    for slot in dict.fromkeys(wanted):
+        if len(claimed) < count and slot.claim():
+            claimed.append(slot)
+    return claimed
+
+
+class Held:
+    """The slots, as the supervisor has them: their memory lasts as long as this, or who else has opened it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fds: list[int] = []
+        if not can_share():
+            return
+        try:
+            for number in range(COUNT):
+                fd = os.memfd_create(f"holdfast-{os.getpid()}-{number}", os.MFD_CLOEXEC)
+                self._fds.append(fd)
+                Slot(folder, number).memory.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
+        except OSError:  # too many open files, as a rule
+            self.close()
+
+    def __len__(self) -> int:
+        return len(self._fds)
+
+    @property
+    def sealed(self) -> bool:
+        """At least one holds a snapshot."""
+        return any(slot.seal.exists() for slot in self._slots())
+
+    def unclaim(self) -> None:
+        """Those who had claimed a slot are gone."""
+        for slot in self._slots():
+            slot.release()
+
+    def close(self) -> None:
+        for slot in self._slots():
+            with contextlib.suppress(OSError):
+                slot.memory.unlink(missing_ok=True)
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+    def _slots(self) -> list[Slot]:
+        return [Slot(self._folder, number) for number in range(len(self._fds))]
