@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI
@@ -41,6 +41,7 @@ CHORES: tuple[Chore, ...] = (
     Chore("accounts", tidying.TIDY_SECONDS, tidying.tidy),
     Chore("audit anchor", tidying.ANCHOR_SECONDS, tidying.anchor),
     Chore("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
+    Chore("alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)),
     Chore("compaction", compaction.EVERY_SECONDS, compaction.compact),
     Chore("orders", order_watch.EVERY_SECONDS, order_watch.watch),
     Chore("overrides", overrides.EVERY_SECONDS, overrides.end),

@@ -188,7 +188,8 @@ async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, Failing]:
     good = (
         select(rows.job, func.max(at).label("at")).where(rows.job.in_(jobs), settled).group_by(rows.job).subquery()
     )
-    newest_first = (at.desc(), rows.iteration.desc(), rows.lineage.desc())
+    # As a sum: the index on it would lead past all that succeeded.
+    newest_first = ((at + 0.0).desc(), rows.iteration.desc(), rows.lineage.desc())
     ranked = (
         select(
             rows.job,

@@ -118,7 +118,8 @@ def roll_up_all(connection: Connection, stretch: int) -> None:
     tables = [columns.unpack(one) for one in packed]
     names = tuple(dict.fromkeys(name for table in tables for name in table.metrics))
     whole = columns.joined(tables, names)
-    levels, buckets = rollups.at_levels(rollups.of_table(whole, 1 << LEVELS[0]))
+    fine = rollups.of_table(whole, 1 << LEVELS[0])
+    levels, buckets = rollups.grown(fine, int(whole.iteration[0]))
     stretches.ROLLUP.run(connection, *stretches.rollup_rows(stretch, levels, buckets))
     done = {"rolled_up": True, "metrics": stretches.encoded_names(names)}
     connection.execute(update(row).where(row.c.id == stretch).values(done))

@@ -12,7 +12,7 @@ from holdfast_server import audit, checkpoints, models, orders, pins, verificati
 from holdfast_server import desired as wanted
 from holdfast_server.checkpoints import DURABLE, ancestry_of, as_row
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, NotRestorable
+from holdfast_server.errors import InvalidSetting, NotPossible, NotRestorable
 from holdfast_server.previews import preview_restore as preview_restore
 from holdfast_server.previews import preview_settings as preview_settings
 from holdfast_server.summaries import find_job
@@ -152,6 +152,27 @@ async def cancel_restore(db: Database, job: str, order: str, *, who: str, now: f
         return cancelled
 
     return await db.write(work, job=job, at_once=True)
+
+
+async def undo_restore(db: Database, job: str, order: str, *, who: str, now: float) -> tuple[Order, bool]:
+    """Order a job back to the state that a restore left; asked twice, it is one order.
+
+    Raises:
+        UnknownJob, UnknownOrder.
+        NotPossible: it did not go there, or what it left is not in the store any more.
+        OpenOrder: the job is on its way to another checkpoint.
+    """
+    async with db.read() as session:
+        await find_job(session, job)
+        made = await orders.find(session, job, order)
+        key = f"undo {made.id}"
+        again = await orders.placed_before(session, job, key)
+    if again is None and not made.undoable:
+        left = "what it left is not in the store any more" if made.state == "restored" else f"it is {made.state}"
+        raise NotPossible(f"the restore to iteration {made.iteration} cannot be undone: {left}")
+    return await order_restore(
+        db, job, checkpoint=made.safety_checkpoint, iteration=None, key=key, who=who, now=now
+    )
 
 
 async def change_checkpoint(

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.pacing import parse_budget, parse_every, parse_policy
 from holdfast.protocol import OPEN_ORDER_STATES, Desired, Paced, RestoreOrder, VerifyRequest
+from holdfast.retention import parse_retention
 from holdfast_server import models
 from holdfast_server.errors import Conflict, InvalidSetting
 from holdfast_server.views import Change, DesiredChanges, Edit, Order
@@ -44,6 +45,7 @@ def of(job: models.Job, order: models.RestoreOrder | Order | None, *, now: float
         policy=job.policy,
         every=job.every,
         paused=job.paused,
+        retention=job.retention,
         checkpoint_request=job.checkpoint_request,
         probe_request=job.probe_request,
         pins=None if job.pins is None else tuple(job.pins.split()),
@@ -101,8 +103,8 @@ def bump(session: AsyncSession, job: models.Job, changes: list[Change], *, who: 
 async def check_version(session: AsyncSession, job: models.Job, version: int) -> None:
     """Conflict when a later version than the editor's has changed a setting.
 
-    The settings are what an editor edits: budget, policy, interval, pause, and the request of a checkpoint or a
-    probe.
+    The settings are what an editor edits: budget, policy, interval, pause, retention, and the request of a
+    checkpoint or a probe.
     Versions in which a restore was placed, moved or ended, or a checkpoint pinned or verified, change none of
     them, and take nobody's form away.
     """
@@ -143,6 +145,11 @@ def change(job: models.Job, changes: DesiredChanges, *, now: float) -> list[Chan
     if changes.paused is not UNSET:
         made.append(Change(field="checkpoints", before=_paused(job.paused), after=_paused(changes.paused)))
         job.paused, job.paused_version = changes.paused, job.version + 1
+    if changes.retention is not UNSET:
+        parsed = None if changes.retention is None else _parsed("retention", parse_retention, changes.retention)
+        rules = None if parsed is None else str(parsed)
+        made.append(Change(field="retention", before=job.retention or SCRIPT, after=rules or SCRIPT))
+        job.retention = rules
     if changes.checkpoint_request is not UNSET and changes.checkpoint_request:
         made.append(Change(field="checkpoint", before="", after="now"))
         job.checkpoint_request += 1
@@ -150,7 +157,7 @@ def change(job: models.Job, changes: DesiredChanges, *, now: float) -> list[Chan
         made.append(Change(field="data probe", before="", after="now"))
         job.probe_request += 1
     if not made:
-        fields = "budget, policy, every, paused, checkpoint_request, probe_request"
+        fields = "budget, policy, every, paused, retention, checkpoint_request, probe_request"
         raise InvalidSetting("", f"nothing to change: give at least one of {fields}")
     return made
 
@@ -163,7 +170,7 @@ def reversal(edit: Edit, *, now: float) -> DesiredChanges:
     back: dict[str, Any] = {}
     for made in edit.changes:
         match made.field:
-            case "budget" | "policy":
+            case "budget" | "policy" | "retention":
                 back[made.field] = None if made.before.startswith(SCRIPT) else made.before
             case "interval":
                 back |= _interval(made.before, now)

@@ -86,7 +86,11 @@ def _settle(event: protocol.Event) -> None:
         event.lineage,
     ):
         raise ValueError(f"checkpoint {event.id} is not at iteration {event.iteration}-{event.lineage}")
-    names = [getattr(event, "parent", None)]
+    if isinstance(event, protocol.LineageStarted) and event.origin is not None:
+        protocol.validate_job(event.origin.job)
+        event.origin = msgspec.structs.replace(event.origin, digest=event.origin.digest[:MAX_LABEL])
+    origin = getattr(event, "origin", None)
+    names = [getattr(event, "parent", None), origin and origin.checkpoint]
     if isinstance(event, protocol.Inventory):
         if len(event.checkpoints) > MAX_CHECKPOINTS:
             raise ValueError(f"an inventory of {len(event.checkpoints)} checkpoints")
@@ -118,6 +122,7 @@ async def record(source: Source, event: protocol.Event) -> None:
     match event:
         case protocol.AttemptStarted():
             _started(attempt, event)
+            await orders.take_back(session, job, attempt=attempt.attempt, now=source.now)
             await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt)
             await batches.prune(session, job.name)
         case protocol.AttemptFinished():
@@ -155,6 +160,9 @@ async def record(source: Source, event: protocol.Event) -> None:
             await desired.stamp(session, job, event.version, event.iteration, event.at)
         case protocol.OrderMoved():
             await orders.report(session, job, event, attempt=attempt.attempt, now=source.now)
+        case protocol.Restores() if source.rank == 0:
+            attempt.restore_mode, attempt.restore_reason = event.mode, event.reason or None
+            attempt.start_seconds = event.start_seconds
         case protocol.Notice():
             notice(session, job.name, event)
 
@@ -189,6 +197,9 @@ async def _lineage(source: Source, event: protocol.LineageStarted) -> None:
     row = await ensure_lineage(source.session, source.job, event.lineage, at=event.at)
     row.at, row.iteration, row.parent, row.order_id = event.at, event.iteration, event.parent, event.order
     row.last_iteration = max(row.last_iteration, event.iteration)
+    if event.origin is not None:
+        origin = event.origin
+        row.from_job, row.from_checkpoint, row.from_digest = origin.job, origin.checkpoint, origin.digest
     await orders.note(source.session, source.job, event, attempt=source.attempt.attempt, now=source.now)
 
 

@@ -201,7 +201,8 @@ def plan(line: Line, points: int) -> Plan:
 
 
 def _cover(strand: Strand, first: int, last: int, level: int) -> Iterator[Read]:
-    """Buckets of a level, and at the ends, where a bucket holds more than is asked for, something finer."""
+    """Buckets of a level, and at the ends, where a bucket holds more than is asked for or is not stored yet,
+    something finer."""
     if level == 0:
         if first < strand.whole_from:
             yield from _rolled(strand, first, min(last, strand.whole_from - 1), LEVELS[0])
@@ -210,7 +211,8 @@ def _cover(strand: Strand, first: int, last: int, level: int) -> Iterator[Read]:
         return
     width, finer = 1 << level, max((one for one in LEVELS if one < level), default=0)
     begin = first if first <= strand.first_iteration else -(-first // width) * width
-    end = last if last >= strand.last_iteration else (last + 1) // width * width - 1
+    whole = level == LEVELS[0] and last >= strand.last_iteration
+    end = last if whole else (last + 1) // width * width - 1
     if begin > end:
         yield from _cover(strand, first, last, finer)
         return

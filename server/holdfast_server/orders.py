@@ -23,7 +23,7 @@ FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "restored": (*OPEN_ORDER_STATES, "cancelled", "expired"),
     "failed": OPEN_ORDER_STATES,
     "cancelled": OPEN_ORDER_STATES,
-    "expired": ("requested", "delivered", "unknown"),
+    "expired": ("requested", "delivered", "restoring", "unknown"),
     "superseded": OPEN_ORDER_STATES,
 }
 """The states from which each may be reached. Steps may be skipped: an agent that restores at its start
@@ -139,6 +139,8 @@ async def report(
     if late and event.state == "restoring" and await desired.open_order(session, job.name) is not None:
         # Only one order is open at a time; this one is taken up again when it is carried out.
         return
+    if late and event.state == "restoring" and attempt < await _newest_attempt(session, job):
+        return  # it is over, and did not come to its end: it would have noted the lineage
     if event.state == "restoring":
         details |= {"from_iteration": event.iteration, "from_lineage": event.lineage}
     if event.state == "restored":
@@ -168,8 +170,26 @@ async def note(
     details: dict[str, Any] = {"new_lineage": event.lineage, "taken_by": max(attempt, row.taken_by or 0)}
     if late:
         details["reason"] = TOO_LATE[row.state]
+    if event.left is not None:
+        details["safety_checkpoint"] = event.left
     if await _move(session, row, "restored", at=event.at, who=_agent(attempt), **details) and open_before:
         _close(session, job, row, who=desired.AGENT, now=now)
+
+
+async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now: float) -> None:
+    """An attempt begins: an order that was over, and that one before it had taken up too late, is over again.
+
+    Had that one come to its end, the lineage that it began would have been told by now.
+    """
+    row = await desired.open_order(session, job.name)
+    if row is None or row.state not in ("restoring", "unknown") or (row.taken_by or 0) >= attempt:
+        return
+    states: tuple[OrderState, ...] = ("cancelled", "expired")
+    for state in states:
+        if row.reason == TOO_LATE[state]:
+            reason = f"attempt {row.taken_by} did not finish it"
+            await end(session, job, row, state, who=SERVER, now=now, reason=reason)
+            return
 
 
 async def expire(session: AsyncSession, job: models.Job, row: models.RestoreOrder, *, now: float) -> bool:
@@ -331,6 +351,11 @@ async def _undoable(session: AsyncSession, rows: list[models.RestoreOrder]) -> s
     safety = and_(points.job == orders.job, points.id == orders.safety_checkpoint, points.state == DURABLE)
     restored = [row.id for row in rows if row.state == "restored"]
     return set(await session.scalars(select(orders.id).join(points, safety).where(orders.id.in_(restored))))
+
+
+async def _newest_attempt(session: AsyncSession, job: models.Job) -> int:
+    current = await session.get(models.Attempt, (job.name, job.uid))
+    return 0 if current is None else current.attempt
 
 
 async def _current_attempts(session: AsyncSession, jobs: set[str]) -> dict[str, models.Attempt]:

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.pacing import DEFAULT_BUDGET, Settings, parse_budget, parse_every, plan
 from holdfast.protocol import Paced
-from holdfast_server import models
+from holdfast_server import models, modes
 from holdfast_server.ancestry import Ancestry
 from holdfast_server.checkpoints import DURABLE, ancestry_of, as_row, find, on_the_way
 from holdfast_server.db import Database
@@ -59,10 +59,13 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
         here = await ancestry_of(session, row)
         there = await ancestry_of(session, row, target.lineage)
         fork = here.fork(there, min(target.iteration, row.iteration))
+        alive = status_of(row, attempt, now=now).alive
+        mode = modes.mode_of(attempt, alive=alive)
         estimate, rests_on = await _estimate(session, target)
+        if mode == "relaunch":
+            estimate, rests_on = _start(attempt)
         seconds = await _seconds(session, row, here, fork)
         world_size = max(1, attempt.world_size) if attempt else 1
-        alive = status_of(row, attempt, now=now).alive
         return RestorePreview(
             checkpoint=as_row(target, here),
             from_iteration=row.iteration,
@@ -78,8 +81,9 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
             estimated_seconds=estimate,
             estimated_from=rests_on,
             alive=alive,
-            what="in place, at the next iteration boundary" if alive else "at the next start of the job",
-            safety_checkpoint=alive,
+            mode=mode,
+            what=modes.told(attempt, alive=alive),
+            safety_checkpoint=mode != "next_start",
         )
 
 
@@ -110,6 +114,12 @@ async def _points(session: AsyncSession, job: models.Job, here: Ancestry, fork: 
     rows = models.Checkpoint
     query = select(func.count()).where(rows.job == job.name, rows.state == DURABLE, rows.iteration > fork)
     return await session.scalar(query.where(on_the_way(here))) or 0
+
+
+def _start(attempt: models.Attempt | None) -> tuple[float | None, str]:
+    """Seconds that another start takes, as this one did; what is saved before it comes to that."""
+    seconds = None if attempt is None else attempt.start_seconds
+    return seconds, "" if seconds is None else "the start of this attempt, up to its first iteration"
 
 
 async def _estimate(session: AsyncSession, target: models.Checkpoint) -> tuple[float | None, str]:

@@ -55,7 +55,8 @@ async def _bucket_at(session: AsyncSession, strand: Strand, at: float) -> tuple[
             if rollups.last_of(columns, AT) >= at:
                 low, high = max(low, first), min(high, last)
                 break
-    return low, high
+            low = last + 1  # it lies in a later one, which may not be stored before it is whole
+    return min(low, high), high
 
 
 async def contents(session: AsyncSession, job: str, reads: Sequence[Read]) -> Contents:
@@ -92,8 +93,10 @@ def _reaches(read: Read) -> ColumnElement[bool]:
 
 
 async def _rolled(session: AsyncSession, reads: Sequence[Read]) -> dict[tuple[int, int], list[Rolled]]:
-    rows = models.Rollup
+    """Core, and no ORM: a wide window is a thousand rows."""
+    rows = models.table(models.Rollup).c
     made: dict[tuple[int, int], dict[int, Rolled]] = {}
+    connection = await session.connection()
     for some in _some(reads):
         query = select(
             rows.stretch,
@@ -104,7 +107,7 @@ async def _rolled(session: AsyncSession, reads: Sequence[Read]) -> dict[tuple[in
             rows.rows,
             rows.columns,
         ).where(or_(*map(_lies, some)))
-        for stretch, level, bucket, first, last, count, columns in await session.execute(query):
+        for stretch, level, bucket, first, last, count, columns in await connection.execute(query):
             made.setdefault((stretch, level), {})[bucket] = (first, last, count, columns)
     return {place: [buckets[bucket] for bucket in sorted(buckets)] for place, buckets in made.items()}
 

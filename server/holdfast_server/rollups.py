@@ -7,7 +7,7 @@ whatever it is, and how many were nan, +inf and -inf. Pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,10 @@ from holdfast_server.columns import BUILT_IN, Floats, Ints, Table
 
 LEVELS = (6, 8, 10, 12, 14)
 """Powers of two. Each adds a quarter of the one before to what is stored, and no window needs much more than four
-times the buckets that it shows."""
+times the buckets that it shows.
+
+Of the finest level every bucket is stored. One of another level is as soon as its stretch has come past its end:
+until then the finer ones within it stand for it, so that a batch does not write a bucket of every level again."""
 MINIMUM, MAXIMUM, SUM, LAST = range(4)
 NAN, UP, DOWN = range(3)
 _NOTHING = (np.inf, -np.inf, 0.0, np.nan)
@@ -85,21 +88,78 @@ def combined(parts: Sequence[Rollup], width: int) -> Rollup:
     return whole if len(starts) == len(whole) else _added_up(whole, starts)
 
 
-def at_levels(fine: Rollup, stored: Rollup | None = None, levels: Sequence[int] = ()) -> tuple[list[int], Rollup]:
-    """Buckets of the finest level, added to those stored, of which `levels` says the level of each.
+def closing(reached: int, end: int) -> Iterator[tuple[int, range]]:
+    """The levels, finest first, that have buckets which end after iteration `reached` and no later than `end`, and
+    these; both are the iteration after the last."""
+    for level in LEVELS[1:]:
+        if reached >> level == end >> level:
+            return
+        yield level, range(reached >> level, end >> level)
 
-    Returns the level of each bucket, and the buckets of all levels. Which goes into which is found in Python, and
-    they are added up in one go: the buckets of a batch are few, and every step of numpy's takes its time.
+
+def open_buckets(first: int, reached: int, end: int) -> dict[int, tuple[int, int]]:
+    """Of a stretch that ended before iteration `reached`, what more iterations from `first` until before `end` add
+    to: by level, the first and the last bucket."""
+    finest, here = LEVELS[0], (reached - 1) >> LEVELS[0]
+    found = {finest: (here, here)} if first >> finest == here else {}
+    for level, (closed, _) in zip(LEVELS, closing(reached, end), strict=False):
+        # those within the bucket of the level above that now comes to its end
+        begin = reached >> closed << (closed - level)
+        found[level] = begin, here if level == finest else (reached >> level) - 1
+    return found
+
+
+def grown(
+    fine: Rollup, reached: int, stored: Rollup | None = None, levels: Sequence[int] = ()
+) -> tuple[list[int], Rollup]:
+    """What buckets of the finest level add to a stretch that ended before iteration `reached`; they lie after it.
+
+    `stored`: its `open_buckets`, of which `levels` says the level of each. Returns the level of each bucket to be
+    written, and these. Which goes into which is found in Python, and they are added up in one go: the buckets of a
+    batch are few, and every step of numpy's takes its time.
+    """
+    if stored is None:
+        whole, before = fine, list[int]()
+    else:
+        ascending = np.argsort(stored.last, kind="stable")
+        whole = _joined([stored.where(ascending), fine])
+        before = [levels[place] for place in ascending.tolist()]
+    last = whole.last.tolist()
+    finest, added = LEVELS[0], range(len(before), len(last))
+    here = last[added[0]] >> finest
+    shared = [place for place, level in enumerate(before) if level == finest and last[place] >> finest == here]
+    members = [(finest, [*shared, *added])]
+    for level, buckets in closing(reached, last[-1] + 1):
+        finer = [place for place, one in enumerate(before) if one < level]
+        members.append((level, [place for place in (*finer, *added) if last[place] >> level in buckets]))
+    return _in_buckets(whole, last, members)
+
+
+def late(fine: Rollup, reached: int, stored: Rollup | None, levels: Sequence[int]) -> tuple[list[int], Rollup]:
+    """What buckets of the finest level add to a stretch that had come past them already; the rest as for `grown`.
+
+    `stored`: the buckets of every level that hold their iterations.
     """
     whole = fine if stored is None else _joined([fine, stored])
     last = whole.last.tolist()
-    order, starts, found = list[int](), list[int](), list[int]()
+    members = []
     for level in LEVELS:
-        places = [*range(len(fine)), *(place for place, one in enumerate(levels, len(fine)) if one == level)]
-        before = -1
-        for place in sorted(places, key=last.__getitem__):
-            if last[place] >> level != before:
-                before = last[place] >> level
+        places = (*range(len(fine)), *(place for place, one in enumerate(levels, len(fine)) if one == level))
+        past = (place for place in places if level == LEVELS[0] or last[place] >> level < reached >> level)
+        members.append((level, sorted(past, key=last.__getitem__)))
+    return _in_buckets(whole, last, members)
+
+
+def _in_buckets(
+    whole: Rollup, last: Sequence[int], members: Iterable[tuple[int, Iterable[int]]]
+) -> tuple[list[int], Rollup]:
+    """`members`: by level, the rows that go into its buckets, in order. The level of each bucket, and they."""
+    order, starts, found = list[int](), list[int](), list[int]()
+    for level, places in members:
+        at = -1
+        for place in places:
+            if last[place] >> level != at:
+                at = last[place] >> level
                 starts.append(len(order))
                 found.append(level)
             order.append(place)

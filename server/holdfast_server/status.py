@@ -18,8 +18,13 @@ SILENT_AFTER_ITERATIONS = 3
 SPARKLINE_POINTS = 40
 STATUSES: tuple[JobStatus, ...] = get_args(JobStatus)
 ALIVE: tuple[JobStatus, ...] = ("starting", "running", "paused")
-_ENDS: dict[str, JobStatus] = {"finished": "finished", "interrupted": "stopped", "preempted": "stopped"}
+_ENDS: dict[str, JobStatus] = {
+    "finished": "finished", "interrupted": "stopped", "preempted": "stopped",
+    "forked": "stopped", "relaunched": "stopped",
+}  # fmt: skip
 """What an attempt says of its end; anything else is the exception that broke it."""
+ENDED_WELL = tuple(_ENDS)
+"""As attempts have it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ write of a few rows. Core and no ORM: nearly all that a server stores comes thro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
-from sqlalchemy import ClauseElement, Connection, bindparam, select, union_all, update
+from sqlalchemy import ClauseElement, Connection, Select, bindparam, select, union_all, update
 from sqlalchemy import insert as plain_insert
 
 from holdfast_server import columns, models, rollups
@@ -90,19 +90,19 @@ CHUNK = Statement(
         {column.name: bindparam(column.name) for column in _chunks.c if column.name != "id"}
     )
 )
-# One look into the index for each level: asked for with "or", SQLite goes through all buckets of the stretch.
-_ROLLED_BEFORE = Statement(
-    union_all(
-        *(
-            select(_rollups.c.level, *(_rollups.c[name] for name in _ROLLED)).where(
-                _rollups.c.stretch == bindparam("stretch"),
-                _rollups.c.level == level,
-                _rollups.c.bucket.between(bindparam(f"low_{level}"), bindparam(f"high_{level}")),
-            )
-            for level in LEVELS
-        )
+
+
+def _before(level: int) -> Select[Any]:
+    return select(_rollups.c.level, *(_rollups.c[name] for name in _ROLLED)).where(
+        _rollups.c.stretch == bindparam("stretch"),
+        _rollups.c.level == level,
+        _rollups.c.bucket.between(bindparam(f"low_{level}"), bindparam(f"high_{level}")),
     )
-)
+
+
+_FINEST_BEFORE = Statement(_before(LEVELS[0]))
+# One look into the index for each level: asked for with "or", SQLite goes through all buckets of the stretch.
+_ROLLED_BEFORE = Statement(union_all(*map(_before, LEVELS)))
 
 
 def _upsert(connection: Connection) -> ClauseElement:
@@ -185,19 +185,48 @@ def chunk_row(place: Place, table: columns.Table, chunk: bytes) -> dict[str, Any
 
 def roll_up(connection: Connection, stretch: int, table: columns.Table, *, after: Stretch | None) -> None:
     """Add a table, with all columns of the stretch, to its roll-ups; `after`: what was in them before."""
-    first, last = int(table.iteration[0]), int(table.iteration[-1])
-    asked = {"stretch": stretch}
-    for level in LEVELS:
-        # Where a batch follows the one before, as they do, only a bucket in which both lie is there already.
-        shared = after is not None and first >> level <= after.last_iteration >> level
-        asked |= {f"low_{level}": first >> level, f"high_{level}": last >> level if shared else -1}
-    stored: list[Any] = []
-    if any(asked[f"high_{level}"] >= 0 for level in LEVELS):
-        stored = _ROLLED_BEFORE.all(connection, asked)
-    before = rollups.decoded([row[1:] for row in stored], len(table.values)) if stored else None
+    first, end = int(table.iteration[0]), int(table.iteration[-1]) + 1
+    reached = first if after is None else after.last_iteration + 1
+    if first < reached:
+        behind = int(np.searchsorted(table.iteration, reached))
+        _roll_up_late(connection, stretch, table.rows(slice(0, behind)), reached)
+        table = table.rows(slice(behind, None))
+    if not len(table):
+        return
+    first = int(table.iteration[0])
+    asked = {} if after is None else rollups.open_buckets(first, reached, end)
+    levels, stored = _stored(connection, stretch, asked)
     fine = rollups.of_table(table, 1 << LEVELS[0])
-    levels, buckets = rollups.at_levels(fine, before, [row[0] for row in stored])
-    ROLLUP.run(connection, *rollup_rows(stretch, levels, buckets))
+    found, buckets = rollups.grown(fine, reached, _decoded(stored, table), levels)
+    ROLLUP.run(connection, *rollup_rows(stretch, found, buckets))
+
+
+def _roll_up_late(connection: Connection, stretch: int, table: columns.Table, reached: int) -> None:
+    first, last = int(table.iteration[0]), int(table.iteration[-1])
+    asked = {level: (first >> level, min(last >> level, (reached >> level) - 1)) for level in LEVELS[1:]}
+    asked[LEVELS[0]] = first >> LEVELS[0], last >> LEVELS[0]
+    levels, stored = _stored(connection, stretch, asked)
+    fine = rollups.of_table(table, 1 << LEVELS[0])
+    found, buckets = rollups.late(fine, reached, _decoded(stored, table), levels)
+    ROLLUP.run(connection, *rollup_rows(stretch, found, buckets))
+
+
+def _stored(
+    connection: Connection, stretch: int, asked: Mapping[int, tuple[int, int]]
+) -> tuple[list[int], list[tuple[int, int, int, bytes]]]:
+    """The buckets asked for, and the level of each before them."""
+    asked = {level: ends for level, ends in asked.items() if ends[0] <= ends[1]}
+    if not asked:
+        return [], []
+    terms = {"stretch": stretch}
+    for level in LEVELS[: 1 if asked.keys() == {LEVELS[0]} else None]:
+        terms[f"low_{level}"], terms[f"high_{level}"] = asked.get(level, (0, -1))
+    rows = (_FINEST_BEFORE if len(terms) == 3 else _ROLLED_BEFORE).all(connection, terms)
+    return [row[0] for row in rows], [row[1:] for row in rows]
+
+
+def _decoded(stored: Sequence[tuple[int, int, int, bytes]], table: columns.Table) -> Rollup | None:
+    return rollups.decoded(stored, len(table.values)) if stored else None
 
 
 def rollup_rows(stretch: int, levels: Sequence[int], rollup: Rollup) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_server import checkpoints, desired, models, orders, ways
+from holdfast_server import checkpoints, desired, models, modes, orders, ways
 from holdfast_server.ancestry import Ancestry
 from holdfast_server.db import Database
 from holdfast_server.errors import UnknownJob
@@ -99,6 +99,8 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         status=status.status,
         status_reason=status.reason,
         alive=status.alive,
+        restore_mode=modes.mode_of(facts.attempt, alive=status.alive),
+        restore_reason=modes.reason_of(facts.attempt, alive=status.alive),
         iteration=job.iteration,
         lineage=job.lineage,
         attempt=facts.attempt.attempt if facts.attempt else job.attempt,

@@ -21,7 +21,7 @@ from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
 from holdfast_server.lines import Strand
 from holdfast_server.marks import Axis, Reach, as_view
-from holdfast_server.status import current_attempt, status_of
+from holdfast_server.status import status_of
 from holdfast_server.stretches import names_of
 from holdfast_server.summaries import find_job
 from holdfast_server.summaries import job_summary as job_summary
@@ -131,8 +131,9 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
         begun = await lineages_of(session, job)
         ancestry = Ancestry([Branch(one.lineage, one.iteration, one.parent) for one in begun], found.lineage)
         strands = await reading.strands(session, job)
-        attempts = await _attempts(session, job)
-        extent, times = _extent(begun, strands), await _times(session, job, strands)
+        starts = await _starts(session, job)
+        attempts = [as_view(AttemptRow, row) for row in starts]
+        extent, times = _extent(begun, strands), await _times(session, job, strands, starts)
         first, last = _bounds(times if axis == "time" else extent, asked.start, asked.end)
         reach = Reach(
             axis, first, last, max(2, min(asked.points, MAX_POINTS)), min(asked.marks, MAX_MARKS), asked.digits
@@ -148,7 +149,7 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
             window=(int(first), int(last)) if extent and axis == "iteration" else None,
             times=times,
             time_window=(first, last) if extent and axis == "time" else None,
-            silent_since=await _silent_since(session, found, now=now),
+            silent_since=await _silent_since(session, found, starts, now=now),
             now=now,
             bucketed=False,
             metrics=list(dict.fromkeys(name for one in strands for name in names_of(one.metrics))),
@@ -187,17 +188,24 @@ def _extent(begun: Sequence[models.Lineage], strands: Sequence[Strand]) -> tuple
     return min(one.first_iteration for one in strands), max(one.last_iteration for one in begun)
 
 
-async def _times(session: AsyncSession, job: str, strands: Sequence[Strand]) -> tuple[float, float] | None:
-    rows = models.Attempt
-    began = await session.scalar(select(func.min(rows.started_at)).where(rows.job == job))
-    if began is None or not strands:
+async def _times(
+    session: AsyncSession, job: str, strands: Sequence[Strand], starts: Sequence[models.Attempt]
+) -> tuple[float, float] | None:
+    if not starts or not strands:
         return None
+    began = min(one.started_at for one in starts)
+    if len(starts) == MAX_ROWS:  # there may be earlier ones
+        rows = models.Attempt
+        began = await session.scalar(select(func.min(rows.started_at)).where(rows.job == job)) or began
     return began, max(began, *(one.last_at for one in strands))
 
 
-async def _silent_since(session: AsyncSession, job: models.Job, *, now: float) -> float | None:
-    query = select(models.Attempt).join(models.Job, current_attempt()).where(models.Job.name == job.name)
-    attempt = await session.scalar(query)
+async def _silent_since(
+    session: AsyncSession, job: models.Job, starts: Sequence[models.Attempt], *, now: float
+) -> float | None:
+    attempt = next((one for one in starts if one.uid == job.uid), None)
+    if attempt is None:
+        attempt = await session.get(models.Attempt, (job.name, job.uid))
     return job.last_contact_at if status_of(job, attempt, now=now).status == "silent" else None
 
 
@@ -231,7 +239,8 @@ def _series(
     return [one for one in made if one is not None]
 
 
-async def _attempts(session: AsyncSession, job: str) -> list[AttemptRow]:
+async def _starts(session: AsyncSession, job: str) -> list[models.Attempt]:
+    """The newest, oldest first."""
     rows = models.Attempt
     query = select(rows).where(rows.job == job).order_by(rows.attempt.desc()).limit(MAX_ROWS)
-    return [as_view(AttemptRow, row) for row in reversed((await session.scalars(query)).all())]
+    return list(reversed((await session.scalars(query)).all()))

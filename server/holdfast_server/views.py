@@ -16,6 +16,7 @@ from holdfast.protocol import (
     OrderState,
     Paced,
     RankSpan,
+    RestoreMode,
     StallKind,
 )
 from holdfast_server.timesheet import Bucket
@@ -225,7 +226,11 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     status_reason: str
     """One clause in words; empty when the status says it all."""
     alive: bool
-    """In contact and not finished: an order would be acted on now, in place."""
+    """In contact and not finished: an order would be acted on now."""
+    restore_mode: RestoreMode
+    """How: in place, by starting the script again, or only when somebody starts it again."""
+    restore_reason: str
+    """Why not in place; empty otherwise."""
     iteration: int
     lineage: int
     attempt: int
@@ -413,6 +418,41 @@ class LineageRow(Struct, kw_only=True, frozen=True):
     """No part of it lies on the way to where the job is."""
 
 
+class ForkSource(Struct, kw_only=True, frozen=True):
+    """The checkpoint of another job that a job began with a copy of."""
+
+    job: str | None
+    """None: one of a project that is not shown to whoever asks."""
+    project: str | None
+    """None: the job has not reported here, or is not shown."""
+    checkpoint: str
+    iteration: int
+    lineage: int
+    digest: str
+    """Of the checkpoint's manifest, and so of all that it holds."""
+
+
+class ForkRow(Struct, kw_only=True, frozen=True):
+    """A job that began with a copy of a checkpoint of this one."""
+
+    job: str
+    project: str
+    checkpoint: str
+    """Of this job; its copy has the same name."""
+    iteration: int
+    lineage: int
+    """That the fork began there."""
+    at: float
+
+
+class Family(Struct, kw_only=True, frozen=True):
+    """Where a job was forked from, and what was forked from it."""
+
+    origin: ForkSource | None
+    forks: list[ForkRow]
+    """The newest first, at most 200."""
+
+
 class StallRow(Struct, kw_only=True, frozen=True):
     iteration: int
     lineage: int
@@ -524,6 +564,8 @@ class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     every_seconds: float | UnsetType | None = UNSET
     """With `every`: after so long the policy decides again. UNSET or None: when somebody says so."""
     paused: bool | UnsetType = UNSET
+    retention: str | UnsetType | None = UNSET
+    """Which checkpoints stay: any of `last 5, every 1000, spaced 12, size 200GB, per lineage`."""
     checkpoint_request: bool | UnsetType = UNSET
     """True: take a checkpoint now."""
     probe_request: bool | UnsetType = UNSET
@@ -639,5 +681,8 @@ class RestorePreview(Struct, kw_only=True, frozen=True):
     estimated_from: str
     """What the estimate rests on, in words; empty when there is none."""
     alive: bool
+    mode: RestoreMode
     what: str
+    """What would happen, and when, in words."""
     safety_checkpoint: bool
+    """Of the state that is left, before anything else. Otherwise its newest durable checkpoint is the way back."""

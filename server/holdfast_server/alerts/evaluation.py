@@ -17,6 +17,9 @@ from holdfast_server.alerts.rules import Rule
 from holdfast_server.db import Database, lock_job
 
 EVERY_SECONDS = 10.0
+AT_REST_EVERY_SECONDS = 120.0
+"""Jobs that have ended: nine of ten in a fleet that is some months old. All that may still be said of one is that
+an order ran out, or that a checkpoint is damaged."""
 JOBS_AT_ONCE = 500
 """Looked at in one read, so that none takes long."""
 WRITES_AT_ONCE = 8
@@ -30,10 +33,13 @@ class _Judged:
     verdict: Verdict | None
 
 
-async def evaluate(db: Database, now: float) -> None:
-    """Begin, go on with and end alerts, each with the messages that it calls for, in one transaction a job."""
+async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
+    """Begin, go on with and end alerts, each with the messages that it calls for, in one transaction a job.
+
+    `at_rest`: of jobs that have ended and have no open alert, and of the others if not.
+    """
     async with db.read() as session:
-        names = await facts.candidates(session, now=now)
+        names = await facts.candidates(session, at_rest=at_rest, now=now)
     for start in range(0, len(names), JOBS_AT_ONCE):
         part = names[start : start + JOBS_AT_ONCE]
         async with db.read() as session:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import OPEN_ORDER_STATES
 from holdfast_server import checkpoints, models
 from holdfast_server.ingest import recent_of
 from holdfast_server.pace import paced_of
-from holdfast_server.status import longest_seconds, seconds_of_last, status_of
+from holdfast_server.status import ENDED_WELL, current_attempt, longest_seconds, seconds_of_last, status_of
 from holdfast_server.views import Failing, JobStatus
 
 LOOKED_AT_SECONDS = 7 * 86400.0
@@ -63,20 +63,22 @@ class Facts:
     order: Ended | None = None
 
 
-async def candidates(session: AsyncSession, *, now: float) -> list[str]:
-    """Jobs of which something new may be said."""
-    jobs, alerts = models.Job, models.Alert
-    open_alerts = select(alerts.job).where(alerts.resolved_at.is_(None))
-    query = select(jobs.name).where(
-        or_(jobs.last_contact_at > now - LOOKED_AT_SECONDS, jobs.name.in_(open_alerts))
-    )
+async def candidates(session: AsyncSession, *, at_rest: bool, now: float) -> list[str]:
+    """Jobs of which something new may be said; `at_rest`: those that have ended well and have no open alert, and
+    the others if not."""
+    jobs, attempts, alerts = models.Job, models.Attempt, models.Alert
+    has_alert = jobs.name.in_(select(alerts.job).where(alerts.resolved_at.is_(None)))
+    ended = func.coalesce(attempts.finished, "").in_(ENDED_WELL)
+    heard = jobs.last_contact_at > now - LOOKED_AT_SECONDS
+    chosen = and_(heard, ended, not_(has_alert)) if at_rest else or_(and_(heard, not_(ended)), has_alert)
+    query = select(jobs.name).outerjoin(attempts, current_attempt()).where(chosen)
     return list(await session.scalars(query.order_by(jobs.name)))
 
 
 async def gather(session: AsyncSession, names: list[str], *, now: float) -> list[Facts]:
     jobs, attempts = models.Job, models.Attempt
-    current = and_(attempts.job == jobs.name, attempts.uid == jobs.uid)
-    query = select(jobs, attempts).outerjoin(attempts, current).where(jobs.name.in_(names)).order_by(jobs.name)
+    query = select(jobs, attempts).outerjoin(attempts, current_attempt()).where(jobs.name.in_(names))
+    query = query.order_by(jobs.name)
     rows = (await session.execute(query)).all()
     durable = await checkpoints.last_durable(session, names)
     failing = await checkpoints.failing(session, names)

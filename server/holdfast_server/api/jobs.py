@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast_server import fleet, goodput, plans, ranks, timeline
+from holdfast_server import fleet, forks, goodput, plans, ranks, timeline
 from holdfast_server.api.answers import Json, Packed, encoding_for
 from holdfast_server.api.schema import returns
 from holdfast_server.dependencies import Asker, Clock, Db, SharedAnswers
@@ -17,6 +17,7 @@ from holdfast_server.samples import MAX_ITERATION
 from holdfast_server.views import (
     CheckpointRow,
     Edit,
+    Family,
     Fleet,
     Goodput,
     JobPlan,
@@ -102,6 +103,12 @@ async def job_timeline(
 async def job_goodput(job: str, db: Db, clock: Clock, window: Window = "24h") -> Response:
     """Where the time of a window went: productive, waiting, lost, restoring, starting, down, unexplained."""
     return Json(await goodput.goodput(db, job, window, now=clock()))
+
+
+@router.get("/{job}/forks", responses=returns(Family, _404=NOT_FOUND))
+async def job_forks(job: str, db: Db, asker: Asker) -> Response:
+    """Which job it was forked from, and which were forked from it, as far as whoever asks may see those."""
+    return Json(await forks.family(db, job, visible=asker.visible_projects))
 
 
 @router.get("/{job}/ranks", responses=returns(RankTimes, _404=NOT_FOUND, _422="Not a window"))

@@ -77,6 +77,23 @@ async def order(job: str, order: str, db: Db) -> Response:
     return Json(await timeline.order(db, job, order))
 
 
+@router.post(
+    "/{order}/undo",
+    status_code=201,
+    responses=returns(
+        Order,
+        201,
+        _200="The order that an undo before has made already",
+        _404="No such order",
+        _409="Another restore is under way, or there is nothing to undo",
+    ),
+)
+async def undo(job: str, order: str, db: Db, who: Who, clock: Clock) -> Response:
+    """Go back to the state that this restore left, by another restore, which can be undone as well."""
+    placed, new = await control.undo_restore(db, job, order, who=who, now=clock())
+    return Json(placed, status_code=201 if new else 200)
+
+
 @router.post("/{order}/cancel", responses=returns(Order, _404="No such order", _409="It has gone too far"))
 async def cancel(job: str, order: str, db: Db, who: Who, clock: Clock) -> Response:
     return Json(await control.cancel_restore(db, job, order, who=who, now=clock()))

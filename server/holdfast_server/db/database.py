@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class Database:
         self._reading: set[asyncio.Future[None]] = set()
         self._open = False
         self._asked_whether_ready: asyncio.Task[None] | None = None
+        self._view: ContextVar[AsyncSession | None] = ContextVar("view", default=None)
 
     @property
     def place(self) -> str:
@@ -116,6 +118,9 @@ class Database:
         Raises:
             DatabaseUnavailable: the database does not answer.
         """
+        if (view := self._view.get()) is not None:
+            yield view
+            return
         if self._reader is None:
             raise DatabaseClosed("the database is not open")
         session = AsyncSession(self._reader, expire_on_commit=False)
@@ -135,6 +140,16 @@ class Database:
             self._reading.discard(done)
             done.set_result(None)
             await asyncio.shield(closing)
+
+    @asynccontextmanager
+    async def one_view(self) -> AsyncIterator[None]:
+        """Whatever is read inside, one after the other, is read of one moment, and no row of it twice."""
+        async with self.read() as session:
+            token = self._view.set(session)
+            try:
+                yield
+            finally:
+                self._view.reset(token)
 
     async def write(self, work: Work[T], *, job: str | None = None, at_once: bool = False) -> T:
         """Run `work` in a transaction of its own, and return only when it is on the disk.

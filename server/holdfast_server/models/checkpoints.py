@@ -13,7 +13,11 @@ _OPEN = ", ".join(f"'{state}'" for state in OPEN_ORDER_STATES)
 
 class Checkpoint(Base):
     __tablename__ = "checkpoints"
-    __table_args__ = (Index(None, "job", "state", "iteration"),)
+    __table_args__ = (
+        Index(None, "job", "state", "iteration"),
+        # Written as `taken_at` of the questions is, and in parentheses for PostgreSQL.
+        Index("ix_checkpoints_taken", "job", text("(coalesce(snapshot_started_at, at))")),
+    )
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
     id: Mapped[str] = mapped_column(primary_key=True)

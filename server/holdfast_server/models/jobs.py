@@ -80,6 +80,8 @@ class Job(Base):
     every: Mapped[int | None]
     every_until: Mapped[float | None]
     """When the interval ordered by hand ends, and the policy decides again; None: when somebody says so."""
+    retention: Mapped[str | None]
+    """Which checkpoints stay, as `holdfast.retention` spells it; None: as the script has it."""
     paused: Mapped[bool] = mapped_column(default=False)
     paused_version: Mapped[int] = mapped_column(default=0)
     """The version in which `paused` last changed."""
@@ -124,10 +126,23 @@ class Attempt(Base):
     """In msgpack, by name."""
     finished_at: Mapped[float | None]
     finished: Mapped[str | None]
+    restore_mode: Mapped[str | None]
+    """How its script is taken back, as `protocol.RestoreMode` says; None: it has not said."""
+    restore_reason: Mapped[str | None]
+    start_seconds: Mapped[float | None]
+    """From the start of its processes to training."""
 
 
 class Lineage(Base):
     __tablename__ = "lineages"
+    __table_args__ = (
+        Index(
+            None,
+            "from_job",
+            sqlite_where=text("from_job IS NOT NULL"),
+            postgresql_where=text("from_job IS NOT NULL"),
+        ),
+    )
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
     lineage: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -136,6 +151,10 @@ class Lineage(Base):
     parent: Mapped[str | None]
     order_id: Mapped[str | None]
     last_iteration: Mapped[int]
+    from_job: Mapped[str | None]
+    """Of the first lineage of a fork: the job that `from_checkpoint` was copied from."""
+    from_checkpoint: Mapped[str | None]
+    from_digest: Mapped[str | None]
 
 
 class SettingsVersion(Base):
