@@ -9,7 +9,8 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast_server import control, timeline
+from holdfast.protocol import validate_job
+from holdfast_server import control, forks, timeline
 from holdfast_server.db import Database
 from holdfast_server.dependencies import Clock, Db, Who
 from holdfast_server.desired import PIN, UNPIN
@@ -18,7 +19,15 @@ from holdfast_server.pins import MOST_LABEL
 from holdfast_server.stories import story
 from holdfast_server.summaries import job_summary
 from holdfast_server.verifications import IN_REACH
-from holdfast_server.views import CheckpointChanges, CheckpointStory, Edit, JobSummary, Tensors, Verification
+from holdfast_server.views import (
+    CheckpointChanges,
+    CheckpointStory,
+    Edit,
+    Family,
+    JobSummary,
+    Tensors,
+    Verification,
+)
 from holdfast_web.controls import Ack, Typed
 from holdfast_web.filters import age
 from holdfast_web.pages import EDITS_MOST
@@ -33,6 +42,8 @@ STATES = {
     "torn": "torn", "damaged": "damaged", "missing": "no longer in the store",
 }  # fmt: skip
 TENSORS_SHOWN = 40
+MOST_NAME = 100
+"""Characters of a job's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +85,9 @@ class CheckpointPage(View):
     label: Typed
     refusal: str
     """Why it was not pinned."""
+    family: Family
+    fork: Typed
+    """What the fork is to be called whose command is shown."""
     verify: VerificationPart
     tensors: TensorsPart
     states: dict[str, str] = field(default_factory=lambda: STATES)
@@ -83,7 +97,7 @@ class CheckpointPage(View):
 
 async def _page(
     db: Database, job: str, checkpoint: str, now: float, *, other: str = "", typed: Typed | None = None,
-    refusal: str = "", verify_refusal: str = "", all_tensors: bool = False,
+    refusal: str = "", verify_refusal: str = "", all_tensors: bool = False, fork: str = "",
 ) -> CheckpointPage:  # fmt: skip
     summary, told = await job_summary(db, job, now=now), await story(db, job, checkpoint)
     that = await story(db, job, other) if other else None
@@ -103,6 +117,8 @@ async def _page(
             measured=age(None if table.measured_at is None else now - table.measured_at),
         ),
         pin=_pin_of(checkpoint, await timeline.edits(db, job, limit=EDITS_MOST), summary),
+        family=await forks.family(db, job),
+        fork=_named(fork.strip()),
         label=typed or Typed(value=told.checkpoint.label or ""),
         refusal=refusal,
         now=now,
@@ -121,6 +137,13 @@ def _verification_of(job: JobSummary, told: CheckpointStory, now: float, *, refu
     )
 
 
+def _named(fork: str) -> Typed:
+    try:
+        return Typed(value=validate_job(fork) if fork else "")
+    except ValueError as error:
+        return Typed(value=fork[:MOST_NAME], error=str(error) if len(fork) <= MOST_NAME else "that is too long")
+
+
 def _pin_of(checkpoint: str, edits: list[Edit], job: JobSummary) -> Ack | None:
     def is_about_it(edit: Edit) -> bool:
         return any(change.field in (PIN, UNPIN) and change.after == checkpoint for change in edit.changes)
@@ -134,9 +157,9 @@ def _pin_of(checkpoint: str, edits: list[Edit], job: JobSummary) -> Ack | None:
 @router.get("/jobs/{job}/checkpoints/{checkpoint}")
 async def checkpoint_page(
     job: str, checkpoint: str, db: Db, clock: Clock, other: Annotated[str, Query(alias="with")] = "",
-    tensors: str = "",
+    tensors: str = "", fork: str = "",
 ) -> Response:  # fmt: skip
-    page = await _page(db, job, checkpoint, clock(), other=other, all_tensors=tensors == "all")
+    page = await _page(db, job, checkpoint, clock(), other=other, all_tensors=tensors == "all", fork=fork)
     return page.response()
 
 

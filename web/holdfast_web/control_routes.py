@@ -118,6 +118,16 @@ async def set_policy(
     return await _changed(job, db, who, clock(), htmx, "policy", policy, version, changes)
 
 
+@router.post("/jobs/{job}/retention")
+async def set_retention(
+    job: str, db: Db, who: Who, clock: Clock, version: Text, retention: Text = "", htmx: Htmx = False
+) -> Response:
+    def changes() -> DesiredChanges:
+        return DesiredChanges(retention=retention.strip() or None)
+
+    return await _changed(job, db, who, clock(), htmx, "retention", retention, version, changes)
+
+
 @router.post("/jobs/{job}/undo")
 async def undo(
     job: str, db: Db, who: Who, clock: Clock, version: Text, edit: Text, htmx: Htmx = False

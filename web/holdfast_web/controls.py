@@ -12,7 +12,7 @@ from holdfast_server.errors import Conflict, Refused
 from holdfast_server.views import Edit, JobSummary, SettingsPreview
 from holdfast_web.render import View
 
-SETTINGS = ("budget", "policy", "interval", "checkpoints")
+SETTINGS = ("budget", "policy", "interval", "checkpoints", "retention")
 """Fields of changes that can be taken back; others asked for something that was then done."""
 POLICIES = {
     "checkfreq": "as often as the budget allows",
@@ -71,6 +71,7 @@ class Controls(View):
     job: JobSummary
     budget: Typed
     every: Typed
+    retention: Typed
     conflict: Conflict | None
     retried: str
     """Which form met the conflict."""
@@ -107,6 +108,7 @@ async def controls(db: Database, job: JobSummary, acks: dict[str, Ack], *, now: 
         job=job,
         budget=Typed(value="" if budget is None else f"{budget * 100:.6g}"),
         every=Typed(value="" if every is None else str(every)),
+        retention=Typed(value=job.desired.retention or ""),
         conflict=None,
         retried="",
         policy=job.desired.policy,
@@ -130,6 +132,8 @@ def refused_controls(shown: Controls, form: str, typed: str, refusal: Refused, *
         return replace(answer, budget=Typed(value=typed, error=error))
     if form == "interval":
         return replace(answer, every=Typed(value=typed, error=error), hold=hold)
+    if form == "retention":
+        return replace(answer, retention=Typed(value=typed, error=error))
     if form == "policy":
         return replace(answer, policy=typed or None)
     return answer

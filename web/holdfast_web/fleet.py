@@ -154,6 +154,11 @@ def _number(name: str, typed: str, default: int, *, most: int) -> int:
 
 
 async def fleet_rows(db: Database, question: Question, *, server: str, now: float) -> FleetLive:
+    async with db.one_view():
+        return await _fleet_rows(db, question, server=server, now=now)
+
+
+async def _fleet_rows(db: Database, question: Question, *, server: str, now: float) -> FleetLive:
     fleet = await fleet_of(db, question, now=now)
     names = [job.job for job in fleet.jobs]
     shown = replace(question, page=fleet.page)

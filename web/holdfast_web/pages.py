@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from holdfast_server import control, exports, goodput, plans, timeline
+from holdfast_server import control, exports, forks, goodput, plans, timeline
 from holdfast_server.alerts import incidents
 from holdfast_server.alerts.incidents import AlertRow
 from holdfast_server.db import Database
@@ -15,6 +15,7 @@ from holdfast_server.summaries import STALL_WINDOW_ITERATIONS
 from holdfast_server.views import (
     CheckpointRow,
     Edit,
+    Family,
     JobPlan,
     JobSummary,
     NoticeRow,
@@ -51,6 +52,7 @@ class JobFacts(View):
     edits_limit: int
     more_edits: bool
     notices: list[NoticeRow]
+    family: Family
     alerts: list[AlertRow]
     silences: tuple[tuple[int, str], ...] = SILENCES
     acks: dict[str, Ack]
@@ -71,6 +73,7 @@ class JobPage(JobFacts):
 class PointsPart(View):
     template: ClassVar[str] = "_points.html"
     job: JobSummary
+    family: Family
     points: list[CheckpointRow]
     points_limit: int
     now: float
@@ -167,6 +170,11 @@ def told_edits(edits: list[Edit]) -> list[Edit]:
 async def job_facts(
     db: Database, name: str, *, now: float, points_limit: int = POINTS_SHOWN, edits_limit: int = EDITS_SHOWN
 ) -> JobFacts:
+    async with db.one_view():
+        return await _job_facts(db, name, now=now, points_limit=points_limit, edits_limit=edits_limit)
+
+
+async def _job_facts(db: Database, name: str, *, now: float, points_limit: int, edits_limit: int) -> JobFacts:
     job = await timeline.job_summary(db, name, now=now)
     orders = await timeline.orders(db, name)
     edits = await timeline.edits(db, name, limit=EDITS_MOST)
@@ -184,6 +192,7 @@ async def job_facts(
         notices=await timeline.notices(db, name, limit=8),
         alerts=(await incidents.open_of_jobs(db, [name], now=now)).get(name, []),
         acks=acks_of(edits, job),
+        family=await forks.family(db, name),
         goodput=(await goodput.shares(db, [name], GOODPUT_WINDOW, now=now)).get(name),
         now=now,
     )

@@ -13,6 +13,12 @@ from holdfast_server.accounts.principal import Role, current
 from holdfast_web.assets import static_url
 from holdfast_web.filters import FILTERS
 
+
+def _sees(project: str) -> bool:
+    """Whether a job of the project may be named to whoever asked."""
+    return current.get().role_in(project) is not None
+
+
 _environment = Environment(
     loader=FileSystemLoader(str(files("holdfast_web") / "templates")),
     autoescape=True,
@@ -24,6 +30,7 @@ _environment.filters.update(FILTERS)
 _environment.globals["static"] = static_url
 _environment.globals["me"] = current.get
 """Whoever asked for the page."""
+_environment.globals["sees"] = _environment.tests["visible"] = _sees
 _environment.globals["operates"] = lambda project: (current.get().role_in(project) or 0) >= Role.operator
 """Whether they may change what a job of the project is to do: what they may not do is not offered to them."""
 

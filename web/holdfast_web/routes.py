@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast.protocol import DEFAULT_PORT
-from holdfast_server import bulk, control, timeline
+from holdfast_server import bulk, control, forks, timeline
 from holdfast_server.dependencies import Asker, Changes, Clock, Db, SharedAnswers, Who
 from holdfast_server.errors import NotCancellable, OpenOrder, Refused, UnknownJob, UnknownOrder
 from holdfast_server.fleet import Question
@@ -103,10 +103,11 @@ async def job_page(
     job: str, db: Db, clock: Clock, points: int = pages.POINTS_SHOWN, edits: int = pages.EDITS_SHOWN
 ) -> Response:
     now = clock()
-    facts = await pages.job_facts(
-        db, job, now=now, points_limit=_points_limit(points), edits_limit=_edits_limit(edits)
-    )
-    shown = await controls.controls(db, facts.job, facts.acks, now=now)
+    async with db.one_view():
+        facts = await pages.job_facts(
+            db, job, now=now, points_limit=_points_limit(points), edits_limit=_edits_limit(edits)
+        )
+        shown = await controls.controls(db, facts.job, facts.acks, now=now)
     return pages.job_page(facts, shown).response()
 
 
@@ -137,7 +138,9 @@ async def job_points(job: str, db: Db, clock: Clock, points: int = pages.POINTS_
     now, limit = clock(), _points_limit(points)
     summary = await timeline.job_summary(db, job, now=now)
     rows = await timeline.restore_points(db, job, limit=limit, in_store=True)
-    return pages.PointsPart(job=summary, points=rows, points_limit=limit, now=now).response()
+    relatives = await forks.family(db, job)
+    part = pages.PointsPart(job=summary, family=relatives, points=rows, points_limit=limit, now=now)
+    return part.response()
 
 
 # ---- plan -----------------------------------------------------------------------------------
