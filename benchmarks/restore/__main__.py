@@ -1,0 +1,265 @@
+"""`python -m benchmarks.restore`: how soon a job is back, beside what the machine itself takes for it.
+
+All that is compared is measured in turns, in the same minutes, and the medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ingest.running import free_port, running
+
+from holdfast.client import CheckpointRow, Client, ServerError
+from holdfast.slots import Held
+
+from . import raw
+from .job import JOB
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
+ITERATION_SECONDS = 0.05
+"""Of the job that takes orders."""
+Lines = list[dict[str, Any]]
+
+
+def main() -> None:
+    options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    print(f"machine   {len(os.sched_getaffinity(0))} cores, {platform.system()} {platform.release()}", flush=True)
+    place = tempfile.TemporaryDirectory(prefix=".bench-restore-", dir=options.folder, ignore_cleanup_errors=True)
+    with place as made:
+        folder = Path(made)
+        parts: dict[str, Callable[[Path], dict[str, float]]] = {
+            "relaunch": lambda place: relaunch(place, options.megabytes, options.rounds),
+            "in-place": lambda place: in_place(place, options.megabytes, options.rounds),
+            "memory": lambda place: memory(place, options.memory_megabytes, options.rounds),
+            "orders": lambda place: orders(place, options.rounds),
+        }
+        figures: dict[str, float] = {}
+        for name in options.only or parts:
+            figures |= parts[name](folder / name)
+    print(f"figures: {json.dumps(figures)}")
+
+
+def relaunch(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
+    """SIGKILL to the next new iteration, beside a start without Holdfast and a raw read of the state."""
+    bare, read, ours = [], [], []
+    for number in range(rounds):
+        with _fresh(folder) as store:
+            began = time.monotonic()
+            (line,) = _run("bare", megabytes, store)
+            bare.append(line["at"] - began)
+            ours.append(_killed(megabytes, store))
+            file = max(store.glob(f"{JOB}/*/rank-0.safetensors"))
+            read.append(raw.read(file, raw.touched(raw.padded(file.stat().st_size))))
+        told = f"bare start {bare[-1]:.2f} s, raw read {read[-1]:.2f} s, back after {ours[-1]:.2f} s"
+        _progress("relaunch", number, rounds, told)
+    start, device, back = map(statistics.median, (bare, read, ours))
+    ratio = back / (start + device)
+    print(
+        f"SIGKILL to the next new iteration, a state of {megabytes:g} MB: {back:.2f} s; bare start {start:.2f} s "
+    )
+    print(f"  + raw read {device:.2f} s: {ratio:.2f} times ({_spread(ours)} s)", flush=True)
+    return {"relaunch_vs_bare": round(ratio, 3)}
+
+
+def _killed(megabytes: float, store: Path) -> float:
+    """Seconds from SIGKILL, at a boundary whose checkpoint is durable, to the end of an iteration after it."""
+    with _started(_supervised("supervised", megabytes), store) as process:
+        killed_at = 0.0
+        for line in _lines(process):
+            if line["what"] == "ready":
+                killed_at = time.monotonic()
+                os.kill(line["pid"], signal.SIGKILL)
+            elif line.get("resumed"):
+                assert line["iteration"] == 5, line
+                return float(line["at"]) - killed_at
+    raise RuntimeError("the job did not come back")
+
+
+def in_place(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
+    """A restore of a running job, beside a raw read and copy of the same bytes, both from a cold disk."""
+    with _fresh(folder) as store:
+        lines = []
+        with _started(
+            _job("in_place", megabytes, "--rounds", str(rounds), "--store", str(store)), store
+        ) as process:
+            for number, line in enumerate(_lines(process)):
+                lines.append(line)
+                beside = f"raw read and copy {line['raw_read'] + line['raw_copy']:.2f} s"
+                _progress("in place", number, rounds, f"{beside}, restored in {line['whole']:.2f} s")
+    bare = statistics.median(line["raw_read"] + line["raw_copy"] for line in lines)
+    back = statistics.median(line["whole"] - line["safety"] for line in lines)
+    safety = statistics.median(line["safety"] for line in lines)
+    print(f"restore in place of {megabytes:g} MB: read, verified and applied in {back:.2f} s; raw read and copy ")
+    print(
+        f"  {bare:.2f} s: {back / bare:.2f} times; besides, {safety:.2f} s until the state that is left is durable"
+    )
+    return {
+        "in_place_vs_bare": round(back / bare, 3),
+        "in_place_with_safety_vs_bare": round((back + safety) / bare, 3),
+    }
+
+
+def memory(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
+    """A start of a job out of memory, beside one off a disk with a cold cache."""
+    disk_lines, memory_lines = [], []
+    with _fresh(folder) as store, tempfile.TemporaryDirectory() as shared:
+        held = Held(Path(shared))
+        try:
+            tier = store / "tier"
+            _run("seed", megabytes, tier, HOLDFAST_SUPERVISION=shared)
+            _run("seed", megabytes, store / "disk")
+            disk = store / "disk"
+            for number in range(rounds):
+                held.unclaim()
+                # each comes first in turn: a virtual machine has to ask its host for memory that lay idle
+                for part in ("memory", "disk") if number % 2 else ("disk", "memory"):
+                    if part == "memory":
+                        more = ("--store", str(tier))
+                        memory_lines += _run("resume", megabytes, tier, *more, HOLDFAST_SUPERVISION=shared)
+                    else:
+                        disk_lines += _run("resume", megabytes, disk, "--store", str(disk))
+                told = f"memory {memory_lines[-1]['whole']:.2f} s, disk {disk_lines[-1]['whole']:.2f} s"
+                _progress("memory", number, rounds, told)
+        finally:
+            held.close()
+    assert {line["memory"] for line in memory_lines} == {True}
+    assert {line["memory"] for line in disk_lines} == {False}
+    figures = {}
+    for what, name in (("load", "memory_tier_speedup"), ("whole", "memory_tier_speedup_of_resume")):
+        ours, disk = (statistics.median(line[what] for line in lines) for lines in (memory_lines, disk_lines))
+        figures[name] = round(disk / ours, 2)
+        told = "verified and at hand" if what == "load" else "resume(), in the objects"
+        print(f"{megabytes:g} MB {told}: memory {ours:.3f} s, cold disk {disk:.2f} s: {disk / ours:.1f} times")
+    return figures
+
+
+def orders(folder: Path, rounds: int) -> dict[str, float]:
+    """From an order's post to the moment at which the job begins to carry it out."""
+    port = free_port()
+    with _fresh(folder) as store:
+        command = [sys.executable, "-m", "holdfast_server", "--port", str(port), "--db", str(folder / "bench.db")]
+        with running(command, port=port, ready="/readyz", log=folder / "log", environment={}):
+            client = Client(f"http://127.0.0.1:{port}")
+            job = _job("ordered", 1, "--iteration-seconds", str(ITERATION_SECONDS))
+            with _started(job, store, HOLDFAST_SERVER=client.server) as process:
+                waits = [_ordered(client, process) for _ in range(rounds)]
+    longest = max(waits)
+    print(
+        f"order to restoring, iterations of {ITERATION_SECONDS * 1000:g} ms: longest of {rounds} {longest:.3f} s"
+    )
+    return {"order_to_restoring_seconds": round(longest, 3)}
+
+
+def _ordered(client: Client, process: subprocess.Popen[str]) -> float:
+    """Seconds from the post to the agent's word that it restores."""
+    lines = _lines(process)
+    first = next(lines)["iteration"]
+    while next(lines)["iteration"] < first + 30 or not (durable := _durable(client)):
+        pass
+    posted_at = time.time()
+    order = client.restore(JOB, durable[0].iteration)
+    while (done := client.order(JOB, order.id)).state != "restored":
+        next(lines)
+    return next(step.at for step in done.transitions if step.state == "restoring") - posted_at
+
+
+def _durable(client: Client) -> list[CheckpointRow]:
+    with contextlib.suppress(ServerError):  # it has not heard of the job yet
+        return [row for row in client.checkpoints(JOB) if row.state == "durable"]
+    return []
+
+
+def _supervised(role: str, megabytes: float) -> list[str]:
+    return [*HOLDFAST, "run", "--", *_job(role, megabytes)]
+
+
+def _job(role: str, megabytes: float, *more: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.restore.job", role, "--megabytes", f"{megabytes:g}", *more]
+
+
+def _run(role: str, megabytes: float, store: Path, *more: str, **environment: str) -> Lines:
+    """All that a process of the job's says, to its end."""
+    with _started(_job(role, megabytes, *more), store, **environment) as process:
+        return list(_lines(process))
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], store: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    store.mkdir(exist_ok=True)
+    log = store.parent / f"{store.name}.log"
+    with log.open("a") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, stdin=subprocess.DEVNULL,
+            env=kept | {"HOLDFAST_STORE": str(store)} | environment,
+        )  # fmt: skip
+    try:
+        yield process
+    except BaseException:  # whatever it was, its log says more
+        print(log.read_text()[-4000:], file=sys.stderr)
+        raise
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield json.loads(line)
+
+
+@contextlib.contextmanager
+def _fresh(folder: Path) -> Iterator[Path]:
+    """A store that goes again: a round needs a few gigabytes."""
+    folder.mkdir(exist_ok=True)
+    store = folder / "store"
+    store.mkdir()
+    try:
+        yield store
+    finally:
+        shutil.rmtree(store, ignore_errors=True)  # a job that was cut short may still write
+
+
+def _progress(what: str, number: int, rounds: int, told: str) -> None:
+    print(f"  {what} {number + 1} of {rounds}: {told}", flush=True)
+
+
+def _spread(found: Sequence[float]) -> str:
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-restore", description=__doc__.splitlines()[0])
+    add: Callable[..., Any] = parser.add_argument
+    add("--folder", type=Path, default=ROOT, help="where checkpoints go: the disk that is measured")
+    add("--megabytes", type=float, default=500, help="of the state that is relaunched and restored in place")
+    add("--memory-megabytes", type=float, default=1000, help="of the state that is read out of memory")
+    add("--rounds", type=int, default=7)
+    add(
+        "--only",
+        action="append",
+        choices=["relaunch", "in-place", "memory", "orders"],
+        help="this part; repeatable",
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The trainer that is killed, restored and started again; it prints what happened when, a line of JSON each.
+
+`python -m benchmarks.restore.job ROLE`; the clock is the machine's monotonic one, the same for all processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+WIDTH = 1024
+STATE_BYTES = 12
+"""Of a parameter: itself and AdamW's two moments, in float32."""
+JOB = "bench"
+
+
+def say(what: str, **more: object) -> None:
+    print(json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **more}), flush=True)
+
+
+class Training:
+    """A pile of square layers, whose state has a given size."""
+
+    def __init__(self, size_bytes: int) -> None:
+        torch.manual_seed(0)
+        layers = max(1, round(size_bytes / STATE_BYTES / (WIDTH * WIDTH + WIDTH)))
+        self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+
+    def iterate(self) -> None:
+        loss = self.model(torch.randn(8, WIDTH)).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def bare(size_bytes: int) -> None:
+    """Without Holdfast: from nothing to the end of the first iteration."""
+    Training(size_bytes).iterate()
+    say("iteration", iteration=1)
+
+
+def supervised(size_bytes: int) -> None:
+    """The first start is killed with a checkpoint at its last iteration, the second ends after its first."""
+    training, session = _with_holdfast(size_bytes, every=2)
+    resumed = session.resume()
+    while True:
+        training.iterate()
+        session.step()
+        say("iteration", iteration=session.iteration, resumed=resumed)
+        if resumed:
+            os._exit(0)
+        if session.iteration == 4:
+            assert session._checkpoints.wait_settled(600)
+            say("ready")
+            signal.pause()
+
+
+def in_place(size_bytes: int, rounds: int, store: Path) -> None:
+    """Restores to iteration 2, each beside a raw read and copy of the same file."""
+    from benchmarks.restore import raw
+
+    training, session = _with_holdfast(size_bytes, every=2)
+    session.resume()
+    while session.iteration < 3:
+        training.iterate()
+        session.step()
+        assert session._checkpoints.wait_settled(600)
+    session.every(10**9)
+    (file,) = (store / JOB).glob("000000000002-*/rank-0.safetensors")
+    target = raw.touched(raw.padded(file.stat().st_size))
+    other = raw.touched(len(target))
+    safety_seconds = _timed(session._rewinder, "_take_safety")
+    restore_seconds = _timed(session._rewinder, "rewind")
+    for _ in range(rounds):
+        read, copied = raw.read(file, target), raw.copy(target, other)
+        raw.forget(file)
+        session.restore(2)
+        training.iterate()
+        session.step()
+        assert session.iteration == 2
+        say("restored", raw_read=read, raw_copy=copied, whole=restore_seconds.pop(), safety=safety_seconds.pop())
+    os._exit(0)
+
+
+def ordered(size_bytes: int, iteration_seconds: float) -> None:
+    """Trains, with iterations of a given length, until it is ended."""
+    training, session = _with_holdfast(size_bytes, every=20)
+    session.resume()
+    while True:
+        began = time.perf_counter()
+        training.iterate()
+        time.sleep(max(0.0, iteration_seconds - (time.perf_counter() - began)))
+        session.step()
+        say("iteration", iteration=session.iteration)
+
+
+def seed(size_bytes: int) -> None:
+    """Leaves a durable checkpoint, sealed in memory where there is a supervisor's, and dies."""
+    training, session = _with_holdfast(size_bytes, every=1)
+    session.resume()
+    training.iterate()
+    session.step()
+    assert session._checkpoints.wait_settled(600)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def resume(size_bytes: int, cold: Path) -> None:
+    """From the newest checkpoint, wherever that is read from, to objects that hold it."""
+    from benchmarks.restore import raw
+
+    _, session = _with_holdfast(size_bytes, every=10**9)
+    load = _timed(session._training, "load")
+    from_memory = _timed(session._checkpoints.tier, "load")
+    raw.forget(cold)
+    began = time.perf_counter()
+    assert session.resume() == 1
+    whole = time.perf_counter() - began
+    say("resumed", whole=whole, load=sum(load + from_memory), memory=bool(from_memory))
+    os._exit(0)
+
+
+def _with_holdfast(size_bytes: int, *, every: int) -> tuple[Training, Any]:
+    import holdfast
+
+    training = Training(size_bytes)
+    session = holdfast.Session(
+        JOB, model=training.model, optimizer=training.optimizer, loop=holdfast.Variables(), every=every, keep=2
+    )
+    return training, session
+
+
+def _timed(owner: Any, name: str) -> list[float]:
+    """The seconds of each call of a method from now on."""
+    original, found = getattr(owner, name), []
+
+    def timed(*args: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return original(*args, **options)
+        finally:
+            found.append(time.perf_counter() - began)
+
+    setattr(owner, name, timed)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role", choices=["bare", "supervised", "in_place", "ordered", "seed", "resume"])
+    parser.add_argument("--megabytes", type=float, default=500)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--store", type=Path, default=Path("."))
+    parser.add_argument("--iteration-seconds", type=float, default=0.05)
+    options = parser.parse_args()
+    size_bytes = int(options.megabytes * 1e6)
+    match options.role:
+        case "in_place":
+            in_place(size_bytes, options.rounds, options.store)
+        case "ordered":
+            ordered(size_bytes, options.iteration_seconds)
+        case "resume":
+            resume(size_bytes, options.store)
+        case role:
+            {"bare": bare, "supervised": supervised, "seed": seed}[role](size_bytes)
+
+
+if __name__ == "__main__":
+    main()
