@@ -35,7 +35,7 @@ def fast_path() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def _migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from holdfast_server.db import Database  # most tests need no server
 
     database = Database(str(tmp_path_factory.mktemp("migrated") / "holdfast.db"))
@@ -80,7 +80,7 @@ def database_kind() -> str:
 def empty_database(database_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Of a server that has run before: the tables are there, which saves each test the time of making them."""
     if database_kind == "sqlite":
-        yield str(shutil.copy(request.getfixturevalue("_migrated"), tmp_path / "holdfast.db"))
+        yield str(shutil.copy(request.getfixturevalue("migrated"), tmp_path / "holdfast.db"))
         return
     cluster: Cluster = request.getfixturevalue("cluster")
     name = cluster.create(request.getfixturevalue("_template"))

@@ -397,6 +397,31 @@ def ordered(stage, store):
     return job.taken, jumps, told
 
 
+def relaunched(stage, store):
+    """An order for a script that cannot be taken back, under a supervisor: how and where each rank ends."""
+    job = Job(store, every=10**6, rewinds=False)
+    leads, folder = dist.get_rank() == 0, os.path.join(store, "supervision")
+    if leads:
+        os.makedirs(folder, exist_ok=True)
+        os.environ["HOLDFAST_SUPERVISION"] = folder  # rank 0's word counts
+        job.session._reporter.link = Server()
+    job.step(20)
+    job.session._wanted = "requested"
+    job.step(100)
+    if leads:
+        first = job.session._checkpoints.store.checkpoints("m")[0]
+        wanted = RestoreOrder(id="o", checkpoint=first, fence=1)
+        job.session._reporter.link.desired = Desired(version=2, restore=wanted)
+    status = None
+    try:
+        job.step(200)
+    except SystemExit as ended:
+        status = ended.code
+    job.session._close("finished")
+    os.environ.pop("HOLDFAST_SUPERVISION", None)
+    return status, job.session.iteration, job.taken
+
+
 def break_apart(stage, store):
     """A rank dies within a restore in place that has broken half-way on the others: what ends their loops."""
     job = Job(store, every=3)

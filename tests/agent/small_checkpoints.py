@@ -24,8 +24,8 @@ def commit(store, checkpoint=FIRST, attempt=1, data=b"tensors", **options):
     prepared(store, checkpoint, attempt, data).commit(b"{}", **options)
 
 
-def read(store, checkpoint=FIRST, file=FILE):
-    with store.open_file(JOB, checkpoint, file) as file:
+def read(store, checkpoint=FIRST, file=FILE, job=JOB):
+    with store.open_file(job, checkpoint, file) as file:
         data = bytearray(file.size_bytes)
         file.read_into(0, memoryview(data))
     return bytes(data)

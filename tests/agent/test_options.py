@@ -6,7 +6,7 @@ from holdfast.options import Options
 
 NOTHING = dict.fromkeys(
     ("store", "server", "token", "budget", "policy", "every", "mtbf", "checkpoints", "iterations", "keep", "slots",
-     "backend", "spread", "debug", "owner", "labels", "grace")
+     "retention", "rewinds",     "backend", "spread", "debug", "owner", "labels", "grace")
 )  # fmt: skip
 
 
@@ -47,3 +47,19 @@ def test_labels_are_given_as_they_are_or_as_text(monkeypatch):
 def test_labels_that_cannot_be_are_refused_in_words(labels):
     with pytest.raises(ValueError, match="give at most 16, as in team=vision"):
         Options.weigh(**NOTHING | {"labels": labels})
+
+
+def test_keep_is_a_rule_of_retention_and_a_rule_comes_before_it(monkeypatch):
+    def stays(**given):
+        return str(Options.weigh(**NOTHING | given).retention)
+
+    assert stays() == "spaced 12"
+    monkeypatch.setenv("HOLDFAST_KEEP", "5")
+    assert (stays(), stays(keep=7), stays(retention="last 3")) == ("spaced 5", "spaced 7", "last 3")
+    monkeypatch.setenv("HOLDFAST_RETENTION", "every 100, size 2GB")
+    assert (stays(), stays(keep=7)) == ("every 100, size 2GB", "spaced 7")
+    with pytest.raises(ValueError, match="keep=7 and retention='last 3': give one of them"):
+        stays(keep=7, retention="last 3")
+    monkeypatch.setenv("HOLDFAST_RETENTION", "lst 3")
+    with pytest.raises(ValueError, match=r"HOLDFAST_RETENTION: retention 'lst 3': 'lst 3' is no rule: write last"):
+        stays()

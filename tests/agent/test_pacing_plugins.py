@@ -69,7 +69,7 @@ def test_a_session_takes_it_from_the_environment(install: Install, monkeypatch: 
     install(tidal=here("tidal"))
     monkeypatch.setenv("HOLDFAST_POLICY", "tidal")
     arguments = [each.name for each in (*fields(Options), *fields(Settings))]
-    assert Options.weigh(**dict.fromkeys([*arguments, "mtbf", "grace"])).settings.policy == "tidal"
+    assert Options.weigh(**dict.fromkeys([*arguments, "mtbf", "grace", "keep"])).settings.policy == "tidal"
 
 
 def test_ours_keep_their_names(install: Install) -> None:

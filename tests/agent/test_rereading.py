@@ -180,7 +180,8 @@ def verifying(tmp_path):
     """A verifier of the store at `tmp_path`, with what it says."""
     reporter = Reporter("job", Standing())
     reporter.link = heard = Heard()
-    checkpoints = SimpleNamespace(store=open_store(tmp_path), job="job", wanted={}, damaged=set())
+    store = open_store(tmp_path)
+    checkpoints = SimpleNamespace(store=store, job="job", want=lambda who, checkpoint: None, damaged=set())
     verifier = Verifier(checkpoints, reporter)
     yield SimpleNamespace(verifier=verifier, heard=heard, checkpoints=checkpoints)
     verifier.close()

@@ -14,6 +14,7 @@ from holdfast import checkpoints, orders, protocol, reading, starting, supervisi
 from holdfast import format as fmt
 from holdfast import session as module
 from holdfast.copying import HostCopies
+from holdfast.forking import fork
 from holdfast.protocol import Desired, RestoreOrder
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore, LocalWriter
@@ -128,6 +129,26 @@ def test_a_loop_that_failed_leaves_no_half_finished_iteration_behind(store):
     with pytest.raises(ZeroDivisionError), trainer.session:
         trainer.run(after=fail)
     assert committed(store) == [3]
+
+
+def test_a_fork_goes_on_exactly_from_where_it_was_forked_and_says_where_that_is(store, uninterrupted, linked):
+    Trainer(store, every=5).run(until=20).crash()
+    opened = open_store(store)
+    made = fork(opened, "job", "000000000015-1", "branch")
+    for checkpoint in opened.checkpoints("job"):
+        opened.delete("job", checkpoint, 1)
+    branch = Trainer(store, job="branch", seed=7, every=5, **linked).run()
+    assert branch.losses[0][0] == 16
+    assert dict(branch.losses) == {i: loss for i, loss in uninterrupted.items() if i > 15}
+    assert (branch.session.lineage, branch.session.attempt) == (2, 2)
+    (began,) = branch.link.of(protocol.LineageStarted)
+    assert (began.iteration, began.parent, began.origin) == (15, "000000000015-1", made.origin)
+    branch.crash()
+    again = Trainer(store, job="branch", **linked)
+    assert again.session.resume() == 35
+    assert again.link.of(protocol.LineageStarted)[0].origin == made.origin
+    again.crash()
+    assert "000000000015-1" in opened.checkpoints("branch")  # where it began stays
 
 
 def test_a_damaged_checkpoint_is_passed_over_by_name_and_reason(store, uninterrupted, linked, caplog):
@@ -317,7 +338,10 @@ def test_a_restore_is_carried_out_once_even_if_the_trainer_dies_right_after_noti
     again.link.desired = trainer.link.desired
     again.run(until=7)
     assert again.session.iteration == 7
-    assert [e.state for e in again.link.of(protocol.OrderMoved)] == ["restored"]
+    moves = [(e.state, e.iteration, e.lineage, e.safety_checkpoint) for e in again.link.of(protocol.OrderMoved)]
+    safety = protocol.checkpoint_id(9, 1)
+    assert moves == [("restored", 3, 2, safety)]
+    assert [e.left for e in again.link.of(protocol.LineageStarted)] == [safety]
     again.crash()
 
 
@@ -578,6 +602,55 @@ def test_retention_leaves_the_way_back_from_a_restore(store):
     assert {8, 10} <= set(committed(store))  # where lineage 2 began, and what was left for it
 
 
+def test_rules_of_retention_are_followed_together(store):
+    trainer = Trainer(store, every=1, retention="last 3, every 10").run(until=35).crash()
+    assert committed(store) == [1, 10, 20, 30, 33, 34, 35]
+    assert trainer.session.iteration == 35
+
+
+def test_what_checkpoints_may_take_in_all_is_kept_to(store):
+    Trainer(store, every=1).run(until=1).crash()
+    one_bytes = sum(path.stat().st_size for path in (store / "job").rglob("rank-0.safetensors"))
+    trainer = Trainer(store, every=1, retention=f"size {round(4.5 * one_bytes)}B").run(until=20).crash()
+    assert committed(store)[-1] == trainer.session.iteration
+    taken = sum(path.stat().st_size for path in (store / "job").rglob("rank-0.safetensors"))
+    assert (len(committed(store)), taken <= 4.5 * one_bytes) == (4, True)
+
+
+def test_an_operators_rules_hold_from_the_next_boundary_on_until_they_are_taken_back(store, linked):
+    def operator(trainer):
+        if trainer.session.iteration == 10:
+            trainer.link.desired = Desired(version=2, retention="last 2")
+        if trainer.session.iteration == 20:
+            trainer.link.desired = Desired(version=3)
+        if trainer.session.iteration == 30:
+            trainer.link.desired = Desired(version=4, retention="first 2")  # of a server that knows more
+
+    trainer = Trainer(store, every=1, keep=6, **linked).run(until=15, after=operator)
+    trainer.session._checkpoints.wait_settled(60)
+    assert committed(store) == [14, 15]
+    trainer.run(until=40, after=operator).crash()
+    assert len(committed(store)) == 6
+    (told,) = [each.message for each in trainer.link.of(protocol.Notice) if each.code == "retention"]
+    assert "'first 2' is no rule" in told
+    assert told.endswith("'spaced 6' stays")
+
+
+def test_what_an_open_order_names_stays_until_the_order_has_ended(store, linked):
+    def operator(trainer):
+        order = RestoreOrder(id="a", checkpoint=protocol.checkpoint_id(2, 1), fence=9)  # for a later attempt
+        if trainer.session.iteration in (2, 12):
+            trainer.link.desired = Desired(
+                version=trainer.session.iteration, restore=order if trainer.session.iteration == 2 else None
+            )
+            trainer.link.on_desired(trainer.link.desired)
+
+    trainer = Trainer(store, every=1, retention="last 2", **linked).run(until=11, after=operator)
+    assert 2 in committed(store)
+    trainer.run(until=20, after=operator).crash()
+    assert 2 not in committed(store)
+
+
 def pin(link, *iterations, version=2):
     link.desired = Desired(version=version, pins=tuple(protocol.checkpoint_id(each, 1) for each in iterations))
     link.on_desired(link.desired)
@@ -798,7 +871,7 @@ def test_what_is_about_to_be_restored_outlives_retention(store, uninterrupted):
     trainer = Trainer(store, keep=1)
     monkey = trainer.session._checkpoints
     trainer.run(until=4)
-    monkey.wanted["a test"] = "000000000003-1"
+    monkey.want("a test", "000000000003-1")
     trainer.run(until=11, after=back_once).crash()
     assert trainer.session.lineage == 2
     assert 3 in committed(store)  # where lineage 2 began
@@ -902,8 +975,8 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
     assert [name for name, _ in before] == ["a"] * 12 + ["b"] * 3
     assert [name for name, _ in after] == ["b"] * 3
     assert not {tuple(y) for _, y in before[12:]} & {tuple(y) for _, y in after}
-    with pytest.raises(holdfast.IncompatibleCheckpoint, match="drew from another loader"):
-        second.session._training.check(module.restore.load(open_store(store), "job", "000000000005-1"))
+    assert "drew from another loader" in second.session._rewinder._no_way_back("000000000005-1")
+    assert second.session._rewinder._no_way_back("000000000015-1") is None
     second.crash()
 
 

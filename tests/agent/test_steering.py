@@ -6,6 +6,7 @@ import pytest
 
 from holdfast import restore
 from holdfast.store import open_store
+from holdfast.supervision import EXIT_RELAUNCH, take_relaunch
 
 WORLD = 3
 
@@ -78,6 +79,15 @@ def test_operators_orders_are_carried_out_by_all_at_once(crowd, tmp_path):
     assert 7 in {after - before for before, after in itertools.pairwise(scheduled)}
     ((before, after),) = jumps
     assert told == {"restoring": before, "restored": after}
+    all_whole(tmp_path)
+
+
+def test_all_ranks_end_at_one_boundary_to_be_started_again_for_an_order(crowd, tmp_path):
+    found = crowd.run(WORLD, "ranks_talk.relaunched", store=str(tmp_path))
+    status, iteration, taken = found[0]
+    assert found == [(EXIT_RELAUNCH, iteration, taken)] * WORLD
+    assert (status, taken[-1]) == (EXIT_RELAUNCH, (iteration, "safety"))
+    assert take_relaunch(tmp_path / "supervision").id == "o"
     all_whole(tmp_path)
 
 

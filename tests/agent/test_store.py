@@ -15,7 +15,6 @@ from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.store import Lineage, open_store
 from holdfast.store.files import Files
 from holdfast.store.local import LocalStore
-from holdfast.store.retention import expendable
 
 
 @pytest.fixture
@@ -309,35 +308,6 @@ def test_no_crash_point_loses_what_was_acknowledged_or_shows_what_was_not_writte
             break
         assert code == 9
     assert point > 40
-
-
-def ids(*iterations):
-    return [f"{i:012d}-1" for i in iterations]
-
-
-def test_retention_keeps_the_newest_and_spaces_the_rest_ever_further_apart():
-    kept, keep = [], 8
-    for iteration in range(10, 5000, 10):
-        kept += ids(iteration)
-        gone = expendable(kept, keep)
-        kept = [c for c in kept if c not in gone]
-    assert kept[-4:] == ids(4960, 4970, 4980, 4990)
-    assert len(kept) == keep
-    iterations = [int(c[:12]) for c in kept]
-    gaps = [b - a for a, b in itertools.pairwise(iterations)]
-    assert gaps[0] > 100
-    assert gaps[0] == max(gaps)
-
-
-def test_retention_never_takes_what_is_protected():
-    checkpoints = ids(1, 2, 3, 4, 5, 6)
-    left = set(checkpoints) - set(expendable(checkpoints, 2, protected=ids(1, 3)))
-    assert left == set(ids(1, 3, 6))
-
-
-def test_after_a_restore_what_is_trained_now_is_newer_than_what_was_left():
-    left, now = ["000000000080-1", "000000000090-1"], ["000000000050-2", "000000000060-2"]
-    assert set(expendable([*left, *now], keep=2)) == set(left)
 
 
 def test_a_record_that_is_none_is_passed_over(store, caplog):

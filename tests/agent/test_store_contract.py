@@ -14,7 +14,7 @@ import pytest
 from small_checkpoints import FILE, FIRST, JOB, OTHER_FILE, SECOND, commit, joined, prepared, read
 
 from holdfast.errors import DamagedCheckpoint, Fenced
-from holdfast.store import Ending, Lineage, Pins, open_store
+from holdfast.store import Ending, Hold, Lineage, Pins, open_store
 
 MIB = 1 << 20
 
@@ -291,6 +291,43 @@ def test_a_note_of_pins_that_cannot_be_read_is_no_note_of_none(store, url):
         store.bucket.put_new(later, b"{")
     with pytest.raises(OSError, match=r"is no (note|record)"):
         open_store(url).pins(JOB)
+
+
+def test_a_file_of_another_jobs_checkpoint_stands_in_a_new_one_and_outlives_it(store):
+    commit(store)
+    store.acquire_attempt("other", "first")
+    writer = store.begin("other", SECOND, 1, 0)
+    writer.adopt(JOB, FIRST, FILE)
+    writer.commit(b'{"it": "is"}')
+    store.delete(JOB, FIRST, 1)
+    assert read(store, job="other", checkpoint=SECOND) == b"tensors"
+    again = store.begin("other", FIRST, 1, 0)
+    with pytest.raises(DamagedCheckpoint):
+        again.adopt(JOB, FIRST, FILE)
+    again.abort()
+    assert store.checkpoints("other") == [SECOND]
+
+
+def test_what_is_adopted_and_not_committed_is_gone(store):
+    commit(store)
+    writer = store.begin(JOB, SECOND, 1, 0)
+    writer.adopt(JOB, FIRST, FILE)
+    writer.abort()
+    assert (leftovers(store), store.checkpoints(JOB), read(store)) == ([], [FIRST], b"tensors")
+
+
+def test_a_hold_stands_until_it_is_taken_back(store, url):
+    commit(store)
+    assert store.holds(JOB) == []
+    holds = [Hold(uid=uid, checkpoint=FIRST, at=1.0) for uid in ("one", "two")]
+    for each in holds:
+        store.hold(JOB, each)
+    assert open_store(url).holds(JOB) == holds
+    store.acquire_attempt(JOB, "second")  # whoever copies is no attempt of the job's
+    open_store(url).release(JOB, "one")
+    store.release(JOB, "one")
+    assert store.holds(JOB) == holds[1:]
+    store.release("never-was", "one")
 
 
 def notes_of_pins(store):

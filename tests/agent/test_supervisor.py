@@ -404,6 +404,14 @@ def test_a_rank_that_cannot_answer_holds_nobody_up(stage: Stage) -> None:
     assert any("it does not answer" in line for line in ended.lines)
 
 
+def test_of_a_rank_the_thread_that_trains_is_told_first(stage: Stage) -> None:
+    """Others may be many, and a notice is of limited length."""
+    other = "import threading\nthreading.Thread(target=lambda: time.sleep(600), daemon=True).start()\n"
+    hangs = STUCK + other + "step_quickly()\nif start == 1: stuck_for_ever()"
+    told = "\n".join(stage.run(hangs, **HANGS).lines)
+    assert told.index("in stuck_for_ever") < told.index("in <lambda>")
+
+
 def test_a_trainer_that_has_ended_training_may_take_its_time(stage: Stage) -> None:
     body = STUCK + "step_quickly()\nprogress(8, -8)\ntime.sleep(1.0)"
     assert (stage.run(body, **HANGS).status, stage.starts) == (0, 1)
@@ -473,11 +481,19 @@ def test_a_job_that_nobody_has_taken_over_is_started_again(stage: Stage) -> None
     assert stage.starts == 3
 
 
+def test_a_trainer_that_dies_before_it_has_said_which_attempt_it_is_is_nobody_else(stage: Stage) -> None:
+    cut_short = "supervision.announce(f'uid-{start}')\nif start == 3: die()\n"
+    begun = TRAINS.replace("attempt = ", cut_short + "attempt = ").replace(
+        "supervision.introduce(", "if start == 2: die()\nsupervision.introduce("
+    )
+    ended = stage.run(begun + "progress(start, 1)\nif start < 4: die()")
+    assert (ended.status, stage.starts) == (0, 4), ended.lines
+
+
 def test_the_usual_iteration_is_that_of_the_last_stretches() -> None:
-    pulse = Pulse(10.0, 1.0)
+    pulse = Pulse(10.0, 1.0, began=0.0)
     for number in range(1, 4):
         pulse.see(number, float(number))
-    assert (pulse.usual_seconds, pulse.hangs(1000.0)) == (None, False)
     pulse.see(14, 4.0)
     pulse.see(14, 9.0)
     assert (pulse.usual_seconds, pulse.silent_seconds(9.0)) == (1.0, 5.0)
@@ -486,8 +502,21 @@ def test_the_usual_iteration_is_that_of_the_last_stretches() -> None:
     assert not pulse.hangs(1000.0)
 
 
+def test_while_few_iterations_are_known_the_usual_one_is_as_long_as_the_longest_start_included() -> None:
+    pulse = Pulse(10.0, 1.0, began=0.0)
+    pulse.see(0, 50.0)
+    assert (pulse.usual_seconds, pulse.hangs(1e9)) == (None, False)
+    pulse.see(2, 60.0)
+    assert (pulse.usual_seconds, pulse.hangs(360.0), pulse.hangs(360.1)) == (30.0, False, True)
+    pulse.see(3, 61.0)
+    pulse.see(4, 62.0)
+    assert pulse.usual_seconds == 30.0
+    pulse.see(5, 63.0)
+    assert pulse.usual_seconds == 1.0
+
+
 def test_nothing_hangs_where_nobody_wants_to_know() -> None:
-    pulse = Pulse(0.0, 0.0)
+    pulse = Pulse(0.0, 0.0, began=0.0)
     for number in range(1, 9):
         pulse.see(number, float(number))
     assert not pulse.hangs(1e9)

@@ -19,7 +19,7 @@ class Points(Dataset):
 class Trainer:
     """Dropout, BatchNorm, a schedule, random augmentation, a value of the loop's own."""
 
-    def __init__(self, store, *, seed=0, **options):
+    def __init__(self, store, *, seed=0, job="job", **options):
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(
             torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
@@ -28,7 +28,7 @@ class Trainer:
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=5, gamma=0.9)
         self.loop = holdfast.Variables(best_loss=math.inf)
         self.session = holdfast.Session(
-            "job", store=store, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler,
+            job, store=store, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler,
             loop=self.loop, **{"every": 3, "backend": "thread"} | options,
         )  # fmt: skip
         self.loader = holdfast.DataLoader(Points(), batch_size=8, shuffle=True, seed=1)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 import holdfast.session
@@ -122,10 +123,13 @@ class _Notices(logging.Handler):
 
 
 class Trainer:
-    def __init__(self, root: str, **options: Any) -> None:
+    def __init__(self, root: str, *, ddp: bool = False, **options: Any) -> None:
         self.rank = dist.get_rank()
         torch.manual_seed(self.rank)
-        self.model = torch.nn.Linear(8, 8)
+        self.model: torch.nn.Module = torch.nn.Linear(8, 8)
+        if ddp:  # with something for each rank to write, of what is the same on all
+            layers = [self.model, *(torch.nn.Linear(8, 8) for _ in range(2))]
+            self.model = DistributedDataParallel(torch.nn.Sequential(*layers))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.session = holdfast.Session(
             "job",

@@ -61,6 +61,8 @@ DEATHS = [
     *(Death("close", 0, place) for place in ("before commit", "before rename", "after rename", "before send end")),
     *(Death("close", 1, place) for place in ("before send vote", "after send vote")),
 ]
+DDP = {"ddp": True}
+"""Every iteration is one of all ranks: without one of them there is no other."""
 States = dict[tuple[int, int], str]
 """What a rank has learned, by (rank, iteration)."""
 
@@ -76,6 +78,13 @@ def crowds() -> Iterator[list[Crowd]]:
 @pytest.fixture(scope="module")
 def undisturbed(crowds: list[Crowd]) -> States:
     with tempfile.TemporaryDirectory() as root, started(crowds[0], Path(root), until=24) as ranks:
+        assert [rank.wait() for rank in ranks] == [0] * WORLD
+        return states(ranks)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_ddp(crowds: list[Crowd]) -> States:
+    with tempfile.TemporaryDirectory() as root, started(crowds[0], Path(root), until=24, options=DDP) as ranks:
         assert [rank.wait() for rank in ranks] == [0] * WORLD
         return states(ranks)
 
@@ -108,9 +117,10 @@ def not_whole(root: Path) -> list[str]:
     for checkpoint in store.checkpoints("job"):
         manifest = restore.manifest(store, "job", checkpoint)
         files = {path.name for path in (root / "job" / checkpoint).iterdir()}
-        if files != {"manifest.json", *(f"rank-{rank}.safetensors" for rank in range(WORLD))}:
+        parts = {f"rank-{rank}.safetensors" for rank in range(WORLD)}
+        if files != {"manifest.json", *parts}:
             found.append(f"{checkpoint} consists of {sorted(files)}")
-        if {tensor.rank for tensor in manifest.tensors} != set(range(WORLD)):
+        if {tensor.file for tensor in manifest.tensors} != parts:
             found.append(f"{checkpoint} has nothing of some ranks")
     return found
 
@@ -119,11 +129,13 @@ def different(ranks: list[Rank], undisturbed: States) -> list[str]:
     return [f"{key} is not what it was" for key, state in states(ranks).items() if undisturbed[key] != state]
 
 
-def goes_on(crowd: Crowd, root: Path, undisturbed: States, until: int = 18) -> list[str]:
+def goes_on(
+    crowd: Crowd, root: Path, undisturbed: States, until: int = 18, options: dict[str, Any] | None = None
+) -> list[str]:
     """What is wrong with a new start of all ranks."""
     found = [*violations(root, [], leftovers_allowed=2), *not_whole(root)]
     _, best = safe(root)
-    with started(crowd, root, until=until) as ranks:
+    with started(crowd, root, until=until, options=options) as ranks:
         if (statuses := ended(ranks)) != [0] * WORLD:
             return [*found, f"a new start ended with {statuses}", *(rank.account() for rank in ranks)]
         for rank in ranks:
@@ -166,6 +178,18 @@ def killed(crowd: Crowd, root: Path, undisturbed: States, death: Death) -> list[
     return [*found, *goes_on(crowd, root, undisturbed)]
 
 
+def killed_under_ddp(crowd: Crowd, root: Path, undisturbed: States, death: Death) -> list[str]:
+    """The same where no rank can train without the others: all end, and all go on from what is whole."""
+    options = {"phase": death.phase, "rank": death.rank, "place": death.place, "options": DDP}
+    with started(crowd, root, until=16, **options) as ranks:
+        statuses = ended(ranks)
+        found = different(ranks, undisturbed)
+        if statuses != [-9 if rank == death.rank else 1 for rank in range(WORLD)]:
+            found += [f"ended with {statuses}", *(rank.account() for rank in ranks)]
+        found += [f"{rank.number} told {line}" for rank in ranks for line in rank.said("fault ")]
+    return [*found, *goes_on(crowd, root, undisturbed, options=DDP)]
+
+
 def assert_none_wrong(
     crowds: list[Crowd], place: Path, cases: list[Any], trial: Callable[[Crowd, Path, Any], list[str]]
 ) -> None:
@@ -192,6 +216,26 @@ def test_a_rank_that_dies_anywhere_leaves_whole_checkpoints_and_lets_the_others_
 ) -> None:
     cases = every_other(DEATHS, step)
     assert_none_wrong(crowds, fast_path, cases, lambda *case: killed(*case[:2], undisturbed, case[2]))
+
+
+COMMITS = [
+    *(Death("checkpoint", 0, place) for place in LEADS),
+    *(Death("checkpoint", rank, place) for rank in (1, 2) for place in FOLLOWS),
+]
+
+
+@pytest.mark.parametrize(("step", "times"), [(14, 1), pytest.param(1, 3, marks=LONG)])
+def test_under_ddp_a_rank_that_dies_at_any_stage_of_a_commit_leaves_what_all_go_on_from(
+    crowds: list[Crowd], fast_path: Path, undisturbed_ddp: States, step: int, times: int
+) -> None:
+    cases = every_other(COMMITS, step) * times
+
+    def trial(crowd: Crowd, root: Path, case: Death) -> list[str]:
+        return killed_under_ddp(crowd, root, undisturbed_ddp, case)
+
+    assert_none_wrong(crowds, fast_path, cases, trial)
+    stages = len({(case.rank, case.place) for case in cases})
+    print(f"ranks under DDP: {len(cases)} deaths at {stages} stages of a commit by {WORLD} ranks, no part missing")
 
 
 @pytest.mark.parametrize("times", [6, pytest.param(100, marks=LONG)])

@@ -33,6 +33,7 @@ from holdfast.protocol import (
     parse_checkpoint_id,
 )
 from holdfast.reports import Reporter, Standing
+from holdfast.retention import Retention
 from holdfast.starting import ordered
 from holdfast.store import Lineage
 from holdfast.store.files import Files
@@ -116,7 +117,10 @@ class Agent:
         self.standing = Standing(iteration=0, lineage=0)
         self.outgoing = Outgoing(world.job, self.uid, self.number)
         self.reporter = Told(world, self.standing, self.outgoing)
-        self.orders = Orders(world.store, world.job, self.reporter, Settings(), clock=lambda: world.now)
+        self.orders = Orders(
+            world.store, world.job, self.reporter, Settings(),
+            retention=Retention.keeping(12), clock=lambda: world.now,
+        )  # fmt: skip
         self.orders.start(first, self.number)
         self.desired: Desired | None = first
         self.alive, self.awake = True, True

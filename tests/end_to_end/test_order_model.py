@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from order_world import ITERATIONS, Agent, Ground, World
@@ -19,6 +19,8 @@ from holdfast_server.orders import FROM
 ENDED = ("restored", "failed", "superseded")
 """States that nothing takes an order out of."""
 HEALED_BOUNDARIES = 8
+PHASES = [phase for phase in Phase if phase is not Phase.explain]
+"""An explanation follows every line that is run: it takes twice the time of all worlds, for one that fails."""
 
 
 class Orders(RuleBasedStateMachine):
@@ -158,7 +160,7 @@ def model() -> Iterator[Callable[..., None]]:
     def run(**wanted: Any) -> None:
         kind = type("OrdersHere", (Orders,), {"ground": ground})
         checks = list(HealthCheck)
-        run_state_machine_as_test(kind, settings=settings(deadline=None, suppress_health_check=checks, **wanted))
+        run_state_machine_as_test(kind, settings=settings(phases=PHASES, suppress_health_check=checks, **wanted))
 
     yield run
     ground.close()
@@ -169,5 +171,7 @@ def test_orders_keep_their_promises(model: Callable[..., None]) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(0)
 def test_orders_keep_their_promises_in_two_thousand_worlds(model: Callable[..., None]) -> None:
     model(max_examples=2000, stateful_step_count=50, derandomize=False, print_blob=True)
+    print("order model: 2,000 worlds of up to 50 steps, every promise kept")

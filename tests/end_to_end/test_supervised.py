@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
+import random
 import signal
-import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from chaos import HERE, read
 from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, read_ledger, spawned, until
+from sweep import LONG
 
 from holdfast.client import Client
 from holdfast.store import open_store
@@ -19,6 +24,8 @@ from holdfast.supervision import EXIT_FENCED
 from holdfast_server.ingest import OVERLAP_SECONDS
 
 pytestmark = pytest.mark.processes
+
+AT_ONCE = 3
 
 
 def supervised(ledger: Path, job: str, *options: str, trainer: tuple[str, ...] = ()) -> list[str]:
@@ -62,39 +69,115 @@ def test_a_job_that_is_done_waits_where_that_is_wanted_and_ends_when_told_to(
     assert [step.iteration for step in read_ledger(ledger)] == [*range(1, 28), *range(order.iteration + 1, 28)]
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(50, marks=pytest.mark.long)])
-@pytest.mark.timeout(3600)
+def test_a_script_that_cannot_be_taken_back_is_started_again_for_an_order_and_for_its_undoing(
+    tmp_path: Path, server: Client
+) -> None:
+    ledger, log, job = tmp_path / "ledger.txt", tmp_path / "run.log", "relaunched"
+    env = environment(tmp_path / "store", server.server) | {"HOLDFAST_REWINDS": "no"}
+    command = supervised(ledger, job, trainer=("--epochs", "400", "--slowly"))
+    with spawned(command, log, env) as supervisor:
+        until(lambda: len(read_ledger(ledger)) > 25, "the job to train")
+        until(lambda: (seen := known(server, job)) is not None and seen.restore_mode == "relaunch", "its mode")
+        at = _oldest(server, job)
+        preview = server.preview_restore(job, f"{at:012d}-1")
+        assert "by starting the script again, which its supervisor does at once" in preview.what
+        assert preview.estimated_seconds is not None
+        order = server.restore(job, at)
+        until(lambda: server.order(job, order.id).state == "restored", "the job to go back")
+        done = server.order(job, order.id)
+        assert done.undoable
+        left = int((done.safety_checkpoint or "")[:12])
+        until(lambda: read_ledger(ledger)[-1].iteration > at + 5, "the job to train on")
+        back = server.undo_restore(job, order.id)
+        until(lambda: server.order(job, back.id).state == "restored", "the job to go where it was")
+        until(lambda: read_ledger(ledger)[-1].iteration > left + 3, "the job to train on there")
+        supervisor.terminate()
+        supervisor.wait(PATIENCE_SECONDS)
+    assert [step.state for step in done.transitions] == ["requested", "delivered", "restoring", "restored"]
+    steps = read_ledger(ledger)
+    starts = list(dict.fromkeys(step.pid for step in steps))
+    assert len(starts) == 3
+    first, second, third = ([step for step in steps if step.pid == pid] for pid in starts)
+    assert (first[-1].iteration, second[0].iteration, third[0].iteration) == (left, at + 1, left + 1)
+    outcomes = {step.iteration: step.outcome for step in first}
+    assert all(step.outcome == outcomes[step.iteration] for step in second if step.iteration <= left)
+    assert log.read_text().count("the trainer ended to be taken back to") == 2
+    orders = [each.order for each in open_store(tmp_path / "store").lineages(job)]
+    assert orders == [None, order.id, back.id]
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(50, marks=LONG)])
 def test_an_old_life_that_wakes_up_changes_nothing(tmp_path: Path, server: Client, times: int) -> None:
-    for number in range(times):
-        _wakes_up(tmp_path / str(number), server, f"wakes-{times}-{number}")
+    seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
+    print(f"repeat these moments with HOLDFAST_TEST_SEED={seed}")
+
+    def wakes_up(number: int) -> None:
+        _wakes_up(tmp_path / str(number), server, f"wakes-{times}-{number}", random.Random(seed + number))
+
+    with ThreadPoolExecutor(AT_ONCE) as jobs:  # each of which waits for most of its time
+        done = list(jobs.map(wakes_up, range(times)))
+    print(f"wake-ups: {len(done)} of an old incarnation that was stopped, nothing of the new run changed in any")
 
 
-def _wakes_up(folder: Path, server: Client, job: str) -> None:
+def _wakes_up(folder: Path, server: Client, job: str, chance: random.Random) -> None:
+    """Stopped anywhere in an iteration, a checkpoint or a restore, for as long as a new run lasts."""
     folder.mkdir()
-    ledger, log, store = folder / "old.txt", folder / "old.log", folder / "store"
+    ledger, log, store, enough = folder / "old", folder / "old.log", folder / "store", folder / "enough"
     env = environment(store, server.server)
-    slow = ("--epochs", "400", "--slowly")
-    with spawned(supervised(ledger, job, trainer=slow), log, env) as old:
-        until(lambda: len(read_ledger(ledger)) > 12, "the old one to train")
-        pids = [old.pid, read_ledger(ledger)[0].pid]
+
+    def run(ledger: Path, enough: Path) -> list[str]:
+        trainer = [sys.executable, str(HERE / "struck_trainer.py"), str(ledger), job, str(enough)]
+        return [*HOLDFAST, "run", "--", *trainer]
+
+    with spawned(run(ledger, folder / "never"), log, env) as old:
+        until(lambda: (seen := known(server, job)) is not None and seen.checkpoints_total >= 2, "two checkpoints")
+        moment = chance.randrange(5), chance.uniform(0, 0.03)
+        pids, passed = [old.pid, read(ledger)[0].pid], len(read(ledger)) + moment[0]
+        if chance.random() < 0.5:
+            os.kill(pids[1], signal.SIGSTOP)  # or retention may take the checkpoint meanwhile
+            server.restore(job, next(row.iteration for row in server.checkpoints(job) if row.restorable))
+            os.kill(pids[1], signal.SIGCONT)
+        until(lambda: len(read(ledger)) >= passed, "some iterations")
+        time.sleep(moment[1])  # where in one of them it falls is left to chance
         try:
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
-            new = supervised(folder / "new.txt", job, trainer=("--epochs", "3"))
-            with open(folder / "new.log", "ab") as output:
-                subprocess.run(new, env=env, stdout=output, stderr=subprocess.STDOUT, check=True)
+            _stop(pids, store / job / ".lock")
+            stopped_at = time.time()  # what it had said by then may come late, and is so
+            with spawned(run(folder / "new", enough), folder / "new.log", env) as new:
+                until(lambda: len(read(folder / "new")) > 20, "the new one to train")
+                enough.touch()
+                assert new.wait(PATIENCE_SECONDS) == 0
             begun = open_store(store).attempts(job)[1].started_at
             until(lambda: time.time() > begun + OVERLAP_SECONDS + 2, "clocks that differ to make no difference")
-            before, seen = _contents(store / job), _seen(server, job)
-            assert seen[:3] == ("finished", 2, 81)
+            before, seen = _contents(store / job), _seen(server, job, stopped_at)
+            assert seen[:3] == ("finished", 2, read(folder / "new")[-1].iteration)
         finally:
             for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # the supervisor has passed it on, and all is over
+                    os.kill(pid, signal.SIGCONT)
         assert old.wait(PATIENCE_SECONDS) == EXIT_FENCED
     assert _contents(store / job) == before
-    assert _seen(server, job) == seen
+    assert _seen(server, job, stopped_at) == seen
     assert "takes no more checkpoints and reports nothing" in log.read_text()
     assert "starts the trainer no more" in log.read_text()
+
+
+def _stop(pids: list[int], lock: Path) -> None:
+    """But not while one of them holds the lock of the store: for that a new run would wait."""
+    while True:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: all(_is_stopped(pid) for pid in pids), "them to stop")
+        with lock.open() as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.kill(pids[1], signal.SIGCONT)
+            else:
+                return
+
+
+def _is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "T"
 
 
 def _oldest(server: Client, job: str) -> int:
@@ -108,9 +191,10 @@ def _contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _seen(server: Client, job: str) -> tuple[object, ...]:
+def _seen(server: Client, job: str, since: float) -> tuple[object, ...]:
     found = known(server, job)
     assert found is not None
-    notices = [notice.message for notice in server.notices(job)]
+    notices = [notice.message for notice in server.notices(job) if notice.at > since]
     points = [(point.id, point.state) for point in server.checkpoints(job)]
-    return found.status, found.attempt, found.iteration, found.lineage, found.loss, notices, points
+    orders = [(order.id, order.state, order.new_lineage) for order in server.orders(job)]
+    return found.status, found.attempt, found.iteration, found.lineage, found.loss, notices, points, orders

@@ -146,9 +146,9 @@ def test_each_item_left_out_is_seen_and_named(item, store, undisturbed, monkeypa
     whole = Registry.apply
     job = Job(store, seed=99, accumulation=4, across=True, every=10**9)
 
-    def all_but_one(*args: Any) -> None:
+    def all_but_one(*args: Any, **how: Any) -> None:
         undo = left_out(job)
-        whole(*args)
+        whole(*args, **how)
         undo()
 
     monkeypatch.setattr(Registry, "apply", all_but_one)

@@ -41,17 +41,20 @@ class Balancer:
             server = urlsplit(self.servers[self._next % len(self.servers)])
             with suppress(OSError):
                 behind, ahead = await asyncio.open_connection(server.hostname, server.port)
-                await asyncio.gather(_pump(reader, ahead), _pump(behind, writer))
+                await asyncio.gather(self._pump(reader, ahead), self._pump(behind, writer))
                 return
         writer.close()
 
+    async def _way(self) -> None:
+        """Returns when what was read may go on."""
 
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    try:
-        while data := await source.read(65536):
-            sink.write(data)
-            await sink.drain()
-    except OSError:
-        pass
-    finally:
-        sink.close()
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(65536):
+                await self._way()
+                sink.write(data)
+                await sink.drain()
+        except OSError:
+            pass
+        finally:
+            sink.close()

@@ -155,6 +155,12 @@ def agent(client: TestClient) -> Agent:
 
 
 @pytest.fixture
+def agent_of() -> type[Agent]:
+    """For jobs that report to another client than `client`."""
+    return Agent
+
+
+@pytest.fixture
 def stage(settings: ServerSettings, clock: FakeClock) -> Iterator[Stage]:
     """A server with accounts, in which nobody is yet."""
     app = create_app(replace(settings, accounts=True), clock=clock)

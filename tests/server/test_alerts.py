@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -88,6 +89,13 @@ def look(client, clock) -> Callable[[float], None]:
         client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
 
     return look
+
+
+@pytest.fixture
+def look_at_rest(client, clock) -> Callable[[], None]:
+    """The same for jobs that have ended."""
+    at_rest = functools.partial(evaluation.evaluate, at_rest=True)
+    return lambda: client.portal.call(at_rest, client.app.state.database, clock.now)
 
 
 @pytest.fixture
@@ -404,3 +412,18 @@ def test_alerts_are_acknowledged_and_silenced_from_a_terminal(alive, client, loo
     assert only(client, "silent")["silenced_until"] == clock.now + 7200
     assert holdfast("unsilence", alert) == f"alert {alert} is acknowledged\n"
     assert holdfast("--job", "char-gpt", "--json").startswith("[")
+
+
+def test_a_job_that_has_ended_well_is_looked_at_seldom_and_all_the_same(alive, client, clock, look, look_at_rest):
+    look(130)
+    assert only(client, "silent")["state"] == "firing"
+    alive.at = clock.now
+    alive.say(AttemptFinished(at=alive.at, iteration=10, lineage=1, reason="finished"))
+    look(0)
+    look(70)
+    assert alerts(client) == [], "what fired is ended without delay"
+    alive.checkpoint(10, state="damaged", reason="digest of rank 0 differs")
+    look(0)
+    assert alerts(client) == []
+    look_at_rest()
+    assert only(client, "checkpoint_damaged")["state"] == "firing"

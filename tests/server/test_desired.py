@@ -92,6 +92,8 @@ def test_an_edit_of_a_version_that_is_not_made_yet_is_refused(job, client):
         ({"budget": 0.02, "every_seconds": 7200}, "give every, too"),
         ({"policy": "astrology"}, "checkfreq"),
         ({"paused": "maybe"}, "paused"),
+        ({"retention": "lst 5"}, "'lst 5' is no rule"),
+        ({"retention": "last 5, " * 20}, "longer than 100 characters"),
         ({"bugdet": 0.02}, "bugdet"),
         ({}, "nothing to change"),
         ({"checkpoint_request": False}, "nothing to change"),
@@ -104,6 +106,14 @@ def test_what_cannot_be_a_setting_is_refused_with_the_reason(job, client, change
     assert (reply.status_code, reply.json()["error"]) == (422, "invalid_setting")
     assert word in reply.json()["message"]
     assert client.get(f"{JOB}/desired").json()["version"] == 0
+
+
+def test_rules_of_retention_are_desired_in_the_one_way_in_which_they_are_spelled(job, client):
+    reply = edit(client, 0, retention="Size 0.2TB, last 5")
+    assert (reply.status_code, reply.json()["retention"]) == (200, "last 5, size 200GB")
+    assert edit(client, 1, retention=None).json()["retention"] is None
+    told = [each["summary"] for each in client.get(f"{JOB}/edits").json()["edits"]]
+    assert told[-1] == "retention the script's own → last 5, size 200GB"
 
 
 def test_an_invalid_part_leaves_the_valid_part_undone(job, client):

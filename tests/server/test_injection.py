@@ -70,7 +70,7 @@ FREE = {
     "alert_deliveries": {"error"},
     "alert_rules": {"changed_by", "jobs"},
     "alerts": {"acknowledged_by", "message", "resolved_why", "silenced_by", "subject"},
-    "attempts": {"finished", "host", "previous_exit", "resumed_from"},
+    "attempts": {"finished", "host", "previous_exit", "restore_reason", "resumed_from"},
     "audit": {"action", "after", "before", "who"},
     "checkpoints": {"label", "pinned_by", "reason"},
     "notices": {"code", "message"},
@@ -85,7 +85,7 @@ OURS = {
     "name", "job", "project", "person", "kind", "state", "level", "lane", "event", "scopes", "severity", "role",
     "least_severity", "rule", "prefix", "id", "channel", "parent", "checkpoint", "safety_checkpoint", "order_id",
     "password", "secret", "issuer", "subject", "nonce", "verifier", "then", "request_id", "uid", "policy",
-    "pins",
+    "pins", "retention", "restore_mode", "from_job", "from_checkpoint", "from_digest",
 }  # fmt: skip
 """Names of columns that hold what is no word, is one of ours or has a checked form, or is on no page."""
 

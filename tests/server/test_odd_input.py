@@ -61,7 +61,7 @@ QUERIES = {
     "/jobs/char-gpt/points": ["points"],
     "/jobs/char-gpt/preview": ["budget", "every"],
     "/jobs/char-gpt/restore": ["checkpoint", "iteration"],
-    f"/jobs/char-gpt/checkpoints/{POINT}": ["with", "tensors"],
+    f"/jobs/char-gpt/checkpoints/{POINT}": ["with", "tensors", "fork"],
 }
 
 
@@ -80,6 +80,7 @@ def test_every_query_is_tried(client):
     assert {name for names in FORMS.values() for name in names} == {
         "token", "next", "version", "budget", "mode", "every", "paused", "checkpoint", "key", "name", "password",
         "code", "policy", "hold", "edit", "job", "back", "pinned", "label", "against",
+        "retention",
     }  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def test_a_version_or_an_iteration_that_is_no_number_is_refused(job, client, val
 
 
 def test_no_odd_json_breaks_the_server(job, client):
-    fields = ("iteration", "checkpoint", "key", "budget", "policy", "every", "paused")
+    fields = ("iteration", "checkpoint", "key", "budget", "policy", "every", "paused", "retention")
     fields += ("checkpoint_request", "probe_request")
     for field, value in itertools.product(fields, ODD_JSON):
         body = f'{{"{field}": {value}}}'.encode()

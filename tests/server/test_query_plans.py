@@ -173,3 +173,14 @@ def test_what_is_over_is_found_by_an_index(client, questions):
             asked.in_loop(client, chore, database, now)
         plans = [asked.in_loop(client, asked.plan, database, one) for one in noted if one[0].startswith("SELECT")]
         assert any(index in plan for plan in plans), plans
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite"])
+def test_the_newest_checkpoints_are_listed_without_sorting_all(client, questions):
+    """Of a job with ten thousand of them, a page of which shows twelve, and asks again every second."""
+    with asked.statements() as noted:
+        assert client.get(f"/jobs/{JOB}").status_code == 200
+    listed = [one for one in noted if re.search(r"FROM checkpoints\b.*ORDER BY coalesce", one[0], re.DOTALL)]
+    plans = [asked.in_loop(client, asked.plan, asked.of(client), one) for one in listed]
+    assert plans
+    assert all("ix_checkpoints_taken" in plan and "FOR ORDER BY" not in plan for plan in plans), plans

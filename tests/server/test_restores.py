@@ -5,7 +5,8 @@ import threading
 import asked
 import pytest
 
-from holdfast.protocol import AttemptFinished, Inventory, LineageStarted, OrderMoved
+from holdfast import protocol
+from holdfast.protocol import AttemptFinished, Inventory, LineageStarted, OrderMoved, checkpoint_id
 from holdfast_server import order_watch, orders
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -353,6 +354,68 @@ def test_a_job_that_is_not_running_goes_back_at_its_next_start(job, client, cloc
     clock.now += 3600
     preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
     assert (preview["alive"], preview["what"]) == (False, "at the next start of the job")
+    assert (preview["mode"], preview["safety_checkpoint"]) == ("next_start", False)
+
+
+def says(job, mode, reason="the script says so itself", start_seconds=None):
+    job.say(
+        protocol.Restores(
+            at=job.at, iteration=30, lineage=1, mode=mode, reason=reason, start_seconds=start_seconds
+        )
+    )
+
+
+def test_a_script_that_is_started_again_for_it_is_said_to_be_with_what_that_takes(job, client):
+    says(job, "relaunch", start_seconds=41.5)
+    preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
+    assert (preview["mode"], preview["safety_checkpoint"]) == ("relaunch", True)
+    assert preview["what"] == (
+        "by starting the script again, which its supervisor does at once: the script says so itself"
+    )
+    assert (preview["estimated_seconds"], preview["estimated_from"]) == (
+        41.5,
+        "the start of this attempt, up to its first iteration",
+    )
+    says(job, "relaunch")
+    preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
+    assert (preview["estimated_seconds"], preview["estimated_from"]) == (None, "")
+
+
+def test_a_script_that_nobody_starts_again_is_said_to_wait(job, client, clock):
+    says(job, "next_start")
+    shown = client.get(JOB).json()
+    assert (shown["restore_mode"], shown["restore_reason"]) == ("next_start", "the script says so itself")
+    preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
+    assert "at the next start of the script, which nobody makes by itself: the script" in preview["what"]
+    says(job, "in_place", reason="")
+    assert client.get(JOB).json()["restore_mode"] == "in_place"
+    says(job, "relaunch")
+    clock.now += 3600
+    shown = client.get(JOB).json()
+    assert (shown["restore_mode"], shown["restore_reason"]) == ("next_start", "")
+
+
+def test_a_restore_is_undone_once_and_its_undoing_as_well(job, client):
+    placed = order(client, iteration=10).json()
+    early = client.post(f"{JOB}/restores/{placed['id']}/undo")
+    assert (early.status_code, "it is requested" in early.json()["message"]) == (409, True)
+    job.checkpoint(30, kind="safety")
+    moved(job, placed, "restored", safety_checkpoint=checkpoint_id(30, 1))
+    back = client.post(f"{JOB}/restores/{placed['id']}/undo")
+    assert (back.status_code, back.json()["checkpoint"]) == (201, checkpoint_id(30, 1))
+    again = client.post(f"{JOB}/restores/{placed['id']}/undo")
+    assert (again.status_code, again.json()["id"]) == (200, back.json()["id"])
+    moved(job, back.json(), "restored", safety_checkpoint=checkpoint_id(10, 1))
+    assert client.post(f"{JOB}/restores/{back.json()['id']}/undo").json()["checkpoint"] == checkpoint_id(10, 1)
+    assert client.post(f"{JOB}/restores/nothing/undo").status_code == 404
+
+
+def test_what_retention_took_cannot_be_undone_any_more(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restored", safety_checkpoint=checkpoint_id(30, 1))  # which is not in the store
+    refused = client.post(f"{JOB}/restores/{placed['id']}/undo")
+    assert (refused.status_code, refused.json()["error"]) == (409, "not_possible")
+    assert "what it left is not in the store any more" in refused.json()["message"]
 
 
 def test_going_back_to_an_abandoned_lineage_gives_up_what_came_after_the_fork(job, client):
@@ -554,3 +617,36 @@ def test_the_lineage_that_an_order_began_tells_that_it_was_carried_out(job, clie
     moved(second, placed, "restored", seconds=1.5, safety_checkpoint=safety)
     assert (read(client, placed)["seconds"], read(client, placed)["safety_checkpoint"]) == (1.5, safety)
     assert len(read(client, placed)["transitions"]) == len(done["transitions"])
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("over", ["cancelled", "expired"])
+def test_an_order_that_is_over_stays_so_when_who_took_it_up_did_not_finish(job, client, clock, known, over):
+    placed = order(client, iteration=10, expires_seconds=3600).json()
+    if over == "cancelled":
+        cancel(client, placed)
+    else:
+        watch(client, clock.now + 3600)
+    second = job.restarted()
+    if known:
+        second.start()
+    moved(job, placed, "restoring")  # out of the spool of one that is dead
+    assert read(client, placed)["state"] == (over if known else "restoring")
+    if not known:
+        second.start()
+        assert last(client, placed)["reason"] == "attempt 1 did not finish it"
+    assert read(client, placed)["state"] == over
+    assert client.get(f"{JOB}/desired").json()["restore"] is None
+
+
+def test_what_was_left_for_a_lineage_is_the_way_back_though_who_restored_did_not_live_to_say_so(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    safety = job.checkpoint(kind="safety")
+    second = job.restarted()
+    second.iteration, second.lineage = 10, 2
+    began = LineageStarted(at=job.at, lineage=2, iteration=10, parent="000000000010-1", order=placed["id"],
+                           left=safety)  # fmt: skip
+    second.say(began)
+    done = read(client, placed)
+    assert (done["state"], done["safety_checkpoint"], done["undoable"]) == ("restored", safety, True)

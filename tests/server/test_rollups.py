@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import create_engine, select
 
-from holdfast_server import columns, rollups
+from holdfast_server import columns, models, rollups, stretches
 from holdfast_server.columns import BUILT_IN, Table
 from holdfast_server.rollups import DOWN, LAST, LEVELS, MAXIMUM, MINIMUM, NAN, SUM, UP
+from holdfast_server.stretches import Stretch
 
 METRICS = ("loss", "accuracy")
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
@@ -120,12 +122,49 @@ def test_losses_in_single_precision_take_half_the_room():
     assert len(double) - len(single) > 3.5 * rows
 
 
+def stored_in(connection):
+    rows = models.table(models.Rollup)
+    query = select(rows.c.level, rows.c.first_iteration, rows.c.last_iteration, rows.c.rows, rows.c.columns)
+    return connection.execute(query.order_by(rows.c.bucket)).all()
+
+
 @derandomized
-@given(tables(), st.integers(1, 59))
-def test_all_levels_at_once_are_each_level_by_itself(table, cut):
-    first, rest = table.rows(slice(0, cut)), table.rows(slice(cut, None))
-    levels, buckets = rollups.at_levels(rollups.of_table(first, 1 << LEVELS[0]))
-    if len(rest):
-        levels, buckets = rollups.at_levels(rollups.of_table(rest, 1 << LEVELS[0]), buckets, levels)
+@given(tables(), st.lists(st.integers(1, 59), max_size=6), st.randoms(use_true_random=False))
+def test_what_comes_batch_by_batch_is_each_level_by_itself(table, cuts, chance):
+    """In whatever order. Of the levels above the finest, the buckets that the stretch has come past."""
+    edges = sorted({0, len(table), *(cut for cut in cuts if cut < len(table))})
+    parts = [table.rows(slice(first, last)) for first, last in pairwise(edges)]
+    if chance.random() < 0.5:
+        chance.shuffle(parts)
+    engine = create_engine("sqlite://")
+    with engine.begin() as connection:
+        models.table(models.Rollup).create(connection)
+        after = None
+        for part in parts:
+            stretches.roll_up(connection, 1, part, after=after)
+            last = max(int(part.iteration[-1]), after.last_iteration if after else 0)
+            after = Stretch(1, b"", 0, last, 0.0, 1, 1, 0, 0, True)
+        rows = stored_in(connection)
+    engine.dispose()
+    end = after.last_iteration + 1
     for level in LEVELS:
-        agrees(buckets.where(np.array(levels) == level), table, 1 << level)
+        found = [row[1:] for row in rows if row[0] == level]
+        whole = table if level == LEVELS[0] else table.rows(table.iteration < end >> level << level)
+        assert bool(found) == bool(len(whole))
+        if found:
+            agrees(rollups.decoded(found, len(table.values)), whole, 1 << level)
+
+
+def test_a_batch_writes_what_it_comes_past(monkeypatch):
+    written = []
+    monkeypatch.setattr(stretches.ROLLUP, "run", lambda _, *rows: written.append([row["level"] for row in rows]))
+    engine = create_engine("sqlite://")
+    values = np.ones((len(BUILT_IN) + len(METRICS), 50))
+    with engine.begin() as connection:
+        models.table(models.Rollup).create(connection)
+        after = None
+        for first in range(1, 301, 50):
+            stretches.roll_up(connection, 1, Table(np.arange(first, first + 50), METRICS, values), after=after)
+            after = Stretch(1, b"", 0, first + 49, 0.0, 1, 1, 0, 0, True)
+    engine.dispose()
+    assert written == [[6], [6, 6], [6, 6], [6, 6], [6], [6, 6, 8]]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from html import unescape
 
 import pytest
-from fake_agent import FakeAgent
+from fake_agent import FakeAgent, over_client
 from playwright.sync_api import Page, expect
 from starlette.testclient import TestClient
 
@@ -83,6 +83,42 @@ def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
     assert "is missing: one that is durable can be pinned" in words(refused.text)
     assert "Only a durable checkpoint can be pinned, and this one is no longer in the store" in words(refused.text)
     assert client.post(f"{JOB}/checkpoints/000000000121-1/pin", data={"pinned": "true"}).status_code == 422
+
+
+def fork_of(client: TestClient, job: str) -> None:
+    """A job that says it was forked from the checkpoint."""
+    origin = protocol.Origin(job="char-gpt", checkpoint=POINT, digest="9f86d081884c7d65")
+    fork = FakeAgent(over_client(client), job=job, iteration=120, lineage=2, attempt=2)
+    fork.start(resumed_from=POINT)
+    fork.events.append(protocol.LineageStarted(at=fork.at, lineage=2, iteration=120, parent=POINT, origin=origin))
+    fork.events.append(protocol.Inventory(at=fork.at, checkpoints=[POINT]))
+    fork.send()
+
+
+def test_a_fork_is_shown_at_its_iteration_and_says_where_it_comes_from(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    fork_of(client, "branch")
+    row = client.get(JOB).text.partition(f'id="row-{POINT}"')[2].partition("</tr>")[0]
+    assert '→ <a href="/jobs/branch">branch</a>' in row
+    assert "Forked: branch from iteration 120" in words(client.get(f"{JOB}/points").text)
+    assert "branch began here" in words(client.get(PAGE).text)
+    child = client.get("/jobs/branch").text
+    assert f'forked from <a href="{PAGE}">char-gpt at iteration 120</a>' in child
+    copy = words(client.get(f"/jobs/branch/checkpoints/{POINT}").text)
+    assert f"The job was forked from char-gpt , checkpoint {POINT} : this is the copy." in copy
+    assert "forked from" in client.get("/jobs/branch/live").text
+
+
+def test_the_command_of_a_fork_is_shown_and_a_name_that_cannot_be_is_refused(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    assert f"holdfast fork char-gpt {POINT} NEW" in client.get(PAGE).text
+    assert f"holdfast fork char-gpt {POINT} lr-3e4</code>" in client.get(f"{PAGE}?fork=lr-3e4").text
+    refused = client.get(f"{PAGE}?fork=a%20b%3Brm").text
+    assert "job name &#39;a b;rm&#39;: use 1 to 100 letters" in refused
+    assert f"holdfast fork char-gpt {POINT} NEW" in refused
+    assert "that is too long" in client.get(f"{PAGE}?fork={'x' * 500}").text
 
 
 def panel(client: TestClient) -> str:

@@ -8,6 +8,8 @@ import pytest
 from fake_agent import FakeAgent
 from starlette.testclient import TestClient
 
+from holdfast import protocol
+
 JOB = "/jobs/char-gpt"
 HTMX = {"HX-Request": "true"}
 POINT = "000000000120-1"
@@ -34,6 +36,26 @@ def test_the_dialog_says_exactly_what_will_happen(client: TestClient, agent: Fak
     assert "their restore points can be restored until retention takes them" in text
     assert "a new lineage starts at iteration 120" in text
     assert "<html" not in answer.text
+
+
+def test_the_dialog_says_when_the_script_has_to_be_started_again(client: TestClient, agent: FakeAgent) -> None:
+    agent.events.append(
+        protocol.Restores(
+            at=agent.at,
+            iteration=400,
+            lineage=1,
+            mode="relaunch",
+            reason="it draws for itself",
+            start_seconds=41.0,
+        )
+    )
+    agent.send()
+    page = client.get(f"{JOB}/restore?checkpoint={POINT}", headers=HTMX).text
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    assert "When by starting the script again, which its supervisor does at once: it draws for itself" in text
+    assert "41.0 s the start of this attempt, up to its first iteration" in text
+    client.post(f"{JOB}/restores", data={"checkpoint": POINT, "key": "k"})
+    assert "The script is started again for it: it draws for itself" in client.get(JOB).text
 
 
 def test_without_scripts_the_dialog_is_a_page(client: TestClient, agent: FakeAgent) -> None:

@@ -246,6 +246,7 @@ def test_a_version_that_was_never_made_is_not_delivered(client: TestClient, agen
         ("policy", {"policy": "goodput"}, "policy", None),
         ("interval", {"every": "50", "hold": "2 h"}, "every", None),
         ("pause", {"paused": "true"}, "paused", False),
+        ("retention", {"retention": "last 5"}, "retention", None),
     ],
 )
 def test_a_change_is_undone(
@@ -257,6 +258,16 @@ def test_a_change_is_undone(
     assert getattr(agent.desired(), field) == before
     client.post(f"{JOB}/undo", data={"version": "2", "edit": "2"}, headers=HTMX)
     assert getattr(agent.desired(), field) != before
+
+
+def test_rules_of_retention_are_ordered_and_refused_beside_the_field(client: TestClient, agent: FakeAgent) -> None:
+    refused = client.post(f"{JOB}/retention", data={"version": "0", "retention": "lst 5"}, headers=HTMX)
+    assert (refused.status_code, "&#39;lst 5&#39; is no rule" in refused.text) == (422, True)
+    assert 'value="lst 5"' in refused.text
+    client.post(f"{JOB}/retention", data={"version": "0", "retention": "every 1000,Last 5"}, headers=HTMX)
+    assert agent.desired().retention == "last 5, every 1000"
+    client.post(f"{JOB}/retention", data={"version": "1", "retention": " "}, headers=HTMX)
+    assert agent.desired().retention is None
 
 
 def hold(client: TestClient, version: str, every: str, for_time: str = "") -> None:

@@ -35,6 +35,8 @@ class FakeServer(ThreadingHTTPServer):
         self.status = "running"
         self.order: dict[str, Any] | None = None
         self.last_order_state = "restored"
+        self.restore_mode = "in_place"
+        self.undoable: dict[str, Any] | None = None
         self.plan: dict[str, Any] = {"job": "gpt", "outlook": None, "why_none": "nothing is measured yet"}
         self.plain_text: bytes | None = None
         self.notices = [notice(1, "an answer of yesterday", code="data")]
@@ -72,6 +74,8 @@ class FakeServer(ThreadingHTTPServer):
             "applied_iteration": 251,
             "checkpoints_total": 2,
             "open_order": self.order,
+            "restore_mode": self.restore_mode,
+            "restore_reason": "" if self.restore_mode == "in_place" else "it draws for itself",
         }
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
@@ -107,6 +111,10 @@ class FakeServer(ThreadingHTTPServer):
                 return self._change(named, body)
             case "POST", [_, "restores"]:
                 return self._order(body)
+            case "POST", [_, "restores", undone, "undo"]:
+                return self._order({"iteration": 200, "key": f"undo {undone}"})
+            case "GET", [_, "restores"]:
+                return 200, {"restores": [] if self.undoable is None else [self.undoable]}
             case "GET", [_, "restores", _]:
                 return 200, self._moved()
         return 404, {"error": "not_found", "message": path}

@@ -27,6 +27,12 @@ def sent(server: FakeServer) -> list[object]:
         (["every", "gpt", "auto"], {"every": None}, "interval left to the policy: version 4"),
         (["policy", "gpt", "goodput"], {"policy": "goodput"}, "policy goodput: version 4"),
         (["policy", "gpt", "default"], {"policy": None}, "policy as the script has it: version 4"),
+        (
+            ["retention", "gpt", "size 0.2TB, last 5"],
+            {"retention": "last 5, size 200GB"},
+            "retention 'last 5, size 200GB': version 4",
+        ),
+        (["retention", "gpt", "default"], {"retention": None}, "retention as the script has it: version 4"),
         (["pause", "gpt"], {"paused": True}, "checkpoints paused: version 4"),
         (["resume", "gpt"], {"paused": False}, "checkpoints resumed: version 4"),
     ],
@@ -57,6 +63,12 @@ def test_a_budget_that_makes_no_sense_is_refused_before_anything_is_sent(
     assert (result.exit_code, server.requests) == (2, [])
     assert reason in result.stderr
     assert repr(budget) in result.stderr
+
+
+def test_rules_that_are_none_are_refused_before_anything_is_sent(holdfast: Holdfast, server: FakeServer) -> None:
+    result = holdfast("retention", "gpt", "lst 5")
+    assert (result.exit_code, server.requests) == (2, [])
+    assert "'lst 5' is no rule: write last 5, every 1000" in result.stderr
 
 
 @pytest.mark.parametrize("every", ["0", "-5", "1.5", "often"])

@@ -55,6 +55,35 @@ def test_a_job_that_is_not_running_is_not_waited_for(holdfast: Holdfast, server:
     assert json.loads(holdfast("restore", "gpt", "200", "--json").stdout)["state"] == "requested"
 
 
+def test_a_script_that_is_started_again_for_it_is_said_to_be_and_followed(
+    holdfast: Holdfast, server: FakeServer
+) -> None:
+    server.restore_mode = "relaunch"
+    result = holdfast("restore", "gpt", "200")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("gpt is started again for it: it draws for itself\n")
+    assert result.stdout.splitlines()[-1].startswith("restored")
+
+
+def test_a_script_that_nobody_starts_again_is_not_waited_for(holdfast: Holdfast, server: FakeServer) -> None:
+    server.restore_mode = "next_start"
+    result = holdfast("restore", "gpt", "200")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == (
+        "restore of gpt to iteration 200: requested (order order-1); "
+        "it takes effect when you start the script again: it draws for itself\n"
+    )
+
+
+def test_the_last_restore_is_undone(holdfast: Holdfast, server: FakeServer) -> None:
+    assert "there is nothing to undo" in holdfast("undo", "gpt").stderr
+    server.undoable = {"id": "order-9", "job": "gpt", "checkpoint": "000000000100-1", "state": "restored"}
+    result = holdfast("undo", "gpt")
+    assert (result.exit_code, result.stdout.splitlines()[-1].split()[0]) == (0, "restored")
+    assert ("POST", "/api/v1/jobs/gpt/restores/order-9/undo") in [each[:2] for each in server.requests]
+    assert json.loads(holdfast("undo", "gpt", "--json").stdout)["state"] == "restored"
+
+
 def test_with_nothing_earlier_the_oldest_that_exists_is_offered(
     holdfast: Holdfast, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from fake_server import Holdfast
+from fake_server import FakeServer, Holdfast
 from written import commit
 
 from holdfast.store import Attempt, Lineage, Pins, open_store
@@ -65,6 +65,37 @@ def test_what_is_pinned_stays_unless_it_is_named(holdfast: Holdfast, store: Path
     named = holdfast("store", "gc", store, "--keep", "2", "--job", JOB, "--drop", checkpoint(20), "--yes")
     assert "named to go, though pinned" in named.stdout
     assert (committed(store)[0], len(committed(store))) == (30, 3)
+
+
+def test_rules_of_retention_are_followed_and_each_item_says_why_it_goes(holdfast: Holdfast, store: Path) -> None:
+    rules = ("--retention", "last 2, every 50", "--yes")
+    done = holdfast("store", "gc", store, *rules)
+    assert "not among what 'last 2, every 50' keeps" in done.stdout
+    assert committed(store) == [10, 50, 90, 100]
+    small = holdfast("store", "gc", store, "--retention", "size 9kB", "--yes", "--json")
+    assert [item["why"] for item in json.loads(small.stdout)[0]["items"]] == ["all together over 9kB"] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--retention", "lst 2"), "'lst 2' is no rule: write last 5"),
+        (("--retention", "last 2", "--keep", "3"), "give one of them"),
+    ],
+)
+def test_rules_that_are_none_remove_nothing(
+    holdfast: Holdfast, store: Path, options: tuple[str, ...], why: str
+) -> None:
+    refused = holdfast("store", "gc", store, *options, "--yes")
+    assert (refused.exit_code, why in refused.stderr, len(committed(store))) == (2, True, 10)
+
+
+def test_what_an_open_order_of_the_server_names_stays(holdfast: Holdfast, store: Path, server: FakeServer) -> None:
+    server.order = {"id": "a", "job": JOB, "checkpoint": checkpoint(30), "state": "requested"}
+    holdfast("store", "gc", store, "--keep", "2", "--yes", "--server", server.url)
+    assert committed(store) == [30, 100]
+    gone = holdfast("store", "gc", store, "--keep", "1", "--yes", "--server", "http://127.0.0.1:1")
+    assert (gone.exit_code, committed(store)) == (3, [30, 100])
 
 
 def test_a_session_would_have_removed_the_same(holdfast: Holdfast, store: Path) -> None:

@@ -1,0 +1,330 @@
+"""Snapshots in memory that a supervisor holds: what is kept, what is trusted, and who may save it."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import persisting
+import pytest
+import torch
+from persisting import JOB, small_state
+from tiny_job import Trainer
+
+from holdfast import format as fmt
+from holdfast import restore, supervision
+from holdfast.arena import Arena
+from holdfast.errors import DamagedCheckpoint, Fenced
+from holdfast.persist import sealing
+from holdfast.persist.sealing import mapped, read_seal, seals_of, verify
+from holdfast.persist.task import Task
+from holdfast.persist.writing import _Writing
+from holdfast.reports import Reporter, Standing
+from holdfast.rescue import rescue
+from holdfast.slots import COUNT, Held, Slot, claim, slots_in
+from holdfast.snapshot import Snapshotter
+from holdfast.state import Captured
+from holdfast.store import Lineage, open_store
+from holdfast.supervision import Trained
+from holdfast.tier import Tier
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of a supervisor that holds memory."""
+    made = tmp_path / "supervision"
+    made.mkdir()
+    held = Held(made)
+    assert len(held) == COUNT
+    yield made
+    held.close()
+
+
+@pytest.fixture
+def supervised(folder, monkeypatch):
+    monkeypatch.setenv(supervision.VARIABLE, str(folder))
+    monkeypatch.setattr(supervision, "STACKS_SIGNAL", None)
+    return folder
+
+
+class Dead:
+    """An attempt that has left sealed snapshots in memory, and a store with what it has made durable."""
+
+    def __init__(self, folder, tmp_path, iterations=(3,), lineage=1):
+        self.folder, self.store, self.uid = folder, open_store(tmp_path / "store"), "dead"
+        self.attempt = self.store.acquire_attempt(JOB, self.uid).number
+        self.store.begin_lineage(JOB, _lineage(1, self.attempt))
+        self.slots = claim(folder, [], len(iterations))
+        self.tensors = small_state()
+        snapshots = Snapshotter(arenas=[Arena(slot) for slot in self.slots])
+        for iteration in iterations:
+            captured = Captured(
+                trees={"model": {"w": iteration}}, tensors=self.tensors, deferred=set(self.tensors)
+            )
+            taken = snapshots.begin(captured, iteration=iteration, lineage=lineage, kind="scheduled", at_once=True)
+            _seal(taken, self.attempt)
+        snapshots.close()
+
+    @property
+    def trained(self):
+        return Trained(
+            job=JOB, uid=self.uid, attempt=self.attempt, lineage=1, store=self.store.url, server=None
+        )  # fmt: skip
+
+    def rescue(self):
+        return rescue(self.folder, self.trained)
+
+
+def _lineage(number, attempt, iteration=0):
+    return Lineage(number=number, iteration=iteration, parent=None, order=None, attempt=attempt, created_at=0.0)
+
+
+def _seal(snapshot, attempt):
+    """As whoever writes the checkpoint does, when it has the digests."""
+    task = Task.of(snapshot, persisting.origin(attempt=attempt, uid="dead"))
+    _Writing(None, task, snapshot.payload(), False, None, None)._sealed()
+
+
+def _flip(slot, at):
+    """One bit of what is in memory."""
+    fd = slot.open()
+    (found,) = os.pread(fd, 1, at)
+    os.pwrite(fd, bytes([found ^ 16]), at)
+    os.close(fd)
+
+
+def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp_path):
+    dead = Dead(folder, tmp_path)
+    saved = dead.rescue()
+    assert (saved.seal.task.id, saved.before) == ("000000000003-1", 0)
+    manifest = restore.verify(dead.store, JOB, "000000000003-1")
+    assert (manifest.attempt, manifest.kind, manifest.state) == (dead.attempt, "scheduled", {"model": {"w": 3}})
+    assert persisting.committed_bytes(dead.store, "000000000003-1") == persisting.bytes_of(dead.tensors)
+    assert dead.rescue() is None, "it is durable by now"
+
+
+def test_of_several_snapshots_the_newest_is_rescued_and_of_a_damaged_one_the_one_before(folder, tmp_path):
+    dead = Dead(folder, tmp_path, iterations=(3, 6))
+    newest = next(seal for seal in seals_of(folder, JOB) if seal.task.iteration == 6)
+    _flip(Slot(folder, newest.number), 100)
+    assert dead.rescue().seal.task.iteration == 3
+
+
+def test_a_job_that_others_took_over_gets_nothing_committed(folder, tmp_path):
+    dead = Dead(folder, tmp_path)
+    dead.store.acquire_attempt(JOB, "elsewhere")
+    assert dead.rescue() is None
+    assert dead.store.checkpoints(JOB) == []
+
+
+def test_an_attempt_that_begins_while_a_rescue_writes_fences_it(folder, tmp_path, monkeypatch):
+    dead = Dead(folder, tmp_path)
+    write = type(dead.store.begin(JOB, "000000000001-1", dead.attempt, 1)).write
+
+    def overtaken(writer, *args, **options):
+        write(writer, *args, **options)
+        open_store(tmp_path / "store").acquire_attempt(JOB, "next")
+
+    monkeypatch.setattr("holdfast.store.local.LocalWriter.write", overtaken)
+    with pytest.raises(Fenced):
+        dead.rescue()
+    assert dead.store.checkpoints(JOB) == []
+
+
+@pytest.mark.parametrize("iteration", [3, 4])
+def test_a_durable_checkpoint_that_is_as_new_wins(folder, tmp_path, iteration):
+    dead = Dead(folder, tmp_path)
+    with persisting.running(dead.store, "thread") as job:
+        job.iteration = iteration - 1
+        job.checkpoint()
+    assert dead.rescue() is None
+    assert dead.store.checkpoints(JOB) == [f"{iteration:012d}-1"]
+
+
+def test_what_training_has_left_behind_is_not_rescued(folder, tmp_path):
+    dead = Dead(folder, tmp_path)
+    dead.store.begin_lineage(JOB, _lineage(2, dead.attempt))
+    assert dead.rescue() is None
+
+
+@pytest.mark.parametrize("times", [60])
+def test_no_flipped_bit_goes_unseen(folder, tmp_path, times):
+    dead = Dead(folder, tmp_path)
+    (slot,) = dead.slots
+    seal = read_seal(slot)
+    random_bytes = random.Random(0)
+    for _ in range(times):
+        at = random_bytes.randrange(seal.size_bytes)
+        _flip(slot, at)
+        with mapped(slot, seal.size_bytes) as payload, pytest.raises(DamagedCheckpoint):
+            verify(seal, payload)
+        _flip(slot, at)
+    with mapped(slot, seal.size_bytes) as payload:
+        verify(seal, payload)
+
+
+def test_a_seal_that_is_not_as_it_was_written_is_none(folder, tmp_path):
+    (slot,) = Dead(folder, tmp_path).slots
+    written = slot.seal.read_bytes()
+    for at in range(0, len(written), 37):
+        slot.seal.write_bytes(written[:at] + bytes([written[at] ^ 4]) + written[at + 1 :])
+        assert read_seal(slot) is None
+        slot.seal.write_bytes(written[:at])
+        assert read_seal(slot) is None
+
+
+def test_memory_that_was_cut_short_is_refused_before_it_is_touched(folder, tmp_path):
+    (slot,) = Dead(folder, tmp_path).slots
+    fd = slot.open()
+    os.ftruncate(fd, 4096)
+    os.close(fd)
+    with pytest.raises(DamagedCheckpoint, match="shorter"), mapped(slot, read_seal(slot).size_bytes):
+        pass
+
+
+def test_the_seal_goes_before_the_memory_changes(folder, tmp_path):
+    (slot,) = Dead(folder, tmp_path).slots
+    snapshots, seen = Snapshotter(arenas=[Arena(slot)]), []
+
+    def fit(*_, **__):
+        seen.append(slot.seal.exists())
+        raise OSError("no room")
+
+    tensors = {"w": torch.ones(5)}
+    snapshots._layouts[0].fit = fit
+    with pytest.raises(OSError, match="no room"):
+        snapshots.begin(Captured(tensors=tensors), iteration=4, lineage=1, kind="scheduled")
+    assert seen == [False]
+
+
+def test_where_the_memory_has_no_room_the_process_uses_its_own_and_says_so(tmp_path):
+    import fcntl
+
+    fd = os.memfd_create("full", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    slot, told = Slot(tmp_path, 0), []
+    slot.memory.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
+    arena = Arena(slot, told.append)
+    arena.reserve(1 << 20)
+    assert (arena.slot, arena.seal, arena.size_bytes) == (None, None, 2 << 20)
+    assert [text[:6] for text in told] == ["2 MB: "]
+    arena.tensor(0, 1 << 20).fill_(1)
+    arena.close()
+    os.close(fd)
+
+
+def test_no_more_memory_than_the_state_takes(folder):
+    (slot,) = claim(folder, [], 1)
+    arena = Arena(slot)
+    arena.reserve(100 << 20)
+    assert os.fstat(arena.fd).st_blocks * 512 <= 1.05 * (100 << 20)
+    arena.forget()
+    assert os.fstat(arena.fd).st_blocks == 0
+    arena.close()
+
+
+def test_a_slot_is_one_sessions_at_a_time_and_one_that_holds_something_is_not_taken_unasked(folder, tmp_path):
+    dead = Dead(folder, tmp_path)
+    (sealed,) = dead.slots
+    sealed.release()
+    others = claim(folder, [], COUNT)
+    assert len(others) == COUNT - 1
+    assert sealed not in others
+    assert claim(folder, [sealed.number], 2) == [sealed]
+    assert claim(folder, [sealed.number], 2) == []
+
+
+def test_nothing_is_left_of_memory_that_no_supervisor_holds(tmp_path):
+    held = Held(tmp_path)
+    slot = slots_in(tmp_path)[0]
+    held.close()
+    with pytest.raises(FileNotFoundError):
+        slot.open()
+    assert slots_in(tmp_path) == []
+
+
+def test_what_a_killed_supervisor_has_left_goes_with_the_next_one_and_not_what_a_living_one_uses(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = (
+        "from holdfast.supervision import folder_of_a_supervisor\n"
+        "with folder_of_a_supervisor() as folder:\n"
+        "    print(folder, flush=True); input()\n"
+    )
+    command = [sys.executable, "-c", program]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    with (
+        subprocess.Popen(command, env=env, **pipes) as living,
+        subprocess.Popen(command, env=env, **pipes) as killed,
+    ):
+        used, abandoned = (Path(each.stdout.readline().strip()) for each in (living, killed))
+        killed.kill()
+        killed.wait()
+        assert abandoned.exists()
+        with supervision.folder_of_a_supervisor() as own:
+            assert {used, own} == set(tmp_path.iterdir())
+        living.communicate("\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_ranks_have_no_memory_tier_and_are_told(supervised):
+    told = []
+    reporter = Reporter(JOB, Standing())
+    reporter.notice = lambda level, code, message: told.append((code, message))
+    tier = Tier(JOB, "uid", 1, 2, reporter)
+    tier.tell([])
+    assert [arena.slot for arena in tier.arenas] == [None]
+    assert told == [("memory", "a job of several ranks is not kept in memory: all 2 load from the store")]
+
+
+def test_a_session_goes_on_from_memory_to_the_bit(supervised, tmp_path):
+    expected = Trainer(tmp_path / "undisturbed").run(18)
+    expected.session.close()
+    expected = expected.losses
+    first = Trainer(tmp_path / "store").run(10).crash()
+    second = Trainer(tmp_path / "store", seed=5)
+    second.session.resume()
+    assert second.session.iteration == 9
+    assert second.session._checkpoints.tier._loaded is not None
+    second.run(18)
+    assert first.losses[:9] + second.losses == expected
+    second.session.close()
+    assert not [*supervised.glob("*.seal"), *supervised.glob("*.claim")]
+
+
+def test_what_another_attempt_went_on_from_is_not_gone_back_to(supervised, tmp_path, monkeypatch):
+    Trainer(tmp_path / "store").run(10).crash()
+    monkeypatch.delenv(supervision.VARIABLE)
+    Trainer(tmp_path / "store").run(14).crash()
+    monkeypatch.setenv(supervision.VARIABLE, str(supervised))
+    third = Trainer(tmp_path / "store")
+    third.session.resume()
+    assert third.session.iteration == 12
+    assert third.session._checkpoints.tier._loaded is None
+    third.crash()
+
+
+def test_the_optimizer_goes_on_in_memory_of_its_own(supervised, tmp_path):
+    Trainer(tmp_path / "store").run(10).crash()
+    second = Trainer(tmp_path / "store")
+    second.session.resume()
+    (arena,) = second.session._checkpoints.tier.arenas
+    tensors = [*second.model.state_dict().values()]
+    tensors += [t for state in second.optimizer.state.values() for t in state.values()]
+    for tensor in tensors:
+        assert not arena.address <= tensor.data_ptr() < arena.address + arena.size_bytes
+    second.crash()
+
+
+def test_what_is_sealed_is_read_by_the_format_of_any_checkpoint(folder, tmp_path):
+    (slot,) = Dead(folder, tmp_path).slots
+    seal = read_seal(slot)
+    assert sealing.header_of(seal.task)[:8] == (seal.part.file.header_bytes - 8).to_bytes(8, "little")
+    assert {tensor.name for tensor in seal.part.tensors} == set(small_state())
+    assert all(tensor.digest == fmt.digest(b"") for tensor in seal.part.tensors if tensor.start == tensor.end)

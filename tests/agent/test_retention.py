@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.protocol import checkpoint_id, parse_checkpoint_id
+from holdfast.retention import Retention, expendable, parse_retention
+
+
+def ids(*iterations: int, lineage: int = 1) -> list[str]:
+    return [checkpoint_id(iteration, lineage) for iteration in iterations]
+
+
+def left(checkpoints: list[str], rules: str, **options: object) -> list[str]:
+    gone = expendable(checkpoints, parse_retention(rules), **options)  # type: ignore[arg-type]
+    return [each for each in checkpoints if each not in gone]
+
+
+def trained_under(rules: str, iterations: range, sizes: dict[str, int] | None = None) -> list[str]:
+    """What is there in the end, where a session looks after each checkpoint."""
+    there: list[str] = []
+    for iteration in iterations:
+        there = left([*there, *ids(iteration)], rules, sizes=sizes or {})
+    return there
+
+
+# What people write
+
+
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        ("last 5", Retention(last=5)),
+        ("every 1_000", Retention(every=1000)),
+        ("Spaced 12, last 3", Retention(spaced=12, last=3)),
+        ("size 200GB", Retention(size_bytes=200e9)),
+        ("size 1.5 TiB,per  lineage, last 2", Retention(size_bytes=1.5 * 1024**4, last=2, per_lineage=True)),
+    ],
+)
+def test_rules_are_read_as_people_write_them(said: str, means: Retention) -> None:
+    assert parse_retention(said) == means
+    assert parse_retention(str(means)) == means
+
+
+def test_rules_are_told_in_one_way() -> None:
+    said = str(parse_retention("per lineage, size 0.2TB,spaced 12,every 1000,  last 5"))
+    assert said == "last 5, every 1000, spaced 12, size 200GB, per lineage"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("", "has no rule: write last 5, every 1000"),
+        ("per lineage", "has no rule"),
+        ("lst 5", "'lst 5' is no rule: write last 5"),
+        ("last", "'last' is no rule"),
+        ("last -1", "'last -1' is no rule"),
+        ("last 0", "'last 0': give a whole number of checkpoints, at least 1"),
+        ("every 0", "a whole number of iterations, at least 1"),
+        ("last 5, last 6", "says 'last' twice"),
+        ("size much", "is not a size: write 6.5GB or 512MiB"),
+        ("size 0GB", "has to be more than 0"),
+    ],
+)
+def test_what_is_no_rule_is_refused_with_the_way_out(said: str, why: str) -> None:
+    with pytest.raises(ValueError, match="retention") as refused:
+        parse_retention(said)
+    assert why in str(refused.value)
+
+
+# One rule
+
+
+def test_the_last_stay() -> None:
+    assert left(ids(10, 20, 30, 40), "last 2") == ids(30, 40)
+
+
+def test_of_each_stretch_of_iterations_the_first_stays_for_good() -> None:
+    kept = trained_under("every 100", range(30, 1000, 30))
+    assert kept == ids(30, 120, 210, 300, 420, 510, 600, 720, 810, 900, 990)
+
+
+def test_where_two_lineages_passed_the_milestone_of_the_newer_stays() -> None:
+    checkpoints = [*ids(10, 110, 210), *ids(60, 120, lineage=2)]
+    assert left(checkpoints, "every 100") == [*ids(210), *ids(60, 120, lineage=2)]
+    assert left(checkpoints, "every 100, per lineage") == checkpoints
+
+
+def test_spaced_ones_lie_ever_further_apart() -> None:
+    kept = trained_under("spaced 8", range(10, 5000, 10))
+    assert kept[-4:] == ids(4960, 4970, 4980, 4990)
+    assert len(kept) == 8
+    iterations = [int(each[:12]) for each in kept]
+    gaps = [b - a for a, b in itertools.pairwise(iterations)]
+    assert gaps[0] > 100
+    assert gaps[0] == max(gaps)
+
+
+def test_what_has_room_stays() -> None:
+    sizes = dict.fromkeys(ids(*range(10, 2000, 10)), 4_000_000)
+    kept = trained_under("size 20MB", range(10, 2000, 10), sizes)
+    assert (len(kept), kept[-1]) == (5, ids(1990)[0])
+    assert left(ids(10, 20, 30), "size 12MB", sizes=sizes) == ids(10, 20, 30)
+
+
+# Several rules, and what stays whatever they say
+
+
+def test_what_any_rule_keeps_stays() -> None:
+    assert left(ids(10, 20, 110, 120, 210, 220), "last 1, every 100") == ids(10, 110, 210, 220)
+
+
+def test_the_size_is_a_ceiling_over_the_other_rules() -> None:
+    sizes = dict.fromkeys(ids(10, 110, 210, 220), 10)
+    assert left(ids(10, 110, 210, 220), "last 1, every 100, size 20B", sizes=sizes) == ids(210, 220)
+
+
+def test_what_is_never_to_go_counts_among_those_kept_and_what_is_pinned_does_not() -> None:
+    checkpoints = ids(1, 2, 3, 4, 5, 6)
+    assert left(checkpoints, "spaced 2", never=ids(1, 3)) == ids(1, 3, 6)
+    assert left(checkpoints, "last 2", pinned=ids(1, 6)) == ids(1, 4, 5, 6)
+    sizes = dict.fromkeys(checkpoints, 9)
+    assert left(checkpoints, "size 1B", never=ids(2), pinned=ids(1), sizes=sizes) == ids(1, 2, 6)
+
+
+def test_after_a_restore_what_is_trained_now_is_newer_than_what_was_left() -> None:
+    now = ids(50, 60, lineage=2)
+    for rules in ("spaced 2", "last 2"):
+        assert left([*ids(80, 90), *now], rules) == now
+
+
+def test_each_lineage_keeps_its_own_where_that_is_wanted() -> None:
+    checkpoints = [*ids(10, 20, 30), *ids(20, 40, 50, lineage=2)]
+    assert left(checkpoints, "last 1, per lineage") == [*ids(30), *ids(50, lineage=2)]
+
+
+def test_each_is_told_why_it_goes() -> None:
+    gone = expendable(ids(1, 2, 3), parse_retention("last 2, size 1B"), sizes=dict.fromkeys(ids(1, 2, 3), 1))
+    assert gone == {ids(1)[0]: "not among what 'last 2' keeps", ids(2)[0]: "all together over 1B"}
+
+
+# Whatever the rules and the checkpoints
+
+counts = st.none() | st.integers(1, 8)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> dict[str, object]:
+    """Checkpoints of a few lineages, some of which must stay, their sizes, and rules."""
+    places = st.tuples(st.integers(1, 60), st.integers(1, 4))
+    checkpoints = sorted({checkpoint_id(*place) for place in draw(st.lists(places, max_size=30))})
+    some = st.sets(st.sampled_from(checkpoints)) if checkpoints else st.just(set())
+    rules = {"last": draw(counts), "every": draw(counts), "spaced": draw(counts)}
+    size = draw(st.none() | st.integers(1, 300))
+    if size is None and not any(rules.values()):
+        rules["last"] = 1
+    return {
+        "checkpoints": checkpoints,
+        "rules": Retention(size_bytes=size, per_lineage=draw(st.booleans()), **rules),
+        "never": draw(some),
+        "pinned": draw(some),
+        "sizes": {each: draw(st.integers(0, 40)) for each in draw(some)},
+    }
+
+
+def newest(checkpoints: list[str]) -> list[str]:
+    return sorted(checkpoints, key=lambda each: parse_checkpoint_id(each)[::-1])
+
+
+@settings(max_examples=300, deadline=None)
+@given(situations())
+def test_the_newest_what_must_stay_and_what_is_pinned_never_go(situation: dict) -> None:
+    gone = expendable(**situation)
+    assert set(gone) <= set(situation["checkpoints"])
+    assert not set(gone) & {*situation["never"], *situation["pinned"], *newest(situation["checkpoints"])[-1:]}
+
+
+@settings(max_examples=300, deadline=None)
+@given(situations())
+def test_what_stays_would_stay_again(situation: dict) -> None:
+    gone = expendable(**situation)
+    again = situation | {"checkpoints": [each for each in situation["checkpoints"] if each not in gone]}
+    assert expendable(**again) == {}
+
+
+@settings(max_examples=300, deadline=None)
+@given(situations(), st.randoms(use_true_random=False))
+def test_the_order_in_which_a_store_lists_changes_nothing(situation: dict, random: object) -> None:
+    shuffled = list(situation["checkpoints"])
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert expendable(**situation | {"checkpoints": shuffled}) == expendable(**situation)
+
+
+@settings(max_examples=300, deadline=None)
+@given(situations())
+def test_every_rule_gets_what_it_asks_for_unless_there_is_no_room(situation: dict) -> None:
+    rules: Retention = situation["rules"]
+    gone, checkpoints = expendable(**situation), situation["checkpoints"]
+    counted = newest([each for each in checkpoints if each not in situation["pinned"]])
+    if rules.size_bytes is None:
+        for lineage in {parse_checkpoint_id(each)[1] for each in counted} if rules.per_lineage else {0}:
+            own = [each for each in counted if lineage in (0, parse_checkpoint_id(each)[1])]
+            assert not set(gone) & set(own[-(rules.last or 0) :] if rules.last else [])
+            assert not set(gone) & set(own[-((rules.spaced + 1) // 2) :] if rules.spaced else [])
+    elif gone:
+        stays = [each for each in checkpoints if each not in gone]
+        free = set(stays) - {*situation["never"], *situation["pinned"], *newest(checkpoints)[-1:]}
+        size = sum(situation["sizes"].get(each, 0) for each in stays)
+        assert size <= rules.size_bytes or not free

@@ -1,0 +1,14 @@
+"""`holdfast` itself, as a process that can be struck where it supervises a job to be restored."""
+
+from __future__ import annotations
+
+from striking import watch
+
+from holdfast import cli, standby
+from holdfast.supervisor import Supervisor
+
+watch(Supervisor, "_wait", before="between end and start")
+watch(standby.Waiting, "_heard", after="heard while waiting", when=lambda _, desired: desired.restore is not None)
+
+if __name__ == "__main__":
+    cli.main()
