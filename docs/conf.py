@@ -1,0 +1,16 @@
+"""How `make docs` turns this folder into pages."""
+
+import tomllib
+from pathlib import Path
+
+project = "Holdfast"
+author = "the Holdfast team"
+version = release = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+extensions = ["myst_parser"]
+exclude_patterns = ["_build"]
+myst_heading_anchors = 3
+# Links to code and examples lead out of this folder: to the repository, where these pages are read as well.
+suppress_warnings = ["myst.xref_missing"]
+html_theme = "furo"
+html_title = "Holdfast"
+html_favicon = "../web/holdfast_web/static/favicon.svg"
