@@ -17,12 +17,13 @@ BENCH_PYTHON ?= $(BENCH)/bin/python
 BENCH_READY := $(if $(filter $(BENCH)/bin/python,$(BENCH_PYTHON)),$(BENCH)/.installed)
 BENCH_PIP = $(BENCH)/bin/python -m pip install -qq -c constraints.txt -c benchmarks/constraints.txt
 BENCH_INGEST := .venv-bench-ingest
+DOCS := .venv-docs
 PEERS := safetensors torch_checkpointing torchsnapshot nvidia-resiliency-ext lightning
 DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format bench-checkpoint bench-pacing bench-ingest bench-dashboard pictures wheel clean
+.PHONY: help setup demo test test-long lint format bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore docs pictures wheel clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -60,6 +61,12 @@ bench-ingest: setup $(BENCH_INGEST)/.installed  ## what the server takes in and 
 bench-dashboard: setup browser  ## a job's page in Chromium: bytes, paint, frames, memory, 200 readers; ARGS='--no-hour'
 	$(BIN)/python -m benchmarks.dashboard $(ARGS)
 
+bench-restore: setup  ## how soon a job is back: killed, in place, ordered, out of memory; ARGS='--rounds 3'
+	$(BIN)/python -m benchmarks.restore $(ARGS)
+
+docs: $(DOCS)/.installed  ## build the guide into docs/_build/html; a link between its pages that leads nowhere fails
+	$(DOCS)/bin/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+
 pictures: setup browser  ## take the pictures in README and docs again, of real pages
 	$(BIN)/python tools/pictures.py
 
@@ -67,7 +74,7 @@ wheel: setup  ## build dist/holdfast-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:  ## remove what was built, .venv and .demo included
-	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(DOCS) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 .PHONY: browser tracer database
 browser: setup
@@ -103,6 +110,12 @@ $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/constraints.txt
 	$(BENCH_PIP) hatchling editables numpy
 	$(BENCH_PIP) --no-build-isolation -e .
 	$(BENCH_PIP) $(PEERS) || for peer in $(PEERS); do $(BENCH_PIP) $$peer || echo "no $$peer here"; done
+	touch $@
+
+$(DOCS)/.installed: docs/requirements.txt pyproject.toml
+	tools/prerequisites python $(PYTHON)
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install -qq -r docs/requirements.txt
 	touch $@
 
 $(BENCH_INGEST)/.installed: benchmarks/ingest/constraints.txt
