@@ -184,7 +184,7 @@ class Timeline {
       picker.dataset.names = names.join();
       picker.replaceChildren(...names.map((name) => new Option(name, name, false, name === this.metricLane.metric)));
     }
-    picker.parentElement.hidden = names.length < 2;
+    picker.disabled = names.length < 2;
     const title = names.length ? capitalised(this.metricLane.metric.replaceAll("_", " ")) : "No metric reported";
     this.metricLane.element.querySelector(".lane-name").textContent = title;
   }
