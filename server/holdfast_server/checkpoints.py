@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
+from sqlalchemy import BindParameter, ColumnElement, Select, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
 from holdfast.protocol import MOST_RANKS_TOLD, RankSpan
 from holdfast_server import models, ways
 from holdfast_server.ancestry import Ancestry, Branch
+from holdfast_server.db import named_jobs
 from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint
 from holdfast_server.samples import MAX_ITERATION
 from holdfast_server.views import CheckpointRow, Failing, LineageRow
@@ -74,12 +76,16 @@ def as_lineage(row: models.Lineage, upto: Collection[int]) -> LineageRow:
 
 
 async def branches(session: AsyncSession, jobs: list[str]) -> dict[str, list[Branch]]:
-    rows = models.Lineage
-    query = select(rows.job, rows.lineage, rows.iteration, rows.parent).where(rows.job.in_(jobs))
     found: dict[str, list[Branch]] = {}
-    for job, lineage, iteration, parent in await session.execute(query):
+    for job, lineage, iteration, parent in await session.execute(_of_branches(), {"jobs": jobs}):
         found.setdefault(job, []).append(Branch(lineage, iteration, parent))
     return found
+
+
+@cache
+def _of_branches() -> Select[str, int, int, str | None]:
+    rows = models.Lineage
+    return select(rows.job, rows.lineage, rows.iteration, rows.parent).where(rows.job.in_(named_jobs()))
 
 
 async def find(session: AsyncSession, job: models.Job, checkpoint: str) -> models.Checkpoint:
@@ -103,8 +109,13 @@ class LastDurable(NamedTuple):
 
 async def last_durable(session: AsyncSession, jobs: list[str]) -> dict[str, models.Checkpoint]:
     """The newest on the way to where each job is."""
-    found = await session.scalars(_newest_on_the_way(select(models.Checkpoint), jobs))
-    return {row.job: row for row in found}
+    return {row.job: row for row in await session.scalars(_of_last_durable(), {"jobs": jobs})}
+
+
+@cache
+def _of_last_durable() -> Select[models.Checkpoint]:
+    query: Select[models.Checkpoint] = _newest_on_the_way(select(models.Checkpoint), named_jobs())
+    return query
 
 
 async def last_durable_of_many(session: AsyncSession, jobs: Select[str]) -> dict[str, LastDurable]:
@@ -114,7 +125,7 @@ async def last_durable_of_many(session: AsyncSession, jobs: Select[str]) -> dict
     return {job: LastDurable(iteration, at) for job, iteration, at in await session.execute(query)}
 
 
-def _newest_on_the_way(query: Any, jobs: list[str] | Select[str]) -> Any:
+def _newest_on_the_way(query: Any, jobs: BindParameter[Any] | Select[str]) -> Any:
     """Of checkpoints: one a lineage on the way; the last of a job's is the newest."""
     rows, way = models.Checkpoint, ways.to_where_they_are(jobs)
     newest = (
@@ -171,11 +182,15 @@ def on_the_way(ancestry: Ancestry) -> ColumnElement[bool]:
 
 async def count(session: AsyncSession, jobs: Iterable[str]) -> dict[str, int]:
     """Durable ones, by job."""
+    found = await session.execute(_of_durable(), {"jobs": list(jobs)})
+    return {job: rows for job, rows in found}  # noqa: C416 - rows are not plain tuples
+
+
+@cache
+def _of_durable() -> Select[str, int]:
     rows = models.Checkpoint
-    query = (
-        select(rows.job, func.count()).where(rows.job.in_(list(jobs)), rows.state == DURABLE).group_by(rows.job)
-    )
-    return {job: rows for job, rows in await session.execute(query)}  # noqa: C416 - rows are not plain tuples
+    named = rows.job.in_(named_jobs())
+    return select(rows.job, func.count()).where(named, rows.state == DURABLE).group_by(rows.job)
 
 
 async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, Failing]:
@@ -183,11 +198,17 @@ async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, Failing]:
 
     What was under way when an attempt died is left out: that says nothing of the ones to come.
     """
-    rows, at = models.Checkpoint, taken_at()
+    return {
+        row.job: Failing(count=row._mapping["count"], reason=row.reason or "no reason was given", since=row.since)
+        for row in await session.execute(_of_failing(), {"jobs": jobs})
+    }
+
+
+@cache
+def _of_failing() -> Select[Any]:
+    rows, at, named = models.Checkpoint, taken_at(), models.Checkpoint.job.in_(named_jobs())
     settled = rows.state.in_((DURABLE, "damaged"))
-    good = (
-        select(rows.job, func.max(at).label("at")).where(rows.job.in_(jobs), settled).group_by(rows.job).subquery()
-    )
+    good = select(rows.job, func.max(at).label("at")).where(named, settled).group_by(rows.job).subquery()
     # As a sum: the index on it would lead past all that succeeded.
     newest_first = ((at + 0.0).desc(), rows.iteration.desc(), rows.lineage.desc())
     ranked = (
@@ -199,15 +220,11 @@ async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, Failing]:
             func.row_number().over(partition_by=rows.job, order_by=newest_first).label("place"),
         )
         .outerjoin(good, good.c.job == rows.job)
-        .where(rows.job.in_(jobs), rows.state.in_(("failed", "torn")), rows.reason.is_distinct_from(ENDED))
+        .where(named, rows.state.in_(("failed", "torn")), rows.reason.is_distinct_from(ENDED))
         .where(or_(good.c.at.is_(None), at > good.c.at))
         .subquery()
     )
-    found = await session.execute(select(ranked).where(ranked.c.place == 1))
-    return {
-        row.job: Failing(count=row._mapping["count"], reason=row.reason or "no reason was given", since=row.since)
-        for row in found
-    }
+    return select(ranked).where(ranked.c.place == 1)
 
 
 async def record(

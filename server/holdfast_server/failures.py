@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 
-from sqlalchemy import func, select
+from sqlalchemy import Float, Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from holdfast.pacing.failures import Failures
 from holdfast.protocol import ASKED_TO_END, PLANNED_ENDS
 from holdfast_server import models
+from holdfast_server.db import named_jobs
 
 RESTARTS_LOOKED_AT = 5
 
@@ -91,7 +93,16 @@ async def lives_of_jobs(
     session: AsyncSession, jobs: Sequence[str], *, since: float = 0.0
 ) -> dict[str, list[Life]]:
     """Of each job those that began since then, and the one before them, which may reach beyond it."""
+    found: dict[str, list[Life]] = {}
+    for attempt, at in await session.execute(_of_lives(), {"jobs": jobs, "since": since}):
+        found.setdefault(attempt.job, []).append(Life(attempt, at))
+    return found
+
+
+@cache
+def _of_lives() -> Select[models.Attempt, float]:
     attempts, batches, earlier = models.Attempt, models.Batch, aliased(models.Attempt)
+    since = bindparam("since", type_=Float())
     before = (
         select(func.max(earlier.started_at))
         .where(earlier.job == models.Job.name, earlier.started_at < since)
@@ -106,18 +117,12 @@ async def lives_of_jobs(
         .correlate(attempts)
         .scalar_subquery()
     )
-    query = (
+    return (
         select(attempts, heard_at)
         .join(models.Job, models.Job.name == attempts.job)
-        .where(models.Job.name.in_(jobs))
+        .where(models.Job.name.in_(named_jobs()), attempts.started_at >= func.coalesce(before, since))
         .order_by(attempts.job, attempts.attempt, attempts.started_at)
     )
-    if since > 0:
-        query = query.where(attempts.started_at >= func.coalesce(before, since))
-    found: dict[str, list[Life]] = {}
-    for attempt, at in await session.execute(query):
-        found.setdefault(attempt.job, []).append(Life(attempt, at))
-    return found
 
 
 async def _gap(session: AsyncSession, ended: models.Attempt, following: models.Attempt) -> float | None:

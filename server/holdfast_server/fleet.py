@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,7 +45,7 @@ async def fleet(db: Database, question: Question, *, now: float) -> Fleet:
         pages = -(-total // question.size) or 1
         page = min(question.page, pages)
         return Fleet(
-            jobs=await summaries(session, await _rows(session, question, page, now=now), now=now),
+            jobs=await summaries(session, await _rows(session, question, page, counts, now=now), now=now),
             page=page,
             pages=pages,
             size=question.size,
@@ -64,7 +64,9 @@ async def _counts(session: AsyncSession, question: Question, *, now: float) -> d
     return {status: count for status, count in found if count}
 
 
-async def _rows(session: AsyncSession, question: Question, page: int, *, now: float) -> Sequence[models.Job]:
+async def _rows(
+    session: AsyncSession, question: Question, page: int, counts: Mapping[JobStatus, int], *, now: float
+) -> Sequence[models.Job]:
     """Names first: what is sorted to find the page is then as short as can be."""
     job, skipped = models.Job, (page - 1) * question.size
     query = _matching(select(job.name), question)
@@ -74,11 +76,32 @@ async def _rows(session: AsyncSession, question: Question, page: int, *, now: fl
     if question.order in worst.ORDERS:
         names = await worst.names(session, query, question.order, grouped=question.grouped, now=now)
         names = names[skipped : skipped + question.size]
+    elif question.order == "living" and not question.grouped:
+        of_living = sum(counts.get(one, 0) for one in ALIVE if question.status in (None, one))
+        names = await _living_first(session, query, of_living, skipped, question.size, now=now)
     else:
         query = query.order_by(*([job.project] if question.grouped else []), *_order(question.order, now=now))
         names = (await session.scalars(query.limit(question.size).offset(skipped))).all()
     rows = {row.name: row for row in await session.scalars(select(job).where(job.name.in_(names)))}
     return [rows[name] for name in names]
+
+
+async def _living_first(
+    session: AsyncSession, matching: Select[Any], of_living: int, skipped: int, size: int, *, now: float
+) -> Sequence[str]:
+    """What the order of that name says, by two questions: no job is sorted whose place an index knows.
+
+    `of_living`: how many of those that match are living.
+    """
+    job, alive = models.Job, status_in_sql(now=now).in_(ALIVE)
+    names: list[str] = []
+    if skipped < of_living:
+        living = matching.where(alive).order_by(job.name).limit(size).offset(skipped)
+        names += await session.scalars(living)
+    if len(names) < size:
+        others = matching.where(~alive).order_by(job.last_contact_at.desc(), job.name)
+        names += await session.scalars(others.limit(size - len(names)).offset(max(0, skipped - of_living)))
+    return names
 
 
 async def projects_of(db: Database, visible: Collection[str] | None) -> list[str]:

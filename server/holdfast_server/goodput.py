@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import BigInteger, Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import PLANNED_ENDS
 from holdfast_server import models
 from holdfast_server.ancestry import Ancestry
 from holdfast_server.checkpoints import ancestry_of, branches
-from holdfast_server.db import Database
+from holdfast_server.db import Database, named_jobs
 from holdfast_server.failures import Life as Attempted
 from holdfast_server.failures import lives_of, lives_of_jobs
 from holdfast_server.status import status_of
@@ -75,9 +76,7 @@ async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now:
     """
     begins_at = begin_of(window, now=now)
     async with db.read() as session:
-        rows = {
-            row.name: row for row in await session.scalars(select(models.Job).where(models.Job.name.in_(jobs)))
-        }
+        rows = {row.name: row for row in await session.scalars(_of_jobs(), {"jobs": jobs})}
         attempts = await lives_of_jobs(session, list(rows), since=begins_at)
         lineages = await branches(session, list(rows))
         standing = {
@@ -93,6 +92,11 @@ async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now:
         if sheet.wall:
             found[name] = sheet.buckets["productive"] / sheet.wall
     return found
+
+
+@cache
+def _of_jobs() -> Select[models.Job]:
+    return select(models.Job).where(models.Job.name.in_(named_jobs()))
 
 
 def _productive(
@@ -177,10 +181,20 @@ class _Standing:
 async def _spans(
     session: AsyncSession, standing: Mapping[str, _Standing], begins_at: float, ends_at: float
 ) -> dict[str, list[Span]]:
-    rows = models.Work
     first, last = bucket_of(begins_at), bucket_of(ends_at)
-    each = max(1, (last - first) // MOST_SPANS)
-    query = (
+    asked = {"jobs": list(standing), "first": first, "each": max(1, (last - first) // MOST_SPANS)}
+    found: dict[str, list[Span]] = {}
+    for row in await session.execute(_of_spans(), asked):
+        job, *sums = row
+        found.setdefault(job, []).append(_span(standing[job], *sums))
+    return found
+
+
+@cache
+def _of_spans() -> Select[*tuple[Any, ...]]:
+    """Of work, so many buckets of it as one."""
+    rows = models.Work
+    return (
         select(
             rows.job,
             rows.uid,
@@ -194,14 +208,9 @@ async def _spans(
             func.sum(rows.data_seconds),
             func.sum(rows.barrier_seconds),
         )
-        .where(rows.job.in_(list(standing)), rows.rank == 0, rows.bucket >= first)
-        .group_by(rows.job, rows.uid, rows.lineage, rows.bucket // each)
+        .where(rows.job.in_(named_jobs()), rows.rank == 0, rows.bucket >= bindparam("first", type_=BigInteger()))
+        .group_by(rows.job, rows.uid, rows.lineage, rows.bucket // bindparam("each", type_=BigInteger()))
     )
-    found: dict[str, list[Span]] = {}
-    for row in await session.execute(query):
-        job, *sums = row
-        found.setdefault(job, []).append(_span(standing[job], *sums))
-    return found
 
 
 def _span(standing: _Standing, uid: str, lineage: int, *sums: Any) -> Span:

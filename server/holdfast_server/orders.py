@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
-from sqlalchemy import and_, select, update
+from sqlalchemy import Select, and_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
 from holdfast.protocol import OPEN_ORDER_STATES, OrderState
 from holdfast_server import desired, models
 from holdfast_server.checkpoints import DURABLE
+from holdfast_server.db import named_jobs
 from holdfast_server.errors import InvalidSetting, NotCancellable, OpenOrder, UnknownOrder
 from holdfast_server.views import Change, Order, Transition
 
@@ -311,9 +313,14 @@ async def order_rows(session: AsyncSession, job: str, *, checkpoint: str | None 
 
 
 async def open_orders(session: AsyncSession, jobs: Iterable[str]) -> dict[str, Order]:
+    rows = (await session.scalars(_of_open_orders(), {"jobs": list(jobs)})).all()
+    return {order.job: order for order in await _as_orders(session, rows)}
+
+
+@cache
+def _of_open_orders() -> Select[models.RestoreOrder]:
     orders = models.RestoreOrder
-    query = select(orders).where(orders.job.in_(list(jobs)), orders.state.in_(OPEN_ORDER_STATES))
-    return {order.job: order for order in await _as_orders(session, (await session.scalars(query)).all())}
+    return select(orders).where(orders.job.in_(named_jobs()), orders.state.in_(OPEN_ORDER_STATES))
 
 
 async def _as_order(session: AsyncSession, row: models.RestoreOrder) -> Order:

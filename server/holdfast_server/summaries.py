@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import msgspec
-from sqlalchemy import and_, func, select
+from sqlalchemy import Select, and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import checkpoints, desired, models, modes, orders, ways
 from holdfast_server.ancestry import Ancestry
-from holdfast_server.db import Database
+from holdfast_server.db import Database, named_jobs
 from holdfast_server.errors import UnknownJob
 from holdfast_server.ingest import recent_of
 from holdfast_server.pace import paced_of, reason_of
@@ -138,14 +139,27 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
 
 
 async def _current_attempts(session: AsyncSession, jobs: list[str]) -> dict[tuple[str, str], models.Attempt]:
+    found = await session.scalars(_of_current_attempts(), {"jobs": jobs})
+    return {(row.job, row.uid): row for row in found}
+
+
+@cache
+def _of_current_attempts() -> Select[models.Attempt]:
     attempts = models.Attempt
-    query = select(attempts).join(models.Job, current_attempt()).where(attempts.job.in_(jobs))
-    return {(row.job, row.uid): row for row in await session.scalars(query)}
+    return select(attempts).join(models.Job, current_attempt()).where(attempts.job.in_(named_jobs()))
 
 
 async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, LongestStall]:
     """Of each job, over its last iterations; a restore is a wait that somebody asked for."""
-    rows, job, way = models.Stall, models.Job, ways.to_where_they_are(jobs)
+    return {
+        row.job: LongestStall(seconds=row.seconds, kind=row.kind, iteration=row.iteration)  # type: ignore[arg-type]
+        for row in await session.scalars(_of_longest_stalls(), {"jobs": jobs})
+    }
+
+
+@cache
+def _of_longest_stalls() -> Select[models.Stall]:
+    rows, job, way = models.Stall, models.Job, ways.to_where_they_are(named_jobs())
     place = func.row_number().over(partition_by=rows.job, order_by=(rows.seconds.desc(), rows.id.desc()))
     ranked = (
         select(rows.id, place.label("place"))
@@ -155,14 +169,15 @@ async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, L
         .where(rows.kind != "restore")
         .subquery()
     )
-    longest = select(rows).join(ranked, ranked.c.id == rows.id).where(ranked.c.place == 1)
-    return {
-        row.job: LongestStall(seconds=row.seconds, kind=row.kind, iteration=row.iteration)  # type: ignore[arg-type]
-        for row in await session.scalars(longest)
-    }
+    return select(rows).join(ranked, ranked.c.id == rows.id).where(ranked.c.place == 1)
 
 
 async def _starts(session: AsyncSession, jobs: list[str]) -> dict[str, int]:
+    found = await session.execute(_of_starts(), {"jobs": jobs})
+    return {job: rows for job, rows in found}  # noqa: C416 - rows are not plain tuples
+
+
+@cache
+def _of_starts() -> Select[str, int]:
     attempts = models.Attempt
-    query = select(attempts.job, func.count()).where(attempts.job.in_(jobs)).group_by(attempts.job)
-    return {job: rows for job, rows in await session.execute(query)}  # noqa: C416 - rows are not plain tuples
+    return select(attempts.job, func.count()).where(attempts.job.in_(named_jobs())).group_by(attempts.job)

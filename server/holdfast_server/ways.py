@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CTE, BigInteger, Select, and_, case, cast, func, literal, select
+from typing import Any
+
+from sqlalchemy import CTE, BigInteger, BindParameter, Select, and_, case, cast, func, literal, select
 
 from holdfast.protocol import checkpoint_id
 from holdfast_server import models
@@ -12,10 +14,10 @@ _LINEAGE_AT = len(checkpoint_id(0, 0))
 """Where the lineage begins in a checkpoint's id, counted from 1 as SQL does."""
 
 
-def to_where_they_are(jobs: list[str] | Select[str]) -> CTE:
+def to_where_they_are(jobs: BindParameter[Any] | Select[str]) -> CTE:
     """Rows (job, lineage, upto): the lineages on each job's way, with the last iteration that belongs to it.
 
-    `jobs`: names, or a question that finds them.
+    `jobs`: `db.named_jobs()`, or a question that finds them.
     """
     job, lineage = models.Job, models.Lineage
     way = (

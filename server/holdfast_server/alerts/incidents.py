@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from typing import Literal
 
 from msgspec import Struct
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import audit, models
 from holdfast_server.alerts.errors import AlertOver, UnknownAlert
 from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Severity, Verdict
 from holdfast_server.alerts.rules import Rule
-from holdfast_server.db import Database, locked_job
+from holdfast_server.db import Database, locked_job, named_jobs
 from holdfast_server.errors import InvalidSetting, UnknownJob
 
 AlertState = Literal["firing", "acknowledged", "silenced", "resolved"]
@@ -85,9 +86,14 @@ def _still(row: models.Alert, verdict: Verdict | None, *, now: float) -> Step | 
 
 async def open_rows(session: AsyncSession, jobs: Iterable[str]) -> dict[tuple[str, str], models.Alert]:
     """By job and rule, those that have not been told of yet too."""
+    rows = await session.scalars(_of_open_rows(), {"jobs": list(jobs)})
+    return {(row.job, row.rule): row for row in rows}
+
+
+@cache
+def _of_open_rows() -> Select[models.Alert]:
     rows = models.Alert
-    query = select(rows).where(rows.job.in_(list(jobs)), rows.resolved_at.is_(None))
-    return {(row.job, row.rule): row for row in await session.scalars(query)}
+    return select(rows).where(rows.job.in_(named_jobs()), rows.resolved_at.is_(None))
 
 
 async def begin(session: AsyncSession, job: str, rule: Rule, verdict: Verdict, *, now: float) -> models.Alert:

@@ -11,5 +11,6 @@ from holdfast_server.db.rows import Statement as Statement
 from holdfast_server.db.statements import insert as insert
 from holdfast_server.db.statements import lock_job as lock_job
 from holdfast_server.db.statements import locked_job as locked_job
+from holdfast_server.db.statements import named_jobs as named_jobs
 from holdfast_server.db.statements import size_bytes as size_bytes
 from holdfast_server.db.statements import size_question as size_question

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import BindParameter, Connection, String, bindparam, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -22,6 +22,14 @@ def insert(session: AsyncSession | Connection, table: type[models.Base]) -> post
         return postgresql.insert(table)
     made: Any = sqlite.insert(table)  # it has the same methods, and no common type says so
     return made  # type: ignore[no-any-return]
+
+
+def named_jobs() -> BindParameter[Any]:
+    """In a question that is put together once, the jobs that `{"jobs": names}` names each time that it is asked.
+
+    To put a question together takes longer than SQLite needs to answer it for a job.
+    """
+    return bindparam("jobs", expanding=True, type_=String())
 
 
 async def lock_job(session: AsyncSession, job: str) -> None:

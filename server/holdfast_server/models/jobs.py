@@ -52,7 +52,8 @@ class Job(Base):
         ForeignKey("projects.name"), default=DEFAULT_PROJECT, server_default=DEFAULT_PROJECT, index=True
     )
     created_at: Mapped[float]
-    last_contact_at: Mapped[float]
+    last_contact_at: Mapped[float] = mapped_column(index=True)
+    """The last heard of come first: where the page of a large fleet begins."""
     progressed_at: Mapped[float | None]
     """When the server last heard of an iteration that it had not heard of."""
 
