@@ -102,6 +102,12 @@ def test_a_fork_is_shown_at_its_iteration_and_says_where_it_comes_from(
     row = client.get(JOB).text.partition(f'id="row-{POINT}"')[2].partition("</tr>")[0]
     assert '→ <a href="/jobs/branch">branch</a>' in row
     assert "Forked: branch from iteration 120" in words(client.get(f"{JOB}/points").text)
+    for number in range(6):
+        fork_of(client, f"branch-{number}")
+    points = client.get(f"{JOB}/points").text
+    row = points.partition(f'id="row-{POINT}"')[2].partition("</tr>")[0]
+    assert f'→ <a href="{PAGE}">7 forks</a>' in row
+    assert "and 2 more." in words(points)
     assert "branch began here" in words(client.get(PAGE).text)
     child = client.get("/jobs/branch").text
     assert f'forked from <a href="{PAGE}">char-gpt at iteration 120</a>' in child
