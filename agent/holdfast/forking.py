@@ -83,17 +83,16 @@ def fork(store: Store, job: str, checkpoint: str, new: str, *, progress: Progres
         Fenced: somebody else begins a job of this name just now.
         OSError: the store cannot; there is no fork then.
     """
-    if (known := made_before(store, job, new)) is not None:
-        if known.origin.checkpoint != checkpoint:
-            raise ForkRefused(
-                f"{new} is a fork of {job} already, from {known.origin.checkpoint}: choose another name"
-            )
+    if (known := _made_from(store, job, checkpoint, new)) is not None:
         return known
     uid = f"{FORK_UID}{uuid.uuid4().hex}"
     with _held(store, job, checkpoint, uid):
         found = restore.verify(store, job, checkpoint, progress=progress)
         digest = fmt.manifest_digest(store.read_manifest(job, checkpoint))
         origin = Origin(job=job, checkpoint=checkpoint, digest=digest)
+        # to read it whole takes minutes: a job that took the name meanwhile is not to be fenced
+        if (known := _made_from(store, job, checkpoint, new)) is not None:
+            return known
         attempt = store.acquire_attempt(new, uid)
         _copy(store, found, origin, new, attempt)
     lineage = parse_checkpoint_id(checkpoint)[1] + 1
@@ -107,6 +106,14 @@ def fork(store: Store, job: str, checkpoint: str, new: str, *, progress: Progres
     with contextlib.suppress(OSError, Fenced):  # what follows knows it for a fork without
         store.note_ending(new, Ending(attempt=attempt.number, reason=FORKED, iterations=0, at=time.time()))
     return _fork(new, checkpoint, lineage, origin, attempt.number, uid, new=True)
+
+
+def _made_from(store: Store, job: str, checkpoint: str, new: str) -> Fork | None:
+    """`made_before`, from this checkpoint. ForkRefused: the name is taken."""
+    known = made_before(store, job, new)
+    if known is not None and known.origin.checkpoint != checkpoint:
+        raise ForkRefused(f"{new} is a fork of {job} already, from {known.origin.checkpoint}: choose another name")
+    return known
 
 
 def _copy(store: Store, found: fmt.Manifest, origin: Origin, new: str, attempt: Attempt) -> None:

@@ -81,12 +81,13 @@ class Orders:
             paused=seen.paused or self.pauses > 0,
         )
 
-    def retention(self) -> Retention:
-        """The same of the rules by which checkpoints are kept."""
-        if self._seen.retention is None:
+    def retention(self, desired: Desired | None = None) -> Retention:
+        """The same of the rules by which checkpoints are kept; as `desired`, or what was seen last, has them."""
+        wanted = (self._seen if desired is None else desired).retention
+        if wanted is None:
             return self._retention
         try:
-            return parse_retention(self._seen.retention)
+            return parse_retention(wanted)
         except ValueError as error:  # of a newer server, which knows rules that we do not
             self._reporter.notice("warning", "retention", f"{error}; '{self._retention}' stays")
             return self._retention

@@ -1,4 +1,4 @@
-"""`python -m holdfast.rescue FOLDER TRAINED END [PID ...]`: makes durable what a dead trainer has left in memory.
+"""`python -m holdfast.rescue FOLDER TRAINED END UIDS [PID ...]`: makes durable what is left of a trainer in memory.
 
 The supervisor starts it beside the trainer's next start, which does not wait for it: that one reads the memory,
 too. When its attempt begins before the rescue has committed, the rescue is fenced and the attempt saves what it
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from holdfast.slots import Slot
 from holdfast.store import Store, open_store
 from holdfast.supervision import Trained
 
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HELPER_SECONDS = 600.0
 """A helper of the dead trainer is given so long to end: it may be about to commit the same."""
 
@@ -39,11 +41,16 @@ class Saved:
     """The iteration of the newest durable checkpoint until then, 0 without one."""
 
 
-def rescue(folder: Path, trained: Trained) -> Saved | None:
+def rescue(folder: Path, trained: Trained, dead: Collection[str] = ()) -> Saved | None:
     """Commit the newest whole snapshot in memory, under the attempt that died. None where nothing is to be saved.
 
     That is where it is durable already, where something newer is, where training went on from somewhere else, and
     where another attempt has begun.
+
+    Args:
+        folder: of the supervisor, with the slots.
+        trained: who trained last.
+        dead: uids of attempts that have ended too; the last of them may have died before it said anything.
 
     Raises:
         Fenced: another attempt has begun meanwhile: the trainer's next, as a rule, which saves it itself.
@@ -52,7 +59,7 @@ def rescue(folder: Path, trained: Trained) -> Saved | None:
     """
     store, worst = open_store(trained.store), None
     attempts = store.attempts(trained.job)
-    if not attempts or attempts[-1].uid != trained.uid:
+    if not attempts or attempts[-1].uid not in {trained.uid, *dead}:
         return None
     known = {attempt.uid for attempt in attempts}  # a job by this name may have another store
     for seal in (seal for seal in seals_of(folder, trained.job) if seal.task.origin.uid in known):
@@ -108,13 +115,17 @@ def _await(pids: Iterable[int]) -> None:
             os.close(fd)
 
 
-def main(folder: str, told: str, end: str, *pids: str) -> None:
+def main(folder: str, told: str, end: str, dead: str, *pids: str) -> None:
+    for (
+        number
+    ) in IGNORED:  # sent to all processes of the job, as by systemd: what is left in memory is saved first
+        signal.signal(number, signal.SIG_IGN)
     be_nice()
     volunteer()
     trained = msgspec.json.decode(told, type=Trained)
     _await(map(int, pids))
     try:
-        saved = rescue(Path(folder), trained)
+        saved = rescue(Path(folder), trained, dead.split(","))
     except Fenced:
         return
     except (OSError, DamagedCheckpoint) as error:

@@ -366,6 +366,7 @@ class Session:
             checkpoints.want("an order", first.restore.checkpoint if first.restore else None)
             checkpoints.pinned.follow(first.pins, checkpoints.attempt)
             self._verifier.follow(first.verify)
+            checkpoints.retention = self._orders.retention(first)
         if self._ranks.world_size > 1:
             self._tell_of_this_rank(server, token, at_least)
 

@@ -49,9 +49,13 @@ class Slot:
         """Take it for a session; False where another has it."""
         try:
             os.close(os.open(self._claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:
+        except OSError:  # or the folder has no room left: snapshots can lie in memory of the session's own
             return False
         return True
+
+    @property
+    def claimed(self) -> bool:
+        return self._claim.exists()
 
     def release(self) -> None:
         with contextlib.suppress(OSError):  # it lasts no longer than this start of the trainer anyway
@@ -64,7 +68,8 @@ class Slot:
 
 def slots_in(folder: Path) -> list[Slot]:
     """Those that a supervisor holds, whether they can be opened here or not."""
-    return [slot for number in range(COUNT) if os.path.lexists((slot := Slot(folder, number)).memory)]
+    numbers = sorted(int(path.stem.removeprefix("slot-")) for path in folder.glob(_MEMORY.format("*")))
+    return [Slot(folder, number) for number in numbers]
 
 
 def claim(folder: Path, first: Collection[int], count: int) -> list[Slot]:
@@ -84,14 +89,14 @@ class Held:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._fds: list[int] = []
+        self._fds: dict[int, int] = {}
+        """By number of the slot."""
+        self._next = 0
         if not can_share():
             return
         try:
-            for number in range(COUNT):
-                fd = os.memfd_create(f"holdfast-{os.getpid()}-{number}", os.MFD_CLOEXEC)
-                self._fds.append(fd)
-                Slot(folder, number).memory.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
+            for _ in range(COUNT):
+                self._add()
         except OSError:  # too many open files, as a rule
             self.close()
 
@@ -104,17 +109,31 @@ class Held:
         return any(slot.seal.exists() for slot in self._slots())
 
     def unclaim(self) -> None:
-        """Those who had claimed a slot are gone."""
+        """Those who had claimed a slot are gone. What they left in one that is not sealed is no good to anybody.
+
+        A slot of another number takes its place: a helper of theirs may be about to seal what it held, and the
+        next start must not find that beside what it has written there itself.
+        """
         for slot in self._slots():
+            if slot.claimed and not slot.seal.exists():
+                self._remove(slot)
+                with contextlib.suppress(OSError):
+                    self._add()
             slot.release()
 
     def close(self) -> None:
         for slot in self._slots():
-            with contextlib.suppress(OSError):
-                slot.memory.unlink(missing_ok=True)
-        for fd in self._fds:
-            os.close(fd)
-        self._fds.clear()
+            self._remove(slot)
+
+    def _add(self) -> None:
+        number, self._next = self._next, self._next + 1
+        self._fds[number] = fd = os.memfd_create(f"holdfast-{os.getpid()}-{number}", os.MFD_CLOEXEC)
+        Slot(self._folder, number).memory.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
+
+    def _remove(self, slot: Slot) -> None:
+        with contextlib.suppress(OSError):
+            slot.memory.unlink(missing_ok=True)
+        os.close(self._fds.pop(slot.number))
 
     def _slots(self) -> list[Slot]:
-        return [Slot(self._folder, number) for number in range(len(self._fds))]
+        return [Slot(self._folder, number) for number in self._fds]

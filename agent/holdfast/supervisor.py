@@ -248,7 +248,9 @@ class Supervisor:
         trained = supervision.introduced(self._folder)
         if trained is None or self._held is None or not self._held.sealed:
             return
-        words = [str(self._folder), msgspec.json.encode(trained).decode(), end, *map(str, processes.helpers())]
+        dead = ",".join(supervision.announced(self._folder))
+        told = msgspec.json.encode(trained).decode()
+        words = [str(self._folder), told, end, dead, *map(str, processes.helpers())]
         try:
             self._rescue = subprocess.Popen(  # noqa: S603  this interpreter
                 [sys.executable, "-P", "-m", processes.RESCUE, *words],

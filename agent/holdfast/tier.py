@@ -36,6 +36,8 @@ class Tier:
         """Why there is none, though a supervisor would hold it."""
         self._before: supervision.Trained | None = None
         """The attempt that was the supervisor's last, and has left what there is."""
+        self._announced: set[str] = set()
+        """The uids of all attempts of that supervisor: one may have died before it had said who it is."""
         self._seals: list[Seal] = []
         self._loaded: Seal | None = None
         claimed = []
@@ -47,6 +49,7 @@ class Tier:
                 )
             else:
                 self._before = supervision.introduced(Path(folder))
+                self._announced = supervision.announced(Path(folder)) - {uid}
                 self._seals = seals_of(Path(folder), job)
                 claimed = claim(Path(folder), [seal.number for seal in self._seals], slots)
         self.arenas = [Arena(slot, self._fall_back) for slot in claimed]
@@ -64,7 +67,7 @@ class Tier:
         if self._before is None or not self._seals or not lineages:
             return []
         others = [attempt.uid for attempt in store.attempts(self._job) if attempt.uid != self._uid]
-        if not others or others[-1] != self._before.uid:
+        if not others or others[-1] not in {self._before.uid, *self._announced}:
             return []
         newest = next(
             (parse_checkpoint_id(checkpoint)[::-1] for checkpoint, continues in durable if continues), (0, 0)

@@ -8,6 +8,7 @@ from msgspec import UNSET
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
+from holdfast.protocol import OPEN_ORDER_STATES
 from holdfast_server import audit, checkpoints, models, orders, pins, verifications
 from holdfast_server import desired as wanted
 from holdfast_server.checkpoints import DURABLE, ancestry_of, as_row
@@ -155,7 +156,8 @@ async def cancel_restore(db: Database, job: str, order: str, *, who: str, now: f
 
 
 async def undo_restore(db: Database, job: str, order: str, *, who: str, now: float) -> tuple[Order, bool]:
-    """Order a job back to the state that a restore left; asked twice, it is one order.
+    """Order a job back to the state that a restore left; asked twice, it is one order, unless the first came to
+    nothing.
 
     Raises:
         UnknownJob, UnknownOrder.
@@ -165,8 +167,13 @@ async def undo_restore(db: Database, job: str, order: str, *, who: str, now: flo
     async with db.read() as session:
         await find_job(session, job)
         made = await orders.find(session, job, order)
-        key = f"undo {made.id}"
-        again = await orders.placed_before(session, job, key)
+        again, key, number = None, f"undo {made.id}", 1
+        while (known := await orders.placed_before(session, job, key)) is not None:
+            if known.state == "restored" or known.state in OPEN_ORDER_STATES:
+                again = known
+                break
+            number += 1
+            key = f"undo {made.id} {number}"
     if again is None and not made.undoable:
         left = "what it left is not in the store any more" if made.state == "restored" else f"it is {made.state}"
         raise NotPossible(f"the restore to iteration {made.iteration} cannot be undone: {left}")

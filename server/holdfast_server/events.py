@@ -88,9 +88,9 @@ def _settle(event: protocol.Event) -> None:
         raise ValueError(f"checkpoint {event.id} is not at iteration {event.iteration}-{event.lineage}")
     if isinstance(event, protocol.LineageStarted) and event.origin is not None:
         protocol.validate_job(event.origin.job)
+        protocol.parse_checkpoint_id(event.origin.checkpoint)
         event.origin = msgspec.structs.replace(event.origin, digest=event.origin.digest[:MAX_LABEL])
-    origin = getattr(event, "origin", None)
-    names = [getattr(event, "parent", None), origin and origin.checkpoint]
+    names = [getattr(event, "parent", None), getattr(event, "left", None)]
     if isinstance(event, protocol.Inventory):
         if len(event.checkpoints) > MAX_CHECKPOINTS:
             raise ValueError(f"an inventory of {len(event.checkpoints)} checkpoints")

@@ -24,7 +24,7 @@ async def family(db: Database, job: str, *, visible: Collection[str] | None = No
     """
     async with db.read() as session:
         await find_job(session, job)
-        found = Family(origin=await _origin(session, job), forks=await _forks(session, job))
+        found = Family(origin=await _origin(session, job), forks=await _forks(session, job, visible))
     return found if visible is None else _as_seen(found, visible)
 
 
@@ -48,7 +48,7 @@ async def _origin(session: AsyncSession, job: str) -> ForkSource | None:
     )
 
 
-async def _forks(session: AsyncSession, job: str) -> list[ForkRow]:
+async def _forks(session: AsyncSession, job: str, visible: Collection[str] | None) -> list[ForkRow]:
     rows, jobs = models.Lineage, models.Job
     query = (
         select(rows, jobs.project)
@@ -57,6 +57,8 @@ async def _forks(session: AsyncSession, job: str) -> list[ForkRow]:
         .order_by(rows.at.desc(), rows.job)
         .limit(MOST_FORKS)
     )
+    if visible is not None:
+        query = query.where(jobs.project.in_(visible))
     return [
         ForkRow(
             job=row.job, project=project, checkpoint=row.from_checkpoint or "", iteration=row.iteration,

@@ -16,7 +16,7 @@ from holdfast_server.checkpoints import ancestry_of, branches
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.failures import Life as Attempted
 from holdfast_server.failures import lives_of, lives_of_jobs
-from holdfast_server.status import status_of
+from holdfast_server.status import RELAUNCHED, status_of
 from holdfast_server.summaries import find_job
 from holdfast_server.timesheet import (
     BUCKETS,
@@ -141,7 +141,7 @@ async def _life(session: AsyncSession, job: models.Job, one: Attempted, begins_a
 def _end(attempts: Sequence[Attempted], *, now: float) -> float:
     """A job that came to the end that somebody wanted is not down from then on."""
     last = attempts[-1].attempt if attempts else None
-    wanted = last is not None and last.finished in PLANNED_ENDS
+    wanted = last is not None and last.finished in PLANNED_ENDS and last.finished != RELAUNCHED
     return min(now, last.finished_at) if wanted and last and last.finished_at is not None else now
 
 

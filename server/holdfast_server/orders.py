@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Select, and_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -186,12 +186,12 @@ async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now
     row = await desired.open_order(session, job.name)
     if row is None or row.state not in ("restoring", "unknown") or (row.taken_by or 0) >= attempt:
         return
-    states: tuple[OrderState, ...] = ("cancelled", "expired")
-    for state in states:
-        if row.reason == TOO_LATE[state]:
-            reason = f"attempt {row.taken_by} did not finish it"
-            await end(session, job, row, state, who=SERVER, now=now, reason=reason)
-            return
+    moves = models.OrderTransition
+    over = select(moves.state).where(moves.order_id == row.id, moves.state.in_(TOO_LATE)).order_by(moves.id.desc())
+    state = await session.scalar(over.limit(1))
+    if state is not None:
+        reason = f"attempt {row.taken_by} did not finish it"
+        await end(session, job, row, cast("OrderState", state), who=SERVER, now=now, reason=reason)
 
 
 async def expire(session: AsyncSession, job: models.Job, row: models.RestoreOrder, *, now: float) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import get_args
 
-from sqlalchemy import ColumnElement, and_, case, literal
+from sqlalchemy import ColumnElement, and_, case, literal, or_
 
 from holdfast_server import models
 from holdfast_server.samples import Recent, total
@@ -19,10 +19,11 @@ SPARKLINE_POINTS = 40
 STATUSES: tuple[JobStatus, ...] = get_args(JobStatus)
 ALIVE: tuple[JobStatus, ...] = ("starting", "running", "paused")
 _ENDS: dict[str, JobStatus] = {
-    "finished": "finished", "interrupted": "stopped", "preempted": "stopped",
-    "forked": "stopped", "relaunched": "stopped",
+    "finished": "finished", "interrupted": "stopped", "preempted": "stopped", "forked": "stopped",
 }  # fmt: skip
 """What an attempt says of its end; anything else is the exception that broke it."""
+RELAUNCHED = "relaunched"
+"""The one end that is none: the next attempt is to begin at once."""
 ENDED_WELL = tuple(_ENDS)
 """As attempts have it."""
 
@@ -46,11 +47,15 @@ def longest_seconds(recent: Recent) -> float:
 def status_of(job: models.Job, attempt: models.Attempt | None, *, now: float) -> Status:
     if attempt is None:
         return Status("starting", "its first report is not here yet")
-    if attempt.finished is not None:
+    relaunched = attempt.finished == RELAUNCHED
+    if attempt.finished is not None and not relaunched:
         return _ended(attempt)
     age = now - job.last_contact_at
     if age > max(SILENT_AFTER_SECONDS, SILENT_AFTER_ITERATIONS * job.longest_seconds):
-        return Status("silent", f"nothing heard for {_duration(age)}")
+        after = " since it ended to be started again" if relaunched else ""
+        return Status("silent", f"nothing heard for {_duration(age)}{after}")
+    if relaunched:
+        return Status("starting", "ended to be started again from a checkpoint")
     if attempt.iterations == 0:
         return Status("starting", f"attempt {attempt.attempt} has finished no iteration yet")
     if job.paused and job.applied_version >= job.paused_version:
@@ -69,9 +74,9 @@ def status_in_sql(*, now: float) -> ColumnElement[str]:
     return case(
         (attempt.uid.is_(None), "starting"),
         *((attempt.finished == word, status) for word, status in _ENDS.items()),
-        (attempt.finished.is_not(None), "failed"),
+        (attempt.finished != RELAUNCHED, "failed"),
         (late, "silent"),
-        (attempt.iterations == 0, "starting"),
+        (or_(attempt.iterations == 0, attempt.finished == RELAUNCHED), "starting"),
         (and_(job.paused, job.applied_version >= job.paused_version), "paused"),
         else_="running",
     )

@@ -180,4 +180,6 @@ async def _starts(session: AsyncSession, jobs: list[str]) -> dict[str, int]:
 @cache
 def _of_starts() -> Select[str, int]:
     attempts = models.Attempt
-    return select(attempts.job, func.count()).where(attempts.job.in_(named_jobs())).group_by(attempts.job)
+    # a fork is told of as an attempt that has ended; nothing has trained
+    trained = attempts.finished.is_distinct_from("forked")
+    return select(attempts.job, func.count()).where(attempts.job.in_(named_jobs()), trained).group_by(attempts.job)

@@ -73,9 +73,10 @@ async def fine_since(session: AsyncSession, stretch: models.Stretch, at: float) 
         .order_by(rows.bucket)
     )
     for bucket, columns in await session.execute(query):
-        if rollups.last_of(columns, AT) >= at:
+        end = (bucket + 1) << _SECOND
+        if end > stretch.last_iteration + 1 or rollups.last_of(columns, AT) >= at:
             break
-        begin = (bucket + 1) << _SECOND
+        begin = end
     return begin
 
 

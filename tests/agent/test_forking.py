@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,21 @@ def test_a_job_that_has_begun_and_taken_no_checkpoint_yet_keeps_its_name(store: 
     store.acquire_attempt("young", "a session")
     with pytest.raises(ForkRefused, match=r"young is a job of its own in .*, started on"):
         fork(store, "main", POINT, "young")
+
+
+def test_a_job_that_takes_the_name_while_the_checkpoint_is_read_is_not_fenced(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = restore.verify
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        store.acquire_attempt("young", "a session")
+        return verify(*args, **options)
+
+    monkeypatch.setattr(restore, "verify", slowly)
+    with pytest.raises(ForkRefused, match="young is a job of its own"):
+        fork(store, "main", POINT, "young")
+    assert [attempt.uid for attempt in store.attempts("young")] == ["a session"]
 
 
 @pytest.mark.parametrize("at", ["begin", "begin_lineage", "note_ending"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
@@ -236,6 +237,57 @@ def test_a_slot_is_one_sessions_at_a_time_and_one_that_holds_something_is_not_ta
     assert sealed not in others
     assert claim(folder, [sealed.number], 2) == [sealed]
     assert claim(folder, [sealed.number], 2) == []
+
+
+def test_what_a_dead_start_left_unsealed_is_given_up_and_a_seal_that_comes_late_counts_for_nothing(tmp_path):
+    held = Held(tmp_path)
+    kept, lost = claim(tmp_path, [], 2)
+    arena = Arena(lost)
+    arena.reserve(2**21)
+    seen = [slot.number for slot in slots_in(tmp_path)]
+    kept.seal.touch()
+    held.unclaim()
+    numbers = [slot.number for slot in slots_in(tmp_path)]
+    assert len(numbers) == COUNT
+    assert set(seen) - set(numbers) == {lost.number}
+    lost.seal.touch()
+    assert [slot.number for slot in claim(tmp_path, [], COUNT)] == [n for n in numbers if n != kept.number]
+    arena.close()
+    held.close()
+    assert slots_in(tmp_path) == []
+
+
+def test_a_folder_without_room_for_a_claim_leaves_a_session_memory_of_its_own(folder, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "open", full)
+    assert claim(folder, [], 2) == []
+
+
+def test_where_no_thread_can_be_started_a_snapshot_is_verified_all_the_same(folder, tmp_path, monkeypatch):
+    dead = Dead(folder, tmp_path)
+
+    def none_left(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor.submit", none_left)
+    monkeypatch.setattr("holdfast.format.SMALL_BYTES", 1)
+    (slot,) = dead.slots
+    seal = read_seal(slot)
+    with mapped(slot, seal.size_bytes) as payload:
+        verify(seal, payload, threads=2)
+        _flip(slot, 100)
+        with pytest.raises(DamagedCheckpoint):
+            verify(seal, payload, threads=2)
+
+
+def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(supervised, tmp_path):
+    dead = Dead(supervised, tmp_path)
+    dead.store.acquire_attempt(JOB, "mute")
+    assert rescue(supervised, dead.trained) is None
+    supervision.announce("mute")
+    assert rescue(supervised, dead.trained, supervision.announced(supervised)).seal.task.iteration == 3
 
 
 def test_nothing_is_left_of_memory_that_no_supervisor_holds(tmp_path):

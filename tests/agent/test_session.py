@@ -651,6 +651,15 @@ def test_what_an_open_order_names_stays_until_the_order_has_ended(store, linked)
     assert 2 not in committed(store)
 
 
+def test_the_rules_of_an_operator_hold_before_the_first_boundary(store, linked, monkeypatch):
+    Trainer(store, every=1, retention="last 9").run(until=9).crash()
+    monkeypatch.setattr(FakeLink, "first", Desired(version=3, retention="last 9"))
+    trainer = Trainer(store, every=1, retention="last 1", **linked)
+    assert str(trainer.session._checkpoints.retention) == "last 9"
+    trainer.crash()
+    assert len(committed(store)) == 9
+
+
 def pin(link, *iterations, version=2):
     link.desired = Desired(version=version, pins=tuple(protocol.checkpoint_id(each, 1) for each in iterations))
     link.on_desired(link.desired)

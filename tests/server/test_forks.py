@@ -67,8 +67,10 @@ def test_a_job_that_never_reported_here_is_named_all_the_same(agent, client):
 
 
 @pytest.mark.parametrize(
-    "origin", [Origin(job="../x", checkpoint=POINT, digest=""), Origin(job="a", checkpoint="x", digest="")]
-)
+    "origin",
+    [Origin(job="../x", checkpoint=POINT, digest=""), Origin(job="a", checkpoint="x", digest=""),
+     Origin(job="a", checkpoint="", digest="")],
+)  # fmt: skip
 def test_an_origin_that_is_none_is_left_out(job, client, origin):
     fork(job, origin=origin)
     assert family(client, "branch")["origin"] is None
@@ -79,6 +81,8 @@ def test_a_fork_that_was_made_and_not_started_is_there_and_nothing_failed(job, c
     agent.say(AttemptFinished(at=agent.at, iteration=10, lineage=2, reason="forked"))
     shown = client.get("/api/v1/jobs/branch").json()
     assert (shown["status"], shown["status_reason"]) == ("stopped", "forked at iteration 10")
+    agent.restarted().start()
+    assert client.get("/api/v1/jobs/branch").json()["restarts"] == 0
 
 
 def test_nobody_is_told_of_jobs_of_a_project_that_they_may_not_see(stage, agent_of):

@@ -410,6 +410,34 @@ def test_a_restore_is_undone_once_and_its_undoing_as_well(job, client):
     assert client.post(f"{JOB}/restores/nothing/undo").status_code == 404
 
 
+@pytest.mark.parametrize("state", ["failed", "cancelled"])
+def test_an_undoing_that_came_to_nothing_can_be_asked_for_again(job, client, state):
+    placed = order(client, iteration=10).json()
+    job.checkpoint(30, kind="safety")
+    moved(job, placed, "restored", safety_checkpoint=checkpoint_id(30, 1))
+    undo = f"{JOB}/restores/{placed['id']}/undo"
+    first = client.post(undo).json()
+    if state == "cancelled":
+        cancel(client, first)
+    else:
+        moved(job, first, "failed", reason="the safety checkpoint is damaged")
+    second = client.post(undo)
+    assert (second.status_code, second.json()["id"] != first["id"]) == (201, True)
+    assert client.post(undo).json()["id"] == second.json()["id"]
+
+
+def test_a_cancelled_order_that_an_attempt_died_over_is_over_for_the_next_one(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "delivered")
+    cancel(client, placed)
+    moved(job, placed, "restoring")
+    job.say(AttemptFinished(at=job.at, iteration=30, lineage=1, reason="RanksLost"))
+    assert read(client, placed)["state"] == "unknown"
+    job.restarted().start()
+    assert read(client, placed)["state"] == "cancelled"
+    assert client.get(f"{JOB}/desired").json()["restore"] is None
+
+
 def test_what_retention_took_cannot_be_undone_any_more(job, client):
     placed = order(client, iteration=10).json()
     moved(job, placed, "restored", safety_checkpoint=checkpoint_id(30, 1))  # which is not in the store

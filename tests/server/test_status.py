@@ -32,7 +32,7 @@ jobs = st.fixed_dictionaries(
 attempts = st.none() | st.fixed_dictionaries(
     {
         "iterations": st.integers(0, 2),
-        "finished": st.sampled_from([None, "finished", "interrupted", "ValueError", "killed", ""]),
+        "finished": st.sampled_from([None, "finished", "interrupted", "relaunched", "ValueError", "killed", ""]),
     }
 )
 

@@ -112,10 +112,13 @@ def verify(found: Seal, payload: memoryview, *, threads: int | None = None) -> N
     large = [piece for piece in pieces if piece.end - piece.start >= fmt.SMALL_BYTES]
     count = min(threads or MOST_THREADS, len(os.sched_getaffinity(0)), len(large))
     if count > 1:
-        with concurrent.futures.ThreadPoolExecutor(count, "holdfast-verify") as crew:
-            for _ in crew.map(check, large):
-                pass
-        large = []
+        try:
+            with concurrent.futures.ThreadPoolExecutor(count, "holdfast-verify") as crew:
+                for _ in crew.map(check, large):
+                    pass
+            large = []
+        except RuntimeError:  # as many threads as there may be
+            pass
     for piece in (*small, *large):
         check(piece)
 
