@@ -51,11 +51,13 @@ export function clock(at) {
   return Number.isNaN(date.getTime()) ? NONE : date.toISOString().slice(11, 19);
 }
 
+const dated = (year) => new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year, timeZone: "UTC" });
+const [thisYear, anyYear] = [dated(undefined), dated("numeric")];
+
 /** Of this year, without it. */
 export function day(at) {
   const date = shown(at);
-  const year = date.getUTCFullYear() === new Date().getFullYear() ? undefined : "numeric";
-  return date.toLocaleDateString("en-GB", { day: "numeric", month: "short", year, timeZone: "UTC" });
+  return (date.getUTCFullYear() === new Date().getFullYear() ? thisYear : anyYear).format(date);
 }
 
 export const capitalised = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -5,7 +5,7 @@ import { curveOf } from "./model.js";
 import { duration } from "./duration.js";
 import { capitalised, clock, count, metric as asMetric, size, zone } from "./format.js";
 
-const MOST_ROWS = 200;
+const MOST_ROWS = 100;
 
 function table(caption, heads, rows) {
   const element = document.createElement("table");
@@ -23,7 +23,10 @@ function table(caption, heads, rows) {
     const row = body.insertRow();
     for (const value of values) row.insertCell().textContent = value;
   }
-  return element;
+  // a box of its own, which is laid out when it is scrolled to
+  const box = document.createElement("div");
+  box.append(element);
+  return box;
 }
 
 const windowText = (view, last = Infinity) => `${placeText(view.axis, view.from)} to ${placeText(view.axis, Math.min(view.end, last))}`;
