@@ -1,7 +1,7 @@
 """A script with all that it imports as one file, put together when it is first asked for: nothing is built before.
 
 Our modules keep to one form, `import { a, b as c } from "./other.js";` and `export const|function|class`, so each
-becomes a function that returns what it exports. Comments, indentation and empty lines stay behind. What is
+becomes a function that returns what it exports. Comments, indentation and most line ends stay behind. What is
 imported with `import()`, when it is needed, stays a file of its own and may share no state.
 """
 
@@ -15,6 +15,8 @@ _IMPORT = re.compile(r'^import \{ ([^}]*) \} from "(\.[^"]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:const|function|class) (\w+))", re.MULTILINE)
 _COMMENT = re.compile(r"^ *(?://[^\n]*|/\*\*.*?\*/)\n", re.MULTILINE | re.DOTALL)
 _INDENT = re.compile(r"^[ ]+|^\n", re.MULTILINE)
+_CONTINUED = re.compile(r"^((?:(?!//|`).)*[{;,(\[])\n", re.MULTILINE)
+"""A line that the next may follow at once; in one with a template or an address, who knows what its end is."""
 
 
 class NotBundled(ValueError):
@@ -68,4 +70,4 @@ def _read(path: Path) -> _Module:
     body = _INDENT.sub("", _COMMENT.sub("", _EXPORT.sub("", _IMPORT.sub("", text))))
     if re.search(r"^(import|export)\b(?!\()", body, re.MULTILINE):
         raise NotBundled(f"{path.name} imports or exports in another form than `{{ names }}`")
-    return _Module(path, imports, body, exports)
+    return _Module(path, imports, _CONTINUED.sub(r"\1", body), exports)

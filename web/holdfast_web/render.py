@@ -13,6 +13,9 @@ from holdfast_server.accounts.principal import Role, current
 from holdfast_web.assets import static_url
 from holdfast_web.filters import FILTERS
 
+HEADERS = {"Cache-Control": "no-store", "Vary": "HX-Request"}
+"""A page holds what was true when it was rendered, and the same URL may answer with a fragment."""
+
 
 def _sees(project: str) -> bool:
     """Whether a job of the project may be named to whoever asked."""
@@ -22,6 +25,7 @@ def _sees(project: str) -> bool:
 _environment = Environment(
     loader=FileSystemLoader(str(files("holdfast_web") / "templates")),
     autoescape=True,
+    auto_reload=False,  # to look at the files of thirty templates takes a page milliseconds
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
@@ -53,7 +57,4 @@ class View:
     """A view inside another template is HTML already: Jinja asks for this before it escapes."""
 
     def response(self, status: int = 200, headers: dict[str, str] | None = None) -> HTMLResponse:
-        # a page holds what was true when it was rendered, and the same URL may answer with a fragment
-        return HTMLResponse(
-            self.html(), status, {"Cache-Control": "no-store", "Vary": "HX-Request", **(headers or {})}
-        )
+        return HTMLResponse(self.html(), status, HEADERS | (headers or {}))

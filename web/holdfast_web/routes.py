@@ -13,10 +13,12 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast.protocol import DEFAULT_PORT
 from holdfast_server import bulk, control, forks, timeline
+from holdfast_server.api.answers import Packed, encoding_for
 from holdfast_server.dependencies import Asker, Changes, Clock, Db, SharedAnswers, Who
 from holdfast_server.errors import NotCancellable, OpenOrder, Refused, UnknownJob, UnknownOrder
 from holdfast_server.fleet import Question
 from holdfast_web import controls, fleet, forms, pages
+from holdfast_web.render import HEADERS
 from holdfast_web.routing import Htmx, PageRoute, Text, local
 
 TICK_SECONDS = 5.0
@@ -117,14 +119,23 @@ async def job_live(
     db: Db,
     clock: Clock,
     shared: SharedAnswers,
+    request: Request,
+    asker: Asker,
     points: int = pages.POINTS_SHOWN,
     edits: int = pages.EDITS_SHOWN,
 ) -> Response:
     limits = {"points_limit": _points_limit(points), "edits_limit": _edits_limit(edits)}
-    facts = await shared.answer(
-        job, ("live", *limits.values()), lambda: pages.job_facts(db, job, now=clock(), **limits)
-    )
-    return facts.response()
+    encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
+
+    async def ask() -> Packed:
+        facts = await shared.answer(
+            job, ("facts", *limits.values()), lambda: pages.job_facts(db, job, now=clock(), **limits)
+        )
+        return await Packed.of_page(facts.html(), encoding)
+
+    # what it shows and offers goes by what whoever asks may see and do
+    packed = await shared.answer(job, ("live", *limits.values(), asker.rights, encoding), ask)
+    return packed.response(HEADERS)
 
 
 @router.get("/jobs/{job}/history")

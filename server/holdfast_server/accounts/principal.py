@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -65,6 +65,11 @@ class Principal:
         if self.kind == "agent":
             return self._role() if self.project in (None, project) else None
         return self.roles.get(project)
+
+    @property
+    def rights(self) -> Hashable:
+        """The same for all who may see and do the same."""
+        return (self.kind, self.admin, frozenset(self.roles.items()), self.scopes, self.project, self.job)
 
     @property
     def everywhere(self) -> Role | None:

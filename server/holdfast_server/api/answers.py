@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
@@ -82,26 +83,33 @@ def encoding_for(accepted: str) -> Encoding | None:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """JSON that several are sent: encoded once, and compressed once."""
+    """What several are sent: encoded once, and compressed once."""
 
     content: bytes
     encoding: Encoding | None
     """None: as it is."""
+    media_type: str = Json.media_type
 
     @classmethod
     async def of(cls, content: object, encoding: Encoding | None) -> Packed:
         # Off the event loop: a timeline has some hundred thousand characters.
-        return cls(await asyncio.to_thread(_packed, content, encoding), encoding)
+        """As JSON."""
+        packed = await asyncio.to_thread(lambda: _packed(to_json(content), encoding))
+        return cls(packed, encoding)
 
-    def response(self) -> Response:
-        headers = {"Vary": "Accept-Encoding"}
+    @classmethod
+    async def of_page(cls, html: str, encoding: Encoding | None) -> Packed:
+        return cls(await asyncio.to_thread(_packed, html.encode(), encoding), encoding, "text/html")
+
+    def response(self, headers: Mapping[str, str] | None = None) -> Response:
+        told = dict(headers or {})
+        told["Vary"] = ", ".join(filter(None, [told.get("Vary"), "Accept-Encoding"]))
         if self.encoding is not None:
-            headers["Content-Encoding"] = self.encoding
-        return Response(self.content, media_type=Json.media_type, headers=headers)
+            told["Content-Encoding"] = self.encoding
+        return Response(self.content, media_type=self.media_type, headers=told)
 
 
-def _packed(content: object, encoding: Encoding | None) -> bytes:
-    plain = to_json(content)
+def _packed(plain: bytes, encoding: Encoding | None) -> bytes:
     match encoding:
         case "zstd":
             return compress(plain, ZSTD_LEVEL)

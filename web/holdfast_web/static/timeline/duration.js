@@ -5,12 +5,12 @@ export const NONE = "–";
 /** By decimals: to make one takes far longer than to use it. */
 const formats = [];
 
-export const significant = (value, digits = 3) => {
-  if (value === 0) return "0";
-  const decimals = Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))));
+export const fixed = (value, decimals) => {
   formats[decimals] ??= new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
   return formats[decimals].format(value);
 };
+
+export const significant = (value, digits = 3) => (value === 0 ? "0" : fixed(value, Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))))));
 
 export const odd = (value) => (Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞");
 

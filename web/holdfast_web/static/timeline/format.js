@@ -1,10 +1,8 @@
 // Figures for people; the same rules as holdfast_web/filters.py.
 
-import { NONE, odd, significant } from "./duration.js";
+import { NONE, fixed, odd, significant } from "./duration.js";
 
-const grouped = new Intl.NumberFormat("en-US");
-
-export const count = (value) => (value == null ? NONE : grouped.format(Math.round(value)));
+export const count = (value) => (value == null ? NONE : fixed(Math.round(value), 0));
 
 export function percent(fraction) {
   if (fraction == null) return NONE;
@@ -51,13 +49,12 @@ export function clock(at) {
   return Number.isNaN(date.getTime()) ? NONE : date.toISOString().slice(11, 19);
 }
 
-const dated = (year) => new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year, timeZone: "UTC" });
-const [thisYear, anyYear] = [dated(undefined), dated("numeric")];
+const days = [undefined, "numeric"].map((year) => new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year, timeZone: "UTC" }));
 
 /** Of this year, without it. */
 export function day(at) {
   const date = shown(at);
-  return (date.getUTCFullYear() === new Date().getFullYear() ? thisYear : anyYear).format(date);
+  return days[Number(date.getUTCFullYear() !== new Date().getFullYear())].format(date);
 }
 
 export const capitalised = (text) => text.charAt(0).toUpperCase() + text.slice(1);
