@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
+import httpx2
 import pytest
 from accounts_stage import OTHER, OWN
 
@@ -107,3 +109,39 @@ def test_nobody_is_told_of_jobs_of_a_project_that_they_may_not_see(stage, agent_
     assert client.get("/api/v1/jobs/secret/forks", headers=viewer).status_code == 404
     admin = stage.cookie(stage.person("ada", admin=True))
     assert client.get("/api/v1/jobs/ours/forks", headers=admin).json()["origin"]["job"] == "secret"
+
+
+def test_what_is_rendered_once_for_many_is_rendered_for_each_kind_of_right(stage, agent_of):
+    """They ask at one moment, so that the answers are shared."""
+    client = stage.client
+    stage.project(OWN)
+    stage.project(OTHER)
+    client.headers.update(stage.bearer("report", project=OTHER))
+    secret = agent_of(client, job="secret")
+    secret.start()
+    secret.train(10)
+    secret.checkpoint()
+    client.headers.update(stage.bearer("report", project=OWN))
+    ours = fork(secret, "ours", Origin(job="secret", checkpoint=POINT, digest="x"))
+    ours.train(10)
+    ours.checkpoint()
+    client.headers.pop("Authorization")
+    cast = {
+        "viewer": stage.cookie(stage.person("vic", Role.viewer)),
+        "operator": stage.cookie(stage.person("olga", Role.operator)),
+        "admin": stage.cookie(stage.person("ada", admin=True)),
+    }
+
+    async def all_at_once():
+        transport = httpx2.ASGITransport(client.app)
+        async with httpx2.AsyncClient(transport=transport, base_url=str(client.base_url)) as http:
+            asked = [(name, http.get("/jobs/ours/live", headers=cookie)) for name, cookie in 5 * [*cast.items()]]
+            found = await asyncio.gather(*(answer for _, answer in asked))
+            return [(name, answer) for (name, _), answer in zip(asked, found, strict=True)]
+
+    for name, answer in stage.do(all_at_once):
+        assert answer.status_code == 200, answer.text
+        assert ("Restore…" in answer.text) is (name != "viewer"), name
+        assert ("secret" in answer.text) is (name == "admin"), name
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["vary"] == "HX-Request, Accept-Encoding"
