@@ -316,6 +316,24 @@ def test_a_conflict_is_shown_and_can_be_retried(open_page: Open, agent: FakeAgen
     expect(page.locator("#ack-budget")).to_contain_text("saved v2")
 
 
+def test_of_two_browsers_that_restore_a_job_the_later_is_told_of_the_other(
+    open_page: Open, agent: FakeAgent
+) -> None:
+    quicker, later = job_page(open_page, agent), job_page(open_page, agent)
+    for page, iteration in ((quicker, 400), (later, 440)):
+        page.get_by_role("option", name=re.compile(f"Iteration {iteration}, durable")).click()
+        page.get_by_role("button", name=f"Restore to {iteration}").click()
+        expect(page.get_by_role("dialog")).to_contain_text(f"back to iteration {iteration}")
+    for page, iteration in ((quicker, 400), (later, 440)):
+        page.get_by_role("dialog").get_by_role("button", name=f"Restore to {iteration}").click()
+    expect(later.get_by_role("dialog")).to_contain_text("a restore to iteration 400 is requested already")
+    for page in (quicker, later):
+        expect(page.locator("#order")).to_contain_text("Going back to iteration 400")
+    obey(agent)
+    for page in (quicker, later):
+        expect(page.locator("#order li[aria-current=step]")).to_contain_text("restored")
+
+
 def test_an_interval_a_pause_and_a_checkpoint_are_acknowledged(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     page.locator("#every").fill("50")
