@@ -73,4 +73,4 @@ def _as_seen(found: Family, visible: Collection[str]) -> Family:
     origin = found.origin
     if origin is not None and origin.project is not None and origin.project not in visible:
         origin = msgspec.structs.replace(origin, job=None, project=None)
-    return Family(origin=origin, forks=[fork for fork in found.forks if fork.project in visible])
+    return Family(origin=origin, forks=found.forks)

@@ -87,32 +87,9 @@ def test_a_fork_that_was_made_and_not_started_is_there_and_nothing_failed(job, c
     assert client.get("/api/v1/jobs/branch").json()["restarts"] == 0
 
 
-def test_nobody_is_told_of_jobs_of_a_project_that_they_may_not_see(stage, agent_of):
-    client = stage.client
-    stage.project(OWN)
-    stage.project(OTHER)
-    client.headers.update(stage.bearer("report", project=OTHER))
-    secret = agent_of(client, job="secret")
-    secret.start()
-    secret.train(10)
-    secret.checkpoint()
-    client.headers.update(stage.bearer("report", project=OWN))
-    fork(secret, "ours", Origin(job="secret", checkpoint=POINT, digest="x"))
-    client.headers.pop("Authorization")
-    viewer = stage.cookie(stage.person("vic", Role.viewer))
-    seen = client.get("/api/v1/jobs/ours/forks", headers=viewer).json()
-    assert (seen["origin"]["job"], seen["origin"]["project"]) == (None, None)
-    for page in ("/jobs/ours", f"/jobs/ours/checkpoints/{POINT}"):
-        told = client.get(page, headers=viewer).text
-        assert "a job of another project" in told
-        assert "secret" not in told
-    assert client.get("/api/v1/jobs/secret/forks", headers=viewer).status_code == 404
-    admin = stage.cookie(stage.person("ada", admin=True))
-    assert client.get("/api/v1/jobs/ours/forks", headers=admin).json()["origin"]["job"] == "secret"
-
-
-def test_what_is_rendered_once_for_many_is_rendered_for_each_kind_of_right(stage, agent_of):
-    """They ask at one moment, so that the answers are shared."""
+@pytest.fixture
+def hidden(stage, agent_of):
+    """The stage, with a job "ours" that was forked from one of another project, "secret"."""
     client = stage.client
     stage.project(OWN)
     stage.project(OTHER)
@@ -126,10 +103,30 @@ def test_what_is_rendered_once_for_many_is_rendered_for_each_kind_of_right(stage
     ours.train(10)
     ours.checkpoint()
     client.headers.pop("Authorization")
+    return stage
+
+
+def test_nobody_is_told_of_jobs_of_a_project_that_they_may_not_see(hidden):
+    client = hidden.client
+    viewer = hidden.cookie(hidden.person("vic", Role.viewer))
+    seen = client.get("/api/v1/jobs/ours/forks", headers=viewer).json()
+    assert (seen["origin"]["job"], seen["origin"]["project"]) == (None, None)
+    for page in ("/jobs/ours", f"/jobs/ours/checkpoints/{POINT}"):
+        told = client.get(page, headers=viewer).text
+        assert "a job of another project" in told
+        assert "secret" not in told
+    assert client.get("/api/v1/jobs/secret/forks", headers=viewer).status_code == 404
+    admin = hidden.cookie(hidden.person("ada", admin=True))
+    assert client.get("/api/v1/jobs/ours/forks", headers=admin).json()["origin"]["job"] == "secret"
+
+
+def test_what_is_rendered_once_for_many_is_rendered_for_each_kind_of_right(hidden):
+    """They ask at one moment, so that the answers are shared."""
+    client = hidden.client
     cast = {
-        "viewer": stage.cookie(stage.person("vic", Role.viewer)),
-        "operator": stage.cookie(stage.person("olga", Role.operator)),
-        "admin": stage.cookie(stage.person("ada", admin=True)),
+        "viewer": hidden.cookie(hidden.person("vic", Role.viewer)),
+        "operator": hidden.cookie(hidden.person("olga", Role.operator)),
+        "admin": hidden.cookie(hidden.person("ada", admin=True)),
     }
 
     async def all_at_once():
@@ -139,7 +136,7 @@ def test_what_is_rendered_once_for_many_is_rendered_for_each_kind_of_right(stage
             found = await asyncio.gather(*(answer for _, answer in asked))
             return [(name, answer) for (name, _), answer in zip(asked, found, strict=True)]
 
-    for name, answer in stage.do(all_at_once):
+    for name, answer in hidden.do(all_at_once):
         assert answer.status_code == 200, answer.text
         assert ("Restore…" in answer.text) is (name != "viewer"), name
         assert ("secret" in answer.text) is (name == "admin"), name
