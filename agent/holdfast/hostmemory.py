@@ -82,20 +82,24 @@ def duplicates(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         starts[name] = end
         end = -(-(end + tensor.nbytes) // ALIGNED_BYTES) * ALIGNED_BYTES
     memory = mmap.mmap(-1, max(1, end), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    spans = [
-        (base + starts[name] + at, tensor.data_ptr() + at, min(COPIED_BYTES, tensor.nbytes - at))
-        for name, tensor in tensors.items()
-        for at in range(0, tensor.nbytes, COPIED_BYTES)
-    ]
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)), "holdfast-copy") as crew:
-        for _ in crew.map(lambda span: ctypes.memmove(*span), spans):
-            pass
     found = {}
     for name, tensor in tensors.items():
         raw = torch.frombuffer(memory, dtype=torch.uint8, count=tensor.nbytes, offset=starts[name])
         found[name] = raw.view(tensor.dtype).view(tensor.shape)
+    copy_plain([(found[name], tensor) for name, tensor in tensors.items()])
     return found
+
+
+def copy_plain(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy plain tensors (to, from) of equal size on several threads."""
+    spans = [
+        (target.data_ptr() + at, source.data_ptr() + at, min(COPIED_BYTES, source.nbytes - at))
+        for target, source in pairs
+        for at in range(0, source.nbytes, COPIED_BYTES)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)), "holdfast-copy") as crew:
+        for _ in crew.map(lambda span: ctypes.memmove(*span), spans):
+            pass
 
 
 def populate(address: int, size_bytes: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from holdfast.capture import OptimizerWatch, Watch, watch_of
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import SMALL_BYTES
-from holdfast.hostmemory import duplicates, is_plain, populate
+from holdfast.hostmemory import copy_plain, duplicates, is_plain, populate
 from holdfast.rng import OwnGenerator
 from holdfast.sharding import is_sharded, local
 from holdfast.shards import names_in
@@ -183,9 +183,8 @@ class OptimizerPart(Part):
     def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, adopt: bool = True) -> None:
         # large moments stay where they were read; what else is kept is copied, or it would keep all that was
         # read beside it
-        if not adopt:
-            large = {name: tensors[name] for name in names_in(tree) if _is_large(tensors[name])}
-            tensors = {**tensors, **duplicates(large)} if self._on_host() else tensors
+        if not adopt and self._on_host():
+            tensors = {**tensors, **self._kept(tree, tensors)}
         state = decode(tree, tensors, copy=True, adopt=adopt or self._on_host())
         self._item.load_state_dict(state)
         # load_state_dict casts moments to their parameter's dtype; what was saved in float32 goes on in float32
@@ -205,6 +204,34 @@ class OptimizerPart(Part):
                     if name in shapes and shapes[name][1] == tuple(parameter.shape):
                         found[name] = parameter
         return found
+
+    def _kept(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The large ones in memory that this optimizer may keep: that of its own moments, whose values go anyway,
+        where they are alike, since memory that was never touched takes longer to come by than to fill."""
+        large = {name: tensors[name] for name in names_in(tree) if _is_large(local(tensors[name]))}
+        refilled: dict[str, torch.Tensor] = {}
+        taken: set[int] = set()
+        for name, own in self._moments(tree):
+            if name in large and _is_alike(own, large[name]) and (at := local(own).data_ptr()) not in taken:
+                taken.add(at)
+                refilled.setdefault(name, own)
+        copy_plain([(local(own), local(large.pop(name))) for name, own in refilled.items()])
+        sharded = {name: large.pop(name).clone() for name in list(large) if is_sharded(large[name])}
+        return {**refilled, **sharded, **duplicates(large)}
+
+    def _moments(self, tree: Tree) -> Iterator[tuple[str, torch.Tensor]]:
+        """This optimizer's own tensors, under the names of those of a checkpoint that will take their place."""
+        parameters = self._parameters()
+        for index, values in dict(tree["$pairs"])["state"]["$pairs"]:
+            own = self._item.state.get(parameters[index]) if isinstance(index, int) else None
+            if isinstance(own, Mapping) and isinstance(values, Mapping):
+                for key, value in values.items():
+                    if (
+                        isinstance(value, Mapping)
+                        and "$tensor" in value
+                        and isinstance(own.get(key), torch.Tensor)
+                    ):
+                        yield value["$tensor"], own[key]
 
     def _on_host(self) -> bool:
         return all(parameter.device.type == "cpu" for parameter in self._parameters())
@@ -238,6 +265,15 @@ def part_of(keyword: str, item: Stateful) -> Part:
 
 def _is_large(tensor: torch.Tensor) -> bool:
     return tensor.nbytes >= SMALL_BYTES and is_plain(tensor)
+
+
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Plain tensors, or parts of such, of the same kind and extent."""
+    return (
+        (one.dtype, one.shape, local(one).shape) == (other.dtype, other.shape, local(other).shape)
+        and is_sharded(one) == is_sharded(other)
+        and is_plain(local(one))
+    )
 
 
 def _uncast(own: Any, saved: Any) -> Any:

@@ -73,6 +73,12 @@ class Layout:
             self._frozen.forget()  # what it holds may be among them
         return changed
 
+    def lend(self) -> memoryview:
+        """All of its memory, for something else until the next snapshot. OSError where that cannot be."""
+        self.arena.unseal()
+        self._frozen.forget()
+        return self.arena.bytes(self.arena.size_bytes)
+
     def hold_update(self) -> None:
         for device in self._devices:
             device.hold_update()

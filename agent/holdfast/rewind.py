@@ -9,6 +9,7 @@ import time
 from holdfast import restore, supervision
 from holdfast.checkpoints import Checkpointer
 from holdfast.errors import HoldfastError, RestoreFailed
+from holdfast.format import Manifest
 from holdfast.protocol import RestoreMode, RestoreOrder, parse_checkpoint_id
 from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
@@ -53,7 +54,7 @@ class Rewinder:
             self._reporter.restores(mode, reason or "", start_seconds)
 
     def rewind(self, checkpoint: str, order: str | None) -> bool:
-        """Verify, save what is left, note the new lineage, apply.
+        """Save what is left, verify, note the new lineage, apply.
 
         Until the lineage is noted nothing has changed, and a failure leaves training as it is.
 
@@ -70,30 +71,42 @@ class Rewinder:
             return self._at_next_start(checkpoint, order, reason)
         self._reporter.order(order, "restoring")
         try:
-            loaded = self._ranks.together(lambda: self._verified(checkpoint))
-            self._ranks.together(self._await_settled)
-            self._checkpoints.find_lineage()
-            safety = self._ranks.together(self._take_safety)
-            self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
+            safety = self._leave_durable(checkpoint)
         except RanksLost:  # the order stays open: the next start carries it out
             raise
         except Exception as error:  # the loop's edge: whatever is wrong with a restore, training goes on
             self._refuse(checkpoint, order, error)
             return False
+        # what is written by now leaves memory to read into, and a restore needs none beyond it
+        with self._checkpoints.snapshots.lent() as room:
+            self._take_back(checkpoint, safety, order, room, started)
+        return False
+
+    def _take_back(
+        self, checkpoint: str, safety: str, order: str | None, room: memoryview | None, started: float
+    ) -> None:
+        try:
+            loaded = self._ranks.together(lambda: self._load(checkpoint, room))
+            self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
+        except RanksLost:
+            raise
+        except Exception as error:  # as above
+            self._refuse(checkpoint, order, error)
+            return
         restored = self._apply_or_return(loaded, safety, order)
         seconds = time.perf_counter() - started
         standing = self._reporter.standing
         self._reporter.lineage_began(self._checkpoints.lineage)
         self._reporter.stall("restore", seconds, standing.iteration, standing.lineage)
-        if restored:
-            if self._ranks.leads:
-                logger.info(
-                    "%s: restored to iteration %d, lineage %d; the state that was left is kept as %s",
-                    *(self._checkpoints.job, standing.iteration, standing.lineage, safety),
-                )
-            self._reporter.trained_elsewhere(loaded.manifest.fingerprint)
-            self._reporter.order(order, "restored", seconds=seconds, safety=safety)
-        return False
+        if not restored:
+            return
+        if self._ranks.leads:
+            logger.info(
+                "%s: restored to iteration %d, lineage %d; the state that was left is kept as %s",
+                *(self._checkpoints.job, standing.iteration, standing.lineage, safety),
+            )
+        self._reporter.trained_elsewhere(loaded.manifest.fingerprint)
+        self._reporter.order(order, "restored", seconds=seconds, safety=safety)
 
     def _at_next_start(self, checkpoint: str, order: str | None, reason: str) -> bool:
         """Not while it runs. Under a supervisor it saves what is left and ends; without one the order waits."""
@@ -105,10 +118,9 @@ class Rewinder:
             self._reporter.notice("warning", "restore", told)
             return False
         try:
-            self._ranks.together(lambda: self._verified(checkpoint))
-            self._ranks.together(self._await_settled)
-            self._checkpoints.find_lineage()
-            safety = self._ranks.together(self._take_safety)
+            safety = self._leave_durable(checkpoint)
+            with self._checkpoints.snapshots.lent() as room:
+                self._ranks.together(lambda: self._load(checkpoint, room))
             wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=self._checkpoints.attempt)
             self._ranks.decide(lambda: supervision.ask_relaunch(wanted), str)
         except RanksLost:
@@ -128,17 +140,21 @@ class Rewinder:
     def _no_way_back(self, checkpoint: str) -> str | None:
         loader = None
         with contextlib.suppress(OSError, HoldfastError):  # loading it will say what is wrong with it
-            found = restore.manifest(self._checkpoints.store, self._checkpoints.job, checkpoint)
-            loader = found.state["session"]["loader"]
+            loader = self._manifest(checkpoint).state["session"]["loader"]
         return self._training.no_way_back(loader)
 
-    def _load(self, checkpoint: str) -> Loaded:
-        return self._training.load(self._checkpoints.store, self._checkpoints.job, checkpoint)
+    def _leave_durable(self, checkpoint: str) -> str:
+        """The checkpoint of the state about to be left; nothing is written for one that cannot be put in place."""
+        self._ranks.together(lambda: self._training.check(self._manifest(checkpoint)))
+        self._ranks.together(self._await_settled)
+        self._checkpoints.find_lineage()
+        return self._ranks.together(self._take_safety)
 
-    def _verified(self, checkpoint: str) -> Loaded:
-        loaded = self._load(checkpoint)
-        self._training.check(loaded)
-        return loaded
+    def _manifest(self, checkpoint: str) -> Manifest:
+        return restore.manifest(self._checkpoints.store, self._checkpoints.job, checkpoint)
+
+    def _load(self, checkpoint: str, room: memoryview | None = None) -> Loaded:
+        return self._training.load(self._checkpoints.store, self._checkpoints.job, checkpoint, room)
 
     def _await_settled(self) -> None:
         if not self._checkpoints.wait_settled(WRITE_SECONDS):

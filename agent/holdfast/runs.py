@@ -25,9 +25,9 @@ class Run:
         self.base = pieces[0].start // fmt.BLOCK_BYTES * fmt.BLOCK_BYTES
         """Where the memory begins in the file: at the block that holds the first piece."""
         self.end = min(-(-pieces[-1].end // fmt.BLOCK_BYTES) * fmt.BLOCK_BYTES, file.size_bytes)
-        self.memory: mmap.mmap | None = None
+        self.memory: mmap.mmap | memoryview | None = None
 
-    def reserve(self) -> mmap.mmap:
+    def reserve(self) -> mmap.mmap | memoryview:
         """The memory that the run will be read into. MemoryError when there is none."""
         if self.memory is None:
             self.memory = fresh_memory(self.end - self.base)
@@ -82,6 +82,16 @@ def _near(tensors: Sequence[fmt.Tensor]) -> Iterator[list[fmt.Tensor]]:
 def _kept_with(file: fmt.File, tensor: fmt.Tensor) -> str:
     is_large = file.size_bytes > SMALL_FILE_BYTES and tensor.end - tensor.start >= fmt.SMALL_BYTES
     return object_of(tensor.name) if is_large else ""
+
+
+def lay_into(room: memoryview, runs: Iterable[Run]) -> None:
+    """Have runs read into memory that is there, which begins with a page, as far as it goes."""
+    at = 0
+    for run in runs:
+        size_bytes = run.end - run.base
+        if at + size_bytes <= len(room):
+            run.memory = room[at : at + size_bytes]
+            at = -(-(at + size_bytes) // fmt.BLOCK_BYTES) * fmt.BLOCK_BYTES
 
 
 def runs_to_verify(manifest: fmt.Manifest, file: fmt.File, most_bytes: int | None = None) -> Iterator[Run]:

@@ -10,11 +10,12 @@ are as many arenas as snapshots may be in flight.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -233,6 +234,24 @@ class Snapshotter:
         waited = time.perf_counter() - started
         snapshot.stall_seconds += waited
         return waited
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[memoryview | None]:
+        """The memory of an arena that none holds, for something else meanwhile; None where there is none."""
+        with self._changed:
+            layout = max(self._free, key=lambda each: each.arena.size_bytes, default=None)
+            if layout is not None:
+                self._free.remove(layout)
+        if layout is None:
+            yield None
+            return
+        try:
+            room = None
+            with contextlib.suppress(OSError):  # the supervisor's memory cannot be unsealed
+                room = layout.lend() if layout.arena.size_bytes else None
+            yield room
+        finally:
+            self._give_back(layout)
 
     def hold(self, arena: Arena) -> None:
         """Begin no snapshot in this memory, which holds one that was not taken here, until that is released."""

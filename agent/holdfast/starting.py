@@ -251,7 +251,7 @@ class Starter:
         return self._ranks.together(lambda: self._patience.ask(load))
 
     def _put_in_place(self, loaded: Loaded) -> None:
-        self._ranks.together(lambda: self._training.check(loaded))
+        self._ranks.together(lambda: self._training.check(loaded.manifest))
         for told in self._training.warm_up(loaded):
             self._reporter.notice("warning", "reducer", told)
         if (what := left_out(loaded, self._ranks.world_size)) is not None:

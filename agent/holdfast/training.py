@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from holdfast import inventory, restore
 from holdfast.cursor import Cursor, cursor_over
 from holdfast.data import DataLoader
+from holdfast.format import Manifest, saved_rank, state_for
 from holdfast.pacing import Controller
 from holdfast.ranks import Ranks
 from holdfast.reducers import bucket_layout, warm_up
@@ -214,18 +215,23 @@ class Training:
             gradients=gradients,
         )
 
-    def load(self, store: Store, job: str, checkpoint: str) -> Loaded:
-        """Read and verify what this rank needs of a checkpoint. Raises what `restore.load` does."""
+    def load(self, store: Store, job: str, checkpoint: str, room: memoryview | None = None) -> Loaded:
+        """Read and verify what this rank needs of a checkpoint, into `room` if it is given any.
+
+        Raises what `restore.load` does.
+        """
         return restore.load(
             *(store, job, checkpoint),
             rank=self._ranks.rank,
             regions=self.registry.regions if self._ranks.world_size > 1 else None,
+            room=room,
             meanwhile=self.registry.make_room,
         )
 
-    def check(self, loaded: Loaded) -> None:
-        """IncompatibleCheckpoint when it does not fit the objects."""
-        self.registry.check(loaded.state, loaded.shapes)
+    def check(self, manifest: Manifest) -> None:
+        """IncompatibleCheckpoint when a checkpoint does not fit the objects."""
+        rank = saved_rank(manifest, self._ranks.rank)
+        self.registry.check(state_for(manifest, rank), restore.shapes(manifest, rank))
 
     def no_way_back(self, loader: int | None = None) -> str | None:
         """Why the running script cannot be taken back, in words; None where it can.

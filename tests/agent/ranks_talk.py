@@ -5,7 +5,9 @@ import errno
 import logging
 import os
 import signal
+import sys
 import threading
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -210,24 +212,31 @@ def interrupted(stage, where):
     if where == "join":
         if leads:
             return stage.ready()
-        stage.tell("waits")
-        return interrupted_in(SideGroup)
+        return interrupted_in(SideGroup, stage)
     group = SideGroup()
     if leads:
         return stage.ready()
-    stage.tell("waits")
     waits = {"gather": lambda: group.gather(b""), "decide": lambda: group.decide(lambda: 1, int)}
-    outcome = interrupted_in(waits[where])
+    outcome = interrupted_in(waits[where], stage)
     group.close()
     return outcome
 
 
-def interrupted_in(wait):
+def interrupted_in(wait, stage):
+    threading.Thread(target=tell_once_it_waits, args=(stage, threading.get_ident()), daemon=True).start()
     try:
         wait()
     except KeyboardInterrupt:
         return "interrupted"
     return None
+
+
+def tell_once_it_waits(stage, thread):
+    looks, where = threading.Event(), []
+    while not (talk.__file__ in where and where[0] in (threading.__file__, talk.__file__)):
+        looks.wait(0.01)
+        where = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._current_frames()[thread])]
+    stage.tell("waits")
 
 
 def own_error_first(stage):
