@@ -15,8 +15,8 @@ from sweep import LONG, Pool
 pytestmark = pytest.mark.processes
 
 IN_PLACE = (
-    "accepted", "handed out", "heard", "delivered", "taken up", "verifying", "verified", "safety begun",
-    "safety committed", "noting", "noted", "applying", "applied", "told", "learned", "first step",
+    "accepted", "handed out", "heard", "delivered", "taken up", "safety begun", "safety committed",
+    "verifying", "verified", "noting", "noted", "applying", "applied", "told", "learned", "first step",
 )  # fmt: skip
 AT_A_START = ("attempt begun", "verifying", "taken up", "applying", "applied", "noting", "noted", "told")
 KILLED: tuple[Struck, ...] = ("agent", "supervisor", "server")

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from clusters import ON_POSTGRES, ON_SQLITE, ask
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
@@ -57,7 +60,7 @@ def test_an_empty_database_gets_all_tables_and_matches_the_models(url, place):
 def test_the_check_sees_a_difference(url, place):
     holdfast_migrations.upgrade(url)
     ask(place, "ALTER TABLE jobs ADD COLUMN mood TEXT")
-    with pytest.raises(holdfast_migrations.command.util.CommandError, match="New upgrade operations"):
+    with pytest.raises(CommandError, match="New upgrade operations"):
         holdfast_migrations.check(url)
 
 
@@ -65,6 +68,19 @@ def test_upgrading_twice_changes_nothing(url):
     holdfast_migrations.upgrade(url)
     assert holdfast_migrations.upgrade(url) == Upgraded([])
     assert holdfast_migrations.current(url) == ALL[-1]
+
+
+def test_a_start_that_has_nothing_to_do_does_not_wait_for_alembic(url):
+    holdfast_migrations.upgrade(url)
+    start = (
+        "import sys, sqlalchemy, holdfast_migrations\n"
+        "done = holdfast_migrations.upgrade(sqlalchemy.make_url(sys.argv[1]))\n"
+        "print(done.revisions, 'alembic' in sys.modules)"
+    )
+    command = [sys.executable, "-c", start, url.render_as_string(hide_password=False)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[] False\n"
+    holdfast_migrations.downgrade(url, ALL[-2])
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == f"['{ALL[-1]}'] True\n"
 
 
 def test_the_way_back_leads_to_an_empty_database(url, place):

@@ -1,0 +1,79 @@
+"""The history itself, by way of Alembic, whose import takes longer than to see that there is nothing to do."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, inspect
+
+from holdfast_migrations import backup
+from holdfast_migrations.connections import patiently, place
+from holdfast_migrations.errors import DatabaseTooNew, NotOurDatabase
+
+
+def upgrade(connection: Connection, url: URL, revision: str) -> tuple[list[str], Path | None]:
+    """The revisions applied, oldest first, and the SQLite file as it was."""
+    scripts = _scripts()
+    with connection.begin():
+        before = current(connection)
+        _check_whose(connection, url, before, scripts)
+    missing = [script.revision for script in scripts.iterate_revisions(revision, before or "base")]
+    if not missing:
+        return [], None
+    kept = None
+    if before is not None and connection.dialect.name == "sqlite":
+        kept = backup.keep(connection, Path(str(url.database)), before)
+    patiently(connection, lambda: command.upgrade(_config(connection), revision))
+    return missing[::-1], kept
+
+
+def downgrade(connection: Connection, revision: str) -> None:
+    patiently(connection, lambda: command.downgrade(_config(connection), revision))
+
+
+def current(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def known_revisions() -> set[str]:
+    return {script.revision for script in _scripts().walk_revisions()}
+
+
+def check(connection: Connection) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*expression-based index")
+        command.check(_config(connection))
+
+
+def _check_whose(connection: Connection, url: URL, before: str | None, scripts: ScriptDirectory) -> None:
+    if before is not None and before not in {script.revision for script in scripts.walk_revisions()}:
+        raise DatabaseTooNew(
+            f"{place(url)} is at revision {before}, which this version does not know: it belongs to a later "
+            "release of Holdfast; install that one, or start with another --db"
+        )
+    others = [name for name in inspect(connection).get_table_names() if name != "alembic_version"]
+    if before is None and others:
+        raise NotOurDatabase(
+            f"{place(url)} is a database of another program (it has the table {others[0]!r}): "
+            "name one of its own with --db"
+        )
+
+
+@cache
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
+
+
+def _config(connection: Connection | None = None) -> Config:
+    """Alembic's configuration; it needs no alembic.ini."""
+    configuration = Config()
+    configuration.set_main_option("script_location", str(files(__package__)))
+    configuration.attributes["connection"] = connection
+    return configuration
