@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 import msgspec
@@ -107,10 +107,10 @@ class Waiting:
     Args:
         trained: the job; ValueError for a server whose address is none.
         wake: called by a background thread when an order has come.
-        done: orders that starts have been made for already.
+        done: orders that enough starts have been made for already.
     """
 
-    def __init__(self, trained: Trained, wake: Callable[[], None], done: set[str]) -> None:
+    def __init__(self, trained: Trained, wake: Callable[[], None], done: Collection[str]) -> None:
         assert trained.server is not None
         self._wake, self._done = wake, done
         self.order: RestoreOrder | None = None

@@ -8,6 +8,7 @@ which job it is, from the folder of HOLDFAST_SUPERVISION.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import random
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from holdfast.standby import Told
 
 _PROGRESS = struct.Struct("<qq")
+STARTS_FOR_AN_ORDER = 3
+"""One that could not ask the server carries out nothing, nor does one that dies too soon; but not for ever."""
 MOST_STACKS = 64
 """Ranks whose stacks go onto the timeline; all are in the log."""
 Stay = Literal["never", "failure", "always"]
@@ -190,7 +193,7 @@ class Supervisor:
         """Which the trainer knows, too."""
         self._hung = False
         """The start that ended now was killed because it hung."""
-        self._orders: set[str] = set()
+        self._orders: collections.Counter[str] = collections.Counter()
         """That starts were made for."""
         self._told: Told | None = None
         self._not_ours: frozenset[int] = frozenset()
@@ -290,7 +293,8 @@ class Supervisor:
             "warning" if status else "info", "waits", f"{end}. The supervisor waits for an order to restore"
         )
         self.say(f"waiting for an order to restore {trained.job}; Ctrl-C ends this")
-        waiting = Waiting(trained, signals.rouse, self._orders)
+        tried = {order for order, starts in self._orders.items() if starts >= STARTS_FOR_AN_ORDER}
+        waiting = Waiting(trained, signals.rouse, tried)
         try:
             while not signals.stops and (order := waiting.order) is None:
                 _sleep_until_signal(signals, None)
@@ -301,8 +305,9 @@ class Supervisor:
         if (other := taken_over(trained, supervision.announced(self._folder))) is not None:
             self.say(f"{other}: the order is for that one")
             return False
-        self._orders.add(order.id)
-        self.say(f"an order to restore {order.checkpoint} has come: starting the trainer")
+        self._orders[order.id] += 1
+        again = " again, which has not carried it out" if self._orders[order.id] > 1 else ""
+        self.say(f"an order to restore {order.checkpoint} has come: starting the trainer{again}")
         return True
 
     def _tell(self, level: Literal["info", "warning", "error"], code: str, *messages: str) -> None:

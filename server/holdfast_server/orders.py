@@ -22,7 +22,7 @@ FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "delivered": ("requested",),
     "restoring": ("requested", "delivered", "restoring", "unknown", "cancelled", "expired"),
     "unknown": ("restoring",),
-    "restored": (*OPEN_ORDER_STATES, "cancelled", "expired"),
+    "restored": (*OPEN_ORDER_STATES, "cancelled", "expired", "failed"),
     "failed": OPEN_ORDER_STATES,
     "cancelled": OPEN_ORDER_STATES,
     "expired": ("requested", "delivered", "restoring", "unknown"),
@@ -30,9 +30,12 @@ FROM: dict[OrderState, tuple[OrderState, ...]] = {
 }
 """The states from which each may be reached. Steps may be skipped: an agent that restores at its start
 reports what it knows then. Of the states in which an order has ended, only a cancel that came too late, or an
-expiry, is overruled: what the agent did is so. One attempt takes over from another what that did not finish."""
+expiry, is overruled, and a failure that one attempt could not tell before the next had carried the order out: what
+the agent did is so. One attempt takes over from another what that did not finish."""
 SERVER = "the server"
 TOO_LATE = {"cancelled": "the cancel came too late", "expired": "it was taken up after it had expired"}
+OVERRULED = {**TOO_LATE, "failed": "an attempt before this one had failed to, and could not say so in time"}
+"""Why an order has been carried out that was over."""
 EXPIRES_SECONDS = 7 * 86400.0
 """After which a job that starts should not be taken back by surprise; who orders may say otherwise."""
 LEAST_EXPIRES_SECONDS, MOST_EXPIRES_SECONDS = 1.0, 30 * 86400.0
@@ -138,6 +141,8 @@ async def report(
             return
         details["reason"] = f"attempt {taken_by} did not finish it"
     before, late = row.state, row.state in TOO_LATE
+    if before == "failed" and attempt <= taken_by:
+        return
     if late and event.state == "restoring" and await desired.open_order(session, job.name) is not None:
         # Only one order is open at a time; this one is taken up again when it is carried out.
         return
@@ -150,14 +155,14 @@ async def report(
     for name in ("reason", "seconds", "safety_checkpoint"):
         if getattr(event, name) is not None:
             details[name] = getattr(event, name)
-    if late:
-        details["reason"] = TOO_LATE[before]
+    if before in OVERRULED:
+        details["reason"] = OVERRULED[before]
     if not await _move(session, row, event.state, at=event.at, who=_agent(attempt), **details):
         return
     if late and row.state in OPEN_ORDER_STATES:
         again = Change(field=desired.RESTORE, before=before, after=f"to {row.iteration}")
         desired.bump(session, job, [again], who=desired.AGENT, now=now)
-    elif not late and row.state not in OPEN_ORDER_STATES:
+    elif before in OPEN_ORDER_STATES and row.state not in OPEN_ORDER_STATES:
         _close(session, job, row, who=desired.AGENT, now=now)
 
 
@@ -168,14 +173,26 @@ async def note(
     row = await session.get(models.RestoreOrder, event.order) if event.order is not None else None
     if row is None or row.job != job.name or attempt < row.fence:
         return
-    late, open_before = row.state in TOO_LATE, row.state in OPEN_ORDER_STATES
+    if row.state == "failed" and not await _came_after_the_failure(session, row, event, attempt=attempt):
+        return
+    open_before = row.state in OPEN_ORDER_STATES
     details: dict[str, Any] = {"new_lineage": event.lineage, "taken_by": max(attempt, row.taken_by or 0)}
-    if late:
-        details["reason"] = TOO_LATE[row.state]
+    if row.state in OVERRULED:
+        details["reason"] = OVERRULED[row.state]
     if event.left is not None:
         details["safety_checkpoint"] = event.left
     if await _move(session, row, "restored", at=event.at, who=_agent(attempt), **details) and open_before:
         _close(session, job, row, who=desired.AGENT, now=now)
+
+
+async def _came_after_the_failure(
+    session: AsyncSession, row: models.RestoreOrder, event: protocol.LineageStarted, *, attempt: int
+) -> bool:
+    """A state that could not be put in place has a lineage from before that, too, which the next start tells."""
+    moves = models.OrderTransition
+    failed = select(moves.at).where(moves.order_id == row.id, moves.state == "failed").order_by(moves.id.desc())
+    at = await session.scalar(failed.limit(1))
+    return attempt > (row.taken_by or 0) and at is not None and event.at > at
 
 
 async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now: float) -> None:
@@ -276,7 +293,7 @@ async def _move(
     The order shows why it is where it is; that a cancel came too late, to its end.
     """
     orders = models.RestoreOrder
-    details.setdefault("reason", row.reason if row.reason in TOO_LATE.values() else None)
+    details.setdefault("reason", row.reason if row.reason in OVERRULED.values() else None)
     claimed = await session.scalar(
         update(orders)
         .where(orders.id == row.id, orders.state.in_(FROM.get(state, ())))

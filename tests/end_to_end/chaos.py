@@ -221,13 +221,18 @@ class Chaos:
             self._wait(lambda: self._mended and not self._now(order).open, "the order's end, and the strike")
             self._enough.touch()
             if self.case.way == "while waiting":
-                self._wait(lambda: self._log.read_text().count("waiting for an order") > 1, "the job to end again")
+                self._wait(self._waits, "the job to end again")
                 self._supervisors[-1].terminate()
             status = self._supervisors[-1].wait(PATIENCE_SECONDS)
             return self._judged(self._now(order), status)
         except BaseException:
             print(f"--- {self.case}\n{self._log.read_text()[-6000:]}")
             raise
+
+    def _waits(self) -> bool:
+        """The supervisor, after the last start that it made for an order."""
+        said = self._log.read_text()
+        return said.rfind("waiting for an order") > max(said.rfind("has come: "), said.rfind(": process "))
 
     def _wait(self, happened: Callable[[], bool], what: str) -> None:
         def happened_by_now() -> bool:
