@@ -39,6 +39,7 @@ FEW = [
     Case("applying", "supervisor"),
     Case("attempt begun", "agent", "at a start"),
     Case("before delivery", "hold", fate="cancelled"),
+    Case("heard while waiting", "cut", "while waiting"),
 ]
 
 

@@ -243,6 +243,44 @@ def test_a_cancel_that_came_too_late_is_told_as_one(job, client, steps):
     assert client.get(f"{JOB}/desired").json()["version"] == version + 2 * (len(steps) - 1)
 
 
+@pytest.mark.parametrize("how", ["told", "noted"])
+def test_a_failure_that_was_told_after_the_next_attempt_had_carried_the_order_out_is_overruled(job, client, how):
+    placed = order(client, iteration=10).json()
+    second = job.restarted()
+    moved(job, placed, "restoring")
+    moved(job, placed, "failed", reason="a digest is wrong")
+    version = client.get(f"{JOB}/desired").json()["version"]
+    second.start()
+    second.lineage = 2
+    if how == "told":
+        moved(second, placed, "restored")
+    else:
+        second.say(begun_by(placed, at=second.at + 1.0))
+    done = read(client, placed)
+    assert [one["state"] for one in done["transitions"]] == ["requested", "restoring", "failed", "restored"]
+    assert (done["state"], done["reason"]) == (
+        "restored", "an attempt before this one had failed to, and could not say so in time",
+    )  # fmt: skip
+    assert client.get(f"{JOB}/desired").json()["version"] == version, "it was over already"
+
+
+def test_a_failure_stays_one_where_the_lineage_is_that_of_the_state_that_could_not_be_put_in_place(job, client):
+    placed = order(client, iteration=10).json()
+    moved(job, placed, "restoring")
+    began = begun_by(placed, at=job.at)
+    job.at += 1.0
+    moved(job, placed, "failed", reason="a user's load_state_dict")
+    moved(job, placed, "restored")
+    second = job.restarted()
+    second.start()
+    second.say(began)
+    assert [one["state"] for one in read(client, placed)["transitions"]] == ["requested", "restoring", "failed"]
+
+
+def begun_by(placed, *, at):
+    return LineageStarted(at=at, lineage=2, iteration=10, parent=placed["checkpoint"], order=placed["id"])
+
+
 def test_what_was_not_carried_out_stays_cancelled(job, client):
     placed = order(client, iteration=10).json()
     cancel(client, placed)
