@@ -196,7 +196,8 @@ async def _came_after_the_failure(
 
 
 async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now: float) -> None:
-    """An attempt begins: an order that was over, and that one before it had taken up too late, is over again.
+    """An attempt begins without the order that one before it had taken up: if that was too late it is over again,
+    and so it is if its time is over by now.
 
     Had that one come to its end, the lineage that it began would have been told by now.
     """
@@ -205,9 +206,10 @@ async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now
         return
     moves = models.OrderTransition
     over = select(moves.state).where(moves.order_id == row.id, moves.state.in_(TOO_LATE)).order_by(moves.id.desc())
-    state = await session.scalar(over.limit(1))
+    state, reason = await session.scalar(over.limit(1)), f"attempt {row.taken_by} did not finish it"
+    if state is None and row.expires_at is not None and row.expires_at <= now:
+        state, reason = "expired", f"{reason} in time"
     if state is not None:
-        reason = f"attempt {row.taken_by} did not finish it"
         await end(session, job, row, cast("OrderState", state), who=SERVER, now=now, reason=reason)
 
 

@@ -310,10 +310,11 @@ class World:
 
     def taken(self, order: RestoreOrder) -> None:
         """An agent is about to carry it out."""
-        known = next(known for known in self.placed if known.id == order.id)
-        before = [state for state in self.ways.get(order.id, []) if state in ("restoring", "unknown")]
+        known = next(known for known in self.orders() if known.id == order.id)
         assert known.expires_at is not None
-        assert self.now < known.expires_at or before, "it was taken up after its time"
+        if self.now >= known.expires_at:
+            before = {step.state for step in known.transitions}
+            assert before & {"restoring", "unknown"}, "it was taken up after its time, by nobody before"
 
     def deliver(self, agent: Agent, *, twice: bool = False) -> None:
         """The next of what an agent, or the spool of a dead one, has to say."""

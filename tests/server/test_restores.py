@@ -544,6 +544,21 @@ def test_an_order_that_is_carried_out_does_not_expire(job, client, clock):
     assert read(client, placed)["state"] == "restoring"
 
 
+@pytest.mark.parametrize("later_seconds", [9, 11])
+def test_an_attempt_that_begins_when_its_time_is_over_does_not_take_an_order_over(
+    job, client, clock, later_seconds
+):
+    placed = order(client, iteration=10, expires_seconds=10).json()
+    moved(job, placed, "restoring")
+    clock.now += later_seconds
+    second = job.restarted()
+    second.start(previous_exit="killed by SIGKILL")
+    state, wanted = read(client, placed)["state"], client.get(f"{JOB}/desired").json()["restore"]
+    assert (state, wanted is None) == (("restoring", False) if later_seconds < 10 else ("expired", True))
+    if later_seconds > 10:
+        assert last(client, placed)["reason"] == "attempt 1 did not finish it in time"
+
+
 def test_what_an_agent_did_after_its_order_had_expired_is_so(job, client, clock):
     placed = order(client, iteration=10).json()
     watch(client, clock.now + 2 * orders.EXPIRES_SECONDS)
