@@ -1,0 +1,201 @@
+"""Snapshots of several ranks in memory that a supervisor holds: which of them make a checkpoint together."""
+
+from __future__ import annotations
+
+import itertools
+
+import persisting
+import pytest
+import torch
+from persisting import JOB
+from test_memory_tier import _flip, _lineage, folder
+
+from holdfast import restore
+from holdfast.arena import Arena
+from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
+from holdfast.persist.commit import NotPrepared
+from holdfast.persist.sealed import complete, sealed_in
+from holdfast.persist.sealing import seals_of
+from holdfast.persist.task import Task
+from holdfast.persist.writing import _Writing
+from holdfast.rescue import rescue
+from holdfast.slots import Slot, claim
+from holdfast.snapshot import Snapshotter
+from holdfast.state import Captured
+from holdfast.store import open_store
+from holdfast.supervision import Trained
+
+__all__ = ["folder"]
+
+WORLD = 3
+
+
+class Dead:
+    """An attempt of several ranks, of which some have left sealed parts in memory."""
+
+    def __init__(self, folder, tmp_path, world_size=WORLD):
+        self.folder, self.store, self.world_size = folder, open_store(tmp_path / "store"), world_size
+        self.begin("dead")
+        self.store.begin_lineage(JOB, _lineage(1, self.attempt))
+
+    def begin(self, uid):
+        self.uid, self.attempt = uid, self.store.acquire_attempt(JOB, uid).number
+
+    def leave(self, iteration, ranks=range(WORLD), *, place="there", lineage=1, **changes):
+        """What these ranks have sealed of a checkpoint."""
+        for rank in ranks:
+            (slot,) = claim(self.folder, [], 1)
+            snapshots = Snapshotter(arenas=[Arena(slot)])
+            captured = Captured(**self._captured(rank, iteration) | changes)
+            taken = snapshots.begin(captured, iteration=iteration, lineage=lineage, kind="scheduled", at_once=True)
+            origin = persisting.origin(
+                attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, place=place
+            )
+            task = Task.of(taken, origin)
+            _Writing(None, task, taken.payload(), False, None, None)._sealed()
+            snapshots.close()
+
+    def _captured(self, rank, iteration):
+        shared = torch.full((5, rank + 1), float(iteration))
+        tensors = {f"model.{rank}": shared, "noise": torch.full((4,), float(rank))}
+        trees = {"model": {str(each): {"$tensor": f"model.{each}"} for each in range(self.world_size)}}
+        return {
+            "trees": trees | {"noise": {"$tensor": "noise"}}, "tensors": tensors, "deferred": set(tensors),
+            "own": {"noise"}, "alike": {"data": f"{iteration} batches"},
+        }  # fmt: skip
+
+    def slot(self, iteration, rank):
+        seals = seals_of(self.folder, JOB)
+        found = next(s for s in seals if (s.task.iteration, s.task.origin.rank) == (iteration, rank))
+        return Slot(self.folder, found.number)
+
+    def rescue(self):
+        trained = Trained(
+            job=JOB, uid=self.uid, attempt=self.attempt, lineage=1, store=self.store.url, server=None
+        )  # fmt: skip
+        return rescue(self.folder, trained)
+
+
+@pytest.fixture
+def dead(folder, tmp_path):
+    return Dead(folder, tmp_path)
+
+
+def test_what_all_ranks_have_sealed_is_rescued_as_an_ordinary_checkpoint(dead):
+    dead.leave(3)
+    saved = dead.rescue()
+    assert (saved.task.id, saved.before) == ("000000000003-1", 0)
+    manifest = restore.verify(dead.store, JOB, saved.task.id)
+    assert (manifest.attempt, manifest.world_size) == (dead.attempt, WORLD)
+    assert saved.size_bytes == sum(file.size_bytes for file in manifest.files)
+    for rank in range(WORLD):
+        loaded = restore.load(dead.store, JOB, saved.task.id, rank=rank)
+        assert loaded.tensors["noise"].tolist() == [rank] * 4
+        assert loaded.tensors["model.1"].tolist() == [[3.0, 3.0]] * 5
+    assert dead.rescue() is None, "it is durable by now"
+
+
+@pytest.mark.parametrize("missing", range(WORLD))
+def test_a_checkpoint_that_one_rank_has_not_sealed_is_none(dead, missing):
+    dead.leave(6, [rank for rank in range(WORLD) if rank != missing])
+    assert dead.rescue() is None
+    assert dead.store.checkpoints(JOB) == []
+
+
+def test_the_newest_that_is_complete_is_rescued(dead):
+    dead.leave(3)
+    dead.leave(6, place="elsewhere")
+    dead.leave(9, [0, 2], place="nowhere")
+    assert dead.rescue().task.iteration == 6
+
+
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_where_one_rank_s_bytes_are_damaged_the_one_before_is_rescued(dead, rank):
+    dead.leave(3)
+    dead.leave(6)
+    _flip(dead.slot(6, rank), 8)
+    assert dead.rescue().task.iteration == 3
+    _flip(dead.slot(3, rank), 8)
+    assert dead.rescue() is None, "one that is durable wins"
+
+
+def test_where_all_there_is_is_damaged_nothing_is_written(dead):
+    dead.leave(3)
+    _flip(dead.slot(3, 1), 8)
+    with pytest.raises(DamagedCheckpoint):
+        dead.rescue()
+    assert dead.store.checkpoints(JOB) == []
+    assert not list((dead.store.root / JOB).glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("change", ["uid", "attempt", "place", "world_size", "id"])
+def test_parts_of_two_checkpoints_are_never_mixed(folder, tmp_path, change):
+    dead = Dead(folder, tmp_path)
+    dead.leave(3, [0, 1])
+    match change:
+        case "uid":
+            dead.uid = "another"
+        case "attempt":
+            dead.begin(dead.uid)
+        case "world_size":
+            dead.world_size += 1
+    dead.leave(*((4,) if change == "id" else (3,)), [2], place="elsewhere" if change == "place" else "there")
+    assert len(seals_of(folder, JOB)) == WORLD
+    assert sealed_in(folder, JOB) == []
+    dead.uid = "dead"
+    assert dead.rescue() is None
+    assert dead.store.checkpoints(JOB) == []
+
+
+def test_two_tries_of_one_iteration_stay_apart(dead, folder):
+    dead.leave(3, [0, 1], place="first")
+    dead.leave(3, place="second")
+    dead.leave(3, [2], place="third")
+    (sealed,) = sealed_in(folder, JOB)
+    assert {seal.task.origin.place for seal in sealed.seals} == {"second"}
+
+
+def test_ranks_that_were_not_at_the_same_data_make_nothing(dead):
+    dead.leave(6, [0, 1])
+    dead.leave(6, [2], alike={"data": "5 batches"})
+    with pytest.raises(NotPrepared):
+        dead.rescue()
+    assert dead.store.checkpoints(JOB) == []
+
+
+def test_parts_that_do_not_make_a_whole_are_not_committed(dead):
+    dead.leave(6, [0, 1])
+    dead.leave(6, [2], tensors={"noise": torch.zeros(4)}, deferred={"noise"})
+    with pytest.raises(IncompleteParts, match=r"model\.2"):
+        dead.rescue()
+    assert dead.store.checkpoints(JOB) == []
+    assert not list((dead.store.root / JOB).glob(".tmp-*"))
+
+
+def test_a_part_that_is_there_twice_makes_nothing(dead, folder):
+    dead.leave(3)
+    dead.leave(3, [1])
+    assert sealed_in(folder, JOB) == []
+
+
+def test_in_whatever_order_seals_are_found_ranks_have_their_own(dead, folder):
+    dead.leave(3)
+    for seals in itertools.permutations(seals_of(folder, JOB)):
+        (sealed,) = complete(seals)
+        assert [seal.task.origin.rank for seal in sealed.seals] == list(range(WORLD))
+        assert [Slot(folder, number) for number in sealed.numbers] == [dead.slot(3, r) for r in range(WORLD)]
+
+
+def test_an_attempt_that_begins_while_a_rescue_writes_fences_it(dead, tmp_path, monkeypatch):
+    dead.leave(3)
+    write = type(dead.store.begin(JOB, "000000000001-1", dead.attempt, 1)).write
+
+    def overtaken(writer, *args, **options):
+        write(writer, *args, **options)
+        if writer.place and args[0].startswith("rank-1."):
+            open_store(tmp_path / "store").acquire_attempt(JOB, "next")
+
+    monkeypatch.setattr("holdfast.store.local.LocalWriter.write", overtaken)
+    with pytest.raises(HoldfastError, match="attempt"):
+        dead.rescue()
+    assert dead.store.checkpoints(JOB) == []
