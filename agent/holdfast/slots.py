@@ -89,10 +89,10 @@ def slots_in(folder: Path) -> list[Slot]:
     return [Slot(folder, number) for number in numbers]
 
 
-def claim(folder: Path, first: Sequence[int], count: int) -> list[Slot]:
-    """Take up to `count` slots for a session: those of the numbers `first`, then such as hold nothing."""
+def claim(folder: Path, first: Sequence[int], count: int, *, unsealed: bool = True) -> list[Slot]:
+    """Take up to `count` slots for a session: those of the numbers `first`, then `unsealed` ones."""
     found = {slot.number: slot for slot in slots_in(folder)}
-    empty = [slot for slot in found.values() if not slot.seal.exists()]
+    empty = [slot for slot in found.values() if unsealed and not slot.seal.exists()]
     wanted = [*(found[number] for number in first if number in found), *empty]
     claimed: list[Slot] = []
     with _turn(folder) as is_ours:

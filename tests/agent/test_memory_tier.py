@@ -24,14 +24,12 @@ from holdfast.persist import sealing
 from holdfast.persist.sealing import mapped, read_seal, seals_of, verify
 from holdfast.persist.task import Task
 from holdfast.persist.writing import _Writing
-from holdfast.reports import Reporter, Standing
 from holdfast.rescue import rescue
 from holdfast.slots import COUNT, Held, Slot, claim, slots_in
 from holdfast.snapshot import Snapshotter
 from holdfast.state import Captured
 from holdfast.store import Lineage, open_store
 from holdfast.supervision import Trained
-from holdfast.tier import Tier
 
 
 @pytest.fixture
@@ -354,16 +352,6 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_one_and_not_what_a
             assert {used, own} == set(tmp_path.iterdir())
         living.communicate("\n")
     assert not list(tmp_path.iterdir())
-
-
-def test_several_ranks_have_no_memory_tier_and_are_told(supervised):
-    told = []
-    reporter = Reporter(JOB, Standing())
-    reporter.notice = lambda level, code, message: told.append((code, message))
-    tier = Tier(JOB, "uid", 1, 2, reporter)
-    tier.tell([])
-    assert [arena.slot for arena in tier.arenas] == [None]
-    assert told == [("memory", "a job of several ranks is not kept in memory: all 2 load from the store")]
 
 
 def test_a_session_goes_on_from_memory_to_the_bit(supervised, tmp_path):

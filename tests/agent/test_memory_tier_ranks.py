@@ -199,3 +199,50 @@ def test_an_attempt_that_begins_while_a_rescue_writes_fences_it(dead, tmp_path, 
     with pytest.raises(HoldfastError, match="attempt"):
         dead.rescue()
     assert dead.store.checkpoints(JOB) == []
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def expected(crowd, kind):
+    """What a job does that nothing disturbs, by rank."""
+    return crowd.run(2, "tier_work.undisturbed", kind=kind)
+
+
+def _exact(ended, expected):
+    """Both starts did, on all ranks, what the undisturbed job does."""
+    for found, log in zip(ended, expected, strict=True):
+        assert found["before"].items() <= log.items()
+        assert found["log"].items() <= log.items()
+        assert sorted(found["before"] | found["log"]) == sorted(log)
+
+
+def test_several_ranks_go_on_from_memory_to_the_bit_and_save_it(folder, tmp_path, crowd, kind, expected):
+    ended = crowd.run(
+        2, "tier_work.ends_and_goes_on", store=str(tmp_path / "store"), folder=str(folder), kind=kind
+    )
+    _exact(ended, expected)
+    assert [(each["start"], each["saved"]) for each in ended] == [(6, "000000000006-1")] * 2
+    assert "out of the memory of this job; it is being made durable" in ended[0]["told"][0]
+    store = open_store(tmp_path / "store")
+    assert restore.verify(store, "job", "000000000006-1").attempt == 2
+    assert not [*folder.glob("*.seal"), *folder.glob("*.claim")]
+
+
+@pytest.mark.parametrize("damage", [0, 1])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_where_one_rank_s_bytes_are_damaged_all_go_on_from_the_one_before(
+    folder, tmp_path, crowd, kind, expected, damage, slots
+):
+    """With one slot that is in the store, with two it is in memory as well."""
+    options = {"store": str(tmp_path / "store"), "folder": str(folder), "kind": kind}
+    ended = crowd.run(2, "tier_work.ends_and_goes_on", damage=damage, slots=slots, **options)
+    _exact(ended, expected)
+    assert [each["start"] for each in ended] == [3, 3]
+    assert "iteration 6 in memory is not used" in ended[0]["told"][0]
+    from_memory = [told for told in ended[0]["told"] if "out of the memory" in told]
+    assert len(from_memory) == slots - 1
+    assert all("it is durable as well" in told for told in from_memory)
