@@ -249,13 +249,18 @@ class Checkpointer:
 
         All ranks do it, each with its part, or none does. `committed` is rank 0's to know.
         """
-        if not self._ranks.decide(lambda: self.attempt > 0 and self.tier.is_unsaved(committed), bool):
+
+        def unsaved() -> tuple[bool, str | None]:
+            return self.attempt > 0 and self.tier.is_unsaved(committed), self.tier.parent
+
+        saves, parent = self._ranks.decide(unsaved, tuple[bool, str | None])
+        if not saves:
             return
         self._number += 1
+        self.head = parent  # until it is durable
         try:
             snapshot, origin = self.tier.survivor()
             snapshot.number = self._number
-            self.head = origin.parent  # until it is durable
             origin = msgspec.structs.replace(
                 origin,
                 attempt=self.attempt,

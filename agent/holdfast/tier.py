@@ -141,6 +141,11 @@ class Tier:
         """Something was loaded that is not among the checkpoints `committed`."""
         return self._loaded is not None and self._loaded.task.id not in committed
 
+    @property
+    def parent(self) -> str | None:
+        """The durable checkpoint before what was loaded."""
+        return self._loaded.task.origin.parent if self._loaded is not None else None
+
     def survivor(self) -> tuple[Snapshot, Origin]:
         """What this rank has of what was loaded, to be persisted by this attempt; and what the attempt that took
         it said of its origin."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import persisting
 import pytest
@@ -10,7 +11,7 @@ import torch
 from persisting import JOB
 from test_memory_tier import _flip, _lineage, folder
 
-from holdfast import restore
+from holdfast import restore, supervision
 from holdfast.arena import Arena
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
 from holdfast.persist.commit import NotPrepared
@@ -18,12 +19,15 @@ from holdfast.persist.sealed import complete, sealed_in
 from holdfast.persist.sealing import seals_of
 from holdfast.persist.task import Task
 from holdfast.persist.writing import _Writing
+from holdfast.ranks import Ranks as OneRank
+from holdfast.reports import Reporter, Standing
 from holdfast.rescue import rescue
-from holdfast.slots import Slot, claim
+from holdfast.slots import COUNT, Held, Slot, claim
 from holdfast.snapshot import Snapshotter
 from holdfast.state import Captured
 from holdfast.store import open_store
 from holdfast.supervision import Trained
+from holdfast.tier import Tier
 
 __all__ = ["folder"]
 
@@ -54,6 +58,7 @@ class Dead:
             task = Task.of(taken, origin)
             _Writing(None, task, taken.payload(), False, None, None)._sealed()
             snapshots.close()
+            slot.release()
 
     def _captured(self, rank, iteration):
         shared = torch.full((5, rank + 1), float(iteration))
@@ -69,11 +74,18 @@ class Dead:
         found = next(s for s in seals if (s.task.iteration, s.task.origin.rank) == (iteration, rank))
         return Slot(self.folder, found.number)
 
-    def rescue(self):
-        trained = Trained(
+    @property
+    def trained(self):
+        return Trained(
             job=JOB, uid=self.uid, attempt=self.attempt, lineage=1, store=self.store.url, server=None
         )  # fmt: skip
-        return rescue(self.folder, trained)
+
+    def rescue(self):
+        return rescue(self.folder, self.trained)
+
+    def introduce(self):
+        """As its rank 0 did when it began."""
+        supervision.introduce(self.trained)
 
 
 @pytest.fixture
@@ -246,3 +258,108 @@ def test_where_one_rank_s_bytes_are_damaged_all_go_on_from_the_one_before(
     from_memory = [told for told in ended[0]["told"] if "out of the memory" in told]
     assert len(from_memory) == slots - 1
     assert all("it is durable as well" in told for told in from_memory)
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_where_one_rank_cannot_save_what_it_went_on_from_all_train_on(
+    folder, tmp_path, crowd, kind, expected, fails
+):
+    options = {"store": str(tmp_path / "store"), "folder": str(folder), "kind": kind}
+    ended = crowd.run(2, "tier_work.ends_and_goes_on", fails=fails, **options)
+    _exact(ended, expected)
+    assert [(each["start"], each["saved"]) for each in ended] == [(6, "000000000003-1")] * 2
+    store = open_store(tmp_path / "store")
+    iterations = [restore.verify(store, "job", each).iteration for each in store.checkpoints("job")]
+    last = max(expected[0])
+    assert iterations == sorted({3, *range(9, last + 1, 3), last})
+
+
+@pytest.mark.parametrize("which", ["one each", "one of them", "none"])
+def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder, crowd, which):
+    other = tmp_path / "other"
+    other.mkdir()
+    held = Held(other)
+    folders = {"one each": [str(folder), str(other)], "one of them": [str(folder), ""], "none": ["", ""]}[which]
+    (told, first), (_, second) = crowd.run(2, "tier_work.apart", store=str(tmp_path / "store"), folders=folders)
+    assert not any([*first, *second])
+    about = [text for text in told if text.startswith("memory: ")]
+    if which == "none":
+        assert about == []
+    else:
+        (text,) = about
+        assert "do not all run under one supervisor" in text
+    assert not [*folder.glob("*.claim"), *other.glob("*.claim")]
+    held.close()
+
+
+class Ranks(OneRank):
+    """One of several, of which all others are as it says."""
+
+    def __init__(self, rank, others):
+        self.rank, self.world_size, self._others = rank, len(others) + 1, others
+
+    def gather(self, data):
+        return [data, *(each or data for each in self._others)]
+
+
+@pytest.fixture
+def tier(folder, tmp_path, monkeypatch):
+    """Rank 0's, of the next start of so many ranks."""
+    monkeypatch.setenv(supervision.VARIABLE, str(folder))
+    told = []
+
+    def made(world_size=WORLD, slots=1):
+        reporter = Reporter(JOB, Standing())
+        reporter.notice = lambda level, code, message: told.append(message)
+        made.told = told
+        return Tier(JOB, "next", slots, Ranks(0, [None] * (world_size - 1)), reporter)
+
+    return made
+
+
+def test_another_number_of_ranks_loads_from_the_store(dead, tier):
+    dead.leave(3)
+    dead.introduce()
+    dead.store.acquire_attempt(JOB, "next")
+    for world_size in (2, 4):
+        other = tier(world_size)
+        assert other.candidates(dead.store, []) == []
+        other.release()
+    (found,) = tier().candidates(dead.store, [])
+    assert (found.id, found.numbers) == ("000000000003-1", [dead.slot(3, rank).number for rank in range(WORLD)])
+
+
+def test_what_ranks_that_are_no_more_have_left_is_given_back_and_no_rank_s_own(dead, tier, folder):
+    dead.leave(3)
+    held = {rank: os.open(dead.slot(3, rank).memory, os.O_RDWR) for rank in range(WORLD)}
+    rank_0, rank_1, rank_2 = (dead.slot(3, rank) for rank in range(WORLD))
+    own = tier(2)
+    assert [arena.slot for arena in own.arenas] == [rank_0]
+    claim(folder, [rank_1.number], 1)
+    own.tidy()
+    assert [slot.seal.exists() for slot in (rank_0, rank_1, rank_2)] == [True, True, False]
+    assert [os.fstat(fd).st_blocks > 0 for fd in held.values()] == [True, True, False]
+    for fd in held.values():
+        os.close(fd)
+
+
+def test_where_there_are_too_few_slots_for_all_ranks_none_has_any_and_the_job_is_told(folder, tier):
+    least = tier(2, COUNT + 1)
+    least.tell([])
+    assert [arena.slot for arena in least.arenas] == [None] * (COUNT + 1)
+    assert tier.told == [
+        f"snapshots do not outlive this job: the supervisor holds no {2 * COUNT + 2} pieces of memory that are "
+        f"free, {COUNT + 1} for each of 2 ranks"
+    ]
+    assert not list(folder.glob("*.claim"))
+
+
+def test_a_part_that_is_gone_since_rank_0_saw_it_is_refused(dead, tier):
+    dead.leave(3)
+    dead.introduce()
+    dead.store.acquire_attempt(JOB, "next")
+    own = tier()
+    (found,) = own.candidates(dead.store, [])
+    dead.slot(3, 2).unseal()
+    with pytest.raises(DamagedCheckpoint, match="not sealed by all ranks any more"):
+        own.load(found, None)

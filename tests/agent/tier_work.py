@@ -27,11 +27,12 @@ def undisturbed(stage: Any, **options: Any) -> Any:
 
 
 def ends_and_goes_on(
-    stage: Any, store: str, folder: str, *, seed: int = 0, damage: int | None = None, **options: Any
+    stage: Any, store: str, folder: str, *, damage: int | None = None, fails: int | None = None, **options: Any
 ) -> dict[str, Any]:
     """Both under one supervisor, the one of `folder`, which no rescue is started by.
 
     `damage`: of this rank's bytes of the newest in memory, one bit is another before the second start.
+    `fails`: this rank cannot save its part of it.
     """
     os.environ[supervision.VARIABLE] = folder
     supervision.STACKS_SIGNAL = None
@@ -48,7 +49,9 @@ def ends_and_goes_on(
         flip(Slot(Path(folder), newest.numbers[damage]))
     dist.barrier()
     told: list[str] = []
-    second = Job(store, every=EVERY, seed=seed + 5, **options)
+    second = Job(store, every=EVERY, seed=5, **options)
+    if fails == dist.get_rank():
+        second.session._checkpoints.tier.survivor = _refuse
     second.session._reporter.notice = lambda level, code, text: told.append(f"{code}: {text}")
     start = second.session.resume()
     second.session._checkpoints.wait_settled(300)
@@ -59,6 +62,22 @@ def ends_and_goes_on(
     return {
         "before": first.log, "log": second.log, "start": start, "told": told, "saved": saved, "claimed": claimed,
     }  # fmt: skip
+
+
+def apart(stage: Any, store: str, folders: list[str]) -> tuple[list[str], list[bool]]:
+    """A job of which each rank has a supervisor of its own, or none: what it is told, and what memory it has."""
+    told: list[str] = []
+    os.environ[supervision.VARIABLE] = folders[dist.get_rank()]
+    supervision.STACKS_SIGNAL = None
+    job = Job(store, every=EVERY)
+    job.session._reporter.notice = lambda level, code, text: told.append(f"{code}: {text}")
+    job.run()
+    job.session.close()
+    return told, [arena.slot is not None for arena in job.session._checkpoints.tier.arenas]
+
+
+def _refuse() -> Any:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def flip(slot: Slot) -> None:
