@@ -10,8 +10,8 @@ import pytest
 from chaos import HERE, read
 from crowd import Crowd
 from crowd import crowd as crowd
-from stage import HOLDFAST, environment
-from test_memory_tier import PATIENCE_SECONDS, Ended, assert_nothing_left, spawned
+from stage import HOLDFAST, PATIENCE_SECONDS, environment, spawned
+from test_memory_tier import Ended, assert_nothing_left
 from tier_ranks_trainer import AT, EVERY, ITERATIONS
 
 pytestmark = pytest.mark.processes
@@ -23,8 +23,6 @@ class Case(NamedTuple):
     end: str
     start: int
     """What the second start goes on from."""
-    restarts: int = 0
-    """That torchrun makes by itself: the supervisor sees nothing of them, and rescues nothing."""
 
 
 CASES = [
@@ -32,7 +30,6 @@ CASES = [
     Case("ddp", 2, "damaged", AT - EVERY),
     pytest.param(Case("fsdp", 2, "killed", AT), marks=pytest.mark.long),
     pytest.param(Case("ddp", 2, "unsealed", AT - EVERY), marks=pytest.mark.long),
-    pytest.param(Case("ddp", 2, "killed", AT, restarts=1), marks=pytest.mark.long),
 ]
 
 
@@ -40,9 +37,8 @@ CASES = [
 def test_a_rank_that_is_killed_costs_what_came_after_the_last_that_all_had_sealed(
     tmp_path: Path, crowd: Crowd, case: Case
 ) -> None:
-    kind, ranks, end, start, restarts = case
+    kind, ranks, end, start = case
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(ranks)]
-    torchrun += ["--max-restarts", str(restarts)]
     trainer = [str(HERE / "tier_ranks_trainer.py"), str(tmp_path), kind, end]
     env = environment(tmp_path / "store") | {
         "HOLDFAST_BACKEND": "thread",
@@ -59,9 +55,8 @@ def test_a_rank_that_is_killed_costs_what_came_after_the_last_that_all_had_seale
     ended = Ended(status, said, [], tmp_path / "store")
     assert ended.status == 0
     assert ended.from_memory == ([AT] if start == AT else [])
-    assert ended.rescued == ([AT] if start == AT and not restarts else [])
+    assert ended.rescued == ([AT] if start == AT else [])
     assert ("in memory is not used" in said) is (end == "damaged")
-    assert ("start 2: process" in said) is (not restarts)
 
     undisturbed = crowd.run(ranks, "tier_ranks_trainer.alone", kind=kind)
     for rank, expected in enumerate(undisturbed):

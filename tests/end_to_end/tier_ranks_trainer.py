@@ -109,8 +109,7 @@ def end_at_once(end: str) -> None:
 
 def train(folder: Path, kind: str, end: str) -> None:
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    first = "HOLDFAST_PREVIOUS_EXIT" not in os.environ and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    rank, first = dist.get_rank(), "HOLDFAST_PREVIOUS_EXIT" not in os.environ
     work = Ranked(kind)
     session = holdfast.Session(
         JOB, model=work.model, optimizer=work.optimizer, loop=holdfast.Variables(), every=EVERY
