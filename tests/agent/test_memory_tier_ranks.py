@@ -363,3 +363,23 @@ def test_a_part_that_is_gone_since_rank_0_saw_it_is_refused(dead, tier):
     dead.slot(3, 2).unseal()
     with pytest.raises(DamagedCheckpoint, match="not sealed by all ranks any more"):
         own.load(found, None)
+
+
+def test_a_rank_verifies_what_it_needs_of_the_others_parts_and_nothing_else_of_them(dead, tier):
+    dead.leave(3)
+    dead.introduce()
+    dead.store.acquire_attempt(JOB, "next")
+    own = tier()
+    (found,) = own.candidates(dead.store, [])
+    theirs = next(seal for seal in seals_of(dead.folder, JOB) if seal.task.origin.rank == 2)
+    starts = {slot.name: slot.start for slot in theirs.task.slots}
+    _flip(dead.slot(3, 2), starts["noise"])
+    loaded = own.load(found, None)
+    assert loaded.tensors["noise"].tolist() == [0.0] * 4, "rank 0's, not that which is damaged"
+    assert loaded.tensors["model.2"].tolist() == [[3.0] * 3] * 5
+    loaded.tensors["model.2"].fill_(7)
+    _flip(dead.slot(3, 2), starts["noise"])
+    assert own.load(found, None).tensors["model.2"].tolist() == [[3.0] * 3] * 5, "what is written goes to a copy"
+    _flip(dead.slot(3, 2), starts["model.2"])
+    with pytest.raises(DamagedCheckpoint, match=r"model\.2"):
+        own.load(found, None)
