@@ -121,7 +121,7 @@ class Arena:
         except OSError as error:
             self.close()
             self.slot = None
-            _punch(slot)
+            punch(slot)
             self._told(f"{size_bytes / 1e6:,.0f} MB: {error.strerror or error}")
             return False
         populate(self.address, size_bytes)
@@ -147,7 +147,7 @@ def _in_grains(size_bytes: int) -> int:
     return max(1, -(-size_bytes // GRAIN_BYTES)) * GRAIN_BYTES
 
 
-def _punch(slot: Slot) -> None:
+def punch(slot: Slot) -> None:
     """Give back the pages of a slot that is of no use any more; not those of a snapshot, maybe the only copy."""
     if slot.seal.exists() or not hasattr(mmap, "MADV_REMOVE"):
         return

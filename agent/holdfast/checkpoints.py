@@ -22,6 +22,7 @@ from holdfast.persist import Origin, Persister, Settled
 from holdfast.pins import Pinned
 from holdfast.protocol import CheckpointKind, CheckpointState, checkpoint_id, parse_checkpoint_id
 from holdfast.ranks import Ranks, SideGroup
+from holdfast.remote import told
 from holdfast.reports import Reporter, text
 from holdfast.retention import Retention, expendable
 from holdfast.sizes import Sizes
@@ -88,7 +89,7 @@ class Checkpointer:
         self.pinned = Pinned(store, job, reporter)
         self._sizes = Sizes(store, job)
         self._last_reason: str | None = None
-        self.tier = Tier(job, uid, slots, ranks.world_size, reporter)
+        self.tier = Tier(job, uid, slots, ranks, reporter)
         self.snapshots = Snapshotter(slots, debug=debug, arenas=self.tier.arenas)
         self.persister = Persister(
             store,
@@ -244,17 +245,36 @@ class Checkpointer:
         return snapshot
 
     def save_survivor(self, committed: list[str]) -> None:
-        """Make durable what this attempt goes on from, where the one before it did not live to."""
-        if (found := self.tier.unsaved(committed)) is not None and self.attempt:
-            snapshot, origin = found
-            self.head = origin.parent  # until it is durable
-            self.snapshots.hold(snapshot.arena)
-            self._in_flight.append(snapshot)
-            replaces = snapshot.id in self.damaged
+        """Make durable what this attempt goes on from, where the one before it did not live to.
+
+        All ranks do it, each with its part, or none does. `committed` is rank 0's to know.
+        """
+
+        def unsaved() -> tuple[bool, str | None]:
+            return self.attempt > 0 and self.tier.is_unsaved(committed), self.tier.parent
+
+        saves, parent = self._ranks.decide(unsaved, tuple[bool, str | None])
+        if not saves:
+            return
+        self._number += 1
+        self.head = parent  # until it is durable
+        try:
+            snapshot, origin = self.tier.survivor()
+            snapshot.number = self._number
             origin = msgspec.structs.replace(
-                origin, attempt=self.attempt, uid=self.uid, replaces=replaces, bytes_per_second=None
+                origin,
+                attempt=self.attempt,
+                uid=self.uid,
+                place=None,
+                replaces=snapshot.id in self.damaged,
+                bytes_per_second=None,
             )
+            self.snapshots.hold(snapshot.arena)
             self.persister.submit(snapshot, origin)
+            self._in_flight.append(snapshot)
+        except Exception as error:  # training goes on without; the other ranks wait for a word of this one
+            self._decline(told(error))
+            self.fail(f"what lay in memory is not saved: {told(error)}")
 
     def _decline(self, reason: str) -> None:
         if self._ranks.world_size > 1:

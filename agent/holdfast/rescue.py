@@ -7,6 +7,7 @@ has loaded itself. Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -18,9 +19,12 @@ from pathlib import Path
 import msgspec
 
 from holdfast import restore
-from holdfast.errors import DamagedCheckpoint, Fenced
+from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError, IncompleteParts
+from holdfast.persist.commit import NotPrepared, commit_alone
 from holdfast.persist.courtesy import be_nice, volunteer
-from holdfast.persist.sealing import Seal, mapped, seals_of, verify
+from holdfast.persist.sealed import Sealed, sealed_in
+from holdfast.persist.sealing import mapped, verify
+from holdfast.persist.task import Task, Written
 from holdfast.persist.writing import write_checkpoint
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.slots import Slot
@@ -36,7 +40,10 @@ HELPER_SECONDS = 600.0
 class Saved:
     """What a rescue made durable."""
 
-    seal: Seal
+    task: Task
+    """Of several ranks, rank 0's."""
+    size_bytes: int
+    """Of all ranks' files."""
     before: int
     """The iteration of the newest durable checkpoint until then, 0 without one."""
 
@@ -44,8 +51,9 @@ class Saved:
 def rescue(folder: Path, trained: Trained, dead: Collection[str] = ()) -> Saved | None:
     """Commit the newest whole snapshot in memory, under the attempt that died. None where nothing is to be saved.
 
-    That is where it is durable already, where something newer is, where training went on from somewhere else, and
-    where another attempt has begun.
+    Of several ranks it is whole where all have sealed their parts of it. Nothing is to be saved where it is
+    durable already, where something newer is, where training went on from somewhere else, and where another
+    attempt has begun.
 
     Args:
         folder: of the supervisor, with the slots.
@@ -55,6 +63,7 @@ def rescue(folder: Path, trained: Trained, dead: Collection[str] = ()) -> Saved 
     Raises:
         Fenced: another attempt has begun meanwhile: the trainer's next, as a rule, which saves it itself.
         DamagedCheckpoint: what is there is not what was sealed.
+        IncompleteParts, NotPrepared: what ranks have sealed does not belong together.
         OSError: the store cannot take it.
     """
     store, worst = open_store(trained.store), None
@@ -62,44 +71,63 @@ def rescue(folder: Path, trained: Trained, dead: Collection[str] = ()) -> Saved 
     if not attempts or attempts[-1].uid not in {trained.uid, *dead}:
         return None
     known = {attempt.uid for attempt in attempts}  # a job by this name may have another store
-    for seal in (seal for seal in seals_of(folder, trained.job) if seal.task.origin.uid in known):
-        iteration, lineage = parse_checkpoint_id(seal.task.id)
+    for sealed in sealed_in(folder, trained.job):
+        if sealed.task.origin.uid not in known:
+            continue
         lineages = store.lineages(trained.job)
         durable = next(iter(restore.chain(store, trained.job)), None)
         before = parse_checkpoint_id(durable) if durable is not None else (0, 0)
-        if not lineages or lineages[-1].number != lineage or (lineage, iteration) <= before[::-1]:
+        if not lineages or lineages[-1].number != sealed.place[0] or sealed.place <= before[::-1]:
             return None
         try:
-            _save(store, folder, seal, attempts[-1].number)
-        except DamagedCheckpoint as error:  # the one before may be sound
+            size_bytes = _save(store, folder, sealed, attempts[-1].number)
+        except (DamagedCheckpoint, IncompleteParts, NotPrepared) as error:  # the one before may be sound
             worst = error
             continue
         except FileExistsError:  # a helper of the trainer's was quicker
             return None
-        return Saved(seal, before[0])
+        return Saved(sealed.task, size_bytes, before[0])
     if worst is not None:
         raise worst
     return None
 
 
-def _save(store: Store, folder: Path, seal: Seal, attempt: int) -> None:
-    with mapped(Slot(folder, seal.number), seal.size_bytes) as payload:
-        verify(seal, payload)
-        origin = msgspec.structs.replace(seal.task.origin, attempt=attempt, bytes_per_second=None)
-        task = msgspec.structs.replace(seal.task, origin=origin, seal=None)
-        write_checkpoint(store, task, payload, threads=True, known=seal.part.tensors)
+def _save(store: Store, folder: Path, sealed: Sealed, attempt: int) -> int:
+    """The bytes of all files."""
+    with contextlib.ExitStack() as held:
+        payloads = []
+        for seal in sealed.seals:  # all of them, before a byte of any is written
+            payload = held.enter_context(mapped(Slot(folder, seal.number), seal.size_bytes))
+            verify(seal, payload)
+            payloads.append(payload)
+
+        def write(task: Task) -> Written:
+            rank = task.origin.rank
+            known = sealed.seals[rank].part.tensors
+            return write_checkpoint(store, task, payloads[rank], threads=True, known=known)
+
+        tasks = [_of_attempt(seal.task, attempt) for seal in sealed.seals]
+        if len(tasks) > 1:
+            return commit_alone(store, tasks, write)
+        write(tasks[0])
+        return sealed.seals[0].part.file.size_bytes
+
+
+def _of_attempt(task: Task, attempt: int) -> Task:
+    origin = msgspec.structs.replace(task.origin, attempt=attempt, place=None, bytes_per_second=None)
+    return msgspec.structs.replace(task, origin=origin, seal=None)
 
 
 def _tell(trained: Trained, saved: Saved, end: str) -> None:
     """On the job's timeline, with the event of any other checkpoint; its log has a line of it."""
-    seal, iteration = saved.seal, saved.seal.task.iteration
+    iteration = saved.task.iteration
     gained = f"{iteration - saved.before:,} iterations that no checkpoint held"
     told = f"iteration {iteration:,} was saved out of memory after the trainer ended ({end}): {gained}"
     print(f"holdfast run: {told}", file=sys.stderr, flush=True)
     if trained.server:
         from holdfast.standby import tell_of_rescue
 
-        tell_of_rescue(trained, seal.task, seal.part.file.size_bytes, told)
+        tell_of_rescue(trained, saved.task, saved.size_bytes, told)
 
 
 def _await(pids: Iterable[int]) -> None:
@@ -128,7 +156,7 @@ def main(folder: str, told: str, end: str, dead: str, *pids: str) -> None:
         saved = rescue(Path(folder), trained, dead.split(","))
     except Fenced:
         return
-    except (OSError, DamagedCheckpoint) as error:
+    except (OSError, HoldfastError) as error:
         print(f"holdfast run: what is in memory was not saved: {error}", file=sys.stderr, flush=True)
         return
     if saved is not None:

@@ -34,6 +34,8 @@ logger = logging.getLogger("holdfast")
 Tree = Any
 Shape = tuple[str, tuple[int, ...]]
 """A dtype and a shape as torch says them."""
+Payload = Callable[[fmt.File, Collection[str]], memoryview]
+"""Gives the tensors of a file, with those of these names verified."""
 Regions = Callable[[Mapping[str, Tree], Mapping[str, Shape]], "Mapping[str, Region]"]
 
 FIRST_TOLD_SECONDS, TOLD_EVERY_SECONDS = 1.0, 5.0
@@ -221,12 +223,20 @@ def _runs(manifest: fmt.Manifest, wanted: Mapping[str, Wanted] | None) -> list[R
     """What to read: all there is, or what is `wanted`."""
     if wanted is None:
         return [run for file in manifest.files for run in runs_to_keep(manifest, file)]
+    return [run for file, names in _names(manifest, wanted) for run in runs_to_keep(manifest, file, names)]
+
+
+def _names(
+    manifest: fmt.Manifest, wanted: Mapping[str, Wanted] | None
+) -> Iterator[tuple[fmt.File, Collection[str]]]:
+    """The tensors to read of each file that has any of them: all there are, or what is `wanted`."""
     names: dict[str, set[str]] = {}
-    for each in wanted.values():
-        for copy in each.copies:
-            names.setdefault(copy.shard.file, set()).add(copy.shard.name)
-    files = [file for file in manifest.files if file.name in names]
-    return [run for file in files for run in runs_to_keep(manifest, file, names[file.name])]
+    shards = (
+        manifest.tensors if wanted is None else [copy.shard for each in wanted.values() for copy in each.copies]
+    )
+    for shard in shards:
+        names.setdefault(shard.file, set()).add(shard.name)
+    return ((file, names[file.name]) for file in manifest.files if file.name in names)
 
 
 def _shapes(seen: Mapping[str, Sequence[fmt.Tensor]]) -> dict[str, Shape]:
@@ -253,12 +263,19 @@ def _log_progress(checkpoint: str) -> Progress:
     return tell
 
 
-def in_memory(found: fmt.Manifest, payload: memoryview) -> Loaded:
-    """A checkpoint of one rank that is in memory as it would lie in its file, and was verified there."""
-    (file,) = found.files
-    stored = list(_in(payload, file.header_bytes, found.tensors))
-    placed = _placed(stored, None)
-    return Loaded(checkpoint_id(found.iteration, found.lineage), found, placed, borrowed=True)
+def in_memory(found: fmt.Manifest, payload: Payload, *, rank: int = 0, regions: Regions | None = None) -> Loaded:
+    """A checkpoint that is in memory as it would lie in its files, as `load` has it from a store.
+
+    Raises what `payload` does, and DamagedCheckpoint when the shards of a tensor do not make all of it.
+    """
+    saved = fmt.saved_rank(found, rank)
+    wanted = _wanted(found, saved, None, regions)
+    stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
+    for file, names in _names(found, wanted):
+        tensors = (tensor for tensor in fmt.tensors_of(found, file.name) if tensor.name in names)
+        stored.extend(_in(payload(file, names), file.header_bytes, tensors))
+    checkpoint = checkpoint_id(found.iteration, found.lineage)
+    return Loaded(checkpoint, found, _placed(stored, wanted), saved, borrowed=True)
 
 
 def _stored(run: Run) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:

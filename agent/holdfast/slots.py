@@ -9,16 +9,25 @@ know. Beside a slot lies its seal, as long as the slot holds a whole snapshot: s
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Collection
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.hostmemory import can_share
 
-COUNT = 16
-"""More than snapshots in flight are any good for; one that is not used takes no memory."""
+COUNT = 64
+"""For all ranks of a machine, each with as many as it has in flight; one that is not used takes no memory."""
+MOST_DESCRIPTORS = 4
+"""One in so many of those that the supervisor may have open."""
+PATIENCE_SECONDS, LOOK_SECONDS = 5.0, 0.002
+"""For the turn to claim slots, which takes others a millisecond."""
 _MEMORY, _SEAL, _CLAIM = "slot-{}.memory", "slot-{}.seal", "slot-{}.claim"
+_TURN = "slots.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +55,18 @@ class Slot:
         self.seal.unlink(missing_ok=True)
 
     def claim(self) -> bool:
-        """Take it for a session; False where another has it."""
+        """Take it for a session; False where another has it that lives. For whoever has the turn."""
         try:
-            os.close(os.open(self._claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except OSError:  # or the folder has no room left: snapshots can lie in memory of the session's own
+            if self.claimed and not _is_gone(self._claim.read_text()):
+                return False
+            # a launcher, such as torchrun, may have started dead ranks again by itself: theirs is free
+            self._claim.unlink(missing_ok=True)
+            fd = os.open(self._claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.write(fd, _process(os.getpid()).encode())
+            finally:
+                os.close(fd)
+        except OSError:  # the folder has no room left: snapshots can lie in memory of the session's own
             return False
         return True
 
@@ -72,16 +89,66 @@ def slots_in(folder: Path) -> list[Slot]:
     return [Slot(folder, number) for number in numbers]
 
 
-def claim(folder: Path, first: Collection[int], count: int) -> list[Slot]:
-    """Take up to `count` slots for a session: those of the numbers `first`, then such as hold nothing."""
-    found = slots_in(folder)
-    empty = [slot for slot in found if not slot.seal.exists()]
-    wanted = [*(slot for slot in found if slot.number in first), *empty]
+def claim(folder: Path, first: Sequence[int], count: int, *, unsealed: bool = True) -> list[Slot]:
+    """Take up to `count` slots for a session: those of the numbers `first`, then `unsealed` ones."""
+    found = {slot.number: slot for slot in slots_in(folder)}
+    empty = [slot for slot in found.values() if unsealed and not slot.seal.exists()]
+    wanted = [*(found[number] for number in first if number in found), *empty]
     claimed: list[Slot] = []
-    for slot in dict.fromkeys(wanted):
-        if len(claimed) < count and slot.claim():
-            claimed.append(slot)
+    with _turn(folder) as is_ours:
+        for slot in dict.fromkeys(wanted):
+            if is_ours and len(claimed) < count and slot.claim():
+                claimed.append(slot)
     return claimed
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[bool]:
+    """One process at a time; False where that cannot be had."""
+    try:
+        fd = os.open(folder / _TURN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield False
+        return
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    try:
+        while not (is_ours := _locked(fd)) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+        yield is_ours
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _process(pid: int) -> str:
+    """Which process has a number now: numbers come again. OSError where none has."""
+    state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    if state in "ZX":
+        raise ProcessLookupError(pid)
+    return f"{pid} {fields[18]}"
+
+
+def _is_gone(process: str) -> bool:
+    """Nobody is, of whom nothing is known."""
+    try:
+        return _process(int(process.partition(" ")[0])) != process
+    except (OSError, ValueError) as error:
+        return isinstance(error, (FileNotFoundError, ProcessLookupError))
+
+
+def _descriptors() -> int:
+    """As many as this process may have."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
 class Held:
@@ -95,7 +162,7 @@ class Held:
         if not can_share():
             return
         try:
-            for _ in range(COUNT):
+            for _ in range(min(COUNT, _descriptors() // MOST_DESCRIPTORS)):
                 self._add()
         except OSError:  # too many open files, as a rule
             self.close()

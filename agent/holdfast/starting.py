@@ -20,6 +20,7 @@ from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
 from holdfast.restore import Loaded
 from holdfast.store import Lineage, Store
+from holdfast.tier import Found
 from holdfast.training import Training, left_out
 
 T = TypeVar("T")
@@ -141,6 +142,8 @@ class Starter:
             checkpoints.fail(f"store {store.url}: {error}")
         checkpoints.tier.tell(committed)
         checkpoints.save_survivor(committed)
+        if checkpoints.attempt:
+            checkpoints.tier.tidy()
         if self._ranks.leads and start.loaded is not None:
             first, present = start.loaded.manifest.attempt, checkpoints.attempt
             last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
@@ -225,18 +228,24 @@ class Starter:
         return Start()
 
     def _from_memory(self, candidates: list[tuple[str, bool]]) -> Start | None:
-        """Go on from what the attempt before this one left in memory, if nothing durable is newer."""
+        """Go on from what the attempt before this one left in memory, if nothing durable is newer.
+
+        On all ranks, or on none: where one of them cannot, the store has what all can go on from.
+        """
         store, job, tier = self._checkpoints.store, self._checkpoints.job, self._checkpoints.tier
-        if not tier.found:
+        if not tier.may_have:
             return None
-        lineages = self._patience.ask(lambda: store.lineages(job))
-        for seal in self._patience.ask(lambda: tier.candidates(store, candidates, lineages)):
+        for found in self._asked(lambda: tier.candidates(store, candidates), list[Found]):
+            load = functools.partial(tier.load, found, self._training.regions)
             try:
-                loaded = tier.load(seal)
+                loaded = self._ranks.together(load)
                 self._put_in_place(loaded)
-            except (DamagedCheckpoint, IncompatibleCheckpoint, OSError) as error:
-                tier.damaged(seal, error)
+            except RanksLost:
+                raise
+            except Exception as error:  # whatever is wrong with it, of whichever rank, the store is as good
+                tier.damaged(found, error)
                 continue
+            lineages = self._asked(lambda: store.lineages(job), list[Lineage])
             return Start(loaded, lineage=lineages[-1])
         return None
 

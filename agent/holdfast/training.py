@@ -18,7 +18,7 @@ from holdfast.pacing import Controller
 from holdfast.ranks import Ranks
 from holdfast.reducers import bucket_layout, warm_up
 from holdfast.reports import Standing
-from holdfast.restore import Loaded
+from holdfast.restore import Loaded, Regions
 from holdfast.shards import names_in
 from holdfast.state import RESERVED, Captured, Registry
 from holdfast.store import Store
@@ -215,6 +215,11 @@ class Training:
             gradients=gradients,
         )
 
+    @property
+    def regions(self) -> Regions | None:
+        """What this rank wants of tensors that several of them hold; see `restore.load`."""
+        return self.registry.regions if self._ranks.world_size > 1 else None
+
     def load(self, store: Store, job: str, checkpoint: str, room: memoryview | None = None) -> Loaded:
         """Read and verify what this rank needs of a checkpoint, into `room` if it is given any.
 
@@ -223,7 +228,7 @@ class Training:
         return restore.load(
             *(store, job, checkpoint),
             rank=self._ranks.rank,
-            regions=self.registry.regions if self._ranks.world_size > 1 else None,
+            regions=self.regions,
             room=room,
             meanwhile=self.registry.make_room,
         )

@@ -24,14 +24,12 @@ from holdfast.persist import sealing
 from holdfast.persist.sealing import mapped, read_seal, seals_of, verify
 from holdfast.persist.task import Task
 from holdfast.persist.writing import _Writing
-from holdfast.reports import Reporter, Standing
 from holdfast.rescue import rescue
 from holdfast.slots import COUNT, Held, Slot, claim, slots_in
 from holdfast.snapshot import Snapshotter
 from holdfast.state import Captured
 from holdfast.store import Lineage, open_store
 from holdfast.supervision import Trained
-from holdfast.tier import Tier
 
 
 @pytest.fixture
@@ -101,7 +99,7 @@ def _flip(slot, at):
 def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp_path):
     dead = Dead(folder, tmp_path)
     saved = dead.rescue()
-    assert (saved.seal.task.id, saved.before) == ("000000000003-1", 0)
+    assert (saved.task.id, saved.before) == ("000000000003-1", 0)
     manifest = restore.verify(dead.store, JOB, "000000000003-1")
     assert (manifest.attempt, manifest.kind, manifest.state) == (dead.attempt, "scheduled", {"model": {"w": 3}})
     assert persisting.committed_bytes(dead.store, "000000000003-1") == persisting.bytes_of(dead.tensors)
@@ -112,7 +110,7 @@ def test_of_several_snapshots_the_newest_is_rescued_and_of_a_damaged_one_the_one
     dead = Dead(folder, tmp_path, iterations=(3, 6))
     newest = next(seal for seal in seals_of(folder, JOB) if seal.task.iteration == 6)
     _flip(Slot(folder, newest.number), 100)
-    assert dead.rescue().seal.task.iteration == 3
+    assert dead.rescue().task.iteration == 3
 
 
 def test_a_job_that_others_took_over_gets_nothing_committed(folder, tmp_path):
@@ -239,6 +237,37 @@ def test_a_slot_is_one_sessions_at_a_time_and_one_that_holds_something_is_not_ta
     assert claim(folder, [sealed.number], 2) == []
 
 
+def test_what_a_dead_process_claimed_is_free_and_what_a_living_one_has_is_not(folder):
+    program = (
+        "import sys, pathlib; from holdfast.slots import claim\n"
+        "claim(pathlib.Path(sys.argv[1]), [], 3); print('has them', flush=True); input()\n"
+    )
+    command = [sys.executable, "-c", program, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "has them\n"
+        others = claim(folder, [], COUNT)
+        assert len(others) == COUNT - 3
+        other.kill()
+        other.wait()
+        assert len(claim(folder, [], COUNT)) == 3
+    assert claim(folder, [], COUNT) == []
+
+
+@pytest.mark.parametrize("told", ["", "?"])
+def test_a_claim_of_which_nothing_is_known_holds(folder, told):
+    (slot,) = claim(folder, [], 1)
+    slot.release()
+    Path(folder, f"slot-{slot.number}.claim").write_text(told)
+    assert slot not in claim(folder, [slot.number], 1)
+
+
+def test_slots_take_few_of_the_descriptors_that_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda _: (40, 40))
+    held = Held(tmp_path)
+    assert len(held) == len(slots_in(tmp_path)) == 10
+    held.close()
+
+
 def test_what_a_dead_start_left_unsealed_is_given_up_and_a_seal_that_comes_late_counts_for_nothing(tmp_path):
     held = Held(tmp_path)
     kept, lost = claim(tmp_path, [], 2)
@@ -287,7 +316,7 @@ def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(sup
     dead.store.acquire_attempt(JOB, "mute")
     assert rescue(supervised, dead.trained) is None
     supervision.announce("mute")
-    assert rescue(supervised, dead.trained, supervision.announced(supervised)).seal.task.iteration == 3
+    assert rescue(supervised, dead.trained, supervision.announced(supervised)).task.iteration == 3
 
 
 def test_nothing_is_left_of_memory_that_no_supervisor_holds(tmp_path):
@@ -323,16 +352,6 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_one_and_not_what_a
             assert {used, own} == set(tmp_path.iterdir())
         living.communicate("\n")
     assert not list(tmp_path.iterdir())
-
-
-def test_several_ranks_have_no_memory_tier_and_are_told(supervised):
-    told = []
-    reporter = Reporter(JOB, Standing())
-    reporter.notice = lambda level, code, message: told.append((code, message))
-    tier = Tier(JOB, "uid", 1, 2, reporter)
-    tier.tell([])
-    assert [arena.slot for arena in tier.arenas] == [None]
-    assert told == [("memory", "a job of several ranks is not kept in memory: all 2 load from the store")]
 
 
 def test_a_session_goes_on_from_memory_to_the_bit(supervised, tmp_path):

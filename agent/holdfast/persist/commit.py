@@ -7,7 +7,7 @@ checkpoint; one that dies after that leaves a whole one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -57,6 +57,8 @@ class _Begun(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint: that every rank has a part of this one ready is certain, and looked at again."""
     place: str = ""
     attempt: int = 0
+    uid: str = ""
+    """Of the attempt, as the store knows it."""
     state: dict[str, str] = {}
     """Digests of rank 0's state, entry by entry: others tell what is otherwise with them."""
     reason: str | None = None
@@ -125,6 +127,29 @@ def decline(line: Line, number: int, reason: str) -> None:
         line.receive(0, _tag(number, 2))
 
 
+def commit_alone(store: Store, tasks: Sequence[Task], write: Callable[[Task], Written]) -> int:
+    """Make a checkpoint of all ranks durable where none of them is left: `tasks` are theirs, by rank.
+
+    Returns:
+        The bytes of all files.
+
+    Raises:
+        NotPrepared, IncompleteParts: their parts do not belong together.
+        Exception: what `write` raised, or the commit. Nothing of the checkpoint is left then.
+    """
+    first = tasks[0]
+    writer = store.begin(first.origin.job, first.id, first.origin.attempt, _size_bytes(first))
+    try:
+        begun = _begun_in(writer, first)
+        written = [write(_placed(task, begun)) for task in tasks]
+        alike = {task.origin.rank: task.alike for task in tasks}
+        parts = [each.part for each in written if each.part is not None]
+        return _conclude(writer, first, alike, parts, sum(each.write_seconds for each in written))
+    except BaseException:  # whatever it was, half a checkpoint must not stay; it is raised again
+        writer.abort()
+        raise
+
+
 class _Lead:
     def __init__(
         self, line: Line, number: int, store: Store, task: Task, write: Callable[[Task], Written]
@@ -139,9 +164,8 @@ class _Lead:
         try:
             if problem is not None:
                 raise problem
-            origin, size_bytes = self._task.origin, self._task.slots[-1].end if self._task.slots else 0
-            digests = _digests(self._task.state)
-            writer = self._store.begin(origin.job, self._task.id, origin.attempt, size_bytes)
+            origin, digests = self._task.origin, _digests(self._task.state)
+            writer = self._store.begin(origin.job, self._task.id, origin.attempt, _size_bytes(self._task))
         except Exception as error:  # the others wait for a word
             self._tell(0, _Begun(**_why(error, "rank 0: ")))
             raise
@@ -156,7 +180,7 @@ class _Lead:
 
     def _commit(self, writer: CheckpointWriter, digests: dict[str, str]) -> int:
         task = self._task
-        begun = _Begun(id=task.id, place=writer.place, attempt=task.origin.attempt, state=digests)
+        begun = _begun_in(writer, task, digests)
         self._tell(0, begun)
         written, error = None, None
         try:
@@ -169,15 +193,12 @@ class _Lead:
         for rank, vote in votes.items():
             if vote.reason is not None:
                 raise _Elsewhere(f"rank {rank}: {vote.reason}", torn=vote.torn)
-        _require_alike({0: task.alike} | {rank: vote.alike for rank, vote in votes.items()})
         assert written is not None
         seconds = {0: _seconds(task, written)} | {rank: vote.seconds for rank, vote in votes.items()}
         self.spans = _slowest(seconds)
+        alike = {0: task.alike} | {rank: vote.alike for rank, vote in votes.items()}
         parts = [written.part, *(self._completed(vote) for vote in votes.values())]
-        whole = together(filter(None, parts), task.origin.world_size)
-        manifest = manifest_of(task, whole, written.write_seconds)
-        writer.commit(fmt.encode_manifest(manifest), replace=task.origin.replaces)
-        return sum(file.size_bytes for file in whole.files)
+        return _conclude(writer, task, alike, filter(None, parts), written.write_seconds)
 
     def _hear(self, rank: int) -> _Vote:
         return msgspec.msgpack.decode(self._line.receive(rank, _tag(self._number, 1)), type=_Vote)
@@ -249,7 +270,7 @@ def _begun(line: Line, number: int) -> _Begun:
     return msgspec.msgpack.decode(line.receive(0, _tag(number, 0)), type=_Begun)
 
 
-def _require_alike(told: Mapping[int, Mapping[str, str]]) -> None:
+def require_alike(told: Mapping[int, Mapping[str, str]]) -> None:
     """NotPrepared when the parts of two ranks are not of the same moment, or of the same job."""
     first: dict[str, tuple[int, str]] = {}
     for rank, known in told.items():
@@ -269,9 +290,34 @@ def _require_alike(told: Mapping[int, Mapping[str, str]]) -> None:
             )
 
 
+def _conclude(
+    writer: CheckpointWriter,
+    task: Task,
+    alike: Mapping[int, Mapping[str, str]],
+    parts: Iterable[Part],
+    write_seconds: float,
+) -> int:
+    """Commit what all ranks have written, if that is a whole of one moment; the bytes of all files."""
+    require_alike(alike)
+    whole = together(parts, task.origin.world_size)
+    manifest = manifest_of(task, whole, write_seconds)
+    writer.commit(fmt.encode_manifest(manifest), replace=task.origin.replaces)
+    return sum(file.size_bytes for file in whole.files)
+
+
+def _begun_in(writer: CheckpointWriter, task: Task, state: dict[str, str] | None = None) -> _Begun:
+    origin = task.origin
+    return _Begun(id=task.id, place=writer.place, attempt=origin.attempt, uid=origin.uid, state=state or {})
+
+
 def _placed(task: Task, begun: _Begun) -> Task:
-    origin = msgspec.structs.replace(task.origin, place=begun.place, attempt=begun.attempt)
+    """As a part of what rank 0 has begun: by that place, seals of one checkpoint know each other again."""
+    origin = msgspec.structs.replace(task.origin, place=begun.place, attempt=begun.attempt, uid=begun.uid)
     return msgspec.structs.replace(task, origin=origin)
+
+
+def _size_bytes(task: Task) -> int:
+    return task.slots[-1].end if task.slots else 0
 
 
 def _why(error: BaseException, where: str = "") -> dict[str, Any]:

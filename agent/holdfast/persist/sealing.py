@@ -11,7 +11,7 @@ import concurrent.futures
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -81,20 +81,26 @@ def seals_of(folder: Path, job: str) -> list[Seal]:
 
 
 @contextlib.contextmanager
-def mapped(slot: Slot, size_bytes: int) -> Iterator[memoryview]:
-    """The bytes in a slot. DamagedCheckpoint when there are fewer; OSError when it cannot be opened."""
+def mapped(slot: Slot, size_bytes: int, *, private: bool = False) -> Iterator[memoryview]:
+    """The bytes in a slot. DamagedCheckpoint when there are fewer; OSError when it cannot be opened.
+
+    `private`: what is written to them, if anything is, goes to a copy; torch wants memory that can be written to.
+    """
     fd = slot.open()
     try:
         if os.fstat(fd).st_size < size_bytes:  # to read beyond its end would be a bus error
             raise DamagedCheckpoint(f"slot {slot.number}", "is shorter than what it is to hold")
-        memory = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ) if size_bytes else None
+        access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
+        memory = mmap.mmap(fd, size_bytes, access=access) if size_bytes else None
     finally:
         os.close(fd)
     yield memoryview(memory or b"")
 
 
-def verify(found: Seal, payload: memoryview, *, threads: int | None = None) -> None:
-    """DamagedCheckpoint when the bytes are not those that were sealed.
+def verify(
+    found: Seal, payload: memoryview, *, only: Collection[str] | None = None, threads: int | None = None
+) -> None:
+    """DamagedCheckpoint when the bytes are not those that were sealed; `only` those of tensors of these names.
 
     On several threads: the digests of large pieces are made without the interpreter lock.
     """
@@ -103,7 +109,8 @@ def verify(found: Seal, payload: memoryview, *, threads: int | None = None) -> N
     fmt.check_digest(file, fmt.Piece("the header", 0, opening, file.header_digest), fmt.digest(header))
     if [t.name for t in found.part.tensors] != [s.name for s in found.task.slots]:
         raise DamagedCheckpoint(file.name, "its seal names other tensors than there are")
-    pieces = [piece for tensor in found.part.tensors for piece in fmt.pieces_of(tensor)]
+    tensors = [tensor for tensor in found.part.tensors if only is None or tensor.name in only]
+    pieces = [piece for tensor in tensors for piece in fmt.pieces_of(tensor)]
 
     def check(piece: fmt.Piece) -> None:
         fmt.check_digest(file, piece, fmt.digest(payload[piece.start - opening : piece.end - opening]))

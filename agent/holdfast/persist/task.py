@@ -70,7 +70,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             alike=snapshot.alike,
             state=snapshot.trees,
             timings={"snapshot_seconds": snapshot.seconds, "stall_seconds": snapshot.stall_seconds},
-            seal=snapshot.arena.seal,
+            # sealed it is already: while ranks did so once more, one after the other, it would be in pieces
+            seal=None if snapshot.survived else snapshot.arena.seal,
         )
 
 
