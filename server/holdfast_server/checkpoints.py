@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import BindParameter, ColumnElement, Select, and_, func, or_, select, update
+from sqlalchemy import BindParameter, ColumnElement, Select, and_, bindparam, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
@@ -58,8 +58,13 @@ async def ancestry_of(session: AsyncSession, job: models.Job, lineage: int | Non
 
 
 async def lineages_of(session: AsyncSession, job: str) -> Sequence[models.Lineage]:
+    return (await session.scalars(_of_lineages(), {"job": job})).all()
+
+
+@cache
+def _of_lineages() -> Select[models.Lineage]:
     rows = models.Lineage
-    return (await session.scalars(select(rows).where(rows.job == job).order_by(rows.lineage))).all()
+    return select(rows).where(rows.job == bindparam("job")).order_by(rows.lineage)
 
 
 def as_lineage(row: models.Lineage, upto: Collection[int]) -> LineageRow:

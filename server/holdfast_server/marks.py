@@ -5,10 +5,11 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from sqlalchemy import BigInteger, ColumnElement, and_, case, cast, func, or_, select
+from sqlalchemy import BigInteger, ColumnElement, Integer, Select, and_, bindparam, case, cast, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -48,6 +49,11 @@ class Reach:
             return and_(at >= self.first, at <= self.last)
         return and_(iteration >= int(self.first), iteration <= int(self.last))
 
+    def values(self, job: str) -> dict[str, Any]:
+        """For questions that are put together once: see `_held`."""
+        ends = (self.first, self.last) if self.axis == "time" else (int(self.first), int(self.last))
+        return {"job": job, "first": ends[0], "last": ends[1], "most": self.marks}
+
     @property
     def bar(self) -> float:
         """Of what is too dense, the width of one bar; fixed while the window grows by less than it again."""
@@ -69,8 +75,25 @@ class Reach:
         return float(f"{value or 0.0:.{self.digits or 17}g}")
 
 
-async def checkpoints_total(session: AsyncSession, job: str, reach: Reach) -> int:
-    return await session.scalar(select(func.count()).where(*_checkpoints_in(job, reach))) or 0
+async def totals(session: AsyncSession, job: str, reach: Reach) -> tuple[int, int]:
+    """How many checkpoints and stalls there are in the window."""
+    checkpoints, stalls = (await session.execute(_of_totals(reach.axis), reach.values(job))).one()
+    return checkpoints, stalls
+
+
+@cache
+def _of_totals(axis: Axis) -> Select[int, int]:
+    points, stalls = models.Checkpoint, models.Stall
+    first = select(func.count()).where(points.job == bindparam("job"), _held(axis, points.iteration, taken_at()))
+    second = select(func.count()).where(stalls.job == bindparam("job"), _held(axis, stalls.iteration, stalls.at))
+    return select(first.scalar_subquery(), second.scalar_subquery())
+
+
+def _held(axis: Axis, iteration: InstrumentedAttribute[int], at: Moment) -> ColumnElement[bool]:
+    """In a window whose ends are given with the question."""
+    if axis == "time":
+        return and_(at >= bindparam("first"), at <= bindparam("last"))
+    return and_(iteration >= bindparam("first"), iteration <= bindparam("last"))
 
 
 async def checkpoints(
@@ -130,10 +153,6 @@ async def checkpoint_density(session: AsyncSession, job: str, reach: Reach) -> D
     )
 
 
-async def stalls_total(session: AsyncSession, job: str, reach: Reach) -> int:
-    return await session.scalar(select(func.count()).where(*_stalls_in(job, reach))) or 0
-
-
 async def stalls(session: AsyncSession, job: str, reach: Reach) -> list[StallRow]:
     """The longest, in the order in which they happened."""
     rows = models.Stall
@@ -164,15 +183,28 @@ async def stall_density(session: AsyncSession, job: str, reach: Reach) -> list[S
 
 async def paced(session: AsyncSession, job: str, reach: Reach) -> list[PacedRow]:
     """In the window, and the one in force when it begins; of too many, what changed something and every n-th."""
-    rows = models.Pacing
-    held = reach.holds(rows.iteration, rows.at)
-    earlier = rows.at < reach.first if reach.axis == "time" else rows.iteration < int(reach.first)
-    before = select(rows).where(rows.job == job, earlier).order_by(rows.at.desc(), rows.id.desc()).limit(1)
-    few = select(rows).where(rows.job == job, held).order_by(rows.id).limit(reach.marks + 1)
-    within = (await session.scalars(few)).all()
+    rows, values = models.Pacing, reach.values(job)
+    within = (await session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1})).all()
     if len(within) > reach.marks:
+        held = reach.holds(rows.iteration, rows.at)
         within = (await session.scalars(_paced_in(job, held, reach.marks))).all()
-    return [as_view(PacedRow, row) for row in (*await session.scalars(before), *within)]
+    before = await session.scalars(_paced_before(reach.axis), values)
+    return [as_view(PacedRow, row) for row in (*before, *within)]
+
+
+@cache
+def _first_paced(axis: Axis) -> Select[models.Pacing]:
+    rows = models.Pacing
+    held = rows.job == bindparam("job"), _held(axis, rows.iteration, rows.at)
+    return select(rows).where(*held).order_by(rows.id).limit(bindparam("most", type_=Integer))
+
+
+@cache
+def _paced_before(axis: Axis) -> Select[models.Pacing]:
+    rows = models.Pacing
+    earlier = rows.at < bindparam("first") if axis == "time" else rows.iteration < bindparam("first")
+    query = select(rows).where(rows.job == bindparam("job"), earlier)
+    return query.order_by(rows.at.desc(), rows.id.desc()).limit(1)
 
 
 def _paced_in(job: str, held: ColumnElement[bool], marks: int) -> Any:
@@ -209,12 +241,17 @@ def _nth(columns: Any, most: int) -> ColumnElement[bool]:
 
 async def gaps(session: AsyncSession, job: str, reach: Reach) -> list[GapRow]:
     """The widest, in the order of their iterations. Of a window in time, all of the job's: they carry no time."""
-    rows = models.Gap
-    query = select(rows).where(rows.job == job, rows.rank == 0).order_by(rows.dropped.desc()).limit(reach.marks)
-    if reach.axis == "iteration":
-        query = query.where(rows.first_iteration <= int(reach.last), rows.last_iteration >= int(reach.first))
-    found = [as_view(GapRow, row) for row in await session.scalars(query)]
+    found = [as_view(GapRow, row) for row in await session.scalars(_of_gaps(reach.axis), reach.values(job))]
     return sorted(found, key=lambda gap: (gap.lineage, gap.first_iteration))
+
+
+@cache
+def _of_gaps(axis: Axis) -> Select[models.Gap]:
+    rows = models.Gap
+    query = select(rows).where(rows.job == bindparam("job"), rows.rank == 0)
+    if axis == "iteration":
+        query = query.where(rows.first_iteration <= bindparam("last"), rows.last_iteration >= bindparam("first"))
+    return query.order_by(rows.dropped.desc()).limit(bindparam("most", type_=Integer))
 
 
 def as_view(view: type[View], row: models.Base) -> View:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import islice
+from typing import Any
 
-from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models, rollups
@@ -17,10 +19,14 @@ READS_AT_ONCE = 50
 
 
 async def strands(session: AsyncSession, job: str) -> list[Strand]:
+    return [Strand(*row) for row in await session.execute(_of_strands(), {"job": job})]
+
+
+@cache
+def _of_strands() -> Select[Any]:
     rows = models.Stretch
     fields = [getattr(rows, name) for name in Strand.__dataclass_fields__]
-    found = await session.execute(select(*fields).where(rows.job == job, rows.rank == 0))
-    return [Strand(*row) for row in found]
+    return select(*fields).where(rows.job == bindparam("job"), rows.rank == 0)
 
 
 async def iterations_between(
@@ -107,7 +113,8 @@ async def _rolled(session: AsyncSession, reads: Sequence[Read]) -> dict[tuple[in
             rows.rows,
             rows.columns,
         ).where(or_(*map(_lies, some)))
-        for stretch, level, bucket, first, last, count, columns in await connection.execute(query):
+        # all at once: one by one, the rows take as long as the question
+        for stretch, level, bucket, first, last, count, columns in (await connection.execute(query)).all():
             made.setdefault((stretch, level), {})[bucket] = (first, last, count, columns)
     return {place: [buckets[bucket] for bucket in sorted(buckets)] for place, buckets in made.items()}
 

@@ -70,8 +70,8 @@ def series(
     found = [part for read in plan.reads if (part := contents.part(read, width)) is not None]
     if not found:
         return None
-    names = list(dict.fromkeys(name for metrics, _ in found for name in metrics))
-    parts = [rollups.aligned(rollup, metrics, names) for metrics, rollup in found]
+    names = list(dict.fromkeys(name for known, _ in found for name in known if metrics is None or name in metrics))
+    parts = [rollups.aligned(rollup, known, names) for known, rollup in found]
     buckets = rollups.combined(parts, plan.width if sum(map(len, parts)) > points else width)
     if times is not None:
         at = buckets.stats[:, AT, LAST]
@@ -79,9 +79,7 @@ def series(
         buckets = buckets.where(slice(max(0, begin), end))
     if len(buckets) == 0:
         return None
-    wanted = {
-        name: column for column, name in enumerate(names, len(BUILT_IN)) if metrics is None or name in metrics
-    }
+    wanted = {name: column for column, name in enumerate(names, len(BUILT_IN))}
     return _as_series(plan, buckets, wanted, digits), int(buckets.rows.max()) > 1
 
 

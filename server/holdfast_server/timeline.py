@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import Select, bindparam, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import desired, lines, models, reading, series
@@ -140,9 +141,8 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
         )
         plans = await _plans(session, found, strands, attempts, reach)
         contents = await reading.contents(session, job, [read for plan in plans for read in plan.reads])
-        total = await marked.checkpoints_total(session, job, reach)
+        total, stalled = await marked.totals(session, job, reach)
         rows = await marked.checkpoints(session, job, reach, total, lineage=found.lineage)
-        stalled = await marked.stalls_total(session, job, reach)
         answer = Timeline(
             job=job,
             extent=extent,
@@ -241,6 +241,10 @@ def _series(
 
 async def _starts(session: AsyncSession, job: str) -> list[models.Attempt]:
     """The newest, oldest first."""
+    return list(reversed((await session.scalars(_of_starts(MAX_ROWS), {"job": job})).all()))
+
+
+@cache
+def _of_starts(most: int) -> Select[models.Attempt]:
     rows = models.Attempt
-    query = select(rows).where(rows.job == job).order_by(rows.attempt.desc()).limit(MAX_ROWS)
-    return list(reversed((await session.scalars(query)).all()))
+    return select(rows).where(rows.job == bindparam("job")).order_by(rows.attempt.desc()).limit(most)
