@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asked
 from clusters import ON_SQLITE
-from sqlalchemy import event
 
 ITERATIONS = 100
 STEPS = 10
@@ -22,12 +21,9 @@ def test_a_batch_takes_as_many_steps_after_hundreds_of_them(client, agent):
         steps += 1
         return 0
 
-    def watched(connection, *_):
-        connection.set_progress_handler(step, STEPS)
-
     agent.start()
     agent.train(ITERATIONS)
-    event.listen(asked.of(client)._store._row_writer, "checkout", watched)
+    asked.of(client)._store._row_connection.connection.driver_connection.set_progress_handler(step, STEPS)
 
     def steps_of(batches: int) -> float:
         nonlocal steps

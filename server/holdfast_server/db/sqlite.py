@@ -15,6 +15,7 @@ from pathlib import Path
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -48,6 +49,8 @@ class SqliteStore:
         self._readers: AsyncEngine | None = None
         self._writer: AsyncEngine | None = None
         self._row_writer: Engine | None = None
+        self._row_connection: Connection | None = None
+        """Kept from one commit to the next, rather than fetched from the pool for each."""
         self._thread: ThreadPoolExecutor | None = None
         self._queue: asyncio.Queue[Unit | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
@@ -103,6 +106,7 @@ class SqliteStore:
         if self._writer is not None:
             await self._writer.dispose()
         if self._row_writer is not None and self._thread is not None:
+            self._let_go_of_rows()
             self._row_writer.dispose()
             self._thread.shutdown()
         self._writer = self._row_writer = self._thread = self._task = None
@@ -148,17 +152,29 @@ class SqliteStore:
             _nothing_stored(units, error)
 
     async def _commit_rows(self, units: list[Unit]) -> None:
-        assert self._row_writer is not None
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, _store_rows, self._row_writer, units)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._store_rows, units)
         except Exception as error:  # as above
             _nothing_stored(units, error)
 
+    def _store_rows(self, units: Sequence[Unit]) -> None:
+        """In the thread that writes rows."""
+        assert self._row_writer is not None
+        if self._row_connection is None:
+            self._row_connection = self._row_writer.connect()
+        try:
+            with self._row_connection.begin():
+                for unit in units:
+                    attempt_rows(self._row_connection, unit)
+        except BaseException:  # whatever state that has left it in, the next batch finds one as new
+            self._let_go_of_rows()
+            raise
 
-def _store_rows(writer: Engine, units: Sequence[Unit]) -> None:
-    with writer.begin() as connection:
-        for unit in units:
-            attempt_rows(connection, unit)
+    def _let_go_of_rows(self) -> None:
+        connection, self._row_connection = self._row_connection, None
+        if connection is not None:
+            with suppress(SQLAlchemyError):
+                connection.close()
 
 
 def _nothing_stored(units: Sequence[Unit], error: Exception) -> None:
