@@ -140,11 +140,11 @@ def _is_plain_module(module: nn.Module) -> bool:
         and kind._save_to_state_dict is nn.Module._save_to_state_dict
         and kind.get_extra_state is nn.Module.get_extra_state
         and not module._state_dict_hooks
-        and all(map(_only_reshards, module._state_dict_pre_hooks.values()))
+        and all(map(only_reshards, module._state_dict_pre_hooks.values()))
     )
 
 
-def _only_reshards(hook: object) -> bool:
+def only_reshards(hook: object) -> bool:
     """That of `fully_shard`: where an iteration ends there is nothing left for it to do."""
     name = getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")
     return name[0].startswith("torch.distributed.fsdp.") and name[1].endswith(".to_sharded_hook")

@@ -258,6 +258,7 @@ class Checkpointer:
             return
         self._number += 1
         self.head = parent  # until it is durable
+        held: Snapshot | None = None
         try:
             snapshot, origin = self.tier.survivor()
             snapshot.number = self._number
@@ -270,11 +271,14 @@ class Checkpointer:
                 bytes_per_second=None,
             )
             self.snapshots.hold(snapshot.arena)
+            held = snapshot
             self.persister.submit(snapshot, origin)
             self._in_flight.append(snapshot)
         except Exception as error:  # training goes on without; the other ranks wait for a word of this one
-            self._decline(told(error))
+            if held is not None:
+                self.snapshots.release(held)
             self.fail(f"what lay in memory is not saved: {told(error)}")
+            self._decline(told(error))
 
     def _decline(self, reason: str) -> None:
         if self._ranks.world_size > 1:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from holdfast.capture import OptimizerWatch, Watch, watch_of
+from holdfast.capture import OptimizerWatch, Watch, only_reshards, watch_of
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import SMALL_BYTES
 from holdfast.hostmemory import copy_plain, duplicates, is_plain, populate
@@ -106,7 +106,9 @@ class ModulePart(Part):
                 )
 
     def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, adopt: bool = True) -> None:
-        state = collections.OrderedDict(decode(tree["state"], tensors, copy=False))
+        # what the module's own code makes of an entry, it may keep
+        copy = not adopt and not all(map(_only_copies, self._item.modules()))
+        state = collections.OrderedDict(decode(tree["state"], tensors, copy=copy))
         state._metadata = decode(tree["metadata"], tensors, copy=False)  # type: ignore[attr-defined]
         with _one_thread_for(sum(t.nbytes for t in state.values() if isinstance(t, torch.Tensor))):
             self._item.load_state_dict(state)
@@ -183,9 +185,11 @@ class OptimizerPart(Part):
     def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, adopt: bool = True) -> None:
         # large moments stay where they were read; what else is kept is copied, or it would keep all that was
         # read beside it
+        staying: Collection[str] = tensors.keys() if adopt else ()
         if not adopt and self._on_host():
-            tensors = {**tensors, **self._kept(tree, tensors)}
-        state = decode(tree, tensors, copy=True, adopt=adopt or self._on_host())
+            kept = self._kept(tree, tensors)
+            tensors, staying = {**tensors, **kept}, kept.keys()
+        state = decode(tree, tensors, copy=True, adopt=staying)
         self._item.load_state_dict(state)
         # load_state_dict casts moments to their parameter's dtype; what was saved in float32 goes on in float32
         parameters = self._parameters()
@@ -261,6 +265,18 @@ def part_of(keyword: str, item: Stateful) -> Part:
     if isinstance(item, OwnGenerator):
         return GeneratorPart(keyword, item)
     return Part(keyword, item)
+
+
+def _only_copies(module: torch.nn.Module) -> bool:
+    """Loading a state into it copies numbers into the parameters and buffers that there are, and does no more."""
+    kind, plain = type(module), torch.nn.Module
+    return (
+        kind.load_state_dict is plain.load_state_dict
+        and kind._load_from_state_dict is plain._load_from_state_dict
+        and kind.set_extra_state is plain.set_extra_state
+        and all(only_reshards(getattr(each, "hook", each)) for each in module._load_state_dict_pre_hooks.values())
+        and not module._load_state_dict_post_hooks
+    )
 
 
 def _is_large(tensor: torch.Tensor) -> bool:

@@ -25,6 +25,8 @@ FROM_OUTSIDE = (
     "order it by `holdfast restore`, which the next start carries out, or give loop=holdfast.Variables() when the "
     "loop counts session.iteration"
 )
+TARGET = "a restore under way"
+"""Who wants its checkpoint kept."""
 WRITE_SECONDS = 600.0
 """How long a restore waits for the checkpoint of the state it leaves."""
 
@@ -65,6 +67,13 @@ class Rewinder:
             RestoreFailed: applying broke half-way, and so did putting the state back.
             RanksLost: another rank is gone, and nothing has changed on this one.
         """
+        self._checkpoints.want(TARGET, checkpoint)  # also where its order is cancelled meanwhile
+        try:
+            return self._rewind(checkpoint, order)
+        finally:
+            self._checkpoints.want(TARGET, None)
+
+    def _rewind(self, checkpoint: str, order: str | None) -> bool:
         started = time.perf_counter()
         reason = self._ranks.decide(lambda: self._no_way_back(checkpoint), str | None)
         if reason is not None:
@@ -144,7 +153,11 @@ class Rewinder:
         return self._training.no_way_back(loader)
 
     def _leave_durable(self, checkpoint: str) -> str:
-        """The checkpoint of the state about to be left; nothing is written for one that cannot be put in place."""
+        """The checkpoint of the state about to be left.
+
+        Nothing is written for a target that does not fit; that its bytes are damaged shows later, when there is
+        memory to read them into.
+        """
         self._ranks.together(lambda: self._training.check(self._manifest(checkpoint)))
         self._ranks.together(self._await_settled)
         self._checkpoints.find_lineage()

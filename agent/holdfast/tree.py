@@ -184,11 +184,11 @@ class Encoder:
         return name
 
 
-def decode(tree: Tree, tensors: Mapping[str, torch.Tensor], *, copy: bool, adopt: bool = False) -> Any:
+def decode(tree: Tree, tensors: Mapping[str, torch.Tensor], *, copy: bool, adopt: Collection[str] = ()) -> Any:
     """The value a tree was made from.
 
-    With `copy`, its tensors have memory of their own; with `adopt`, that may be the memory of `tensors`, whose
-    owner then has no further use for it.
+    With `copy`, its tensors have memory of their own; that may be the memory of those among `tensors` whose names
+    are in `adopt`, for which their owner then has no further use.
     """
     if isinstance(tree, list):
         return [decode(item, tensors, copy=copy, adopt=adopt) for item in tree]
@@ -200,7 +200,7 @@ def decode(tree: Tree, tensors: Mapping[str, torch.Tensor], *, copy: bool, adopt
 
 
 def _decode_tag(
-    tag: str, tree: dict[str, Tree], tensors: Mapping[str, torch.Tensor], copy: bool, adopt: bool
+    tag: str, tree: dict[str, Tree], tensors: Mapping[str, torch.Tensor], copy: bool, adopt: Collection[str]
 ) -> Any:
     body = tree[tag]
     match tag:
@@ -208,7 +208,7 @@ def _decode_tag(
             tensor = tensors[body]
             if "device" in tree and (moved := tensor.to(_device(tree["device"]))) is not tensor:
                 return moved
-            return tensor.clone() if copy and not (adopt and _can_stay(tensor)) else tensor
+            return tensor.clone() if copy and not (body in adopt and _can_stay(local(tensor))) else tensor
         case "$int":
             return int(body)
         case "$number":

@@ -10,8 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import holdfast
-from holdfast.sharding import local
+from holdfast.kinds import part_of
+from holdfast.sharding import like, local
 from holdfast.state import Registry
+from holdfast.tree import Encoder
 
 
 class Net(nn.Module):
@@ -130,3 +132,30 @@ def plain_sharded(stage):
     shapes = dict.fromkeys(captured.shards, ("torch.float32", (10,)))
     registry.apply(captured.trees, tensors, shapes)
     return loop.table.full_tensor().tolist()
+
+
+def moments_after_their_source_is_overwritten(stage, rows):
+    """Of an optimizer that is loaded from memory which is then used for something else: as they were, or not."""
+    mesh, world_size = init_device_mesh("cpu", (dist.get_world_size(),)), dist.get_world_size()
+
+    def trained():
+        whole = torch.arange(world_size * rows * 16.0).reshape(-1, 16)
+        parameter = nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))
+        optimizer = torch.optim.AdamW([parameter], lr=0.1)
+        parameter.grad = distribute_tensor(whole + 1.0, mesh, [Shard(0)])
+        optimizer.step()
+        return parameter, optimizer
+
+    (parameter, optimizer), (other, target) = trained(), trained()
+    encoder = Encoder((), set())
+    tree = part_of("optimizer", optimizer).encode(encoder, {})
+    borrowed = {name: local(tensor).clone() for name, tensor in encoder.tensors.items()}
+    given = {
+        name: like(encoder.sharded[name], t) if name in encoder.sharded else t for name, t in borrowed.items()
+    }
+    target.state[other].clear()  # as at a start; in place it is filled where it lies
+    part_of("optimizer", target).load(tree, given, adopt=False)
+    for tensor in borrowed.values():
+        tensor.fill_(7.0)
+    found, expected = target.state[other], optimizer.state[parameter]
+    return {name: torch.equal(local(found[name]), local(tensor)) for name, tensor in expected.items()}

@@ -147,3 +147,39 @@ def test_an_optimizer_whose_tensors_share_memory_is_loaded_all_the_same(sharing)
     for tensor in borrowed.values():
         tensor.zero_()  # their memory is used for something else
     assert same(target.state_dict(), source.state_dict())
+
+
+class Scaled(torch.nn.Linear):
+    """Keeps what it is given, as layers in eight bits do."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.amax = torch.arange(4.0)
+
+    def get_extra_state(self):
+        return {"amax": self.amax}
+
+    def set_extra_state(self, state):
+        self.amax = state["amax"]
+
+
+class Assigned(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(SIDE, SIDE)
+
+    def _load_from_state_dict(self, state_dict, prefix, *_):
+        self.weight.data = state_dict[prefix + "weight"]
+        self.bias.data = state_dict[prefix + "bias"]
+
+
+@pytest.mark.parametrize("kind", [Scaled, Assigned])
+def test_what_a_module_keeps_of_its_state_is_its_own(kind):
+    module = torch.nn.Sequential(kind())
+    before = copy.deepcopy(module.state_dict())
+    encoder = Encoder((), set())
+    tree = part_of("model", module).encode(encoder, {})
+    borrowed = {name: tensor.clone() for name, tensor in encoder.tensors.items()}
+    part_of("model", module).load(tree, borrowed, adopt=False)
+    for tensor in borrowed.values():
+        tensor.zero_()  # their memory is used for something else
+    assert same(dict(module.state_dict()), dict(before))

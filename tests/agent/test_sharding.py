@@ -108,3 +108,10 @@ def test_shares_are_alike_and_follow_from_names_and_sizes_alone(world_size):
         loads[owners[name]] += size
     assert len(loads) == world_size
     assert max(loads.values()) - min(loads.values()) <= max(size for _, size in sizes)
+
+
+@pytest.mark.parametrize("rows", [100, 768, 2000])
+def test_moments_do_not_stay_in_memory_that_is_lent(crowd, rows):
+    """Of 16 numbers a row: small on a rank and as a whole, small on a rank alone, large on each."""
+    expected = dict.fromkeys(("step", "exp_avg", "exp_avg_sq"), True)
+    assert crowd.run(2, "sharding_work.moments_after_their_source_is_overwritten", rows=rows) == [expected] * 2

@@ -69,5 +69,5 @@ def alone() -> Log:
 def test_three_hundred_iterations_are_the_same_with_holdfast_and_without(options, alone, tmp_path):
     log, taken = train(tmp_path, every=1, keep=10**6, **options)
     assert len(log) == ITERATIONS
-    assert taken > ITERATIONS / 10  # they were written while it trained
+    assert taken > ITERATIONS / 20  # they were written while it trained
     assert first_difference(alone, log) is None
