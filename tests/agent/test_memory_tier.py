@@ -369,6 +369,26 @@ def test_a_session_goes_on_from_memory_to_the_bit(supervised, tmp_path):
     assert not [*supervised.glob("*.seal"), *supervised.glob("*.claim")]
 
 
+def test_what_cannot_be_saved_of_what_a_session_goes_on_from_keeps_no_memory(supervised, tmp_path, monkeypatch):
+    Trainer(tmp_path / "store").run(10).crash()
+    store = open_store(tmp_path / "store")
+    (job,) = store.jobs()
+    store.delete(job, store.checkpoints(job)[-1], 1)
+    second = Trainer(tmp_path / "store")
+
+    def refuse(*_):
+        monkeypatch.undo()
+        monkeypatch.setenv(supervision.VARIABLE, str(supervised))
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(second.session._checkpoints.persister, "submit", refuse)
+    second.session.resume()
+    assert second.session.iteration == 9
+    second.run(18)
+    assert restore.verify(store, job, store.checkpoints(job)[-1]).attempt == 2
+    second.session.close()
+
+
 def test_what_another_attempt_went_on_from_is_not_gone_back_to(supervised, tmp_path, monkeypatch):
     Trainer(tmp_path / "store").run(10).crash()
     monkeypatch.delenv(supervision.VARIABLE)
