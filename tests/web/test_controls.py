@@ -63,6 +63,29 @@ def test_a_change_is_a_draft_then_saved_then_delivered_then_applied_then_taken_b
     assert agent.desired().budget is None
 
 
+TYPE_MEANWHILE = """() => {
+  const fetch = window.fetch;
+  window.fetch = (...asked) => {
+    if (String(asked[0]?.url ?? asked[0]).endsWith("/controls")) {
+      const field = document.querySelector("#every");
+      field.value = "50";
+      field.dispatchEvent(new Event("input", { bubbles: true }));
+      document.body.dataset.asked = "for the controls";
+    }
+    return fetch(...asked);
+  };
+}"""
+
+
+def test_what_is_typed_while_the_controls_are_on_their_way_stays(open_page: Open, agent: FakeAgent) -> None:
+    page = live(open_page, agent)
+    page.evaluate(TYPE_MEANWHILE)
+    page.evaluate("() => htmx.trigger('#controls', 'holdfast:controls')")
+    expect(page.locator("body")).to_have_attribute("data-asked", "for the controls")
+    expect(page.locator("#every-preview")).to_contain_text("50 iterations")
+    expect(page.locator("#every")).to_have_value("50")
+
+
 def test_a_policy_with_its_reason_and_an_interval_for_a_while(open_page: Open, agent: FakeAgent) -> None:
     page = live(open_page, agent)
     expect(page.locator("#why-interval")).to_contain_text("a checkpoint costs 320 ms")

@@ -80,6 +80,10 @@ export function startForms() {
       tellDraft(event.target.form, "draft", "draft, not saved");
     }
   });
+  // Somebody may have begun to type since the controls were asked for.
+  document.addEventListener("htmx:before:swap", (event) => {
+    if (event.detail.ctx.sourceElement?.id === "controls" && busy()) event.preventDefault();
+  });
   document.addEventListener("htmx:after:swap", (event) => {
     if (event.detail.ctx.target?.id === "controls") placeSliders();
     else refreshControls();
