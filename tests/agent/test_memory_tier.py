@@ -14,6 +14,7 @@ import persisting
 import pytest
 import torch
 from persisting import JOB, small_state
+from supervised_memory import flip, folder, lineage_of
 from tiny_job import Trainer
 
 from holdfast import format as fmt
@@ -28,19 +29,10 @@ from holdfast.rescue import rescue
 from holdfast.slots import COUNT, Held, Slot, claim, slots_in
 from holdfast.snapshot import Snapshotter
 from holdfast.state import Captured
-from holdfast.store import Lineage, open_store
+from holdfast.store import open_store
 from holdfast.supervision import Trained
 
-
-@pytest.fixture
-def folder(tmp_path):
-    """Of a supervisor that holds memory."""
-    made = tmp_path / "supervision"
-    made.mkdir()
-    held = Held(made)
-    assert len(held) == COUNT
-    yield made
-    held.close()
+__all__ = ["folder"]
 
 
 @pytest.fixture
@@ -56,7 +48,7 @@ class Dead:
     def __init__(self, folder, tmp_path, iterations=(3,), lineage=1):
         self.folder, self.store, self.uid = folder, open_store(tmp_path / "store"), "dead"
         self.attempt = self.store.acquire_attempt(JOB, self.uid).number
-        self.store.begin_lineage(JOB, _lineage(1, self.attempt))
+        self.store.begin_lineage(JOB, lineage_of(1, self.attempt))
         self.slots = claim(folder, [], len(iterations))
         self.tensors = small_state()
         snapshots = Snapshotter(arenas=[Arena(slot) for slot in self.slots])
@@ -78,22 +70,10 @@ class Dead:
         return rescue(self.folder, self.trained)
 
 
-def _lineage(number, attempt, iteration=0):
-    return Lineage(number=number, iteration=iteration, parent=None, order=None, attempt=attempt, created_at=0.0)
-
-
 def _seal(snapshot, attempt):
     """As whoever writes the checkpoint does, when it has the digests."""
     task = Task.of(snapshot, persisting.origin(attempt=attempt, uid="dead"))
     _Writing(None, task, snapshot.payload(), False, None, None)._sealed()
-
-
-def _flip(slot, at):
-    """One bit of what is in memory."""
-    fd = slot.open()
-    (found,) = os.pread(fd, 1, at)
-    os.pwrite(fd, bytes([found ^ 16]), at)
-    os.close(fd)
 
 
 def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp_path):
@@ -109,7 +89,7 @@ def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp
 def test_of_several_snapshots_the_newest_is_rescued_and_of_a_damaged_one_the_one_before(folder, tmp_path):
     dead = Dead(folder, tmp_path, iterations=(3, 6))
     newest = next(seal for seal in seals_of(folder, JOB) if seal.task.iteration == 6)
-    _flip(Slot(folder, newest.number), 100)
+    flip(Slot(folder, newest.number), 100)
     assert dead.rescue().task.iteration == 3
 
 
@@ -146,7 +126,7 @@ def test_a_durable_checkpoint_that_is_as_new_wins(folder, tmp_path, iteration):
 
 def test_what_training_has_left_behind_is_not_rescued(folder, tmp_path):
     dead = Dead(folder, tmp_path)
-    dead.store.begin_lineage(JOB, _lineage(2, dead.attempt))
+    dead.store.begin_lineage(JOB, lineage_of(2, dead.attempt))
     assert dead.rescue() is None
 
 
@@ -158,10 +138,10 @@ def test_no_flipped_bit_goes_unseen(folder, tmp_path, times):
     random_bytes = random.Random(0)
     for _ in range(times):
         at = random_bytes.randrange(seal.size_bytes)
-        _flip(slot, at)
+        flip(slot, at)
         with mapped(slot, seal.size_bytes) as payload, pytest.raises(DamagedCheckpoint):
             verify(seal, payload)
-        _flip(slot, at)
+        flip(slot, at)
     with mapped(slot, seal.size_bytes) as payload:
         verify(seal, payload)
 
@@ -306,7 +286,7 @@ def test_where_no_thread_can_be_started_a_snapshot_is_verified_all_the_same(fold
     seal = read_seal(slot)
     with mapped(slot, seal.size_bytes) as payload:
         verify(seal, payload, threads=2)
-        _flip(slot, 100)
+        flip(slot, 100)
         with pytest.raises(DamagedCheckpoint):
             verify(seal, payload, threads=2)
 

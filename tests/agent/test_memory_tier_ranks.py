@@ -9,7 +9,7 @@ import persisting
 import pytest
 import torch
 from persisting import JOB
-from test_memory_tier import _flip, _lineage, folder
+from supervised_memory import flip, folder, lineage_of
 
 from holdfast import restore, supervision
 from holdfast.arena import Arena
@@ -40,7 +40,7 @@ class Dead:
     def __init__(self, folder, tmp_path, world_size=WORLD):
         self.folder, self.store, self.world_size = folder, open_store(tmp_path / "store"), world_size
         self.begin("dead")
-        self.store.begin_lineage(JOB, _lineage(1, self.attempt))
+        self.store.begin_lineage(JOB, lineage_of(1, self.attempt))
 
     def begin(self, uid):
         self.uid, self.attempt = uid, self.store.acquire_attempt(JOB, uid).number
@@ -125,15 +125,15 @@ def test_the_newest_that_is_complete_is_rescued(dead):
 def test_where_one_rank_s_bytes_are_damaged_the_one_before_is_rescued(dead, rank):
     dead.leave(3)
     dead.leave(6)
-    _flip(dead.slot(6, rank), 8)
+    flip(dead.slot(6, rank), 8)
     assert dead.rescue().task.iteration == 3
-    _flip(dead.slot(3, rank), 8)
+    flip(dead.slot(3, rank), 8)
     assert dead.rescue() is None, "one that is durable wins"
 
 
 def test_where_all_there_is_is_damaged_nothing_is_written(dead):
     dead.leave(3)
-    _flip(dead.slot(3, 1), 8)
+    flip(dead.slot(3, 1), 8)
     with pytest.raises(DamagedCheckpoint):
         dead.rescue()
     assert dead.store.checkpoints(JOB) == []
@@ -373,13 +373,13 @@ def test_a_rank_verifies_what_it_needs_of_the_others_parts_and_nothing_else_of_t
     (found,) = own.candidates(dead.store, [])
     theirs = next(seal for seal in seals_of(dead.folder, JOB) if seal.task.origin.rank == 2)
     starts = {slot.name: slot.start for slot in theirs.task.slots}
-    _flip(dead.slot(3, 2), starts["noise"])
+    flip(dead.slot(3, 2), starts["noise"])
     loaded = own.load(found, None)
     assert loaded.tensors["noise"].tolist() == [0.0] * 4, "rank 0's, not that which is damaged"
     assert loaded.tensors["model.2"].tolist() == [[3.0] * 3] * 5
     loaded.tensors["model.2"].fill_(7)
-    _flip(dead.slot(3, 2), starts["noise"])
+    flip(dead.slot(3, 2), starts["noise"])
     assert own.load(found, None).tensors["model.2"].tolist() == [[3.0] * 3] * 5, "what is written goes to a copy"
-    _flip(dead.slot(3, 2), starts["model.2"])
+    flip(dead.slot(3, 2), starts["model.2"])
     with pytest.raises(DamagedCheckpoint, match=r"model\.2"):
         own.load(found, None)

@@ -10,50 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from stage import HOLDFAST, PATIENCE_SECONDS, Step, environment, read_ledger, spawned, until
+from stage import HOLDFAST, PATIENCE_SECONDS, environment, read_ledger, spawned, until
+from tier_ends import Ended, assert_nothing_left
 
-from holdfast import restore
 from holdfast.client import Client
-from holdfast.store import open_store
 
 pytestmark = pytest.mark.processes
 
 TRAINER = Path(__file__).with_name("tier_trainer.py")
 ITERATIONS = 30
-
-
-@dataclass
-class Ended:
-    status: int
-    log: str
-    steps: list[Step]
-    store: Path
-
-    @property
-    def resumed_at(self) -> list[int]:
-        """The iteration that each start but the first went on from."""
-        pids = list(dict.fromkeys(step.pid for step in self.steps))
-        return [min(step.iteration for step in self.steps if step.pid == pid) - 1 for pid in pids[1:]]
-
-    @property
-    def from_memory(self) -> list[int]:
-        """The iterations that starts went on from in memory."""
-        return [int(found) for found in re.findall(r"goes on from iteration (\d+) out of the memory", self.log)]
-
-    @property
-    def rescued(self) -> list[int]:
-        return [int(found) for found in re.findall(r"iteration (\d+) was saved out of memory", self.log)]
-
-    @property
-    def attempts(self) -> dict[int, int]:
-        """Which attempt committed each checkpoint, by iteration; all of them are sound."""
-        store = open_store(self.store)
-        manifests = [restore.verify(store, "tier", checkpoint) for checkpoint in store.checkpoints("tier")]
-        return {manifest.iteration: manifest.attempt for manifest in manifests}
 
 
 def run(folder: Path, *arguments: str, options: tuple[str, ...] = (), server: str = "", **extra: str) -> Ended:
@@ -68,15 +36,6 @@ def run(folder: Path, *arguments: str, options: tuple[str, ...] = (), server: st
         assert_nothing_left(supervisor.pid)
     assert not list(folder.glob("holdfast-run-*"))
     return Ended(status, log.read_text(), read_ledger(ledger), store)
-
-
-def assert_nothing_left(supervisor: int) -> None:
-    """Nobody holds memory of this supervisor's any more."""
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            assert f"holdfast-{supervisor}-" not in os.readlink(link), link
-        except OSError:
-            continue
 
 
 @pytest.fixture(scope="module")

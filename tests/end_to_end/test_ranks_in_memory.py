@@ -11,7 +11,7 @@ from chaos import HERE, read
 from crowd import Crowd
 from crowd import crowd as crowd
 from stage import HOLDFAST, PATIENCE_SECONDS, environment, spawned
-from test_memory_tier import Ended, assert_nothing_left
+from tier_ends import Ended, assert_nothing_left
 from tier_ranks_trainer import AT, EVERY, ITERATIONS
 
 pytestmark = pytest.mark.processes
