@@ -48,7 +48,8 @@ def test_a_job_that_failed_waits_for_an_order_and_goes_where_it_is_told(tmp_path
         order = server.restore(job, _oldest(server, job))
         assert supervisor.wait(PATIENCE_SECONDS) == 0
     done = server.order(job, order.id)
-    assert [step.state for step in done.transitions] == ["requested", "restoring", "restored"]
+    states = [step.state for step in done.transitions if step.state != "delivered"]  # a poll may be quicker
+    assert states == ["requested", "restoring", "restored"]
     after = read_ledger(ledger)[steps:]
     assert [step.iteration for step in after] == list(range(order.iteration + 1, 55))
     assert f"an order to restore {order.checkpoint} has come: starting the trainer" in log.read_text()
