@@ -180,7 +180,7 @@ def load(
         regions: asked, with the trees of this rank and the dtypes and global shapes of its tensors, of which
             tensors it wants a region only. All others are put together whole.
         room: memory to read into, from the start of a page, as far as it goes: what is loaded is borrowed then.
-            Memory that is there is a third of the time of a load that has to ask for its own.
+            A load that has to ask for memory of its own takes twice as long.
     """
     found = manifest(store, job, checkpoint)
     saved = fmt.saved_rank(found, rank)

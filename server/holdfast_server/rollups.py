@@ -229,16 +229,13 @@ def decoded(rows: Sequence[tuple[int, int, int, bytes]], columns: int) -> Rollup
     Those from before a metric was first reported have fewer columns.
     """
     numbers, sizes = np.array([row[:3] for row in rows], np.int64), [len(row[3]) for row in rows]
-    plain = set(sizes) == {columns * _STATS_BYTES}  # as nearly always: they are read where they lie
-    stored = np.frombuffer(b"".join([row[3] for row in rows]) if plain else b"", "<f8")
-    made = Rollup(
-        first=numbers[:, 0],
-        last=numbers[:, 1],
-        rows=numbers[:, 2],
-        stats=stored.reshape(-1, columns, 4) if plain else np.empty((len(rows), columns, 4)),
-        odd=np.zeros((len(rows), columns, 3), np.int64),
-    )
-    for size in set() if plain else set(sizes):
+    first, last, count = numbers.T
+    odd = np.zeros((len(rows), columns, 3), np.int64)
+    if set(sizes) == {columns * _STATS_BYTES}:  # as nearly always: they are read where they lie
+        stats = np.frombuffer(b"".join([row[3] for row in rows]), "<f8").reshape(-1, columns, 4)
+        return Rollup(first, last, count, stats, odd)
+    made = Rollup(first, last, count, np.empty((len(rows), columns, 4)), odd)
+    for size in set(sizes):
         chosen = [place for place, one in enumerate(sizes) if one == size]
         content = np.frombuffer(b"".join([rows[place][3] for place in chosen]), np.uint8).reshape(-1, size)
         known = size // (_STATS_BYTES + (_ODD_BYTES if size % 2 else 0))
