@@ -6,11 +6,13 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import in_memory
 import pytest
 from clusters import Cluster, NoPostgres
 from hypothesis import settings
+from scheduling import ByFile
 
 ROOM_BYTES = 256 << 20
 # Before torch is imported: OpenMP's threads spin while they wait for each other, and take the processors from the
@@ -25,6 +27,11 @@ settings.load_profile("tests")
 def pytest_configure() -> None:
     """Where a script has put the tests in the background, Ctrl-C is ignored by them and all that they start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """What `--dist loadfile` would take, that gets to its end when a worker has died."""
+    return ByFile(config, log)
 
 
 @pytest.fixture
