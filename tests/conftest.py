@@ -12,6 +12,7 @@ import in_memory
 import pytest
 from clusters import Cluster, NoPostgres
 from hypothesis import settings
+
 from scheduling import ByFile
 
 ROOM_BYTES = 256 << 20

@@ -15,8 +15,8 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log)
 """
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "xdist"]
-GREEN = "def test_one():\n    pass\n\ndef test_two():\n    pass\n"
-DEADLY = "import os\n\ndef test_before():\n    pass\n\ndef test_dies():\n    os._exit(9)\n\ndef test_after():\n    pass\n"
+GREEN = "def test_one(): ...\n\ndef test_two(): ...\n"
+DEADLY = "import os\n\ndef test_before(): ...\n\ndef test_dies():\n    os._exit(9)\n\ndef test_after(): ...\n"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
