@@ -35,6 +35,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 
 
+@pytest.fixture(autouse=True)
+def _sessions_are_closed() -> Iterator[None]:
+    """One that is left open has SIGTERM: told to end by a later test, it would end the tests with their grace."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if signal.getsignal(signal.SIGTERM) is not before:
+        signal.signal(signal.SIGTERM, before)
+        pytest.fail("a session was left open")
+
+
 @pytest.fixture
 def fast_path() -> Iterator[Path]:
     """A folder in memory, where there is some to spare."""

@@ -136,10 +136,11 @@ def test_a_signal_that_is_not_ours_is_left_alone(grace: float, before: str, expe
 
 def test_a_checkpoint_is_taken_where_it_fits() -> None:
     now = [100.0]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "a session was left open by another test"
     leaving = Leaving(10.0, clock=lambda: now[0])
     try:
         assert not leaving.asked
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # to this thread, and heard before it returns
         assert leaving.asked
         assert leaving.left_seconds == 10.0 - SPARE_SECONDS
         now[0] += 3.0
