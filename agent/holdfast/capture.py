@@ -31,6 +31,10 @@ class Watch(Protocol):
         """All that its tree was made from, in an order that does not change."""
         ...
 
+    def outline(self) -> tuple[object, ...]:
+        """What of its make-up can be had in a microsecond."""
+        ...
+
 
 class ModuleWatch:
     def __init__(self, module: nn.Module) -> None:
@@ -53,6 +57,9 @@ class ModuleWatch:
 
     def leaves(self) -> list[Any]:
         return list(itertools.chain.from_iterable(map(dict.values, self._dicts)))
+
+    def outline(self) -> tuple[object, ...]:
+        return ()
 
 
 class OptimizerWatch:
@@ -77,6 +84,11 @@ class OptimizerWatch:
         trained = itertools.chain.from_iterable(group["params"] for group in groups)
         return [*state, *values, *trained, len(groups), *hooks[0].values(), *hooks[1].values()]
 
+    def outline(self) -> tuple[object, ...]:
+        """A parameter that is added late shows here, and a state that was loaded."""
+        state, groups = self._optimizer.state, self._optimizer.param_groups
+        return id(state), len(state), [len(group["params"]) for group in groups]
+
     def groups(self) -> list[dict[str, Any]]:
         """The parameter groups as `state_dict()` gives them: parameters by their number."""
         start, packed = 0, []
@@ -94,6 +106,7 @@ class Watched:
     def __init__(self, watches: Iterable[Watch]) -> None:
         self._watches = list(watches)
         self._leaves = self._all_leaves()
+        self._outline = self._whole_outline()
         # a parameter is a leaf of its module and of its optimizer, there as a key and in its group
         self._tensors = list({id(leaf): leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)}.values())
         self._sharded = [tensor for tensor in self._tensors if is_sharded(tensor)]
@@ -101,6 +114,12 @@ class Watched:
         self._places = self._all_places()
         self.steady = all(type(tensor) in PLAIN for tensor in self._tensors)
         """There is nothing among them whose memory cannot be told by its address."""
+        self.rests = not self._sharded
+        """Outside an update they are as they are: `fully_shard` puts others in their place for a forward pass."""
+
+    def seems_unchanged(self) -> bool:
+        """As far as it takes no time to tell."""
+        return self._whole_outline() == self._outline
 
     def unchanged(self) -> bool:
         leaves = self._all_leaves()
@@ -114,6 +133,9 @@ class Watched:
         """A tensor whose `data` was set may be another view of the same memory."""
         parts = [*self._tensors, *map(local, self._sharded)] if self._sharded else self._tensors
         return [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in parts]
+
+    def _whole_outline(self) -> list[tuple[object, ...]]:
+        return [watch.outline() for watch in self._watches]
 
     def _all_leaves(self) -> list[Any]:
         return list(itertools.chain.from_iterable(watch.leaves() for watch in self._watches))

@@ -16,7 +16,7 @@ import torch
 
 from holdfast import protocol, restore
 from holdfast.errors import HoldfastError
-from holdfast.fingerprint import fingerprint
+from holdfast.fingerprint import fingerprint, of_thread
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist import Origin, Persister, Settled
 from holdfast.pins import Pinned
@@ -196,7 +196,7 @@ class Checkpointer:
 
     def take(
         self,
-        capture: Callable[[], Captured],
+        capture: Callable[[bool], Captured],
         kind: CheckpointKind,
         *,
         mode: SnapshotMode = "cpu",
@@ -205,7 +205,8 @@ class Checkpointer:
     ) -> Snapshot | None:
         """Begin a checkpoint of this instant; None when it could not even begin, which is then an event.
 
-        Its bytes are written over `over_seconds` rather than as fast as they can. Of several ranks all call it at
+        `capture` is told whether it may leave to a look during training what only that can change. The bytes are
+        written over `over_seconds` rather than as fast as they can. Of several ranks all call it at
         the same boundary.
         """
         self._number += 1
@@ -217,7 +218,7 @@ class Checkpointer:
             if not self.snapshots.wait_free(FREE_SECONDS):  # another rank's was free a moment ago
                 raise HoldfastError("the snapshot before is still being written")
             snapshot = self.snapshots.begin(
-                capture(),
+                capture(not at_once),
                 iteration=self._standing.iteration,
                 lineage=self._standing.lineage,
                 kind=kind,
@@ -232,6 +233,7 @@ class Checkpointer:
             self._decline("interrupted")
             raise
         snapshot.number = self._number
+        snapshot.fingerprint = of_thread()
         snapshot.stall_seconds += time.perf_counter() - started
         try:
             self._reporter.event(self._event(snapshot, "snapshot"))
@@ -293,7 +295,6 @@ class Checkpointer:
             rank=self._ranks.rank,
             world_size=self._ranks.world_size,
             versions=self.versions,
-            fingerprint=fingerprint(),
             replaces=snapshot.id in self.damaged,
             bytes_per_second=snapshot.size_bytes / over_seconds if over_seconds > 0 else None,
         )
@@ -346,6 +347,8 @@ class Checkpointer:
         )
 
     def _began(self, snapshot: Snapshot) -> None:
+        if not snapshot.survived:
+            snapshot.fingerprint = fingerprint() | snapshot.fingerprint
         self._reporter.event(self._event(snapshot, "persisting", persist_started_at=time.time()))
 
     def _on_settled(self, settled: Settled) -> None:

@@ -32,14 +32,17 @@ _FLAGS: dict[str, Callable[[], Any]] = {
 
 def fingerprint() -> dict[str, str]:
     """What this process computes with, in words: versions, devices, ranks, threads, flags, the script's commit."""
-    found = _of_machine(torch.cuda.is_initialized()) | {  # type: ignore[no-untyped-call]
-        "ranks": str(rank_and_world_size()[1]),
-        "threads": str(torch.get_num_threads()),
-    }
+    found = _of_machine(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    found = found | {"ranks": str(rank_and_world_size()[1])} | of_thread()
     for name, flag in _FLAGS.items():
         with contextlib.suppress(RuntimeError):  # a script that sets TF32 the new way may not ask the old one
             found[name] = str(flag())
     return found | {name: value for name in ENVIRONMENT if (value := os.environ.get(name))}
+
+
+def of_thread() -> dict[str, str]:
+    """What of it is another one on each thread: it must be asked for on the one that trains."""
+    return {"threads": str(torch.get_num_threads())}
 
 
 def difference(then: Mapping[str, str], now: Mapping[str, str]) -> str | None:

@@ -7,7 +7,7 @@ iteration throws away. The others belong to the state: a backward pass adds to t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from holdfast.errors import HoldfastError
 
 Parameters = Sequence[tuple[str, str, torch.Tensor]]
 """(keyword of the module, name within it, parameter)"""
+_FSDP_STATE = "_get_fsdp_state"
 _Mark = tuple["weakref.ref[torch.Tensor]", int]
 """A gradient right after an update, and how often it had been written to by then."""
 
@@ -70,17 +71,20 @@ class Gradients:
                         yield id(parameter)
 
 
-def require_synchronized(modules: Mapping[str, torch.nn.Module]) -> None:
-    """HoldfastError where `fully_shard` holds gradients that it has not summed up over the ranks yet."""
-    for keyword, module in modules.items():
-        for each in module.modules():
-            state = each._get_fsdp_state() if hasattr(each, "_get_fsdp_state") else None  # type: ignore[operator]
-            group = getattr(state, "_fsdp_param_group", None)
-            if any(map(_is_unsynchronized, getattr(group, "fsdp_params", ()))):
-                raise HoldfastError(
-                    f"{keyword}: fully_shard holds gradients that are not synchronised: call session.step() after "
-                    "the backward pass with set_requires_gradient_sync(True), once an update"
-                )
+def fully_sharded(modules: Mapping[str, torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
+    """Those that `fully_shard` was applied to, and the keywords under which they are given."""
+    return [(k, each) for k, module in modules.items() for each in module.modules() if hasattr(each, _FSDP_STATE)]
+
+
+def require_synchronized(modules: Iterable[tuple[str, torch.nn.Module]]) -> None:
+    """HoldfastError where one of those `fully_sharded` holds gradients not yet summed up over the ranks."""
+    for keyword, module in modules:
+        group = getattr(getattr(module, _FSDP_STATE)(), "_fsdp_param_group", None)
+        if any(map(_is_unsynchronized, getattr(group, "fsdp_params", ()))):
+            raise HoldfastError(
+                f"{keyword}: fully_shard holds gradients that are not synchronised: call session.step() after "
+                "the backward pass with set_requires_gradient_sync(True), once an update"
+            )
 
 
 def _is_unsynchronized(parameter: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import marshal
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -133,6 +134,8 @@ class OptimizerPart(Part):
     """What `state_dict()` gives, its tensors named after their parameters rather than by number."""
 
     _item: torch.optim.Optimizer
+    _encoded: tuple[bytes | None, list[list[Tree]]] = (None, [])
+    """The settings that groups were last encoded of, and what came of it."""
 
     def watch(self) -> Watch | None:
         return watch_of(self._item)
@@ -163,8 +166,11 @@ class OptimizerPart(Part):
     def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
         # a learning rate is a plain number, which no watch sees change
         assert isinstance(watch, OptimizerWatch)
-        groups = encoder.encode_pairs(self.keyword, {"param_groups": watch.groups()})
-        return {"$pairs": [tree["$pairs"][0], *groups]}
+        settings = self._settings()
+        if settings is None or settings != self._encoded[0]:
+            groups = encoder.encode_pairs(self.keyword, {"param_groups": watch.groups()})
+            self._encoded = settings, groups
+        return {"$pairs": [tree["$pairs"][0], *self._encoded[1]]}
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         saved = dict(tree["$pairs"])["param_groups"]
@@ -236,6 +242,17 @@ class OptimizerPart(Part):
                         and isinstance(own.get(key), torch.Tensor)
                     ):
                         yield value["$tensor"], own[key]
+
+    def _settings(self) -> bytes | None:
+        """What the groups say beside their parameters; None where that is more than numbers and words."""
+        groups = [
+            (len(group["params"]), [pair for pair in group.items() if pair[0] != "params"])
+            for group in self._item.param_groups
+        ]
+        try:
+            return marshal.dumps(groups, 2)  # which tells 1 from 1.0 and from True, as comparing does not
+        except ValueError:
+            return None
 
     def _on_host(self) -> bool:
         return all(parameter.device.type == "cpu" for parameter in self._parameters())

@@ -684,7 +684,7 @@ class Session:
             self._meter.learn()  # what came before belongs to the time before
         finally:  # the other ranks count on this one
             self._checkpoints.take(
-                self._training.capture,
+                lambda later: self._training.capture(later=later),
                 decision.checkpoint,
                 mode=decision.mode,
                 over_seconds=decision.over_seconds,

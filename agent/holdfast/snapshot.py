@@ -60,6 +60,8 @@ class Snapshot:
     """What all ranks together have stored of it; 0 while that is not known, and where there is one rank."""
     ranks: list[RankSpan] = field(default_factory=list)
     """What the slowest of several ranks took for it, on rank 0 once it is durable."""
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    """Where and how it was trained; whole once it is being persisted."""
     survived: bool = False
     """An attempt before this one took it, and did not live to see it durable."""
     seconds: float = 0.0
@@ -69,6 +71,8 @@ class Snapshot:
     device_memory: tuple[int, int] = (0, 0)
     """(M, Mmax) in bytes of the device with the least room; zeros where there is none."""
     torn: list[str] = field(default_factory=list)
+    rebuilt: bool = False
+    """The objects were made of other tensors than it was put together of."""
     failure: BaseException | None = None
     safe: threading.Event = field(default_factory=threading.Event)
     """An update may be queued: host tensors are copied, and devices know what to wait for."""
@@ -211,7 +215,7 @@ class Snapshotter:
             self._give_back(layout)  # or no checkpoint would ever be taken again
             raise
         self._current, self._current_layout = snapshot, layout
-        self._work.put(lambda: self._copy_rest(snapshot, layout, started))
+        self._work.put(lambda: self._copy_rest(snapshot, layout, captured.holds, started))
         if at_once:
             try:
                 snapshot.copied.wait()
@@ -286,8 +290,15 @@ class Snapshotter:
         while (work := self._work.get()) is not None:
             work()
 
-    def _copy_rest(self, snapshot: Snapshot, layout: Layout, started: float) -> None:
+    def _copy_rest(
+        self, snapshot: Snapshot, layout: Layout, holds: Callable[[], bool] | None, started: float
+    ) -> None:
         try:
+            if holds is not None and not holds():
+                snapshot.rebuilt = True
+                snapshot.safe.set()
+                layout.quiesce()
+                return
             snapshot.torn = layout.copy_host()
             snapshot.safe.set()
             snapshot.torn += layout.finish()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -15,7 +17,7 @@ from holdfast import replicas
 from holdfast.capture import Watch, Watched
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import Shard
-from holdfast.gradients import Gradients, Parameters, put_back, require_synchronized
+from holdfast.gradients import Gradients, Parameters, fully_sharded, put_back, require_synchronized
 from holdfast.kinds import Names, Shapes, Stateful, part_of
 from holdfast.resharding import Region
 from holdfast.rng import OwnGenerator, branch_rng, is_generator, restore_rng, rng_state
@@ -25,6 +27,9 @@ from holdfast.witness import Witness
 
 logger = logging.getLogger("holdfast")
 
+OFTEN_FOUND = 2
+"""So often a look at all tensors must have found them as they were, before the next looks are taken while training
+goes on."""
 RESERVED = ("rng", "session", "gradients")
 """Entries of a checkpoint that are the session's own."""
 
@@ -34,7 +39,7 @@ class Captured:
     """The state of one instant, as references to live tensors."""
 
     trees: dict[str, Tree] = field(default_factory=dict)
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """By name; tensors that share memory (tied weights) once, under the first name met. Of what several ranks
     have, those that this rank stores."""
     deferred: set[str] = field(default_factory=set)
@@ -51,6 +56,9 @@ class Captured:
     """Names of those that may be otherwise on other ranks, which store theirs under the same names."""
     alike: dict[str, str] = field(default_factory=dict)
     """What other ranks that know it, too, must say the same of."""
+    holds: Callable[[], bool] | None = None
+    """Whether the objects are still made of these tensors, to be asked before the next update; None where that is
+    known."""
 
 
 class Registry:
@@ -69,6 +77,12 @@ class Registry:
         self._warned: set[str] = set()
         self._known: _Known | None = None
         self._structure: tuple[object, ...] = ()
+        self._found_again = 0
+        """How many captures in a row found all that was known."""
+        self._doubted = False
+        """A look within an iteration found something else than a capture had."""
+        self._rests = True
+        """What it captures is the same within an iteration and at its ends."""
         if world_size > 1:
             replicas.look_around()
         self.find_replicas()
@@ -83,13 +97,25 @@ class Registry:
         }
         self.replicated = dict(sorted(found.items()))  # all ranks ask them for the same things, in the same order
 
-    def capture(self, session: Mapping[str, Any], *, gradients: bool = True) -> Captured:
+    def capture(self, session: Mapping[str, Any], *, gradients: bool = True, later: bool = False) -> Captured:
         """References to all state, the session's own among it. TypeError names what cannot be stored.
 
-        Without `gradients` it is what a checkpoint of most loops will hold.
+        Without `gradients` it is what a checkpoint of most loops will hold. With `later` it may be put together as
+        the last one was, and whether the objects are still made of the same tensors is for `Captured.holds` to
+        tell while training goes on: nothing but an update, or somebody behind our back, changes that.
         """
-        known = self._known
-        if known is None or known.replicas_made != replicas.made() or not known.watched.unchanged():
+        known, holds = self._known, None
+        if known is None or known.replicas_made != replicas.made():
+            known = self._known = self._walk()
+        elif later and self._rests and known.watched.rests and self._found_again >= OFTEN_FOUND:
+            if known.watched.seems_unchanged():
+                holds = functools.partial(self._holds, known)
+            else:
+                known = self._known = self._walk()
+        elif known.watched.unchanged():
+            self._found_again += 1
+            self._rests = self._rests and not self._doubted
+        else:
             known = self._known = self._walk()
         encoder, trees = Encoder(known.step_storages, self._warned, known.shared_storages), {}
         for keyword, part in self._parts.items():
@@ -101,22 +127,24 @@ class Registry:
         trees["rng"] = encoder.encode("rng", rng_state())
         if gradients and (pending := self.gradients.pending(known.parameters)):
             trees["gradients"] = self._encode_gradients(encoder, pending)
-        if gradients and is_possible():
-            require_synchronized(self.modules)
-        tensors = self._stored(encoder)
-        names = known.encoder.shared | known.encoder.sharded.keys() | encoder.shared | encoder.sharded.keys()
-        witnesses = [known.witness, _witness(encoder)] if gradients and self._world_size > 1 else []
-        return Captured(
+        if gradients and known.fully_sharded:
+            require_synchronized(known.fully_sharded)
+        captured = Captured(
             trees=trees,
-            tensors={**known.tensors, **tensors},
-            deferred=known.encoder.deferred | encoder.deferred,
+            tensors=ChainMap(self._stored(encoder), known.tensors),
+            deferred=known.encoder.deferred | encoder.deferred if encoder.deferred else known.encoder.deferred,
             frozen=known.frozen,
             gradients=self._gradients,
             structure=self._structured(known, encoder),
             shards={**known.encoder.places, **encoder.places},
-            own={n for n in (*known.tensors, *tensors) if n not in names} if self._world_size > 1 else set(),
-            alike={f"replicas {each.key}": each.seen() for each in witnesses},
+            holds=holds,
         )
+        if self._world_size > 1:
+            names = known.encoder.shared | known.encoder.sharded.keys() | encoder.shared | encoder.sharded.keys()
+            captured.own = {name for name in captured.tensors if name not in names}
+            witnesses = [known.witness, _witness(encoder)] if gradients else []
+            captured.alike = {f"replicas {each.key}": each.seen() for each in witnesses}
+        return captured
 
     def check(self, trees: Mapping[str, Tree], shapes: Shapes) -> None:
         """IncompatibleCheckpoint, naming keyword and tensor, when a checkpoint does not fit these objects."""
@@ -169,8 +197,19 @@ class Registry:
         for part in self._parts.values():
             part.make_room()
 
+    def _holds(self, known: _Known) -> bool:
+        """On another thread, while the next iteration computes."""
+        try:
+            unchanged = known.watched.unchanged()
+        except RuntimeError:  # a dict changed its size meanwhile
+            unchanged = False
+        if not unchanged:
+            self._doubted, self._found_again = True, 0
+        return unchanged
+
     def _walk(self) -> _Known:
         """Everything that can be watched from here on, in full."""
+        self._found_again, self._doubted = 0, False
         self.find_replicas()
         if is_possible():
             for module in self.modules.values():
@@ -197,6 +236,7 @@ class Registry:
             step_storages=step_storages,
             shared_storages=shared_storages,
             parameters=[(k, n, p) for k, module in self.modules.items() for n, p in module.named_parameters()],
+            fully_sharded=fully_sharded(self.modules),
         )
 
     def _stored(self, encoder: Encoder) -> dict[str, torch.Tensor]:
@@ -295,6 +335,7 @@ class _Known:
     step_storages: set[int]
     shared_storages: set[int]
     parameters: Parameters
+    fully_sharded: list[tuple[str, torch.nn.Module]]
 
 
 def _stateful(keyword: str, item: Any) -> Stateful:

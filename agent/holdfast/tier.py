@@ -160,6 +160,7 @@ class Tier:
             own=task.own,
             alike=task.alike,
             survived=True,
+            fingerprint=task.fingerprint,
             seconds=task.timings.get("snapshot_seconds", 0.0),
         )
         snapshot.safe.set()

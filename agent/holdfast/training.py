@@ -175,9 +175,9 @@ class Training:
         """What a capture will most likely consist of."""
         return self._capture(gradients=False, reducers={})
 
-    def capture(self) -> Captured:
-        """The state of this instant. TypeError names what cannot be stored."""
-        captured = self._capture(gradients=True, reducers=self._reducers())
+    def capture(self, *, later: bool = False) -> Captured:
+        """The state of this instant. TypeError names what cannot be stored. `later`: see `Registry.capture`."""
+        captured = self._capture(gradients=True, reducers=self._reducers(), later=later)
         if self._ranks.world_size > 1:
             # two ranks that count iterations differently have states of different moments under the same number
             loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
@@ -201,7 +201,7 @@ class Training:
                 found[name] = layout
         return found
 
-    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> Captured:
+    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]], later: bool = False) -> Captured:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
         return self.registry.capture(
             {
@@ -213,6 +213,7 @@ class Training:
                 "reducers": reducers,
             },
             gradients=gradients,
+            later=later,
         )
 
     @property

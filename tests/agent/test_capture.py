@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from holdfast import Variables
+from holdfast.capture import Watched
 from holdfast.snapshot import Snapshotter
-from holdfast.state import Registry
+from holdfast.state import OFTEN_FOUND, Registry
 
 
 class Net(nn.Module):
@@ -51,6 +52,9 @@ class Job:
 
     def capture(self):
         return self.registry.capture({"iteration": 1})
+
+    def capture_now_or_later(self):
+        return self.registry.capture({"iteration": 1}, later=True)
 
     def in_full(self):
         """As a registry that has captured nothing before finds it."""
@@ -172,6 +176,101 @@ CHANGES = [
 ]  # fmt: skip
 
 
+def looked_at_often(job):
+    """A job whose next capture may leave the look at all tensors for later."""
+    job.step()
+    for _ in range(OFTEN_FOUND + 1):
+        job.capture()
+    return job
+
+
+SEEN_AT_ONCE = {more_variables}
+"""Of what no watch is needed for."""
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_look_that_is_left_for_later_finds_each_change_too(change):
+    job = looked_at_often(Job())
+    assert job.capture_now_or_later().holds()
+    change(job)
+    captured = job.capture_now_or_later()
+    if captured.holds is not None:
+        assert not captured.holds() or change in SEEN_AT_ONCE
+    else:
+        same(captured, job.in_full())
+    again = job.capture()
+    same(again, job.in_full())
+
+
+def test_what_was_captured_without_a_look_is_what_a_full_capture_finds():
+    job = looked_at_often(Job(fused=True))
+    job.step().optimizer.param_groups[0]["lr"] = 5e-3
+    captured = job.capture_now_or_later()
+    assert captured.holds()
+    same(captured, job.in_full())
+
+
+@pytest.mark.parametrize("late", [add_a_parameter, unfreeze])
+def test_parameters_that_an_optimizer_gets_late_are_no_surprise(late):
+    job = looked_at_often(Job())
+    late(job)
+    captured = job.capture_now_or_later()
+    assert captured.holds is None
+    same(captured, job.in_full())
+    looked_at_often(job)
+    assert job.capture_now_or_later().holds()
+
+
+def test_what_is_otherwise_within_an_iteration_is_looked_at_between_them_for_good():
+    job = looked_at_often(Job())
+    for _ in range(2):
+        captured = job.capture_now_or_later()
+        if captured.holds is None:
+            break
+        weight = job.model.head.weight
+        job.model.head.weight = nn.Parameter(torch.zeros(16, 8))  # for a forward pass alone
+        assert not captured.holds()
+        job.model.head.weight = weight
+        same(job.capture(), job.in_full())
+    for _ in range(2 * OFTEN_FOUND):
+        assert job.capture_now_or_later().holds is None
+
+
+def test_a_model_that_is_changed_once_is_looked_at_later_again():
+    job = looked_at_often(Job())
+    captured = job.capture_now_or_later()
+    replace_a_buffer(job)
+    assert not captured.holds()
+    same(job.capture(), job.in_full())
+    looked_at_often(job)
+    assert job.capture_now_or_later().holds()
+
+
+def test_a_model_that_is_taken_apart_while_somebody_looks_is_another_one(monkeypatch):
+    job = looked_at_often(Job())
+    captured = job.capture_now_or_later()
+
+    def changes(self):
+        raise RuntimeError("dictionary changed size during iteration")
+
+    monkeypatch.setattr(Watched, "unchanged", changes)
+    assert not captured.holds()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, 1.0), (1, True), (0.0, -0.0), (1e-3, torch.tensor(1e-3)), ((0.9, 1), (0.9, 1.0))]
+)
+def test_settings_that_are_equal_but_not_the_same_are_encoded_anew(one, other):
+    job = Job().step()
+    job.optimizer.param_groups[0]["marker"] = one
+    job.capture()
+    job.capture()
+    job.optimizer.param_groups[0]["marker"] = other
+    found, expected = job.capture(), job.in_full()
+    assert repr(found.trees["optimizer"]) == repr(expected.trees["optimizer"])
+    assert list(found.tensors) == list(expected.tensors)
+
+
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_changes_between_two_captures_is_found(change):
     job = Job().step()
@@ -219,15 +318,16 @@ def test_a_snapshot_beside_training_is_the_state_of_the_boundary(kind, wrap):
         snapshotter.wait_copied()
 
     job.optimizer.register_step_pre_hook(wait)
-    for i in range(4):
+    for i in range(4 + OFTEN_FOUND):
         job.step(micro=1 + i % 3)
-        captured = job.capture()
+        captured = job.capture_now_or_later()
         expected = {name: tensor.clone() for name, tensor in captured.tensors.items()}
         snapshot = snapshotter.begin(captured, iteration=i, lineage=1, kind="scheduled")
         job.step(micro=2)
         assert snapshot.copied.is_set()
-        assert (snapshot.failure, snapshot.torn) == (None, [])
+        assert (snapshot.failure, snapshot.torn, snapshot.rebuilt) == (None, [], False)
         found = snapshotter._layouts[0]._targets
         assert all(torch.equal(found[name], expected[name]) for name in expected)
         snapshotter.release(snapshot)
+    assert captured.holds is not None
     snapshotter.close()

@@ -138,7 +138,7 @@ class FaultyFiles(Files):
 
 
 def task_of(rank, world_size, iteration):
-    origin = Origin(job=JOB, attempt=1, parent=None, rank=rank, world_size=world_size, versions={}, fingerprint={})
+    origin = Origin(job=JOB, attempt=1, parent=None, rank=rank, world_size=world_size, versions={})
     return Task(
         origin=origin,
         id=checkpoint_id(iteration, 1),

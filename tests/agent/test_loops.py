@@ -220,5 +220,6 @@ def test_a_loop_that_nothing_is_known_of_is_not_taken_back_while_it_runs(tmp_pat
 
 def test_what_a_loader_given_by_keyword_cannot_promise_is_said_at_the_start(tmp_path, caplog):
     loader = holdfast.DataLoader(Noisy(5), batch_size=2, rank=0, world_size=2)
-    holdfast.Session("job", store=tmp_path, backend="thread", loader=loader).resume()
+    with holdfast.Session("job", store=tmp_path, backend="thread", loader=loader) as session:
+        session.resume()
     assert "5 samples do not divide among 2 ranks" in caplog.text

@@ -16,6 +16,7 @@ from holdfast import session as module
 from holdfast.copying import HostCopies
 from holdfast.forking import fork
 from holdfast.protocol import Desired, RestoreOrder
+from holdfast.snapshot import Snapshotter
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore, LocalWriter
 
@@ -238,6 +239,27 @@ def test_weights_changed_behind_our_back_are_taken_again(store, linked, monkeypa
     ]
     assert states[:2] == [(3, "torn"), (4, "durable")]
     assert 3 not in committed(store)
+
+
+def test_weights_exchanged_behind_our_back_are_taken_again(store, linked, monkeypatch):
+    """Between the end of an iteration and the first look at what its checkpoint was put together of."""
+    trainer = Trainer(store, **linked)
+    trainer.run(until=9)
+    real, exchanged = Snapshotter._copy_rest, []
+
+    def exchange(*arguments):
+        if not exchanged:
+            exchanged.append(trainer.session.iteration)
+            layer = trainer.model[0]
+            layer.weight.data = layer.weight.detach() * 2
+        real(*arguments)
+
+    monkeypatch.setattr(Snapshotter, "_copy_rest", exchange)
+    trainer.run(until=16).crash()
+    events = {e.iteration: e for e in trainer.link.of(protocol.Checkpoint) if e.state in ("torn", "durable")}
+    assert (exchanged, events[12].state, events[13].state) == ([12], "torn", "durable")
+    assert events[12].reason == "the objects are made of other tensors than at the checkpoint before"
+    assert 12 not in committed(store)
 
 
 def test_a_nan_loss_and_a_metric_that_is_no_number_break_nothing(store, linked, caplog):

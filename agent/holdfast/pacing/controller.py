@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from .bounds import pipeline_interval, predicted_stall
@@ -16,7 +16,7 @@ from .measured import Measured
 from .planning import plan
 from .policy import History, plural
 from .profile import Plan, Profile
-from .saved import from_json, settings_from_json, to_json
+from .saved import from_json, settings_from_json, settings_to_json, to_json
 from .settings import Settings
 
 SETTLING_CHECKPOINTS = 3
@@ -195,7 +195,7 @@ class Controller:
         profile = self.profile
         return {
             "version": 1,
-            "settings": asdict(self._settings),
+            "settings": settings_to_json(self._settings),
             "interval": self._plan.interval if self._plan else None,
             "profile": None if profile is None else to_json(profile),
             "life": self.life.state_dict(),

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from .profile import Profile
 from .settings import Settings
 
-_FIELDS = {each.name for each in fields(Profile)}
-_SETTINGS = {each.name for each in fields(Settings)}
+# `dataclasses.asdict` copies even a number by way of `copy.deepcopy`, and training waits for it
+_FIELDS = tuple(each.name for each in fields(Profile))
+_SETTINGS = tuple(each.name for each in fields(Settings))
 
 
 def to_json(profile: Profile) -> dict[str, float]:
     """What is known of it: JSON has no infinity, and the fields left out have their defaults back when read."""
-    return {key: value for key, value in asdict(profile).items() if value is not None and math.isfinite(value)}
+    values = ((name, getattr(profile, name)) for name in _FIELDS)
+    return {name: value for name, value in values if value is not None and math.isfinite(value)}
 
 
 def from_json(saved: object) -> Profile | None:
@@ -27,6 +29,10 @@ def from_json(saved: object) -> Profile | None:
     }
     seconds = numbers.get("iteration_seconds", math.nan)
     return Profile(**numbers) if math.isfinite(seconds) and seconds > 0 else None
+
+
+def settings_to_json(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in _SETTINGS}
 
 
 def settings_from_json(saved: object) -> Settings | None:

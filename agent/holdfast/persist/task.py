@@ -26,7 +26,6 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     place: str | None = None
     """Where in the store rank 0 has begun the checkpoint; None for one that this process writes alone."""
     versions: dict[str, str]
-    fingerprint: dict[str, str] = {}
     replaces: bool = False
     """A checkpoint of the same name was found to be damaged."""
     bytes_per_second: float | None = None
@@ -51,6 +50,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What ranks that know it must say the same of, or their parts do not belong together."""
     state: dict[str, Any]
     timings: dict[str, float]
+    fingerprint: dict[str, str] = {}
+    """Where and how it was trained, as far as the bits of a result depend on it."""
     seal: str | None = None
     """The file that says what the memory holds, where that outlives its process; see `sealing`."""
 
@@ -70,6 +71,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             alike=snapshot.alike,
             state=snapshot.trees,
             timings={"snapshot_seconds": snapshot.seconds, "stall_seconds": snapshot.stall_seconds},
+            fingerprint=snapshot.fingerprint,
             # sealed it is already: while ranks did so once more, one after the other, it would be in pieces
             seal=None if snapshot.survived else snapshot.arena.seal,
         )

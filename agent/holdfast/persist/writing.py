@@ -178,7 +178,7 @@ def manifest_of(task: Task, whole: Whole, write_seconds: float) -> fmt.Manifest:
         rank_states=whole.rank_states,
         timings=task.timings | {"write_seconds": write_seconds},
         versions=task.origin.versions,
-        fingerprint=task.origin.fingerprint,
+        fingerprint=task.fingerprint,
     )
 
 
