@@ -213,7 +213,21 @@ class Checkpointer:
         if self._ranks.leads and not self.attempt and not self._acquire_late():
             self._decline("the store is not writable")
             return None
-        started = time.perf_counter()
+        started, begun = time.perf_counter(), None
+
+        def announce(snapshot: Snapshot) -> None:
+            nonlocal begun
+            begun = snapshot
+            snapshot.number = self._number
+            snapshot.fingerprint = of_thread()
+            self._reporter.event(self._event(snapshot, "snapshot"))
+            snapshot.stall_seconds = time.perf_counter() - started
+            origin = self._origin(snapshot, over_seconds)
+            in_flight = [each for each in self._in_flight if not each.settled.is_set()]
+            snapshot.in_flight = len(in_flight) + 1
+            self.persister.submit(snapshot, origin)
+            self._in_flight = [*in_flight, snapshot]
+
         try:
             if not self.snapshots.wait_free(FREE_SECONDS):  # another rank's was free a moment ago
                 raise HoldfastError("the snapshot before is still being written")
@@ -224,26 +238,18 @@ class Checkpointer:
                 kind=kind,
                 mode=mode,
                 at_once=at_once,
+                announce=announce,
             )
         except Exception as error:  # the loop's edge: a checkpoint that cannot be taken is not its problem
             self._decline(f"could not copy the state: {error}")
             self.fail(f"could not copy the state: {error}", kind)
             return None
         except BaseException:  # Ctrl-C: the other ranks wait for a word of this one
-            self._decline("interrupted")
+            if begun is None or not begun.submitted:
+                self._decline("interrupted")
             raise
-        snapshot.number = self._number
-        snapshot.fingerprint = of_thread()
-        snapshot.stall_seconds += time.perf_counter() - started
-        try:
-            self._reporter.event(self._event(snapshot, "snapshot"))
-            self.persister.submit(snapshot, self._origin(snapshot, over_seconds))
-        except BaseException:  # Ctrl-C as a rule
-            self.snapshots.release(snapshot)
-            self._decline("interrupted")
-            raise
-        self._in_flight = [each for each in self._in_flight if not each.settled.is_set()] + [snapshot]
-        snapshot.in_flight = len(self._in_flight)
+        if at_once:
+            snapshot.stall_seconds = time.perf_counter() - started
         return snapshot
 
     def save_survivor(self, committed: list[str]) -> None:

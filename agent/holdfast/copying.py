@@ -7,7 +7,8 @@ snapshot of the same structure.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import operator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from holdfast.format import SMALL_BYTES, Slot, digest
 from holdfast.hostmemory import MOST_SPANS, Gather, bytes_of, is_plain
 
 EDGE_BYTES = 64
+_version = operator.attrgetter("_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,19 @@ class Watchdog:
     """Sees whether somebody else changes tensors while they are copied.
 
     The version counter sees every in-place operation, but not those through `.data`, nor on memory shared
-    with NumPy. So the first and last bytes are remembered, too: weights that are swapped or scaled as a whole
-    show there. A change of a few elements in the middle through `.data` would go unseen; `digests` see it all.
+    with NumPy. So the first bytes are remembered, too, and of large tensors the last: weights that are swapped or
+    scaled as a whole show there. A change of a few other elements through `.data` would go unseen; `digests` see
+    it all.
+
+    To ask a tensor for its counter takes half a microsecond where an iteration has driven it out of the caches.
+    For what an optimizer `kept` for itself that is done beside training, right before the copy.
     """
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        self._pairs = pairs
-        self._sources = [pair.source for pair in pairs]
+    def __init__(self, pairs: Sequence[Pair], kept: Collection[str] = ()) -> None:
+        self._pairs = sorted(pairs, key=lambda pair: pair.slot.name in kept)
+        self._sources = [pair.source for pair in self._pairs]
+        self._at_once = sum(pair.slot.name not in kept for pair in pairs)
+        """Of how many, the first, it is known from the start how they were."""
         edged = [pair for pair in pairs if is_plain(pair.source) and pair.source.numel()]
         self._live = [bytes_of(edge) for pair in edged for edge in _edges(pair.source)]
         self._copied = [bytes_of(edge) for pair in edged for edge in _edges(pair.target)]
@@ -68,14 +76,18 @@ class Watchdog:
         self._digests: list[str] | None = None
 
     def remember(self, *, digests: bool = False) -> None:
-        """How things are now, before the copy."""
-        self._versions = self._counters()
+        """How things are now, while training waits."""
+        self._versions = list(map(_version, self._sources[: self._at_once]))
         self._before = b"".join(self._live)  # a tenth of what torch.cat takes for so many so small
         self._digests = [digest_of(source) for source in self._sources] if digests else None
 
+    def look(self) -> None:
+        """At the rest, before the copy begins."""
+        self._versions += map(_version, self._sources[self._at_once :])
+
     def changed(self) -> list[str]:
         """Names of the tensors whose copies are not what `remember` saw."""
-        counters = zip(self._pairs, self._counters(), self._versions, strict=True)
+        counters = zip(self._pairs, map(_version, self._sources), self._versions, strict=True)
         found = [pair.slot.name for pair, now, then in counters if now != then]
         if (after := b"".join(self._copied)) != self._before:
             found += self._edges_that_differ(after)
@@ -84,9 +96,6 @@ class Watchdog:
             pairs = zip(self._pairs, targets, self._digests, strict=True)
             found += [pair.slot.name for pair, now, then in pairs if now != then]
         return list(dict.fromkeys(found))
-
-    def _counters(self) -> list[int]:
-        return [source._version for source in self._sources]
 
     def _edges_that_differ(self, after: bytes) -> list[str]:
         names, at = [], 0
@@ -128,10 +137,10 @@ def digest_of(tensor: torch.Tensor) -> str:
     return digest(bytes_of(whole)) if whole.numel() else ""
 
 
-def _edges(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _edges(tensor: torch.Tensor) -> list[torch.Tensor]:
     raw = _raw(tensor)
-    edge = min(EDGE_BYTES, raw.numel())
-    return raw[:edge], raw[raw.numel() - edge :]
+    ends = [raw[:EDGE_BYTES]]
+    return ends if raw.numel() < SMALL_BYTES else [*ends, raw[raw.numel() - EDGE_BYTES :]]
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ BATCH_ITERATIONS = 16
 LOSS = "loss"
 """The metric by which policies that look at convergence go."""
 RECENT_ITERATIONS = 64
-BATCH_SECONDS = 0.1
+BATCH_SECONDS = 1.0
 """At most so many iterations, and about so long, before the controller learns of them."""
 
 
@@ -56,8 +56,7 @@ class Meter:
             self.tally.add(measured)
         self._unlearnt.append((measured, self.in_flight))
         if (
-            self.in_flight
-            or len(self._unlearnt) >= BATCH_ITERATIONS
+            len(self._unlearnt) >= BATCH_ITERATIONS
             or measured.at - self._learnt_at >= BATCH_SECONDS
             or self._controller.plan is None
         ):
@@ -66,8 +65,8 @@ class Meter:
     def learn(self) -> None:
         """Let the controller have what was measured since it last did.
 
-        Quick iterations with nothing under way wait for each other: an iteration drives all that was run before
-        out of the processor's caches, and to run it again for each takes as long as for several.
+        Iterations wait for each other until something hangs on them: each drives all that was run before out of
+        the processor's caches, and to run it again for each takes as long as for several.
         """
         if not self._unlearnt:
             return
@@ -94,6 +93,7 @@ class Meter:
         snapshot = settled.snapshot
         if snapshot.survived:
             return
+        self.learn()  # what came before, before it
         if settled.state == "durable" and settled.backend is not None:
             self._prices.settled(settled.backend, settled.seconds)
         # copied while training waited, those taken for safety or at the end say nothing of the others' cost

@@ -665,7 +665,7 @@ class Session:
             checkpoint=kind,
             at_once=at_once,
             mode=plan.mode if plan is not None else "cpu",
-            over_seconds=0.0 if at_once else self._spread * self._controller.interval_seconds,
+            over_seconds=self._spread * self._controller.interval_seconds if self._spread and not at_once else 0.0,
             lineage=self.lineage,
         )
 

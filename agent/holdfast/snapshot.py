@@ -11,6 +11,7 @@ are as many arenas as snapshots may be in flight.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import threading
@@ -60,6 +61,8 @@ class Snapshot:
     """What all ranks together have stored of it; 0 while that is not known, and where there is one rank."""
     ranks: list[RankSpan] = field(default_factory=list)
     """What the slowest of several ranks took for it, on rank 0 once it is durable."""
+    submitted: bool = False
+    """Who persists it has it, and will release it."""
     fingerprint: dict[str, str] = field(default_factory=dict)
     """Where and how it was trained; whole once it is being persisted."""
     survived: bool = False
@@ -176,11 +179,14 @@ class Snapshotter:
         kind: str,
         mode: SnapshotMode = "cpu",
         at_once: bool = False,
+        announce: Callable[[Snapshot], None] = lambda _: None,
     ) -> Snapshot:
         """Start copying; returns when everything that forward may change is copied.
 
-        With `mode` "gpu" tensors on a device are first copied within its memory, if there is room. With
-        `at_once` everything is copied before it returns.
+        Before the copy begins `announce` hands the snapshot to whoever is to `release` it; were it done after, the
+        thread that copies would take the interpreter where this one lets go of it. With `mode` "gpu" tensors on a
+        device are first copied within its memory, if there is room. With `at_once` everything is copied before it
+        returns.
 
         Raises:
             MemoryError: there is no room for an arena.
@@ -188,6 +194,7 @@ class Snapshotter:
         """
         assert self.free, "every arena still holds a snapshot, or the copy before is not complete"
         started = time.perf_counter()
+        snapshot = None
         layout = self._free.pop(0)  # all in turn, or one that is rarely used would keep an old state's tensors
         try:
             layout.arena.unseal()
@@ -211,16 +218,21 @@ class Snapshotter:
             )
             layout.start(captured, mode, digests=self._debug)
             self._start_thread()
-        except BaseException:
-            self._give_back(layout)  # or no checkpoint would ever be taken again
+            announce(snapshot)
+            self._current, self._current_layout = snapshot, layout
+            self._work.put(functools.partial(self._copy_rest, snapshot, layout, captured.holds, started))
+        except BaseException as error:
+            if snapshot is None or not snapshot.submitted:
+                self._give_back(layout)  # or no checkpoint would ever be taken again
+            else:  # Ctrl-C: who has it waits for it
+                self._work.put(functools.partial(self._give_up, snapshot, error))
             raise
-        self._current, self._current_layout = snapshot, layout
-        self._work.put(lambda: self._copy_rest(snapshot, layout, captured.holds, started))
         if at_once:
             try:
                 snapshot.copied.wait()
-            except BaseException:  # Ctrl-C: nobody will have it, and so nobody would give its memory back
-                self._work.put(lambda: self._give_back(layout))
+            except BaseException:  # Ctrl-C
+                if not snapshot.submitted:  # nobody will have it, and so nobody would give its memory back
+                    self._work.put(functools.partial(self._give_back, layout))
                 raise
         return snapshot
 
@@ -289,6 +301,16 @@ class Snapshotter:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+
+    def _give_up(self, snapshot: Snapshot, error: BaseException) -> None:
+        """Where it has not come to a copy."""
+        if snapshot.copied.is_set():
+            return
+        snapshot.failure = error
+        snapshot.safe.set()
+        with self._changed:
+            snapshot.copied.set()
+            self._changed.notify_all()
 
     def _copy_rest(
         self, snapshot: Snapshot, layout: Layout, holds: Callable[[], bool] | None, started: float

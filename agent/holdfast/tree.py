@@ -23,6 +23,7 @@ from holdfast.sharding import is_repeated, is_sharded, is_stored_here, local, pl
 logger = logging.getLogger("holdfast")
 
 Tree = Any
+_WRITTEN_AS_THEY_ARE = frozenset({type(None), bool, str})
 
 
 class Encoder:
@@ -41,6 +42,8 @@ class Encoder:
         """By name, which is the path under which each was met first; of a sharded one this rank's part."""
         self.deferred: set[str] = set()
         """Names of those that only an optimizer's step changes."""
+        self.kept: set[str] = set()
+        """Names of those among them that an optimizer keeps for itself."""
         self.sharded: dict[str, torch.Tensor] = {}
         """Those of which this rank has a part, as they are in the script."""
         self.places: dict[str, Shard] = {}
@@ -69,18 +72,20 @@ class Encoder:
 
         A tensor that is `shared`, or in a shared storage, is the same on every rank.
         """
+        kind = type(value)
+        if kind in _WRITTEN_AS_THEY_ARE:
+            return value
         if isinstance(value, torch.Tensor):
             found = {"$tensor": self._add(path, value, deferred, shared)}
             return found if value.device.type == "cpu" else found | {"device": _named(value.device)}
-        if value is None or isinstance(value, bool):
-            return value
         if isinstance(value, str):
             return str(value)
         if isinstance(value, int):
             return int(value) if -(2**63) <= value < 2**63 else {"$int": str(int(value))}
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {"$number": repr(float(value))}
-        if isinstance(value, Mapping):
+        # an abstract class takes its time to tell, and training waits
+        if kind is dict or (kind is not list and isinstance(value, Mapping)):
             return self._encode_mapping(path, value)
         if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
             return self._encode_sequence(path, value)
@@ -172,6 +177,8 @@ class Encoder:
         self.tensors[name] = tensor
         if deferred or storage in self._step_storages:
             self.deferred.add(name)
+        if deferred:
+            self.kept.add(name)
         if is_sharded(whole):
             self.sharded[name] = whole
             self.places[name] = place_of(name, whole)

@@ -20,6 +20,9 @@ class FakeController:
     def observe(self, seen):
         self.portions[-1].append((seen.iteration, seen.in_flight))
 
+    def measured(self, **_):
+        self.portions.append([("settled", None)])
+
 
 class Loop:
     def __init__(self, monkeypatch):
@@ -60,14 +63,21 @@ def test_slow_iterations_are_learnt_of_one_by_one(loop):
     assert loop.portions == [[1], [2], [3]]
 
 
-def test_beside_a_checkpoint_each_is_learnt_of_at_once_after_those_before(loop):
-    loop.iterate()
-    loop.iterate()
-    loop.meter.in_flight = True
-    loop.iterate()
-    loop.iterate()
-    assert loop.portions == [[1], [2, 3], [4]]
-    assert [seen for portion in loop.controller.portions for seen in portion][1:3] == [(2, False), (3, True)]
+def test_those_beside_a_checkpoint_are_learnt_of_before_what_it_took(loop):
+    for in_flight in (False, False, True, True):
+        loop.meter.in_flight = in_flight
+        loop.iterate()
+    assert loop.portions == [[1]]
+    taken = types.SimpleNamespace(
+        snapshot=types.SimpleNamespace(
+            survived=False, kind="scheduled", device_copy_seconds=None, seconds=0.1, size_bytes=8, in_flight=1,
+            device_memory=(0, 0),
+        ),
+        state="durable", backend="thread", seconds=0.5,
+    )  # fmt: skip
+    loop.meter.checkpoint_settled(taken)
+    assert loop.portions == [[1], [2, 3, 4], ["settled"]]
+    assert loop.controller.portions[1] == [(2, False), (3, True), (4, True)]
 
 
 def test_nothing_waits_while_there_is_no_plan_yet(loop):

@@ -10,7 +10,8 @@ import torch
 from holdfast import arena as arena_module
 from holdfast import hostmemory
 from holdfast import snapshot as snapshot_module
-from holdfast.copying import HostCopies
+from holdfast.copying import HostCopies, Watchdog
+from holdfast.format import SMALL_BYTES
 from holdfast.layout import Layout
 from holdfast.snapshot import Snapshotter
 from holdfast.state import Captured
@@ -338,6 +339,71 @@ def test_weights_swapped_past_the_version_counter_are_seen(snapshotter, held):
     held.set()
     snapshotter.wait_copied()
     assert snapshot.torn == ["w"]
+
+
+def test_a_weight_that_is_changed_before_anybody_looks_is_seen(snapshotter, monkeypatch):
+    look, weight, moment = Watchdog.look, torch.ones(100), torch.ones(100)
+
+    def late(watchdog):
+        with torch.no_grad():
+            weight[50] = 3
+        look(watchdog)
+
+    monkeypatch.setattr(Watchdog, "look", late)
+    what = captured(("w", "m"), w=weight, m=moment)
+    what.kept = {"m"}
+    assert begin(snapshotter, what, at_once=True).torn == ["w"]
+
+
+@pytest.mark.parametrize("name", ["w", "m"])
+def test_what_is_changed_while_it_is_copied_is_named_whoever_keeps_it(snapshotter, held, name):
+    what = captured(("m", "w"), m=torch.ones(100), w=torch.ones(100))
+    what.kept = {"m"}
+    snapshot = begin(snapshotter, what)
+    assert held.reached.wait(300)
+    what.tensors[name][50] = 3
+    held.set()
+    snapshotter.wait_copied()
+    assert snapshot.torn == [name]
+
+
+def test_the_last_bytes_of_a_large_tensor_are_looked_at_too(snapshotter, held):
+    weight = torch.ones(SMALL_BYTES)
+    snapshot = begin(snapshotter, captured(w=weight))
+    assert held.reached.wait(300)
+    weight.data[-1] = 3
+    held.set()
+    snapshotter.wait_copied()
+    assert snapshot.torn == ["w"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_snapshot_that_nobody_took_over_gives_its_memory_back(snapshotter, error):
+    def announce(_):
+        raise error
+
+    with pytest.raises(error):
+        begin(snapshotter, captured(w=torch.ones(2)), announce=announce)
+    assert snapshotter.free
+    assert begin(snapshotter, captured(w=torch.ones(2)), at_once=True).torn == []
+
+
+def test_whoever_took_over_a_snapshot_that_is_then_not_copied_hears_of_it(snapshotter):
+    taken = []
+
+    def announce(snapshot):
+        snapshot.submitted = True
+        taken.append(snapshot)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begin(snapshotter, captured(w=torch.ones(2)), announce=announce)
+    (snapshot,) = taken
+    assert snapshot.copied.wait(300)
+    assert isinstance(snapshot.failure, KeyboardInterrupt)
+    assert not snapshotter.has_room
+    snapshotter.release(snapshot)
+    assert begin(snapshotter, captured(w=torch.ones(2)), at_once=True).torn == []
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

@@ -109,6 +109,7 @@ class Persister:
                 self._start_lane()
             self._submitted += 1
             self._open += 1
+            snapshot.submitted = True
             self._queue.put(_Submitted(self._submitted, snapshot, origin))
 
     def decline(self, number: int, reason: str) -> None:
