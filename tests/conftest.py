@@ -13,8 +13,6 @@ import pytest
 from clusters import Cluster, NoPostgres
 from hypothesis import settings
 
-from scheduling import ByFile
-
 ROOM_BYTES = 256 << 20
 # Before torch is imported: OpenMP's threads spin while they wait for each other, and take the processors from the
 # other tests that run.
@@ -30,8 +28,13 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    """What `--dist loadfile` would take, that gets to its end when a worker has died."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadfile` one that gets to its end when a worker has died."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from scheduling import ByFile  # pytest-xdist is there
+
     return ByFile(config, log)
 
 

@@ -28,6 +28,8 @@ class ByFile(LoadFileScheduling):
         return died_of
 
     def _reschedule(self, node: WorkerController) -> None:
+        if node not in self.registered_collections:
+            return  # one in place of a dead one that does not know the tests yet
         super()._reschedule(node)
         while not node.shutting_down and self._pending_of(self.assigned_work[node]) < ENOUGH:
             super()._reschedule(node)

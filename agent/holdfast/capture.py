@@ -32,12 +32,13 @@ class Watch(Protocol):
         ...
 
     def outline(self) -> tuple[object, ...]:
-        """What of its make-up can be had in a microsecond."""
+        """What of its make-up can be had in some microseconds."""
         ...
 
 
 class ModuleWatch:
     def __init__(self, module: nn.Module) -> None:
+        self._module = module
         # a dict that is empty today may get an entry tomorrow, so all of them are watched
         self._dicts: list[dict[Any, Any]] = [
             held
@@ -59,7 +60,9 @@ class ModuleWatch:
         return list(itertools.chain.from_iterable(map(dict.values, self._dicts)))
 
     def outline(self) -> tuple[object, ...]:
-        return ()
+        """Weights are exchanged as a whole (for those of an average, say): the first shows it."""
+        first = next(self._module.parameters(), None)
+        return () if first is None else (id(first), first.data_ptr())
 
 
 class OptimizerWatch:
@@ -85,9 +88,10 @@ class OptimizerWatch:
         return [*state, *values, *trained, len(groups), *hooks[0].values(), *hooks[1].values()]
 
     def outline(self) -> tuple[object, ...]:
-        """A parameter that is added late shows here, and a state that was loaded."""
+        """A parameter that is added late shows here, and a state that was loaded or exchanged."""
         state, groups = self._optimizer.state, self._optimizer.param_groups
-        return id(state), len(state), [len(group["params"]) for group in groups]
+        first = map(id, next(iter(state.values()), {}).values())
+        return id(state), len(state), *first, *(len(group["params"]) for group in groups)
 
     def groups(self) -> list[dict[str, Any]]:
         """The parameter groups as `state_dict()` gives them: parameters by their number."""

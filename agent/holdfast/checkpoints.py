@@ -241,15 +241,14 @@ class Checkpointer:
                 announce=announce,
             )
         except Exception as error:  # the loop's edge: a checkpoint that cannot be taken is not its problem
-            self._decline(f"could not copy the state: {error}")
-            self.fail(f"could not copy the state: {error}", kind)
+            if begun is None or not begun.submitted:
+                self._decline(f"could not copy the state: {error}")
+                self.fail(f"could not copy the state: {error}", kind)
             return None
         except BaseException:  # Ctrl-C: the other ranks wait for a word of this one
             if begun is None or not begun.submitted:
                 self._decline("interrupted")
             raise
-        if at_once:
-            snapshot.stall_seconds = time.perf_counter() - started
         return snapshot
 
     def save_survivor(self, committed: list[str]) -> None:
@@ -354,7 +353,8 @@ class Checkpointer:
 
     def _began(self, snapshot: Snapshot) -> None:
         if not snapshot.survived:
-            snapshot.fingerprint = fingerprint() | snapshot.fingerprint
+            with contextlib.suppress(Exception):  # of a device that has failed; other ranks wait for this one
+                snapshot.fingerprint = fingerprint() | snapshot.fingerprint
         self._reporter.event(self._event(snapshot, "persisting", persist_started_at=time.time()))
 
     def _on_settled(self, settled: Settled) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from holdfast.format import SMALL_BYTES, Slot, digest
-from holdfast.hostmemory import MOST_SPANS, Gather, bytes_of, is_plain
+from holdfast.hostmemory import MOST_SPANS, Gather, Peek, bytes_of, is_plain
 
 EDGE_BYTES = 64
 _version = operator.attrgetter("_version")
@@ -57,39 +57,31 @@ class Watchdog:
     with NumPy. So the first bytes are remembered, too, and of large tensors the last: weights that are swapped or
     scaled as a whole show there. A change of a few other elements through `.data` would go unseen; `digests` see
     it all.
-
-    To ask a tensor for its counter takes half a microsecond where an iteration has driven it out of the caches.
-    For what an optimizer `kept` for itself that is done beside training, right before the copy.
     """
 
-    def __init__(self, pairs: Sequence[Pair], kept: Collection[str] = ()) -> None:
-        self._pairs = sorted(pairs, key=lambda pair: pair.slot.name in kept)
-        self._sources = [pair.source for pair in self._pairs]
-        self._at_once = sum(pair.slot.name not in kept for pair in pairs)
-        """Of how many, the first, it is known from the start how they were."""
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self._pairs = pairs
+        self._sources = [pair.source for pair in pairs]
         edged = [pair for pair in pairs if is_plain(pair.source) and pair.source.numel()]
-        self._live = [bytes_of(edge) for pair in edged for edge in _edges(pair.source)]
-        self._copied = [bytes_of(edge) for pair in edged for edge in _edges(pair.target)]
+        # an address may have gone to others, where it is not known yet whether the tensor is still the same
+        self._live = Peek([_place(edge) for pair in edged for edge in _edges(pair.source)])
+        self._copied = Peek([_place(edge) for pair in edged for edge in _edges(pair.target)])
         self._edged = edged
         self._versions: list[int] = []
         self._before = b""
         self._digests: list[str] | None = None
 
     def remember(self, *, digests: bool = False) -> None:
-        """How things are now, while training waits."""
-        self._versions = list(map(_version, self._sources[: self._at_once]))
-        self._before = b"".join(self._live)  # a tenth of what torch.cat takes for so many so small
+        """How things are now, before the copy."""
+        self._versions = list(map(_version, self._sources))
+        self._before = self._live.read() or b""
         self._digests = [digest_of(source) for source in self._sources] if digests else None
-
-    def look(self) -> None:
-        """At the rest, before the copy begins."""
-        self._versions += map(_version, self._sources[self._at_once :])
 
     def changed(self) -> list[str]:
         """Names of the tensors whose copies are not what `remember` saw."""
         counters = zip(self._pairs, map(_version, self._sources), self._versions, strict=True)
         found = [pair.slot.name for pair, now, then in counters if now != then]
-        if (after := b"".join(self._copied)) != self._before:
+        if (after := self._copied.read() or b"") != self._before:
             found += self._edges_that_differ(after)
         if self._digests is not None:
             targets = [digest_of(pair.target) for pair in self._pairs]
@@ -141,6 +133,10 @@ def _edges(tensor: torch.Tensor) -> list[torch.Tensor]:
     raw = _raw(tensor)
     ends = [raw[:EDGE_BYTES]]
     return ends if raw.numel() < SMALL_BYTES else [*ends, raw[raw.numel() - EDGE_BYTES :]]
+
+
+def _place(edge: torch.Tensor) -> tuple[int, int]:
+    return edge.data_ptr(), edge.numel()
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

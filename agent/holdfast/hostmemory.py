@@ -58,10 +58,49 @@ class Gather:
         self._target = _Vector(spans[0][0], self._size)
 
     def run(self) -> None:
-        target = ctypes.byref(self._target)
-        if _write is None or _write(os.getpid(), self._sources, len(self._spans), target, 1, 0) != self._size:
+        if _written(self._sources, self._target) != self._size:
             for target_address, source, size in self._spans:
                 ctypes.memmove(target_address, source, size)
+
+
+class Peek:
+    """Reads spans (address, bytes) that may be anybody's by now.
+
+    Memory that is gone ends a process that touches it; the kernel says that it is gone. Where it may not be asked
+    (see `can_peek`) whoever reads has to know that it is there.
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
+        self._spans = spans
+        self._found = (ctypes.c_ubyte * sum(size for _, size in spans))()
+        self._runs: list[tuple[ctypes.Array[_Vector], _Vector]] = []
+        at = ctypes.addressof(self._found)
+        for start in range(0, len(spans), MOST_SPANS):
+            run = spans[start : start + MOST_SPANS]
+            target = _Vector(at, sum(size for _, size in run))
+            self._runs.append(((_Vector * len(run))(*[_Vector(*span) for span in run]), target))
+            at += target.size
+
+    def read(self) -> bytes | None:
+        """All of them, one behind the other; None where some are gone."""
+        if not can_peek():
+            return b"".join(ctypes.string_at(*span) for span in self._spans)
+        for sources, target in self._runs:
+            if _written(sources, target) != target.size:
+                return None
+        return bytes(self._found)
+
+
+@functools.cache
+def can_peek() -> bool:
+    """Whether the kernel copies from this process's memory and says so where there is none."""
+    one, other = ctypes.c_ubyte(7), ctypes.c_ubyte(0)
+    source = (_Vector * 1)(_Vector(ctypes.addressof(one), 1))
+    return _written(source, _Vector(ctypes.addressof(other), 1)) == 1 and other.value == 7
+
+
+def _written(sources: ctypes.Array[_Vector], target: _Vector) -> int:
+    return -1 if _write is None else int(_write(os.getpid(), sources, len(sources), ctypes.byref(target), 1, 0))
 
 
 COPIED_BYTES = 8 << 20

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from holdfast.capture import OptimizerWatch, Watch, only_reshards, watch_of
+from holdfast.capture import IMMUTABLE, OptimizerWatch, Watch, only_reshards, watch_of
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import SMALL_BYTES
 from holdfast.hostmemory import copy_plain, duplicates, is_plain, populate
@@ -249,10 +249,8 @@ class OptimizerPart(Part):
             (len(group["params"]), [pair for pair in group.items() if pair[0] != "params"])
             for group in self._item.param_groups
         ]
-        try:
-            return marshal.dumps(groups, 2)  # which tells 1 from 1.0 and from True, as comparing does not
-        except ValueError:
-            return None
+        # marshal tells 1 from 1.0 and from True, as comparing does not; it takes arrays for bytes
+        return marshal.dumps(groups, 2) if _is_simple(groups) else None
 
     def _on_host(self) -> bool:
         return all(parameter.device.type == "cpu" for parameter in self._parameters())
@@ -294,6 +292,12 @@ def _only_copies(module: torch.nn.Module) -> bool:
         and all(only_reshards(getattr(each, "hook", each)) for each in module._load_state_dict_pre_hooks.values())
         and not module._load_state_dict_post_hooks
     )
+
+
+def _is_simple(value: object) -> bool:
+    """Made of numbers and words alone, which hold no tensor."""
+    kind = type(value)
+    return kind in IMMUTABLE or (kind in (tuple, list) and all(map(_is_simple, value)))  # type: ignore[call-overload]
 
 
 def _is_large(tensor: torch.Tensor) -> bool:

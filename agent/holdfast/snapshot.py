@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from holdfast.arena import Arena
+from holdfast.errors import HoldfastError
 from holdfast.format import Shard, Slot
 from holdfast.hostmemory import is_plain
 from holdfast.layout import Layout
@@ -220,12 +221,13 @@ class Snapshotter:
             self._start_thread()
             announce(snapshot)
             self._current, self._current_layout = snapshot, layout
-            self._work.put(functools.partial(self._copy_rest, snapshot, layout, captured.holds, started))
+            copy = functools.partial(self._copy_rest, snapshot, layout, captured.holds, started, waits=at_once)
+            self._work.put(copy)
         except BaseException as error:
             if snapshot is None or not snapshot.submitted:
                 self._give_back(layout)  # or no checkpoint would ever be taken again
-            else:  # Ctrl-C: who has it waits for it
-                self._work.put(functools.partial(self._give_up, snapshot, error))
+            else:  # who has it waits for it
+                self._work.put(functools.partial(self._give_up, snapshot, layout, type(error).__name__))
             raise
         if at_once:
             try:
@@ -302,22 +304,32 @@ class Snapshotter:
         while (work := self._work.get()) is not None:
             work()
 
-    def _give_up(self, snapshot: Snapshot, error: BaseException) -> None:
+    def _give_up(self, snapshot: Snapshot, layout: Layout, reason: str) -> None:
         """Where it has not come to a copy."""
         if snapshot.copied.is_set():
             return
-        snapshot.failure = error
+        snapshot.failure = HoldfastError(f"{reason} before it began")
+        layout.quiesce()
         snapshot.safe.set()
         with self._changed:
             snapshot.copied.set()
             self._changed.notify_all()
 
     def _copy_rest(
-        self, snapshot: Snapshot, layout: Layout, holds: Callable[[], bool] | None, started: float
+        self,
+        snapshot: Snapshot,
+        layout: Layout,
+        holds: Callable[[], bool] | None,
+        started: float,
+        *,
+        waits: bool,
     ) -> None:
+        """`waits`: training does, for all of it."""
+        began = time.perf_counter()
         try:
             if holds is not None and not holds():
                 snapshot.rebuilt = True
+                self._tried_on_device = False  # nothing was learnt of it
                 snapshot.safe.set()
                 layout.quiesce()
                 return
@@ -331,6 +343,8 @@ class Snapshotter:
             layout.quiesce()
         finally:
             snapshot.seconds = time.perf_counter() - started
+            if waits:
+                snapshot.stall_seconds += time.perf_counter() - began
             snapshot.safe.set()
             with self._changed:
                 snapshot.copied.set()

@@ -18,6 +18,7 @@ from holdfast.capture import Watch, Watched
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import Shard
 from holdfast.gradients import Gradients, Parameters, fully_sharded, put_back, require_synchronized
+from holdfast.hostmemory import can_peek
 from holdfast.kinds import Names, Shapes, Stateful, part_of
 from holdfast.resharding import Region
 from holdfast.rng import OwnGenerator, branch_rng, is_generator, restore_rng, rng_state
@@ -29,7 +30,7 @@ logger = logging.getLogger("holdfast")
 
 OFTEN_FOUND = 2
 """So often a look at all tensors must have found them as they were, before the next looks are taken while training
-goes on."""
+goes on; four times as often after each that then found others."""
 RESERVED = ("rng", "session", "gradients")
 """Entries of a checkpoint that are the session's own."""
 
@@ -44,8 +45,6 @@ class Captured:
     have, those that this rank stores."""
     deferred: set[str] = field(default_factory=set)
     """Names of those that only an optimizer's step changes; the others must be copied at once."""
-    kept: set[str] = field(default_factory=set)
-    """Names of those among them that an optimizer keeps for itself: a script has its hands on parameters."""
     frozen: set[str] = field(default_factory=set)
     """Names of those that no optimizer trains: parameters which, as a rule, never change."""
     gradients: Callable[[], list[torch.Tensor]] = list
@@ -79,8 +78,8 @@ class Registry:
         self._warned: set[str] = set()
         self._known: _Known | None = None
         self._structure: tuple[object, ...] = ()
-        self._found_again = 0
-        """How many captures in a row found all that was known."""
+        self._found_again, self._often = 0, OFTEN_FOUND
+        """How many captures in a row found all that was known, and how many are enough."""
         self._doubted = False
         """A look within an iteration found something else than a capture had."""
         self._rests = True
@@ -107,9 +106,11 @@ class Registry:
         tell while training goes on: nothing but an update, or somebody behind our back, changes that.
         """
         known, holds = self._known, None
+        # several ranks would all lose a checkpoint that one of them took of what was exchanged
+        later = later and self._world_size == 1 and can_peek()
         if known is None or known.replicas_made != replicas.made():
             known = self._known = self._walk()
-        elif later and self._rests and known.watched.rests and self._found_again >= OFTEN_FOUND:
+        elif later and self._rests and known.watched.rests and self._found_again >= self._often:
             if known.watched.seems_unchanged():
                 holds = functools.partial(self._holds, known)
             else:
@@ -129,13 +130,13 @@ class Registry:
         trees["rng"] = encoder.encode("rng", rng_state())
         if gradients and (pending := self.gradients.pending(known.parameters)):
             trees["gradients"] = self._encode_gradients(encoder, pending)
-        if gradients and known.fully_sharded:
-            require_synchronized(known.fully_sharded)
+        if gradients and is_possible():
+            watched = known.watches.keys() >= self.modules.keys()
+            require_synchronized(known.fully_sharded if watched else fully_sharded(self.modules))
         captured = Captured(
             trees=trees,
             tensors=ChainMap(self._stored(encoder), known.tensors),
             deferred=known.encoder.deferred | encoder.deferred if encoder.deferred else known.encoder.deferred,
-            kept=known.encoder.kept | encoder.kept if encoder.kept else known.encoder.kept,
             frozen=known.frozen,
             gradients=self._gradients,
             structure=self._structured(known, encoder),
@@ -204,10 +205,10 @@ class Registry:
         """On another thread, while the next iteration computes."""
         try:
             unchanged = known.watched.unchanged()
-        except RuntimeError:  # a dict changed its size meanwhile
+        except Exception:  # they are being changed at this moment
             unchanged = False
         if not unchanged:
-            self._doubted, self._found_again = True, 0
+            self._doubted, self._found_again, self._often = True, 0, 4 * self._often
         return unchanged
 
     def _walk(self) -> _Known:

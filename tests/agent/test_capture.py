@@ -2,12 +2,14 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from holdfast import Variables
+from holdfast import Variables, state
 from holdfast.capture import Watched
+from holdfast.shards import names_in
 from holdfast.snapshot import Snapshotter
 from holdfast.state import OFTEN_FOUND, Registry
 
@@ -179,7 +181,7 @@ CHANGES = [
 def looked_at_often(job):
     """A job whose next capture may leave the look at all tensors for later."""
     job.step()
-    for _ in range(OFTEN_FOUND + 1):
+    for _ in range(job.registry._often + 1):
         job.capture()
     return job
 
@@ -232,8 +234,59 @@ def test_what_is_otherwise_within_an_iteration_is_looked_at_between_them_for_goo
         assert not captured.holds()
         job.model.head.weight = weight
         same(job.capture(), job.in_full())
-    for _ in range(2 * OFTEN_FOUND):
+    for _ in range(2 * job.registry._often):
         assert job.capture_now_or_later().holds is None
+
+
+def test_a_model_that_is_changed_now_and_then_is_looked_at_later_ever_more_seldom():
+    job, often = Job(), []
+    for _ in range(3):
+        looked_at_often(job)
+        often.append(job.registry._often)
+        captured = job.capture_now_or_later()
+        replace_a_buffer(job)
+        assert not captured.holds()
+        same(job.capture(), job.in_full())
+    assert often == [OFTEN_FOUND, 4 * OFTEN_FOUND, 16 * OFTEN_FOUND]
+
+
+def test_weights_that_are_exchanged_around_a_boundary_are_those_of_the_boundary():
+    """For those of an average, and back before anybody has looked."""
+    job = looked_at_often(Job())
+    held = [parameter.data for parameter in job.model.parameters()]
+    for parameter in job.model.parameters():
+        parameter.data = parameter.data * 2
+    captured = job.capture_now_or_later()
+    same(captured, job.in_full())
+    for parameter, data in zip(job.model.parameters(), held, strict=True):
+        parameter.data = data
+    assert captured.holds is None
+    assert torch.equal(captured.tensors["model.embedding.weight"], held[0] * 2)
+
+
+def test_several_ranks_look_between_iterations():
+    job = Job()
+    job.registry = Registry(job.registry.given, 0, 2)
+    looked_at_often(job)
+    assert job.capture_now_or_later().holds is None
+
+
+def test_where_the_kernel_may_not_be_asked_for_memory_that_is_gone_nothing_is_left_for_later(monkeypatch):
+    job = looked_at_often(Job())
+    monkeypatch.setattr(state, "can_peek", lambda: False)
+    assert job.capture_now_or_later().holds is None
+
+
+@pytest.mark.parametrize("value", [np.float32(0.01), np.int64(3), np.array([1, 2]), (0.9, np.float32(0.9))])
+def test_settings_that_hold_arrays_are_encoded_each_time(value):
+    job = Job().step()
+    job.optimizer.param_groups[0]["marker"] = value
+    for _ in range(3):
+        captured = job.capture()
+        assert names_in(captured.trees["optimizer"]) <= captured.tensors.keys()
+        full = job.in_full()
+        assert captured.trees == full.trees
+        assert all(torch.equal(captured.tensors[name], full.tensors[name]) for name in full.tensors)
 
 
 def test_a_model_that_is_changed_once_is_looked_at_later_again():

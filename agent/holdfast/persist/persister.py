@@ -109,8 +109,9 @@ class Persister:
                 self._start_lane()
             self._submitted += 1
             self._open += 1
-            snapshot.submitted = True
-            self._queue.put(_Submitted(self._submitted, snapshot, origin))
+            item = _Submitted(self._submitted, snapshot, origin)
+            snapshot.submitted = True  # right before it is, or Ctrl-C would leave it to nobody
+            self._queue.put(item)
 
     def decline(self, number: int, reason: str) -> None:
         """Tell the other ranks that this one has nothing to write for the checkpoint of that number."""
