@@ -221,7 +221,9 @@ class Snapshotter:
             self._start_thread()
             announce(snapshot)
             self._current, self._current_layout = snapshot, layout
-            copy = functools.partial(self._copy_rest, snapshot, layout, captured.holds, started, waits=at_once)
+            copy = functools.partial(
+                self._copy_rest, snapshot, layout, captured.is_current, started, waits=at_once
+            )
             self._work.put(copy)
         except BaseException as error:
             if snapshot is None or not snapshot.submitted:
@@ -319,7 +321,7 @@ class Snapshotter:
         self,
         snapshot: Snapshot,
         layout: Layout,
-        holds: Callable[[], bool] | None,
+        is_current: Callable[[], bool] | None,
         started: float,
         *,
         waits: bool,
@@ -327,7 +329,7 @@ class Snapshotter:
         """`waits`: training does, for all of it."""
         began = time.perf_counter()
         try:
-            if holds is not None and not holds():
+            if is_current is not None and not is_current():
                 snapshot.rebuilt = True
                 self._tried_on_device = False  # nothing was learnt of it
                 snapshot.safe.set()

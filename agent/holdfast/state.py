@@ -57,7 +57,7 @@ class Captured:
     """Names of those that may be otherwise on other ranks, which store theirs under the same names."""
     alike: dict[str, str] = field(default_factory=dict)
     """What other ranks that know it, too, must say the same of."""
-    holds: Callable[[], bool] | None = None
+    is_current: Callable[[], bool] | None = None
     """Whether the objects are still made of these tensors, to be asked before the next update; None where that is
     known."""
 
@@ -102,17 +102,17 @@ class Registry:
         """References to all state, the session's own among it. TypeError names what cannot be stored.
 
         Without `gradients` it is what a checkpoint of most loops will hold. With `later` it may be put together as
-        the last one was, and whether the objects are still made of the same tensors is for `Captured.holds` to
-        tell while training goes on: nothing but an update, or somebody behind our back, changes that.
+        the last one was, and `Captured.is_current` tells whether the objects are still made of the same tensors,
+        while training goes on: nothing but an update, or somebody behind our back, changes that.
         """
-        known, holds = self._known, None
+        known, is_current = self._known, None
         # several ranks would all lose a checkpoint that one of them took of what was exchanged
         later = later and self._world_size == 1 and can_peek()
         if known is None or known.replicas_made != replicas.made():
             known = self._known = self._walk()
         elif later and self._rests and known.watched.rests and self._found_again >= self._often:
             if known.watched.seems_unchanged():
-                holds = functools.partial(self._holds, known)
+                is_current = functools.partial(self._is_current, known)
             else:
                 known = self._known = self._walk()
         elif known.watched.unchanged():
@@ -141,7 +141,7 @@ class Registry:
             gradients=self._gradients,
             structure=self._structured(known, encoder),
             shards={**known.encoder.places, **encoder.places},
-            holds=holds,
+            is_current=is_current,
         )
         if self._world_size > 1:
             names = known.encoder.shared | known.encoder.sharded.keys() | encoder.shared | encoder.sharded.keys()
@@ -201,7 +201,7 @@ class Registry:
         for part in self._parts.values():
             part.make_room()
 
-    def _holds(self, known: _Known) -> bool:
+    def _is_current(self, known: _Known) -> bool:
         """On another thread, while the next iteration computes."""
         try:
             unchanged = known.watched.unchanged()

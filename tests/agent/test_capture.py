@@ -193,11 +193,11 @@ SEEN_AT_ONCE = {more_variables}
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_look_that_is_left_for_later_finds_each_change_too(change):
     job = looked_at_often(Job())
-    assert job.capture_now_or_later().holds()
+    assert job.capture_now_or_later().is_current()
     change(job)
     captured = job.capture_now_or_later()
-    if captured.holds is not None:
-        assert not captured.holds() or change in SEEN_AT_ONCE
+    if captured.is_current is not None:
+        assert not captured.is_current() or change in SEEN_AT_ONCE
     else:
         same(captured, job.in_full())
     again = job.capture()
@@ -208,7 +208,7 @@ def test_what_was_captured_without_a_look_is_what_a_full_capture_finds():
     job = looked_at_often(Job(fused=True))
     job.step().optimizer.param_groups[0]["lr"] = 5e-3
     captured = job.capture_now_or_later()
-    assert captured.holds()
+    assert captured.is_current()
     same(captured, job.in_full())
 
 
@@ -217,25 +217,25 @@ def test_parameters_that_an_optimizer_gets_late_are_no_surprise(late):
     job = looked_at_often(Job())
     late(job)
     captured = job.capture_now_or_later()
-    assert captured.holds is None
+    assert captured.is_current is None
     same(captured, job.in_full())
     looked_at_often(job)
-    assert job.capture_now_or_later().holds()
+    assert job.capture_now_or_later().is_current()
 
 
 def test_what_is_otherwise_within_an_iteration_is_looked_at_between_them_for_good():
     job = looked_at_often(Job())
     for _ in range(2):
         captured = job.capture_now_or_later()
-        if captured.holds is None:
+        if captured.is_current is None:
             break
         weight = job.model.head.weight
         job.model.head.weight = nn.Parameter(torch.zeros(16, 8))  # for a forward pass alone
-        assert not captured.holds()
+        assert not captured.is_current()
         job.model.head.weight = weight
         same(job.capture(), job.in_full())
     for _ in range(2 * job.registry._often):
-        assert job.capture_now_or_later().holds is None
+        assert job.capture_now_or_later().is_current is None
 
 
 def test_a_model_that_is_changed_now_and_then_is_looked_at_later_ever_more_seldom():
@@ -245,7 +245,7 @@ def test_a_model_that_is_changed_now_and_then_is_looked_at_later_ever_more_seldo
         often.append(job.registry._often)
         captured = job.capture_now_or_later()
         replace_a_buffer(job)
-        assert not captured.holds()
+        assert not captured.is_current()
         same(job.capture(), job.in_full())
     assert often == [OFTEN_FOUND, 4 * OFTEN_FOUND, 16 * OFTEN_FOUND]
 
@@ -260,7 +260,7 @@ def test_weights_that_are_exchanged_around_a_boundary_are_those_of_the_boundary(
     same(captured, job.in_full())
     for parameter, data in zip(job.model.parameters(), held, strict=True):
         parameter.data = data
-    assert captured.holds is None
+    assert captured.is_current is None
     assert torch.equal(captured.tensors["model.embedding.weight"], held[0] * 2)
 
 
@@ -268,13 +268,13 @@ def test_several_ranks_look_between_iterations():
     job = Job()
     job.registry = Registry(job.registry.given, 0, 2)
     looked_at_often(job)
-    assert job.capture_now_or_later().holds is None
+    assert job.capture_now_or_later().is_current is None
 
 
 def test_where_the_kernel_may_not_be_asked_for_memory_that_is_gone_nothing_is_left_for_later(monkeypatch):
     job = looked_at_often(Job())
     monkeypatch.setattr(state, "can_peek", lambda: False)
-    assert job.capture_now_or_later().holds is None
+    assert job.capture_now_or_later().is_current is None
 
 
 @pytest.mark.parametrize("value", [np.float32(0.01), np.int64(3), np.array([1, 2]), (0.9, np.float32(0.9))])
@@ -293,10 +293,10 @@ def test_a_model_that_is_changed_once_is_looked_at_later_again():
     job = looked_at_often(Job())
     captured = job.capture_now_or_later()
     replace_a_buffer(job)
-    assert not captured.holds()
+    assert not captured.is_current()
     same(job.capture(), job.in_full())
     looked_at_often(job)
-    assert job.capture_now_or_later().holds()
+    assert job.capture_now_or_later().is_current()
 
 
 def test_a_model_that_is_taken_apart_while_somebody_looks_is_another_one(monkeypatch):
@@ -307,7 +307,7 @@ def test_a_model_that_is_taken_apart_while_somebody_looks_is_another_one(monkeyp
         raise RuntimeError("dictionary changed size during iteration")
 
     monkeypatch.setattr(Watched, "unchanged", changes)
-    assert not captured.holds()
+    assert not captured.is_current()
 
 
 @pytest.mark.parametrize(
@@ -382,5 +382,5 @@ def test_a_snapshot_beside_training_is_the_state_of_the_boundary(kind, wrap):
         found = snapshotter._layouts[0]._targets
         assert all(torch.equal(found[name], expected[name]) for name in expected)
         snapshotter.release(snapshot)
-    assert captured.holds is not None
+    assert captured.is_current is not None
     snapshotter.close()

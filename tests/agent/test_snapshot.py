@@ -350,7 +350,7 @@ def test_a_tensor_whose_memory_is_gone_is_not_touched(snapshotter):
     weight = torch.frombuffer(memory, dtype=torch.float32)
     what = captured(w=weight)
     snapshotter.release(begin(snapshotter, what, at_once=True))
-    what.holds = lambda: False
+    what.is_current = lambda: False
     protect = functools.partial(
         ctypes.CDLL(None, use_errno=True).mprotect, ctypes.c_void_p(weight.data_ptr()), ctypes.c_size_t(1 << 20)
     )
