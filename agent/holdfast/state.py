@@ -105,21 +105,7 @@ class Registry:
         the last one was, and `Captured.is_current` tells whether the objects are still made of the same tensors,
         while training goes on: nothing but an update, or somebody behind our back, changes that.
         """
-        known, is_current = self._known, None
-        # several ranks would all lose a checkpoint that one of them took of what was exchanged
-        later = later and self._world_size == 1 and can_peek()
-        if known is None or known.replicas_made != replicas.made():
-            known = self._known = self._walk()
-        elif later and self._rests and known.watched.rests and self._found_again >= self._often:
-            if known.watched.seems_unchanged():
-                is_current = functools.partial(self._is_current, known)
-            else:
-                known = self._known = self._walk()
-        elif known.watched.unchanged():
-            self._found_again += 1
-            self._rests = self._rests and not self._doubted
-        else:
-            known = self._known = self._walk()
+        known, is_current = self._look(later=later)
         encoder, trees = Encoder(known.step_storages, self._warned, known.shared_storages), {}
         for keyword, part in self._parts.items():
             if (watch := known.watches.get(keyword)) is None:
@@ -200,6 +186,22 @@ class Registry:
         """Touch the memory that `apply` will copy into, where that was never used: it can be done before."""
         for part in self._parts.values():
             part.make_room()
+
+    def _look(self, *, later: bool) -> tuple[_Known, Callable[[], bool] | None]:
+        """What the objects are made of; and what tells whether that is so, where it is left for later."""
+        known = self._known
+        # several ranks would all lose a checkpoint that one of them took of what was exchanged
+        later = later and self._world_size == 1 and can_peek() and self._rests and self._found_again >= self._often
+        if known is not None and known.replicas_made == replicas.made():
+            if later and known.watched.rests:
+                if known.watched.seems_unchanged():
+                    return known, functools.partial(self._is_current, known)
+            elif known.watched.unchanged():
+                self._found_again += 1
+                self._rests = self._rests and not self._doubted
+                return known, None
+        known = self._known = self._walk()
+        return known, None
 
     def _is_current(self, known: _Known) -> bool:
         """On another thread, while the next iteration computes."""
