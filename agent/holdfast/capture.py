@@ -38,7 +38,8 @@ class Watch(Protocol):
 
 class ModuleWatch:
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        found = ((each._parameters, name) for each in module.modules() for name in each._parameters)
+        self._first: tuple[dict[str, nn.Parameter | None], str] = next(found, ({}, ""))
         # a dict that is empty today may get an entry tomorrow, so all of them are watched
         self._dicts: list[dict[Any, Any]] = [
             held
@@ -61,8 +62,8 @@ class ModuleWatch:
 
     def outline(self) -> tuple[object, ...]:
         """Weights are exchanged as a whole (for those of an average, say): the first shows it."""
-        first = next(self._module.parameters(), None)
-        return () if first is None else (id(first), first.data_ptr())
+        held = self._first[0].get(self._first[1])
+        return () if held is None else (id(held), held.data_ptr())
 
 
 class OptimizerWatch:

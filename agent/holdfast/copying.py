@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,15 +54,16 @@ class Watchdog:
     """Sees whether somebody else changes tensors while they are copied.
 
     The version counter sees every in-place operation, but not those through `.data`, nor on memory shared
-    with NumPy. So the first bytes are remembered, too, and of large tensors the last: weights that are swapped or
-    scaled as a whole show there. A change of a few other elements through `.data` would go unseen; `digests` see
-    it all.
+    with NumPy. So the first bytes of parameters are remembered, too, and of large ones the last: weights that are
+    swapped or scaled as a whole show there. A change of a few other elements through `.data` would go unseen;
+    `digests` see it all. What an optimizer `kept` beside them asks for no gradient, and nobody needs a way past
+    the counter to change it.
     """
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
+    def __init__(self, pairs: Sequence[Pair], kept: Collection[str] = ()) -> None:
         self._pairs = pairs
         self._sources = [pair.source for pair in pairs]
-        edged = [pair for pair in pairs if is_plain(pair.source) and pair.source.numel()]
+        edged = [p for p in pairs if p.slot.name not in kept and is_plain(p.source) and p.source.numel()]
         # an address may have gone to others, where it is not known yet whether the tensor is still the same
         self._live = Peek([_place(edge) for pair in edged for edge in _edges(pair.source)])
         self._copied = Peek([_place(edge) for pair in edged for edge in _edges(pair.target)])

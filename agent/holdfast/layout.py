@@ -133,7 +133,7 @@ class Layout:
         self._frozen = Frozen(list(frozen.values()))
         self._host = HostCopies([pair for pair in moving if is_plain(pair.source)])
         self._odd = [pair for pair in moving if not is_plain(pair.source)]
-        self._watchdog = Watchdog(list(later.values()))
+        self._watchdog = Watchdog(list(later.values()), captured.kept)
         self.live = [pair.source for pair in later.values() if is_plain(pair.source)]
         self._devices = [self._on(device, pairs, captured) for device in _cuda_devices(captured)]
 

@@ -45,6 +45,8 @@ class Captured:
     have, those that this rank stores."""
     deferred: set[str] = field(default_factory=set)
     """Names of those that only an optimizer's step changes; the others must be copied at once."""
+    kept: set[str] = field(default_factory=set)
+    """Names of those among them that an optimizer keeps beside the parameters."""
     frozen: set[str] = field(default_factory=set)
     """Names of those that no optimizer trains: parameters which, as a rule, never change."""
     gradients: Callable[[], list[torch.Tensor]] = list
@@ -123,6 +125,7 @@ class Registry:
             trees=trees,
             tensors=ChainMap(self._stored(encoder), known.tensors),
             deferred=known.encoder.deferred | encoder.deferred if encoder.deferred else known.encoder.deferred,
+            kept=known.encoder.kept | encoder.kept if encoder.kept else known.encoder.kept,
             frozen=known.frozen,
             gradients=self._gradients,
             structure=self._structured(known, encoder),

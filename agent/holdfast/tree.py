@@ -42,6 +42,8 @@ class Encoder:
         """By name, which is the path under which each was met first; of a sharded one this rank's part."""
         self.deferred: set[str] = set()
         """Names of those that only an optimizer's step changes."""
+        self.kept: set[str] = set()
+        """Names of those among them that an optimizer keeps beside the parameters."""
         self.sharded: dict[str, torch.Tensor] = {}
         """Those of which this rank has a part, as they are in the script."""
         self.places: dict[str, Shard] = {}
@@ -175,6 +177,8 @@ class Encoder:
         self.tensors[name] = tensor
         if deferred or storage in self._step_storages:
             self.deferred.add(name)
+        if deferred:
+            self.kept.add(name)
         if is_sharded(whole):
             self.sharded[name] = whole
             self.places[name] = place_of(name, whole)

@@ -363,6 +363,17 @@ def test_a_tensor_whose_memory_is_gone_is_not_touched(snapshotter):
         assert protect(mmap.PROT_READ | mmap.PROT_WRITE) == 0
 
 
+@pytest.mark.parametrize("name", ["w", "m"])
+def test_what_is_changed_in_place_while_it_is_copied_is_named_whoever_keeps_it(snapshotter, held, name):
+    what = captured(("m", "w"), m=torch.ones(100), w=torch.ones(100))
+    what.kept = {"m"}
+    snapshot = begin(snapshotter, what)
+    what.tensors[name][50] = 3
+    held.set()
+    snapshotter.wait_copied()
+    assert snapshot.torn == [name]
+
+
 def test_the_last_bytes_of_a_large_tensor_are_looked_at_too(snapshotter, held):
     weight = torch.ones(SMALL_BYTES)
     snapshot = begin(snapshotter, captured(w=weight))
