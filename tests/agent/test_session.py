@@ -247,12 +247,12 @@ def test_weights_exchanged_behind_our_back_are_taken_again(store, linked, monkey
     trainer.run(until=9)
     real, exchanged = Snapshotter._copy_rest, []
 
-    def exchange(*arguments):
+    def exchange(*arguments, **options):
         if not exchanged:
             exchanged.append(trainer.session.iteration)
             layer = trainer.model[0]
             layer.weight.data = layer.weight.detach() * 2
-        real(*arguments)
+        real(*arguments, **options)
 
     monkeypatch.setattr(Snapshotter, "_copy_rest", exchange)
     trainer.run(until=16).crash()
