@@ -9,7 +9,7 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import torch
@@ -18,7 +18,7 @@ from holdfast import protocol, restore
 from holdfast.errors import HoldfastError
 from holdfast.fingerprint import fingerprint, of_thread
 from holdfast.pacing.profile import SnapshotMode
-from holdfast.persist import Origin, Persister, Settled
+from holdfast.persist import Origin, Persister, RetentionQueue, Settled
 from holdfast.pins import Pinned
 from holdfast.protocol import CheckpointKind, CheckpointState, checkpoint_id, parse_checkpoint_id
 from holdfast.ranks import Ranks, SideGroup
@@ -80,6 +80,8 @@ class Checkpointer:
         self._asked_for: collections.deque[str] = collections.deque(maxlen=ASKED_FOR)
         self._knows_asked_for = False
         """Those that attempts before this one took are among them."""
+        self._asked_for_lock = threading.Lock()
+        self.retiring = RetentionQueue(self._retire)
         self._in_flight: list[Snapshot] = []
         self._settled: collections.deque[Settled] = collections.deque()
         self.damaged: set[str] = set()
@@ -326,9 +328,11 @@ class Checkpointer:
 
     def close(self, timeout_seconds: float, *, finished: bool = True) -> None:
         """Let go of everything; unless training has `finished`, what lies in the memory tier stays there."""
+        deadline = time.monotonic() + timeout_seconds
         settled = self.persister.close(timeout_seconds)
         if not settled:
             logger.warning("gave up waiting for the last checkpoint after %g s", timeout_seconds)
+        self.retiring.close(max(0.0, deadline - time.monotonic()) if finished else 0.0)
         self.snapshots.close()
         if finished and settled:
             self.tier.close(self.head)
@@ -366,7 +370,8 @@ class Checkpointer:
                 self._last_reason = None
                 self._reporter.notice("info", "checkpoint", f"checkpoints are durable again, from {snapshot.id}")
             if snapshot.kind == "requested":
-                self._asked_for.append(snapshot.id)
+                with self._asked_for_lock:
+                    self._asked_for.append(snapshot.id)
             if settled.newest:  # one that took long may settle after those that were begun later
                 self.head = snapshot.id
         elif settled.state == "torn":
@@ -386,7 +391,7 @@ class Checkpointer:
         )
         self._settled.append(settled)
         if state == "durable" and self._ranks.leads:
-            self._retire()
+            self.retiring.request()
 
     def _free_bytes(self) -> int | None:
         """As far as it can be told; beyond nine petabytes no message holds the number, and nobody asks."""
@@ -409,18 +414,30 @@ class Checkpointer:
             gone = expendable(committed, self.retention, never=self._protected(), pinned=pins, sizes=sizes)
             waits = held(self.store, self.job) if gone else set()
             gone = {each: why for each, why in gone.items() if each not in waits}
-            for checkpoint in gone:
-                self.store.delete(self.job, checkpoint, self.attempt)
+            deleted = self._delete(gone)
         except (OSError, HoldfastError) as error:
             self._warn(f"could not remove old checkpoints: {error}")
             return
-        if gone:
-            left = [c for c in committed if c not in gone]
+        if deleted:
+            left = [c for c in committed if c not in deleted]
             self._reporter.inventory(left, pins)
+
+    def _delete(self, checkpoints: Iterable[str]) -> set[str]:
+        """Delete one after the other, except what a restore or a pin asked for meanwhile; the names deleted."""
+        deleted = set()
+        for checkpoint in checkpoints:
+            if self.retiring.closing:
+                break
+            if checkpoint not in list(self._wanted.values()) and checkpoint not in self.pinned.checkpoints:
+                self.store.delete(self.job, checkpoint, self.attempt)
+                deleted.add(checkpoint)
+        return deleted
 
     def _protected(self) -> set[str]:
         """Where the lineages that training descends from began, the ways back, what is to be restored."""
-        kept = protected(self.store.lineages(self.job), self.lineage.number, self._asked_for)
+        with self._asked_for_lock:
+            asked_for = list(self._asked_for)
+        kept = protected(self.store.lineages(self.job), self.lineage.number, asked_for)
         return kept | {each for each in (self.head, *list(self._wanted.values())) if each is not None}
 
     def _new_lineage(
@@ -448,8 +465,10 @@ class Checkpointer:
 
     def _learn_asked_for(self) -> None:
         found = restore.of_kind(self.store, self.job, "requested")
-        self._asked_for = collections.deque([*found, *self._asked_for], maxlen=ASKED_FOR)
-        self._knows_asked_for = True
+        with self._asked_for_lock:
+            newer = [each for each in self._asked_for if each not in found]
+            self._asked_for = collections.deque([*found, *newer], maxlen=ASKED_FOR)
+            self._knows_asked_for = True
 
     def _acquire_late(self) -> bool:
         """A store that was full or away may be back; what it holds is another history, so begin beside it.

@@ -2,11 +2,13 @@ import errno
 import functools
 import json
 import math
+import signal
 import threading
 import types
 
 import pytest
 import torch
+from small_session import iterate, session_of
 from tiny_job import Points, Trainer
 
 import holdfast
@@ -15,7 +17,8 @@ from holdfast import format as fmt
 from holdfast import session as module
 from holdfast.copying import HostCopies
 from holdfast.forking import fork
-from holdfast.protocol import Desired, RestoreOrder
+from holdfast.protocol import Desired, RestoreOrder, checkpoint_id
+from holdfast.retention import parse_retention
 from holdfast.snapshot import Snapshotter
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore, LocalWriter
@@ -75,8 +78,8 @@ def linked(monkeypatch):
     return {"server": "http://127.0.0.1:1"}
 
 
-def committed(store):
-    return [int(c[:12]) for c in open_store(store).checkpoints("job")]
+def committed(store, job="job"):
+    return [int(c[:12]) for c in open_store(store).checkpoints(job)]
 
 
 def damage(store, iteration, lineage=1):
@@ -612,6 +615,73 @@ def test_retention_bounds_what_a_store_holds(store):
     trainer = Trainer(store, every=1, keep=4).run(until=30).crash()
     assert len(committed(store)) <= 5
     assert committed(store)[-1] == trainer.session.iteration
+
+
+class SlowDeletes:
+    """Lets no delete of a session's store end before `go` is set."""
+
+    def __init__(self, session, monkeypatch):
+        self.begun, self.go = threading.Event(), threading.Event()
+        delete = session._checkpoints.store.delete
+
+        def wait(*args):
+            self.begun.set()
+            assert self.go.wait(300)
+            delete(*args)
+
+        monkeypatch.setattr(session._checkpoints.store, "delete", wait)
+
+
+def test_a_checkpoint_is_durable_and_the_next_one_begins_while_retention_waits_for_the_store(store, monkeypatch):
+    model, optimizer, session = session_of(store, keep=1, backend="thread")
+    deletes = SlowDeletes(session, monkeypatch)
+    checkpoints = session._checkpoints
+    try:
+        for _ in range(4):
+            iterate(model, optimizer, session)
+            assert checkpoints.wait_settled(60)
+        assert deletes.begun.wait(60)
+        assert checkpoints.under_way == 0
+        assert committed(store, "m") == [1, 2, 3, 4]
+    finally:
+        deletes.go.set()
+        session.close()
+    assert committed(store, "m") == [4]
+
+
+def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked):
+    model, optimizer, session = session_of(store, keep=1, backend="thread", **linked)
+    deletes = SlowDeletes(session, monkeypatch)
+    try:
+        for _ in range(3):
+            iterate(model, optimizer, session)
+            assert session._checkpoints.wait_settled(60)
+        assert deletes.begun.wait(60)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            iterate(model, optimizer, session)
+        session.close()
+    finally:
+        deletes.go.set()
+    assert ended.value.code == 143
+    notices = [each.message for each in session._reporter.link.of(protocol.Notice) if each.code == "preempted"]
+    assert notices == ["told to end by SIGTERM after iteration 4: saved as 000000000004-1"]
+
+
+def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monkeypatch):
+    model, optimizer, session = session_of(store, keep=1, backend="thread")
+    deletes = SlowDeletes(session, monkeypatch)
+    session._checkpoints.retention = parse_retention("last 9")
+    for _ in range(3):
+        iterate(model, optimizer, session)
+        assert session._checkpoints.wait_settled(60)
+    session._checkpoints.retention = parse_retention("last 1")
+    iterate(model, optimizer, session)
+    assert deletes.begun.wait(60)
+    session._checkpoints.want("the script", checkpoint_id(3, 1))
+    deletes.go.set()
+    session.close()
+    assert committed(store, "m") == [3, 4]
 
 
 def test_retention_leaves_the_way_back_from_a_restore(store):

@@ -54,8 +54,9 @@ class Trainer:
         return self
 
     def settle(self):
-        """Waits for the checkpoint under way, so that a test knows which iterations have one."""
+        """Waits for the checkpoint under way and its retention: a test then knows which iterations have one."""
         assert self.session._checkpoints.wait_settled(300)
+        assert self.session._checkpoints.retiring.wait_idle(300)
 
     def crash(self):
         """As if the process had been killed between two iterations: nothing more is saved or said."""

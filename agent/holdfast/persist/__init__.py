@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.persist.choice import Choice
 from holdfast.persist.persister import Persister, Settled
+from holdfast.persist.retention_queue import RetentionQueue
 from holdfast.persist.task import Origin, Task, Written
 
-__all__ = ["Choice", "Origin", "Persister", "Settled", "Task", "Written"]
+__all__ = ["Choice", "Origin", "Persister", "RetentionQueue", "Settled", "Task", "Written"]
