@@ -23,7 +23,7 @@ from holdfast.link.spool import spool_of
 from holdfast.meter import Meter
 from holdfast.options import Options
 from holdfast.orders import Orders
-from holdfast.pacing import Controller, parse_every
+from holdfast.pacing import FIRST_SECONDS, Controller, parse_every
 from holdfast.probing import Prober
 from holdfast.progress import Progress
 from holdfast.protocol import CheckpointKind, checkpoint_id, parse_checkpoint_id
@@ -652,6 +652,8 @@ class Session:
             return Decision(restore=target)
         if not self._is_due(iteration):
             return Decision()
+        if self._waits_for_memory():
+            return Decision(waits=True)
         snapshots = self._checkpoints.snapshots
         has_room = snapshots.free if iteration == self.iteration else snapshots.has_room
         enough = self._checkpoints.under_way >= self._controller.in_flight
@@ -668,6 +670,12 @@ class Session:
             over_seconds=self._spread * self._controller.interval_seconds if self._spread and not at_once else 0.0,
             lineage=self.lineage,
         )
+
+    def _waits_for_memory(self) -> bool:
+        """The first checkpoint waits while its memory is allocated in the background, for a minute of training."""
+        asked_for = self._wanted or self._retry_at_once or self._controller.plan is not None
+        early = self._controller.trained_seconds < FIRST_SECONDS
+        return self._checkpoints.unprepared and early and not asked_for
 
     def _is_due(self, iteration: int) -> bool:
         if self._wanted or self._retry_at_once:

@@ -22,13 +22,25 @@ def job(budget: float = 0.05, **given: object) -> Job:
 # Beginning
 
 
-def test_warm_up_is_discarded_then_a_profile_is_taken_then_the_first_checkpoint() -> None:
+def test_the_first_checkpoint_comes_at_once_and_the_second_after_warm_up_and_a_profile() -> None:
     simulated = job().run(19)
-    assert simulated.starts == []
+    assert simulated.starts == [1]
     assert simulated.controller.plan is None
     simulated.run(1)
-    assert simulated.starts == [20]
+    assert simulated.starts == [1, 20]
     assert simulated.controller.plan is None
+
+
+@pytest.mark.parametrize(("compute_seconds", "second"), [(60.0, 8), (10.0, 11), (1.0, 20)])
+def test_long_iterations_need_a_minute_of_profile_and_no_fifteen(compute_seconds: float, second: int) -> None:
+    simulated = job(compute_seconds=compute_seconds).run(20)
+    assert simulated.starts[:2] == [1, second]
+
+
+def test_a_job_that_may_take_a_few_checkpoints_spends_none_on_its_first_iteration() -> None:
+    controller = Controller(Settings(checkpoints=5))
+    controller.observe(Observation(iteration=1, seconds=1.0))
+    assert not controller.due(1)
 
 
 def test_slow_first_iterations_leave_no_trace_in_the_profile() -> None:
@@ -40,7 +52,7 @@ def test_slow_first_iterations_leave_no_trace_in_the_profile() -> None:
     assert profile.iteration_seconds == pytest.approx(1.0)
 
 
-def test_the_first_checkpoint_measures_itself_and_a_plan_follows() -> None:
+def test_the_first_checkpoint_after_warm_up_measures_itself_and_a_plan_follows() -> None:
     simulated = job().run(30)
     [plan] = simulated.plans
     assert plan.interval == 14
@@ -60,7 +72,7 @@ def test_a_first_checkpoint_that_fails_is_tried_again_ever_more_rarely() -> None
             controller.started(iteration)
             starts.append(iteration)
     gaps = [after - before for before, after in pairwise(starts)]
-    assert starts[0] == 20
+    assert starts[0] == 1
     assert gaps == sorted(gaps)
     assert 3 <= len(starts) <= 8
 
@@ -78,7 +90,7 @@ def test_epochs_shorter_than_the_profile_change_nothing() -> None:
     for iteration in range(200):
         simulated.data_seconds = 2.0 if iteration % 4 == 0 else 0.0
         simulated.step()
-    assert simulated.starts[0] == 20
+    assert simulated.starts[:2] == [1, 20]
     assert 6 <= simulated.interval <= 10
     assert simulated.overhead <= 0.055
 
@@ -255,7 +267,7 @@ def test_checkpoints_that_cost_nothing_are_taken_as_often_as_the_disk_allows() -
 def test_checkpoints_of_every_iteration_pause_now_and_then_to_renew_the_baseline() -> None:
     simulated = job(persist_seconds=0.2, snapshot_seconds=0.1, interference=0.01, stall_seconds=0.0).run(3000)
     assert simulated.interval == 1
-    gaps = [after - before for before, after in pairwise(simulated.starts)]
+    gaps = [after - before for before, after in pairwise(simulated.starts[1:])]
     assert 1 <= sum(gap > 1 for gap in gaps) <= 8
     assert max(gaps) <= 13
 
@@ -340,7 +352,7 @@ def test_an_order_taken_back_while_profiling_leaves_profiling_to_go_on() -> None
     assert simulated.interval == 100
     simulated.controller.change(Settings(budget=0.05))
     simulated.run(60)
-    assert simulated.starts[0] == 20
+    assert simulated.starts[:2] == [1, 20]
     assert simulated.interval == 14
 
 

@@ -122,3 +122,28 @@ def test_the_log_says_when_checkpoints_are_taken_and_why(tmp_path, caplog):
         "checkpoints: every 20 iterations",
     ]
     assert "set to every 5 iterations" in told[0]
+
+
+def first_of(store, *, trained_seconds):
+    """The iterations whose checkpoint began within the first two, where memory was ready after the first."""
+    model, optimizer, session = begun(store, policy="checkfreq", checkpoints=None, backend="thread")
+    begun_at = []
+    with session:
+        session.resume()
+        session._controller.trained_seconds = trained_seconds
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            session.step()
+            if session._checkpoints.under_way or session._checkpoints.head:
+                begun_at.append(session.iteration)
+            assert session._checkpoints.wait_settled(60)
+    return begun_at
+
+
+def test_the_first_checkpoint_begins_as_soon_as_its_memory_is_ready(tmp_path):
+    assert first_of(tmp_path, trained_seconds=0.0) == [2]
+
+
+def test_after_a_minute_of_training_the_first_checkpoint_waits_for_nothing(tmp_path):
+    assert first_of(tmp_path, trained_seconds=60.0)[0] == 1

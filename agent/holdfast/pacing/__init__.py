@@ -3,7 +3,7 @@
 No clock, no threads, no torch: the agent asks it at each iteration, the server to preview a setting.
 """
 
-from .controller import Controller
+from .controller import FIRST_SECONDS, Controller
 from .estimate import Observation
 from .failures import Failures
 from .planning import find_policy, parse_policy, plan, policies, policy_names
@@ -24,6 +24,7 @@ from .settings import (
 
 __all__ = [
     "DEFAULT_BUDGET",
+    "FIRST_SECONDS",
     "MAX_BUDGET",
     "MAX_INTERVAL",
     "MIN_BUDGET",

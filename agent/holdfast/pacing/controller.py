@@ -22,6 +22,11 @@ from .settings import Settings
 SETTLING_CHECKPOINTS = 3
 """The first checkpoints pay for memory and files they are first to touch: until so many were measured, the plan
 follows each new figure freely."""
+FIRST_SECONDS = 60.0
+"""Training time after which the first checkpoint no longer waits for its memory, and within which a profile of
+long iterations is complete."""
+FEWEST_IDLE = 3
+"""Idle iterations that a profile needs, however long they take."""
 DECIDING_SPANS = 2
 BLIND_TO_LIFE = frozenset({"checkfreq", "fixed"})
 """Policies that look at costs alone."""
@@ -50,7 +55,9 @@ class Controller:
         """What was known of the job when its interval was chosen."""
         self._warmup_left = warmup_iterations
         self._profile_iterations = profile_iterations
-        self._profiled = 0
+        self._profiled, self._profiled_seconds = 0, 0.0
+        self.trained_seconds = 0.0
+        """By this attempt, in finished iterations."""
         self._ledger = Ledger()
         self._known = Measured(self._ledger, slots)
         self._gap = Gap(self._ledger)
@@ -63,6 +70,8 @@ class Controller:
         self._last_started: int | None = None
         self._judged_at: int | None = None
         self._first_retry = 0
+        self._has_started = False
+        """A checkpoint was started by this attempt."""
         self._in_flight = False
         self._measurement: Measurement | None = None
         self._replan()
@@ -132,6 +141,8 @@ class Controller:
         self.life.trained(seen.iteration, seen.seconds)
         if self._last_started is None:
             self._last_started = seen.iteration - 1
+        if math.isfinite(seen.seconds) and seen.seconds > 0:
+            self.trained_seconds += seen.seconds
         if self._warmup_left > 0:
             self._warmup_left -= 1
         else:
@@ -144,6 +155,8 @@ class Controller:
     def due(self, iteration: int) -> bool:
         """Whether a checkpoint should start at the end of `iteration`."""
         if self._plan is None:
+            if not self._has_started and self._settings.checkpoints is None:
+                return True  # without a profile: until there is a checkpoint a crash loses everything
             return self._profile_complete and not self._in_flight and iteration >= self._first_retry
         if self._plan.interval is None or self._gap.open or self._last_started is None:
             return False
@@ -154,8 +167,10 @@ class Controller:
         # A first checkpoint that never becomes durable (a full disk) is tried again, ever more rarely.
         self._first_retry = iteration + max(self._profile_iterations, 2 * (iteration - (self._last_started or 0)))
         self._last_started = iteration
+        self._has_started = True
         self._judged_at = None
-        self._ledger.started()
+        if self._warmup_left == 0:  # during warm-up there is no baseline to compare its cost with
+            self._ledger.started()
 
     def measured(
         self,
@@ -168,7 +183,10 @@ class Controller:
         in_flight: int = 1,
     ) -> None:
         """A checkpoint has become durable, and this is what it took, with so many under way at the same time."""
+        self._first_retry = 0
         self.life.durable()
+        if self._plan is None and self._ledger.spans == 0:
+            return  # started during warm-up: the next one is measured
         self._known.checkpoint(
             snapshot_seconds,
             persist_seconds,
@@ -226,10 +244,13 @@ class Controller:
     @property
     def _profile_complete(self) -> bool:
         idle = self._ledger.idle_iterations
-        return idle >= self._profile_iterations or self._profiled >= 4 * self._profile_iterations
+        if idle >= self._profile_iterations or self._profiled >= 4 * self._profile_iterations:
+            return True
+        return idle >= FEWEST_IDLE and self._profiled_seconds >= FIRST_SECONDS
 
     def _account(self, seen: Observation) -> None:
         self._profiled += 1
+        self._profiled_seconds += seen.seconds
         self._ledger.add(seen)
         self._known.update(seen.update_seconds)
         self._gap.passed()
