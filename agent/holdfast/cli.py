@@ -182,7 +182,7 @@ def run(
     raise typer.Exit(status)
 
 
-for _question in (questions.jobs, questions.show, questions.goodput):
+for _question in (questions.jobs, questions.show, questions.checkpoints, questions.goodput):
     app.command(rich_help_panel=_OPERATING)(_question)
 for _edit in (control.budget, control.every, control.policy):
     app.command(rich_help_panel=_OPERATING, context_settings=_MINUS_IS_A_VALUE)(_edit)

@@ -223,12 +223,16 @@ class Client(Administration):
 
     def oldest_restorable(self, job: str) -> CheckpointRow | None:
         """The one at the lowest iteration that a restore can go back to. Raises NotFound."""
+        return min(self.restorable(job), key=lambda row: row.iteration, default=None)
+
+    def restorable(self, job: str, limit: int | None = None) -> list[CheckpointRow]:
+        """Those that a restore can go back to, the last taken first: all, or the newest `limit`. Raises NotFound."""
         found: list[CheckpointRow] = []
         page = self.checkpoints(job, limit=PAGE)
-        while page:
+        while page and (limit is None or len(found) < limit):
             found += [row for row in page if row.restorable]
             page = self.checkpoints(job, limit=PAGE, before=page[-1].id)
-        return min(found, key=lambda row: row.iteration, default=None)
+        return found[:limit]
 
     def timeline(
         self,

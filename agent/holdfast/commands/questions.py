@@ -1,13 +1,14 @@
-"""`holdfast jobs`, `show` and `goodput`: what the server knows."""
+"""`holdfast jobs`, `show`, `checkpoints` and `goodput`: what the server knows."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
 
-from holdfast.client import Edit, Goodput, Job, Order
+from holdfast.client import CheckpointRow, Edit, Goodput, Job, Order
 from holdfast.commands.console import (
     DEFAULT_SERVER,
     JobName,
@@ -20,6 +21,7 @@ from holdfast.commands.console import (
     print_json,
     print_table,
     seconds,
+    size,
 )
 
 
@@ -52,6 +54,31 @@ def show(job: JobName, server: Server = DEFAULT_SERVER, token: Token = None, jso
     else:
         for name, value in [*_facts(found), *late]:
             print(f"{name:<16} {value}")
+
+
+def checkpoints(
+    job: JobName,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many to list, the newest first.")] = 20,
+    every_state: Annotated[
+        bool, typer.Option("--all", help="Also those that a restore cannot go back to: failed, torn, missing.")
+    ] = False,
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """List the checkpoints of a job that `holdfast restore` can go back to, the newest first.
+
+    Example: holdfast checkpoints char-gpt --limit 5
+    """
+    with asking(server, token) as client:
+        found = client.checkpoints(job, limit=limit) if every_state else client.restorable(job, limit)
+    if json:
+        print_json(found)
+    elif found:
+        header = ("ITERATION", "CHECKPOINT", "KIND", "STATE", "SIZE", "TAKEN", "LABEL")
+        print_table(header, [_checkpoint_row(row) for row in found])
+    else:
+        print(f"{job} has no checkpoint yet" if every_state else f"{job} has no checkpoint to go back to yet")
 
 
 def goodput(
@@ -96,6 +123,12 @@ def _row(job: Job) -> tuple[str, ...]:
         str(job.interval or "-"),
         str(job.last_durable.iteration) if job.last_durable else "-",
     )
+
+
+def _checkpoint_row(row: CheckpointRow) -> tuple[str, ...]:
+    taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.at))
+    label = " ".join(filter(None, ["pinned" if row.pinned else "", row.label]))
+    return str(row.iteration), row.id, row.kind, row.state, size(row.payload_bytes), taken, label
 
 
 def _facts(job: Job) -> list[tuple[str, str]]:

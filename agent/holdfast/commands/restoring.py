@@ -35,6 +35,10 @@ def restore(
     expires: Annotated[
         str | None, typer.Option(help="It ends after so long unless the job has taken it up: 90min, 12h. A week.")
     ] = None,
+    nearest: Annotated[
+        bool,
+        typer.Option("--nearest", help="Where there is no checkpoint at ITERATION, take the nearest earlier one."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Take a job back to the checkpoint at ITERATION and train on from there.
@@ -42,13 +46,14 @@ def restore(
     A running job does so in place, at the end of its iteration, and saves the state that it leaves first, so
     that you can come back (`holdfast undo`). A script that cannot go back while it runs is started again under
     `holdfast run`, and otherwise does so at its next start, as does a job that is not running: neither is waited
-    for. When there is no checkpoint at ITERATION, nothing happens: the nearest earlier one is offered.
+    for. When there is no checkpoint at ITERATION, nothing happens and the nearest earlier one is named, unless
+    you give `--nearest`. `holdfast checkpoints JOB` lists what there is.
 
-    Example: holdfast restore char-gpt 1200
+    Example: holdfast restore char-gpt 1200 --nearest
     """
     expires_seconds = None if expires is None else _spell_seconds(expires)
     with asking(server, token) as client:
-        order = _order(client, job, iteration, expires_seconds)
+        order = _order(client, job, iteration, expires_seconds, nearest=nearest)
         _carry_out(client, order, timeout, no_wait=no_wait, json=json)
 
 
@@ -109,20 +114,23 @@ def _spell_seconds(expires: str) -> float:
         fail(str(error), EXIT_USAGE)
 
 
-def _order(client: Client, job: str, iteration: int, expires_seconds: float | None) -> Order:
+def _order(client: Client, job: str, iteration: int, expires_seconds: float | None, *, nearest: bool) -> Order:
     try:
         return client.restore(job, iteration, expires_seconds=expires_seconds)
     except ServerError as error:
         if error.code != "no_such_checkpoint":
             raise
-        if nearest := error.body.get("nearest"):
-            which, offered = "nearest earlier one", nearest["iteration"]
+        if earlier := error.body.get("nearest"):
+            which, there = "nearest earlier one", int(earlier["iteration"])
         elif oldest := client.oldest_restorable(job):
-            which, offered = "oldest that exists", oldest.iteration
+            which, there = "oldest that exists", oldest.iteration
         else:
             raise
-        print(f"holdfast: {job} has no checkpoint at iteration {iteration}.", file=sys.stderr)
-        fail(f"the {which} is at {offered}: holdfast restore {job} {offered}")
+    print(f"holdfast: {job} has no checkpoint at iteration {iteration}.", file=sys.stderr)
+    if nearest and there <= iteration:
+        return client.restore(job, there, expires_seconds=expires_seconds)
+    retry = f"holdfast restore {job} {there}" + (f", or {iteration} --nearest" if there <= iteration else "")
+    fail(f"the {which} is at {there}: {retry}")
 
 
 def _follow(client: Client, order: Order, timeout_seconds: float, *, quiet: bool) -> Order:
@@ -139,7 +147,8 @@ def _follow(client: Client, order: Order, timeout_seconds: float, *, quiet: bool
 def _progress(order: Order) -> str:
     line = f"{order.state:<10} {order.job} to iteration {order.iteration}"
     if order.state == "restored":
-        line += f" in {seconds(order.seconds)}, on lineage {order.new_lineage}"
+        took = "" if order.seconds is None else f" in {seconds(order.seconds)}"
+        line += f"{took}, on lineage {order.new_lineage}"
         if order.safety_checkpoint:
             line += f"; the state left behind is kept as {order.safety_checkpoint}"
     return line

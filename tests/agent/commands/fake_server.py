@@ -35,6 +35,7 @@ class FakeServer(ThreadingHTTPServer):
         self.status = "running"
         self.order: dict[str, Any] | None = None
         self.last_order_state = "restored"
+        self.order_seconds: float | None = 0.5
         self.restore_mode = "in_place"
         self.undoable: dict[str, Any] | None = None
         self.plan: dict[str, Any] = {"job": "gpt", "outlook": None, "why_none": "nothing is measured yet"}
@@ -198,7 +199,7 @@ class FakeServer(ThreadingHTTPServer):
         assert self.order is not None
         states = ["requested", "delivered", "restoring", self.last_order_state]
         following = states[min(states.index(self.order["state"]) + 1, 3)]
-        self.order = self.order | {"state": following, "new_lineage": 2, "seconds": 0.5}
+        self.order = self.order | {"state": following, "new_lineage": 2, "seconds": self.order_seconds}
         self.order["safety_checkpoint"] = "000000000250-1"
         self.order["reason"] = "a tensor is damaged" if following == "failed" else None
         return self.order

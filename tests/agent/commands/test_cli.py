@@ -23,6 +23,7 @@ SURFACE = {
     "audit": [],
     "budget": ["JOB", "BUDGET", "--json", "--no-wait", "--server", "--token"],
     "checkpoint": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
+    "checkpoints": ["JOB", "--all", "--json", "--limit", "--server", "--token"],
     "db": [],
     "every": ["JOB", "ITERATIONS", "--for", "--json", "--no-wait", "--server", "--token"],
     "fork": ["JOB", "ITERATION", "NEW", "--json", "--server", "--store", "--token"],
@@ -39,7 +40,9 @@ SURFACE = {
     "policy": ["JOB", "POLICY", "--json", "--no-wait", "--server", "--token"],
     "probe": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
     "project": [],
-    "restore": ["JOB", "ITERATION", "--expires", "--json", "--no-wait", "--server", "--timeout", "--token"],
+    "restore": [
+        "JOB", "ITERATION", "--expires", "--json", "--nearest", "--no-wait", "--server", "--timeout", "--token",
+    ],
     "resume": ["JOB", "--json", "--no-wait", "--server", "--token"],
     "retention": ["JOB", "RULES", "--json", "--no-wait", "--server", "--token"],
     "run": [

@@ -135,3 +135,22 @@ def test_goodput_for_scripts_is_what_the_server_says(holdfast: Holdfast) -> None
 
 def test_a_window_that_there_is_not_is_wrong_use(holdfast: Holdfast) -> None:
     assert holdfast("goodput", "gpt", "--window", "2d").exit_code == 2
+
+
+def test_checkpoints_of_a_job_are_listed_the_newest_first(holdfast: Holdfast, server: FakeServer) -> None:
+    server.checkpoints[0] |= {"pinned": True, "label": "before the new data", "payload_bytes": 3_000_000}
+    header, *rows = holdfast("checkpoints", "gpt").stdout.splitlines()
+    assert header.split() == ["ITERATION", "CHECKPOINT", "KIND", "STATE", "SIZE", "TAKEN", "LABEL"]
+    assert [row.split()[:2] for row in rows] == [["200", "000000000200-1"], ["100", "000000000100-1"]]
+    assert "3 MB" in rows[1]
+    assert rows[1].endswith("pinned before the new data")
+    assert len(holdfast("checkpoints", "gpt", "--limit", "1").stdout.splitlines()) == 2
+
+
+def test_checkpoints_that_no_restore_can_go_back_to_are_listed_when_asked_for(
+    holdfast: Holdfast, server: FakeServer
+) -> None:
+    server.checkpoints = [row | {"restorable": False, "state": "missing"} for row in server.checkpoints]
+    assert holdfast("checkpoints", "gpt").stdout == "gpt has no checkpoint to go back to yet\n"
+    rows = json.loads(holdfast("checkpoints", "gpt", "--all", "--json").stdout)
+    assert [row["iteration"] for row in rows] == [200, 100]

@@ -44,6 +44,25 @@ def test_the_nearest_earlier_checkpoint_is_offered_and_not_used(
     assert server.order is None
 
 
+def test_the_nearest_earlier_checkpoint_is_taken_on_request(holdfast: Holdfast, server: FakeServer) -> None:
+    result = holdfast("restore", "gpt", "199", "--nearest")
+    assert result.exit_code == 0
+    assert "gpt has no checkpoint at iteration 199" in result.stderr
+    assert "restored   gpt to iteration 100" in result.stdout
+
+
+def test_nearest_takes_no_later_checkpoint(holdfast: Holdfast, server: FakeServer) -> None:
+    result = holdfast("restore", "gpt", "49", "--nearest")
+    assert result.exit_code == 1
+    assert "the oldest that exists is at 100: holdfast restore gpt 100\n" in result.stderr
+    assert server.order is None
+
+
+def test_a_restore_whose_time_is_unknown_is_reported_without_one(holdfast: Holdfast, server: FakeServer) -> None:
+    server.order_seconds = None
+    assert "to iteration 200, on lineage 2" in holdfast("restore", "gpt", "200").stdout.splitlines()[-1]
+
+
 def test_a_job_that_is_not_running_is_not_waited_for(holdfast: Holdfast, server: FakeServer) -> None:
     server.alive = False
     result = holdfast("restore", "gpt", "200")
