@@ -226,7 +226,7 @@ class Client(Administration):
         return min(self.restorable(job), key=lambda row: row.iteration, default=None)
 
     def restorable(self, job: str, limit: int | None = None) -> list[CheckpointRow]:
-        """Those that a restore can go back to, the last taken first: all, or the newest `limit`. Raises NotFound."""
+        """Those that a restore can go back to, the last taken first, at most `limit`. Raises NotFound."""
         found: list[CheckpointRow] = []
         page = self.checkpoints(job, limit=PAGE)
         while page and (limit is None or len(found) < limit):

@@ -127,10 +127,10 @@ def _order(client: Client, job: str, iteration: int, expires_seconds: float | No
         else:
             raise
     print(f"holdfast: {job} has no checkpoint at iteration {iteration}.", file=sys.stderr)
-    if nearest and there <= iteration:
-        return client.restore(job, there, expires_seconds=expires_seconds)
-    retry = f"holdfast restore {job} {there}" + (f", or {iteration} --nearest" if there <= iteration else "")
-    fail(f"the {which} is at {there}: {retry}")
+    if not nearest or there > iteration:
+        alternative = f", or {iteration} --nearest" if there <= iteration else ""
+        fail(f"the {which} is at {there}: holdfast restore {job} {there}{alternative}")
+    return client.restore(job, there, expires_seconds=expires_seconds)
 
 
 def _follow(client: Client, order: Order, timeout_seconds: float, *, quiet: bool) -> Order:
