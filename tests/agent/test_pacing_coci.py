@@ -85,3 +85,7 @@ def test_the_budget_is_a_ceiling_here_too() -> None:
     made = coci(History(progress=CURVE), budget=0.001)
     assert made.interval == 130
     assert "the budget of 0.1% allows" in made.reason
+
+
+def test_figures_that_are_no_numbers_leave_the_decision_to_goodput() -> None:
+    assert coci(History(progress=CURVE, iterations=10**9), replace(SECOND, cost_seconds=math.nan)).policy != "coci"

@@ -44,7 +44,7 @@ def coci(profile: Profile, settings: Settings, history: History) -> Plan:
     a_minute = MINUTE / profile.iteration_seconds
     step = loss_step(curve.decay * a_minute, cost / MINUTE, failures.rate * MINUTE)
     left = math.exp(-curve.decay * history.iterations)
-    if step >= left:
+    if not step < left:  # nor where a figure is no number
         because = f"{percent(left)} of the loss is left and a step of COCI's rule is {percent(step)}"
         return goodput_instead(profile, settings, history, because)
     wanted = -math.log1p(-step / left) / curve.decay
