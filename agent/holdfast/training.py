@@ -106,7 +106,7 @@ class Training:
             gradients.after_update(optimizer)
             after()
 
-        for optimizer in self.registry.optimizers.values():
+        for optimizer in self.registry.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(about_to_update))
             self._hooks.append(optimizer.register_step_post_hook(updated))
 
