@@ -176,7 +176,7 @@ class MetricReader:
             if name not in self._warned:
                 self._warned.add(name)
                 logger.warning(
-                    "metric %s is not a scalar (%s), and recorded as NaN: give a number or a tensor of one element",
+                    "metric %s is not a scalar (%s), and recorded as NaN: give a number or a one-element tensor",
                     *(name, type(value).__name__),
                 )
             return math.nan

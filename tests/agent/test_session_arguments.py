@@ -108,7 +108,5 @@ def test_a_metric_that_is_no_scalar_is_reported_once_by_name_and_training_goes_o
             session.step(loss=torch.ones(1), accuracy=metric)
     warned = [record.getMessage() for record in caplog.records if "is not a scalar" in record.getMessage()]
     assert len(warned) == 1
-    assert warned[0].startswith(
-        f"metric accuracy is not a scalar ({type(metric).__name__}), and recorded as NaN"
-    )
+    assert warned[0].startswith(f"metric accuracy is not a scalar ({type(metric).__name__}), and recorded as NaN")
     assert session.iteration == 4
