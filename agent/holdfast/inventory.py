@@ -32,7 +32,7 @@ def missing(objects: Mapping[str, Any], saved: Collection[str] = ()) -> list[str
             "and no model. Give what training changes, Session(model=..., optimizer=...)"
         ]
     behind = [
-        f"the checkpoint holds {keyword!r}, which the session was not given: add it, or it begins anew"
+        f"the checkpoint holds {keyword!r}, which the session was not given: add it, or its state is lost"
         for keyword in saved
         if keyword not in objects
     ]

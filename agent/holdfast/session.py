@@ -436,6 +436,8 @@ class Session:
     def _begin(self, start: Start) -> None:
         self._resumed = True
         self._starter.begin(start)
+        if self._ranks.leads and (page := self._reporter.link.page) is not None:
+            logger.info("%s: dashboard: %s", self.job, page)
         self._introduce()
         for gap in self._training.gaps():
             self._reporter.notice("warning", "loader", gap)
@@ -453,8 +455,9 @@ class Session:
             self._reporter.notice(
                 "warning",
                 "afresh",
-                f"training starts afresh beside {len(unused)} checkpoints, of which the newest is {unused[-1]}: "
-                "to go on from it, call session.resume() or draw from session.batches(...) before the first step",
+                f"training starts at iteration 0 although the job has {len(unused)} checkpoints, the newest "
+                f"{unused[-1]}: to resume from it, call session.resume() or draw from session.batches(...) before "
+                "the first step",
             )
 
     def _close(self, reason: str) -> None:
@@ -496,9 +499,9 @@ class Session:
         head = self._checkpoints.head
         kept = parse_checkpoint_id(head)[0] if head is not None else 0
         if self.iteration > kept and self._ranks.leads:
-            where = f"goes on from iteration {kept:,}" if kept else "begins anew"
+            where = f"resumes from iteration {kept:,}" if kept else "starts at iteration 0"
             logger.warning(
-                "%s: what was trained after iteration %s is in no checkpoint: the next start %s",
+                "%s: the iterations after %s are in no checkpoint: the next attempt %s",
                 *(self.job, f"{kept:,}", where),
             )
 

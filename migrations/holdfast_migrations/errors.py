@@ -20,5 +20,5 @@ class DriverMissing(CannotStore):
 
     def __init__(self, error: ModuleNotFoundError) -> None:
         super().__init__(
-            f"storing in PostgreSQL needs {error.name}, which is missing: install Holdfast with its extra `postgres`"
+            f"storing in PostgreSQL needs {error.name}: install Holdfast with its extra `postgres`"
         )

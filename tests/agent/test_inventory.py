@@ -153,7 +153,7 @@ def test_each_is_told_once_and_what_a_checkpoint_holds_beyond_is_too(tmp_path, c
         second._close("SIGKILL")
     told = [r.getMessage() for r in caplog.records if "was not given" in r.getMessage()]
     assert len(told) == 1
-    assert "the checkpoint holds 'plan', which the session was not given: add it, or it begins anew" in told[0]
+    assert "the checkpoint holds 'plan', which the session was not given: add it, or its state is lost" in told[0]
     caplog.clear()
     third = holdfast.Session("other", store=tmp_path, backend="thread", model=model, schedule=schedule)
     third.resume()
