@@ -134,12 +134,10 @@ class Session:
         try:
             self.job = protocol.validate_job(job)
             options = Options.weigh(**settings)
-            objects = named_objects(state, objects, settings)
-        except (
-            TypeError,
-            ValueError,
-        ) as error:  # the message names the setting: the frames below say nothing more
+        except ValueError as error:
+            # the message names the setting and the value: the frames of the parsers would only bury it
             raise error.with_traceback(None) from None
+        objects = named_objects(state, objects, settings)
         self._ranks = ranks.join()
         self._spread = options.spread
         self._standing = Standing()

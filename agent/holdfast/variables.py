@@ -8,9 +8,9 @@ from typing import Any
 class Variables:
     """Named values that are saved and restored with the other objects: `Variables(best_loss=math.inf)`.
 
-    A value is None, a number, a string, bytes, a dense tensor, a NumPy array, or a list, tuple, set, dict or
-    deque of values. Read and assign them as attributes. A name given here that a checkpoint does not hold keeps its value
-    when one is loaded; a name assigned later goes away with the iterations that a restore undoes.
+    A value is None, a number, a string, bytes, a dense tensor, a NumPy array, or a list, tuple, set, dict or deque
+    of values. Read and assign them as attributes. A name given here that a checkpoint does not hold keeps its
+    value when one is loaded; a name assigned later goes away with the iterations that a restore undoes.
     """
 
     def __init__(self, **values: Any) -> None:
