@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from holdfast.session import Session
     from holdfast.variables import Variables
 
+    __version__: str
+
 __all__ = [
     "DamagedCheckpoint",
     "DataLoader",
@@ -40,6 +42,7 @@ __all__ = [
     "Session",
     "UnknownFormat",
     "Variables",
+    "__version__",
 ]
 
 _HOMES = {"DataLoader": "holdfast.data", "Session": "holdfast.session", "Variables": "holdfast.variables"}
@@ -48,7 +51,18 @@ _HOMES = {"DataLoader": "holdfast.data", "Session": "holdfast.session", "Variabl
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, "holdfast.errors")), name)
+    if name == "__version__":
+        from importlib.metadata import version  # takes longer than all else here
+
+        return version("holdfast")
+    try:
+        return getattr(importlib.import_module(_HOMES.get(name, "holdfast.errors")), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(
+            f"holdfast.{name} needs torch: pip install torch, or install Holdfast with its extra `torch`"
+        ) from None
 
 
 def __dir__() -> list[str]:

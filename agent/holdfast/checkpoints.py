@@ -137,8 +137,10 @@ class Checkpointer:
             self.attempt = self._ranks.decide(lambda: self._become_newest(at_least), int)
         except OSError as error:
             # whether training starts without it is not known yet: that takes a store that can be read, or is new
-            reason = f"store {self.store.url} is not writable: {error.strerror or error}"
-            self._reporter.notice("warning", "checkpoint", f"{reason}; no checkpoint is taken until it is")
+            self._last_reason = self._not_writable(error)
+            self._reporter.notice(
+                "warning", "checkpoint", f"{self._last_reason}; no checkpoint is taken until it is"
+            )
 
     def begin_lineage(
         self, iteration: int, parent: str | None, order: str | None = None, *, left: str | None = None
@@ -497,7 +499,7 @@ class Checkpointer:
             lineage = self._new_lineage(attempt, start, self.head, self._unnoted)
             self.store.begin_lineage(self.job, lineage)
         except Exception as error:  # a thread's edge: the next checkpoint that is due tries again
-            self.fail(f"store {self.store.url} is not writable: {type(error).__name__}: {error}")
+            self.fail(self._not_writable(error))
         else:
             self._returned = attempt, lineage
 
@@ -517,6 +519,10 @@ class Checkpointer:
             ranks=snapshot.ranks if state == "durable" else [],
             **more,  # type: ignore[arg-type]
         )
+
+    def _not_writable(self, error: Exception) -> str:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        return f"store {self.store.url} is not writable: {reason}"
 
     def _warn(self, reason: str) -> None:
         if reason != self._last_reason:

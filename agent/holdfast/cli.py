@@ -26,7 +26,7 @@ from holdfast.commands.console import EXIT_CODES, EXIT_USAGE, fail
 COMMANDS = "holdfast.commands"
 """The entry-point group through which other packages, the server first, add theirs."""
 
-NO_SERVER = "the server is not installed here: pip install 'holdfast[server]'"
+NO_SERVER = "the server is not installed here: install Holdfast with its extra `server`"
 
 app = typer.Typer(
     name="holdfast",

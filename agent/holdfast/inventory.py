@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from holdfast.data import DataLoader
 from holdfast.rng import is_generator
+from holdfast.wrappers import has_no_state_dict, has_unseen_steps, is_accelerator, optimizers_in, unwrapped
 
 DEPTH = 4
 """How many lists, dicts and objects deep it is looked for."""
@@ -22,42 +24,79 @@ _LEAVES = (torch.Tensor, str, bytes, int, float, type, types.FunctionType, types
 def missing(objects: Mapping[str, Any], saved: Collection[str] = ()) -> list[str]:
     """In words: what the objects of a session refer to, or train, that will not be in its checkpoints.
 
-    `saved` are the objects of the checkpoint that training goes on from; one that is not given any more stays
-    behind there, and is told as well.
+    `saved` are the objects of the checkpoint that training resumed from: one that is not given now is reported.
     """
-    given = {id(item) for item in objects.values()}
-    held = {id(tensor) for item in objects.values() for tensor in _tensors(item)}
-    told: dict[int, str] = {}
-    for keyword, item in objects.items():
-        if isinstance(item, DataLoader):
-            continue  # all that is in it follows from its position
-        for path, found in _reachable(keyword, item, DEPTH, {id(item)}):
-            name = _name_for(found)
-            if name is not None and id(found) not in given and not _all_held(found, held):
-                told[id(found)] = (
-                    f"{path} is a {type(found).__name__} that is in no checkpoint: add it to the session, "
-                    f"Session({name}=...), unless it never changes"
-                )
+    if not objects:
+        return [
+            "the session was given no objects: its checkpoints hold random states and the position in the data, "
+            "and no model. Give what training changes, Session(model=..., optimizer=...)"
+        ]
     behind = [
-        f"the checkpoint holds {keyword!r}, which the session was not given: add it, or it begins anew"
+        f"the checkpoint holds {keyword!r}, which the session was not given: add it, or its state is lost"
         for keyword in saved
         if keyword not in objects
     ]
-    return [*told.values(), *_untrained(objects), *behind]
+    return [*_referred_to(objects), *_untrained(objects), *_unseen(objects), *_uncounted(objects), *behind]
+
+
+def _referred_to(objects: Mapping[str, Any]) -> Iterable[str]:
+    """What hides in the attributes of the objects."""
+    given = {id(each) for item in objects.values() for each in (item, unwrapped(item), *optimizers_in(item))}
+    held = {id(tensor) for item in objects.values() for tensor in _tensors(item)}
+    messages: dict[int, str] = {}
+    for keyword, item in objects.items():
+        for path, found in _reachable(keyword, item, DEPTH, {id(item)}):
+            inside = unwrapped(found)
+            name = _name_for(inside)
+            if name is not None and id(inside) not in given and not _all_held(found, held):
+                messages[id(inside)] = (
+                    f"{path} ({type(found).__name__}) is in no checkpoint: add it to the session, "
+                    f"Session({_unused(name, objects)}=...), unless it never changes"
+                )
+    return messages.values()
+
+
+def _unused(name: str, objects: Mapping[str, Any]) -> str:
+    numbered = (f"{name}{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in objects)
 
 
 def _untrained(objects: Mapping[str, Any]) -> Iterator[str]:
     """Optimizers whose parameters lie in no module of the session."""
     held = {id(tensor) for item in objects.values() for tensor in _tensors(item)}
     for keyword, item in objects.items():
-        if isinstance(item, torch.optim.Optimizer):
-            strange = [p for group in item.param_groups for p in group["params"] if id(p) not in held]
-            if strange:
-                yield (
-                    f"{keyword} trains {len(strange)} tensors, the first of shape {tuple(strange[0].shape)}, that "
-                    "are in no module of the session: their values are in no checkpoint. Give their module, "
-                    "Session(model=...)"
-                )
+        groups = [group for optimizer in optimizers_in(unwrapped(item)) for group in optimizer.param_groups]
+        strange = [p for group in groups for p in group["params"] if id(p) not in held]
+        if strange:
+            yield (
+                f"{keyword} trains {len(strange)} tensors, the first of shape {tuple(strange[0].shape)}, that "
+                "are in no module of the session: their values are in no checkpoint. Give their module, "
+                f"Session({_unused('model', objects)}=...)"
+            )
+
+
+def _unseen(objects: Mapping[str, Any]) -> Iterator[str]:
+    """Optimizers that run no hooks: nothing can be copied during the next iteration."""
+    for keyword, item in objects.items():
+        if has_unseen_steps(unwrapped(item)):
+            yield (
+                f"{keyword} ({type(item).__name__}) runs no hooks around its step: training waits while a "
+                "checkpoint is copied. Derive it from torch.optim.Optimizer and call super().__init__"
+            )
+
+
+def _uncounted(objects: Mapping[str, Any]) -> Iterator[str]:
+    """The counter of an Accelerator that accumulates gradients, where only a wrapper of its making is given."""
+    if any(map(is_accelerator, objects.values())):
+        return
+    for keyword, item in objects.items():
+        steps = getattr(getattr(item, "gradient_state", None), "num_steps", 1)
+        if isinstance(steps, int) and steps > 1:
+            yield (
+                f"{keyword} ({type(item).__name__}) accumulates gradients over {steps} iterations; the counter "
+                "of its Accelerator is in no checkpoint: add it to the session, Session(accelerator=...)"
+            )
+            return
 
 
 def _tensors(item: Any) -> Iterator[torch.Tensor]:
@@ -75,7 +114,7 @@ def _all_held(found: Any, held: Collection[int]) -> bool:
 def _name_for(found: Any) -> str | None:
     """The keyword to give it under; None for what holds no state of training."""
     if isinstance(found, torch.optim.Optimizer):
-        return "optimizer"
+        return None if has_no_state_dict(found) else "optimizer"
     if isinstance(found, torch.nn.Module):
         return "model"
     return "generator" if is_generator(found) else None
@@ -98,8 +137,8 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
         for name, module in item.named_modules():
             own = {key: value for key, value in vars(module).items() if key not in _TOLD_APART}
             yield from _named(f".{name}" if name else "", own)
-    elif isinstance(item, torch.optim.Optimizer):
-        return  # it holds parameters, which are told of by themselves
+    elif isinstance(item, (torch.optim.Optimizer, DataLoader)):
+        return  # its parameters are reported as such; all that is in a loader follows from its position
     elif isinstance(item, (dict, list, tuple)):
         if len(item) <= MOST_ENTRIES:
             entries = item.items() if isinstance(item, dict) else enumerate(item)

@@ -19,6 +19,7 @@ from holdfast.rng import OwnGenerator
 from holdfast.sharding import is_sharded, local
 from holdfast.shards import names_in
 from holdfast.tree import Encoder, Tree, decode
+from holdfast.wrappers import has_plain_state
 
 ALONE_BYTES = 1 << 30
 """A module of at most this is loaded on one thread: a tenth of a second."""
@@ -275,7 +276,7 @@ class GeneratorPart(Part):
 def part_of(keyword: str, item: Stateful) -> Part:
     if isinstance(item, torch.nn.Module):
         return ModulePart(keyword, item)
-    if isinstance(item, torch.optim.Optimizer):
+    if has_plain_state(item):
         return OptimizerPart(keyword, item)
     if isinstance(item, OwnGenerator):
         return GeneratorPart(keyword, item)

@@ -52,6 +52,8 @@ class Meter:
             self._metrics.add(measured, metrics)
             self.send_samples(wait=False)
             self._reporter.stalls(measured)
+        else:
+            self._metrics.check(metrics)
         if self.tally is not None:
             self.tally.add(measured)
         self._unlearnt.append((measured, self.in_flight))

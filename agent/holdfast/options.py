@@ -67,8 +67,15 @@ class Options:
     def weigh(cls, **arguments: Any) -> Self:
         """Fill what was not given (None) from the environment.
 
-        ValueError names a setting that makes no sense, and the variable where it came from one.
+        ValueError names a setting that makes no sense, and the variable where it came from one; TypeError one that
+        was given an object to checkpoint.
         """
+        for name, value in arguments.items():
+            if hasattr(value, "state_dict"):
+                raise TypeError(
+                    f"Session({name}=...): {name} is a setting, and {type(value).__name__} is an object to "
+                    f'checkpoint: give it as state={{"{name}": ...}}'
+                )
 
         def read(name: str, default: Any, parse: Callable[[Any], T]) -> T:
             return _read(arguments[name], name, default, parse)

@@ -125,6 +125,15 @@ class MetricReader:
         self._pending: collections.deque[tuple[Iteration, dict[str, Any], Any]] = collections.deque()
         """With the event that its copies arrive with; None: there are none; _NUMBERS: all are numbers already."""
         self._warned: set[str] = set()
+        self._checked: set[str] = set()
+
+    def check(self, metrics: Mapping[str, Any]) -> None:
+        """Warn of metrics that are no scalars, where nothing reads their values: of each name the first."""
+        for name in metrics.keys() - self._checked:
+            self._checked.add(name)
+            value = metrics[name]
+            if not isinstance(value, torch.Tensor) or value.numel() != 1:  # one on a device is not waited for
+                self._number(name, value)
 
     def add(self, iteration: Iteration, metrics: Mapping[str, Any]) -> None:
         if _FLOAT.issuperset(map(type, metrics.values())):
@@ -163,8 +172,11 @@ class MetricReader:
     def _number(self, name: str, value: Any) -> float:
         try:
             return float(value.detach() if isinstance(value, torch.Tensor) else value)
-        except Exception as error:  # whatever a loop hands over must not stop it
+        except Exception:  # whatever a loop hands over must not stop it
             if name not in self._warned:
                 self._warned.add(name)
-                logger.warning("metric %s is not a number and shows as NaN: %s", name, error)
+                logger.warning(
+                    "metric %s is not a scalar (%s), and recorded as NaN: give a number or a one-element tensor",
+                    *(name, type(value).__name__),
+                )
             return math.nan

@@ -35,7 +35,7 @@ from holdfast.starting import Start, Starter
 from holdfast.steering import MEETING_SECONDS, Adrift, Decision, steering_of
 from holdfast.store import open_store
 from holdfast.tally import Tally
-from holdfast.training import Training
+from holdfast.training import Training, named_objects
 from holdfast.verifier import Verifier
 
 logger = logging.getLogger("holdfast")
@@ -84,11 +84,14 @@ class Session:
             itself. 0 leaves SIGTERM alone. Default: HOLDFAST_GRACE, else 30.
         rewinds: whether the loop can be taken back while it runs, where the session should not judge for itself.
             One that cannot is started again for an order to restore. Default: HOLDFAST_REWINDS, else as it looks.
+        state: further objects to checkpoint, under any names: {"policy": policy_net}, which as a keyword would be
+            the setting.
         **objects: what makes up the training state, by keyword: model, optimizer, scheduler, scaler …
             Anything with `state_dict` and `load_state_dict`, and random generators of torch, NumPy and Python.
 
     Raises:
-        TypeError: an object has no state_dict, or one that cannot be stored; names the keyword.
+        TypeError: an object has no state_dict, or one that cannot be stored, or is given as a setting; names the
+            keyword.
         ValueError: a job name, budget, interval or policy that makes no sense; or this is one of several ranks,
             and torch.distributed is not set up yet.
 
@@ -119,14 +122,22 @@ class Session:
         labels: Mapping[str, str] | None = None,
         grace: float | None = None,
         rewinds: bool | None = None,
+        state: Mapping[str, Any] | None = None,
         **objects: Any,
     ) -> None:
-        self.job = protocol.validate_job(job)
-        options = Options.weigh(
-            store=store, server=server, token=token, budget=budget, policy=policy, every=every, mtbf=mtbf,
-            checkpoints=checkpoints, iterations=iterations, keep=keep, retention=retention, slots=slots,
-            backend=backend, spread=spread, debug=debug, owner=owner, labels=labels, grace=grace, rewinds=rewinds,
-        )  # fmt: skip
+        settings = {
+            "store": store, "server": server, "token": token, "budget": budget, "policy": policy, "every": every,
+            "mtbf": mtbf, "checkpoints": checkpoints, "iterations": iterations, "keep": keep, "slots": slots,
+            "retention": retention, "backend": backend, "spread": spread, "debug": debug, "owner": owner,
+            "labels": labels, "grace": grace, "rewinds": rewinds,
+        }  # fmt: skip
+        try:
+            self.job = protocol.validate_job(job)
+            options = Options.weigh(**settings)
+        except ValueError as error:
+            # the message names the setting and the value: the frames of the parsers would only bury it
+            raise error.with_traceback(None) from None
+        objects = named_objects(state, objects, settings)
         self._ranks = ranks.join()
         self._spread = options.spread
         self._standing = Standing()
@@ -167,7 +178,7 @@ class Session:
         self._ask_store_at = 0.0
         self._over = False
         """A newer attempt of the job has begun, and this one is to end."""
-        self._resumed = self._closed = self._forked = False
+        self._resumed = self._closed = self._forked = self._warned_closed = False
         self._wanted: CheckpointKind | None = None
         self._wanted_restore: str | None = None
         self._last_fault: str | None = None
@@ -257,13 +268,7 @@ class Session:
         """
         self._standing.iteration += 1
         if self._closed:
-            if self._forked:
-                self._forked = False
-                logger.warning(
-                    "%s: this process was forked from the one that made the session, and takes no checkpoints; "
-                    "make the session after the fork",
-                    self.job,
-                )
+            self._warn_closed()
             return
         try:
             self._boundary(metrics)
@@ -281,6 +286,22 @@ class Session:
             raise SystemExit(supervision.EXIT_RELAUNCH)
         if self._over and supervision.VARIABLE in os.environ:
             raise SystemExit(supervision.EXIT_FENCED)
+
+    def _warn_closed(self) -> None:
+        if self._warned_closed:
+            return
+        self._warned_closed = True
+        if self._forked:
+            why = (
+                "this process was forked from the one that made the session, and takes no checkpoints; make the "
+                "session after the fork"
+            )
+        else:
+            why = (
+                f"session.step() after session.close(): iteration {self.iteration:,} and those after it are in no "
+                "checkpoint; make a new Session to train on"
+            )
+        logger.warning("%s: %s", self.job, why)
 
     def checkpoint(self) -> None:
         """Take a checkpoint at the end of this iteration, whatever the interval.
@@ -413,6 +434,8 @@ class Session:
     def _begin(self, start: Start) -> None:
         self._resumed = True
         self._starter.begin(start)
+        if self._ranks.leads and (page := self._reporter.link.page) is not None:
+            logger.info("%s: dashboard: %s", self.job, page)
         self._introduce()
         for gap in self._training.gaps():
             self._reporter.notice("warning", "loader", gap)
@@ -430,8 +453,9 @@ class Session:
             self._reporter.notice(
                 "warning",
                 "afresh",
-                f"training starts afresh beside {len(unused)} checkpoints, of which the newest is {unused[-1]}: "
-                "to go on from it, call session.resume() or draw from session.batches(...) before the first step",
+                f"training starts at iteration 0 although the job has {len(unused)} checkpoints, the newest "
+                f"{unused[-1]}: to resume from it, call session.resume() or draw from session.batches(...) before "
+                "the first step",
             )
 
     def _close(self, reason: str) -> None:
@@ -473,9 +497,9 @@ class Session:
         head = self._checkpoints.head
         kept = parse_checkpoint_id(head)[0] if head is not None else 0
         if self.iteration > kept and self._ranks.leads:
-            where = f"goes on from iteration {kept:,}" if kept else "begins anew"
+            where = f"resumes from iteration {kept:,}" if kept else "starts at iteration 0"
             logger.warning(
-                "%s: what was trained after iteration %s is in no checkpoint: the next start %s",
+                "%s: the iterations after %s are in no checkpoint: the next attempt %s",
                 *(self.job, f"{kept:,}", where),
             )
 

@@ -274,6 +274,8 @@ class Starter:
 
     def _told(self, start: str | None) -> str:
         checkpoints, standing = self._checkpoints, self._reporter.standing
-        where = f"goes on from iteration {standing.iteration:,} ({start})" if start else "starts afresh"
-        attempt = checkpoints.attempt or "?"
-        return f"attempt {attempt} {where}, lineage {standing.lineage}; checkpoints in {checkpoints.store.url}"
+        where = f"resumed from iteration {standing.iteration:,} ({start})" if start else "starts at iteration 0"
+        if not checkpoints.attempt:  # why not, and in which store, has been said
+            return f"training {where}, without checkpoints for now"
+        store = checkpoints.store.url
+        return f"attempt {checkpoints.attempt} {where}, lineage {standing.lineage}; checkpoints in {store}"

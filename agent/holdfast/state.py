@@ -25,6 +25,14 @@ from holdfast.rng import OwnGenerator, branch_rng, is_generator, restore_rng, rn
 from holdfast.sharding import is_possible, is_sharded, like, local, place_of, shared_out, storages
 from holdfast.tree import Encoder, Tree, decode
 from holdfast.witness import Witness
+from holdfast.wrappers import (
+    AcceleratorCounter,
+    has_no_state_dict,
+    has_unseen_steps,
+    is_accelerator,
+    optimizers_in,
+    unwrapped,
+)
 
 logger = logging.getLogger("holdfast")
 
@@ -74,7 +82,8 @@ class Registry:
         """What keeps modules among them the same on all ranks, by the name of its first parameter."""
         self.objects = {keyword: _stateful(keyword, item) for keyword, item in objects.items()}
         self.modules = {k: o for k, o in self.objects.items() if isinstance(o, torch.nn.Module)}
-        self.optimizers = {k: o for k, o in self.objects.items() if isinstance(o, torch.optim.Optimizer)}
+        self.optimizers = list(dict.fromkeys(o for item in self.objects.values() for o in optimizers_in(item)))
+        """Those whose steps it sees: given ones, and those inside a given wrapper."""
         self.gradients = Gradients()
         self._parts = {keyword: part_of(keyword, item) for keyword, item in self.objects.items()}
         self._warned: set[str] = set()
@@ -302,7 +311,7 @@ class Registry:
     def _frozen(self, tensors: Mapping[str, torch.Tensor]) -> set[str]:
         """Parameters that need no gradient, of modules that an optimizer trains in part (an average of weights
         needs none either, but changes)."""
-        trained = {id(p) for o in self.optimizers.values() for group in o.param_groups for p in group["params"]}
+        trained = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
         still = set()
         for module in self.modules.values():
             parameters = list(module.parameters())
@@ -322,8 +331,8 @@ class Registry:
         return names
 
     def _step_storages(self) -> set[int]:
-        """Storages that only `optimizer.step` writes to: parameters of modules, whoever trains them."""
-        if not self.optimizers:
+        """Storages that only `optimizer.step` writes to: the parameters of modules, where all steps are seen."""
+        if not self.optimizers or any(map(has_unseen_steps, self.objects.values())):
             return set()
         return {storage for module in self.modules.values() for storage in storages(module.parameters())}
 
@@ -353,16 +362,32 @@ def _stateful(keyword: str, item: Any) -> Stateful:
         raise ValueError(f"Session({keyword}=...): this name is taken in checkpoints; give it another")
     if is_generator(item):
         return OwnGenerator(item)
+    if is_accelerator(item):
+        return AcceleratorCounter(item)
     if not isinstance(item, Stateful):
+        raise TypeError(f"Session({keyword}=...): {_no_state_dict(keyword, item)}")
+    inside: Stateful = unwrapped(_unwrapped(item))
+    if has_no_state_dict(inside):
         raise TypeError(
-            f"Session({keyword}=...): {type(item).__name__} has no state_dict() and load_state_dict(). "
-            f"Put plain values into holdfast.Variables, or drop the keyword."
+            f"Session({keyword}=...): {type(inside).__name__} does not call torch.optim.Optimizer.__init__, and "
+            "has no state_dict() of its own: let its __init__ call super().__init__(params, defaults)"
         )
-    for part in item.modules() if isinstance(item, torch.nn.Module) else (item,):
+    for part in inside.modules() if isinstance(inside, torch.nn.Module) else (inside,):
         if (instead := _NOT_SUPPORTED.get(type(part).__name__)) and type(part).__module__.startswith("torch."):
             raise TypeError(f"Session({keyword}=...): {type(part).__name__} is not supported: {instead}")
-    inside: Stateful = _unwrapped(item)
     return inside
+
+
+def _no_state_dict(keyword: str, item: Any) -> str:
+    """What is missing, and the way out."""
+    missing = f"{type(item).__name__} has no state_dict() and load_state_dict()."
+    for name in ("optimizer", "scheduler"):
+        if isinstance(getattr(item, name, None), Stateful):
+            return (
+                f"{missing} Give it both, or give what it wraps, Session({keyword}={keyword}.{name}), and put the "
+                "values that it keeps itself into holdfast.Variables."
+            )
+    return f"{missing} Put plain values into holdfast.Variables, or drop the keyword."
 
 
 _NOT_SUPPORTED = {

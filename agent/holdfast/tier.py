@@ -177,9 +177,9 @@ class Tier:
         if self._loaded is None:
             return
         task, end = self._loaded.task, os.environ.get("HOLDFAST_PREVIOUS_EXIT")
-        since = f", whose last attempt ended ({end})" if end else ""
-        durable = "it is being made durable" if self.is_unsaved(committed) else "it is durable as well"
-        told = f"goes on from iteration {task.iteration:,} out of the memory of this job{since}; {durable}"
+        since = f"; the last attempt ended: {end}" if end else ""
+        durable = "not durable yet, being written" if self.is_unsaved(committed) else "also durable"
+        told = f"resumed from iteration {task.iteration:,} (kept in memory by `holdfast run`; {durable}){since}"
         self._reporter.notice("info", CODE, told)
 
     def damaged(self, found: Found, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from holdfast.ranks import Ranks
 from holdfast.reducers import bucket_layout, warm_up
 from holdfast.reports import Standing
 from holdfast.restore import Loaded, Regions
+from holdfast.rng import is_generator
 from holdfast.shards import names_in
 from holdfast.state import RESERVED, Captured, Registry
 from holdfast.store import Store
@@ -106,7 +108,7 @@ class Training:
             gradients.after_update(optimizer)
             after()
 
-        for optimizer in self.registry.optimizers.values():
+        for optimizer in self.registry.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(about_to_update))
             self._hooks.append(optimizer.register_step_post_hook(updated))
 
@@ -306,6 +308,26 @@ class Training:
         self.rewinds += 1
         for i, (_, cursor) in enumerate(self._loaders):
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
+
+
+def named_objects(
+    state: Mapping[str, Any] | None, keywords: Mapping[str, Any], settings: Iterable[str]
+) -> dict[str, Any]:
+    """The objects of a session by name. TypeError or ValueError names one that cannot have been meant as such."""
+    if not isinstance(state, Mapping | None):
+        raise TypeError(
+            f'state={type(state).__name__}: give names and objects, as in state={{"policy": policy_net}}'
+        )
+    for name in state or ():
+        if not isinstance(name, str) or not name or "." in name:
+            raise ValueError(f"state={{{name!r}: ...}}: give a name without dots")
+        if name in keywords:
+            raise ValueError(f"{name!r} is given twice, in state= and as a keyword: give it once")
+    for name, item in keywords.items():
+        close = difflib.get_close_matches(name, settings, n=1)
+        if close and not hasattr(item, "state_dict") and not is_generator(item):
+            raise TypeError(f"Session({name}={repr(item)[:80]}): did you mean {close[0]}=?")
+    return {**(state or {}), **keywords}
 
 
 def left_out(loaded: Loaded, world_size: int) -> str | None:

@@ -1,4 +1,4 @@
-"""What a loop itself carries from one iteration to the next."""
+"""Values that a loop carries from one iteration to the next."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class Variables:
-    """Named values that are checkpointed and come back with the rest: `Variables(best_loss=math.inf)`.
+    """Named values that are saved and restored with the other objects: `Variables(best_loss=math.inf)`.
 
-    Values are scalars, strings, tensors, and nested lists, tuples and dicts of them; read and assign them
-    as attributes. A name given here that a checkpoint does not hold keeps its value when one is loaded; a
-    name assigned later goes away with the iterations that a restore undoes.
+    A value is None, a number, a string, bytes, a dense tensor, a NumPy array, or a list, tuple, set, dict or deque
+    of values. Read and assign them as attributes. A name given here that a checkpoint does not hold keeps its
+    value when one is loaded; a name assigned later goes away with the iterations that a restore undoes.
     """
 
     def __init__(self, **values: Any) -> None:

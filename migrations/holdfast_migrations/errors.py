@@ -19,6 +19,4 @@ class DriverMissing(CannotStore):
     """PostgreSQL is spoken to through libraries that a plain server does without."""
 
     def __init__(self, error: ModuleNotFoundError) -> None:
-        super().__init__(
-            f"storing in PostgreSQL needs {error.name}, which is not installed: pip install 'holdfast[postgres]'"
-        )
+        super().__init__(f"storing in PostgreSQL needs {error.name}: install Holdfast with its extra `postgres`")

@@ -37,7 +37,7 @@ PART_ITERATIONS = 8192
 PART_CHECKPOINTS = 2000
 SENT_BYTES = 2**18
 NO_PARQUET = (
-    "this server has no pyarrow to write Parquet with: pip install 'holdfast[parquet]' there, or ask for CSV"
+    "this server has no pyarrow to write Parquet: install Holdfast there with its extra `parquet`, or ask for CSV"
 )
 _BUILT_IN = (
     *("lineage", "abandoned", "iteration", "iterations", "at", "seconds", "seconds_max"),

@@ -1,10 +1,13 @@
 """What a session was not given is told, once, with the keyword to give it under."""
 
 import logging
+import random
+import re
 
 import numpy
 import pytest
 import torch
+from wrapped_optimizers import Delegating, Lookahead
 
 import holdfast
 from holdfast.inventory import missing
@@ -42,7 +45,7 @@ def test_the_optimizer_of_a_schedule_is_missed():
     model, optimizer = parts()
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     (told,) = missing({"model": model, "schedule": schedule})
-    assert told.startswith("schedule.optimizer is a SGD that is in no checkpoint: add it to the session, ")
+    assert told.startswith("schedule.optimizer (SGD) is in no checkpoint: add it to the session, ")
     assert "Session(optimizer=...)" in told
 
 
@@ -75,6 +78,42 @@ def test_what_hides_in_an_object_or_a_module_is_missed(made, keyword, hide):
         assert not [each for each in missing({"item": item, "other": held}) if each.startswith("item")]
 
 
+def follow(objects, message):
+    """The objects, with the one that a message asks for under the keyword that it names."""
+    keyword, path, name = re.match(r"(\w+)(\S*) \(\w+\) is in no checkpoint: .*Session\((\w+)=", message).groups()
+    assert name not in objects
+    return {**objects, name: eval(f"item{path}", {"item": objects[keyword]})}
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Delegating, Lookahead])
+def test_what_a_message_asks_for_can_be_added(wrap, tmp_path):
+    model, optimizer = parts()
+    wrapped = wrap(optimizer)
+    trainer = Looped(
+        schedule=torch.optim.lr_scheduler.ExponentialLR(wrapped, 0.9),
+        teacher=torch.nn.Linear(2, 2),
+        noise=[torch.Generator(), numpy.random.default_rng(), numpy.random.RandomState(), random.Random()],
+    )
+    objects = {"model": model, "trainer": trainer}
+    followed = 0
+    while messages := missing(objects):
+        objects = follow(objects, messages[0])
+        followed += 1
+    assert followed == 6
+    with holdfast.Session("job", store=tmp_path, backend="thread", every=1, **objects) as session:
+        model(torch.ones(2, 4)).sum().backward()
+        wrapped.step()
+        session.step()
+    with holdfast.Session("job", store=tmp_path, backend="thread", **objects) as session:
+        assert session.resume() == 1
+
+
+def test_a_session_without_objects_is_reported():
+    (message,) = missing({})
+    assert "was given no objects" in message
+    assert "Session(model=..., optimizer=...)" in message
+
+
 def test_a_part_a_wrapper_and_a_stateless_module_are_not_missed():
     model, _ = parts()
     trainer = Looped(
@@ -93,7 +132,7 @@ def test_data_is_not_looked_through():
 
     trainer = Looped(samples=Data(range(2000)), few=[torch.Generator()])
     (told,) = missing({"trainer": trainer})
-    assert told.startswith("trainer.few[0] is a Generator")
+    assert told.startswith("trainer.few[0] (Generator)")
 
 
 def test_each_is_told_once_and_what_a_checkpoint_holds_beyond_is_too(tmp_path, caplog):
@@ -114,9 +153,9 @@ def test_each_is_told_once_and_what_a_checkpoint_holds_beyond_is_too(tmp_path, c
         second._close("SIGKILL")
     told = [r.getMessage() for r in caplog.records if "was not given" in r.getMessage()]
     assert len(told) == 1
-    assert "the checkpoint holds 'plan', which the session was not given: add it, or it begins anew" in told[0]
+    assert "the checkpoint holds 'plan', which the session was not given: add it, or its state is lost" in told[0]
     caplog.clear()
     third = holdfast.Session("other", store=tmp_path, backend="thread", model=model, schedule=schedule)
     third.resume()
     third._close("SIGKILL")
-    assert caplog.text.count("schedule.optimizer is a SGD that is in no checkpoint") == 1
+    assert caplog.text.count("schedule.optimizer (SGD) is in no checkpoint") == 1

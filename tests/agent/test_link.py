@@ -806,6 +806,13 @@ def test_an_address_that_is_none_is_refused_by_name(address: str) -> None:
         Link(server=address, token=None, job="j", uid="u", attempt=1, rank=0, spool=None)
 
 
+def test_the_page_of_a_job_is_named_without_credentials() -> None:
+    link = Link(
+        server="user:secret@host:7117/base/", token=None, job="gpt", uid="u", attempt=1, rank=0, spool=None
+    )
+    assert link.page == "http://host:7117/base/jobs/gpt"
+
+
 def test_without_a_server_the_same_calls_do_nothing() -> None:
     public = {name for name in dir(Link) if not name.startswith("_")} - {"refused_batches"}
     assert {name for name in dir(NoLink) if not name.startswith("_")} == public

@@ -185,6 +185,7 @@ class Server:
     """Wants the job at iteration 8; takes no notice of what it is told."""
 
     desired = None
+    page = None
 
     def __init__(self, **_): ...
 

@@ -238,7 +238,7 @@ def test_several_ranks_go_on_from_memory_to_the_bit_and_save_it(folder, tmp_path
     )
     _exact(ended, expected)
     assert [(each["start"], each["saved"]) for each in ended] == [(6, "000000000006-1")] * 2
-    assert "out of the memory of this job; it is being made durable" in ended[0]["told"][0]
+    assert "(kept in memory by `holdfast run`; not durable yet, being written)" in ended[0]["told"][0]
     store = open_store(tmp_path / "store")
     assert restore.verify(store, "job", "000000000006-1").attempt == 2
     assert not [*folder.glob("*.seal"), *folder.glob("*.claim")]
@@ -255,9 +255,9 @@ def test_where_one_rank_s_bytes_are_damaged_all_go_on_from_the_one_before(
     _exact(ended, expected)
     assert [each["start"] for each in ended] == [3, 3]
     assert "iteration 6 in memory is not used" in ended[0]["told"][0]
-    from_memory = [told for told in ended[0]["told"] if "out of the memory" in told]
+    from_memory = [told for told in ended[0]["told"] if "kept in memory" in told]
     assert len(from_memory) == slots - 1
-    assert all("it is durable as well" in told for told in from_memory)
+    assert all("also durable" in told for told in from_memory)
 
 
 @pytest.mark.parametrize("fails", [0, 1])

@@ -1,6 +1,7 @@
 import errno
 import functools
 import json
+import logging
 import math
 import signal
 import threading
@@ -28,6 +29,7 @@ class FakeLink:
     """A server that answers with whatever a test puts into `desired`, and remembers what it was told."""
 
     heard = True
+    page = "http://127.0.0.1:1/jobs/job"
     fenced = False
     first: Desired | None = None
 
@@ -204,6 +206,31 @@ def test_a_store_that_cannot_be_written_to_stops_nothing(tmp_path, uninterrupted
     assert "is not writable" in failed[0].reason
 
 
+def test_a_store_that_cannot_be_written_to_is_reported_once(store, caplog):
+    caplog.set_level(logging.INFO, "holdfast")
+    store.write_text("a file")
+    Trainer(store).run(until=8).crash()
+    messages = [record.getMessage() for record in caplog.records]
+    reason = f"store {store} is not writable: Not a directory"
+    assert [each for each in messages if reason in each] == [f"job: {reason}; no checkpoint is taken until it is"]
+    assert "job: training starts at iteration 0, without checkpoints for now" in messages
+    assert (
+        messages[-1] == "job: the iterations after 0 are in no checkpoint: the next attempt starts at iteration 0"
+    )
+
+
+def test_a_start_names_where_it_resumed_its_store_and_its_page(store, linked, caplog):
+    caplog.set_level(logging.INFO, "holdfast")
+    Trainer(store, **linked).run(until=4).crash()
+    Trainer(store).run(until=5).crash()
+    messages = [record.getMessage() for record in caplog.records]
+    assert [each for each in messages if each.startswith(("job: attempt", "job: dashboard"))] == [
+        f"job: attempt 1 starts at iteration 0, lineage 1; checkpoints in {store}",
+        "job: dashboard: http://127.0.0.1:1/jobs/job",
+        f"job: attempt 2 resumed from iteration 3 (000000000003-1), lineage 1; checkpoints in {store}",
+    ]
+
+
 def test_a_full_disk_is_an_event_and_the_last_good_checkpoint_stays(
     store, uninterrupted, linked, monkeypatch, caplog
 ):
@@ -275,7 +302,7 @@ def test_a_nan_loss_and_a_metric_that_is_no_number_break_nothing(store, linked, 
     assert math.isinf(seen[1])
     assert math.isnan(seen[2])
     assert math.isnan(seen[3])
-    assert caplog.text.count("metric loss is not a number") == 1
+    assert caplog.text.count("metric loss is not a scalar") == 1
 
 
 def test_a_loop_that_counts_its_own_steps_goes_back_with_its_variables(store):

@@ -17,7 +17,7 @@ def test_a_loop_that_does_not_go_on_from_its_checkpoints_is_told(tmp_path, caplo
             iterate(model, optimizer, session)
     said = [record.message for record in caplog.records if "call session.resume()" in record.message]
     assert len(said) == 1
-    assert "beside 1 checkpoints, of which the newest is 000000000001-1" in said[0]
+    assert "although the job has 1 checkpoints, the newest 000000000001-1: to resume" in said[0]
 
 
 def test_at_the_end_it_is_said_what_no_checkpoint_holds(tmp_path, caplog):
@@ -25,7 +25,7 @@ def test_at_the_end_it_is_said_what_no_checkpoint_holds(tmp_path, caplog):
     session.every(10**9)
     iterate(model, optimizer, session)
     session._close("interrupted")
-    assert "after iteration 0 is in no checkpoint: the next start begins anew" in caplog.text
+    assert "the iterations after 0 are in no checkpoint: the next attempt starts at iteration 0" in caplog.text
 
 
 def test_a_computation_beside_is_let_go_of_when_it_is_done():

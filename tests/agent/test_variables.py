@@ -1,10 +1,13 @@
+import collections
 import copy
 import math
 
+import numpy
 import pytest
 import torch
 
 import holdfast
+from holdfast.state import Registry
 
 
 def test_values_are_read_and_assigned_as_attributes():
@@ -27,6 +30,50 @@ def test_a_checkpoint_takes_back_what_was_assigned_since_and_keeps_what_it_does_
     assert loop.new_in_this_version == 3
     with pytest.raises(AttributeError, match=r"Variables has no 'undone'; it has .*best"):
         loop.undone  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 2**80, -math.inf, 1 + 2j, "text", b"bytes"),
+        *([1, [2.5]], (1, (2,)), {1, 2}, frozenset("ab"), {"a": {1: None, (1, 2): 3}}),
+        *(collections.OrderedDict(a=1), collections.Counter("aab"), collections.deque([1, 2], maxlen=3)),
+        *(torch.Size([2, 3]), torch.float16, torch.device("cpu"), numpy.float32(2.5)),
+    ],
+    ids=repr,
+)
+def test_a_value_of_each_kind_comes_back_as_it_was(value):
+    before, after = Registry({"loop": holdfast.Variables(value=value)}), holdfast.Variables()
+    captured = before.capture({})
+    Registry({"loop": after}).apply(captured.trees, captured.tensors)
+    assert after.value == value
+
+
+def test_tensors_and_arrays_come_back_without_their_graph():
+    loop = holdfast.Variables(hidden=(torch.ones(2, requires_grad=True) * 2, None), array=numpy.arange(3))
+    captured, after = Registry({"loop": loop}).capture({}), holdfast.Variables()
+    Registry({"loop": after}).apply(captured.trees, captured.tensors)
+    assert after.hidden[0].tolist() == [2, 2]
+    assert after.hidden[0].grad_fn is None
+    assert after.hidden[1] is None
+    assert after.array.tolist() == [0, 1, 2]
+
+
+def test_a_value_that_cannot_be_saved_is_named_and_training_goes_on(tmp_path, caplog):
+    with pytest.raises(TypeError, match=r"loop\.value: cannot store a builtins\.object"):
+        holdfast.Session("job", store=tmp_path, loop=holdfast.Variables(value=object()))
+    loop = holdfast.Variables(value=1)
+    with holdfast.Session("job", store=tmp_path, backend="thread", every=1, loop=loop) as session:
+        loop.value = object()
+        session.step()
+        assert "loop.value: cannot store a builtins.object" in caplog.text
+        loop.value = 2
+        session.step()
+    assert session.iteration == 2
+    again = holdfast.Variables()
+    with holdfast.Session("job", store=tmp_path, backend="thread", loop=again) as session:
+        assert session.resume() == 2
+    assert again.value == 2
 
 
 @pytest.mark.parametrize("name", ["state_dict", "load_state_dict", "_declared"])

@@ -29,7 +29,7 @@ class Ended:
     @property
     def from_memory(self) -> list[int]:
         """The iterations that starts went on from in memory."""
-        return [int(found) for found in re.findall(r"goes on from iteration (\d+) out of the memory", self.log)]
+        return [int(found) for found in re.findall(r"resumed from iteration (\d+) \(kept in memory", self.log)]
 
     @property
     def rescued(self) -> list[int]:

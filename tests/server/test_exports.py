@@ -156,7 +156,7 @@ def test_without_pyarrow_parquet_is_refused_and_not_offered(job, client, monkeyp
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     answer = client.get(f"{EXPORT}/samples.parquet?from=5&to=8")
     assert answer.status_code == 409
-    assert "pip install 'holdfast[parquet]'" in answer.json()["message"]
+    assert "install Holdfast there with its extra `parquet`" in answer.json()["message"]
     assert 'data-export="samples.parquet"' not in client.get("/jobs/char-gpt").text
 
 

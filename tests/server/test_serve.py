@@ -224,7 +224,7 @@ def test_a_driver_that_is_missing_is_named_with_what_brings_it(new_database, dri
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 2
     assert driver in ended.stderr
-    assert "pip install 'holdfast[postgres]'" in ended.stderr
+    assert "install Holdfast with its extra `postgres`" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
 
 

@@ -68,6 +68,11 @@ class Link:
         self._silent = False
         _links.add(self)
 
+    @property
+    def page(self) -> str:
+        """The address of the job's page."""
+        return f"{self._client.server}/jobs/{self._job}"
+
     def start(self) -> None:
         self._started = True
         self._sender.start()

@@ -12,6 +12,7 @@ class NoLink:
     heard = False
     fenced = False
     desired: Desired | None = None
+    page: str | None = None
 
     def start(self) -> None: ...
 

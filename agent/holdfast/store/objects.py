@@ -54,7 +54,10 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         bucket, prefix = parse_url(url)
         if find_spec("obstore") is None:
-            raise ValueError(f"store {url!r}: object stores need obstore: pip install 'holdfast[s3]'")
+            raise ValueError(
+                f"store {url!r}: object stores need obstore: pip install obstore, or install Holdfast with its "
+                "extra `s3`"
+            )
         self.bucket = Bucket(Place(bucket, prefix, connection.server(os.environ)))
         self.url = self.bucket.place.url
         self.readers = 8

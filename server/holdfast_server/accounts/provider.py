@@ -266,6 +266,6 @@ def _authlib() -> ModuleType:
         from authlib.integrations import starlette_client  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise NotPossible(
-            f"signing in through an identity provider needs pip install 'holdfast[oidc]' ({error.name} is missing)"
+            f"signing in through an identity provider needs {error.name}: install Holdfast with its extra `oidc`"
         ) from None
     return starlette_client  # type: ignore[no-any-return]

@@ -147,7 +147,9 @@ def test_serve_without_the_server_says_how_to_get_it(
     found_in(monkeypatch, *entries)
     result = holdfast("serve", "--port", "1")
     assert result.exit_code == 1
-    assert result.stderr.startswith("holdfast: the server is not installed here: pip install 'holdfast[server]'")
+    assert result.stderr.startswith(
+        "holdfast: the server is not installed here: install Holdfast with its extra `server`"
+    )
 
 
 def test_a_module_of_ours_that_is_missing_is_not_hidden(

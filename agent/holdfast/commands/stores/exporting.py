@@ -61,7 +61,7 @@ def export(
         try:
             from holdfast.exports import export as write
         except ModuleNotFoundError as error:
-            fail(f"to export, {error.name} is needed: pip install 'holdfast[torch]'")
+            fail(f"to export, {error.name} is needed: install Holdfast with its extra `torch`")
         try:
             with progress_bar(f"{job} {name}") as progress:
                 made = write(store, job, name, target, format, only=only, force=force, progress=progress)

@@ -47,7 +47,7 @@ def show_tensor(store: Store, job: str, checkpoint: str, manifest: Manifest, nam
         with progress_bar(name) as progress:
             tensor = restore.load(store, job, checkpoint, only=[name], progress=progress).tensors[name]
     except ModuleNotFoundError as error:
-        fail(f"to look into a tensor, {error.name} is needed: pip install 'holdfast[torch]'")
+        fail(f"to look into a tensor, {error.name} is needed: install Holdfast with its extra `torch`")
     found = summary(name, tensor)
     if json:
         print_json(found)
