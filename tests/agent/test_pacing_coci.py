@@ -88,4 +88,5 @@ def test_the_budget_is_a_ceiling_here_too() -> None:
 
 
 def test_figures_that_are_no_numbers_leave_the_decision_to_goodput() -> None:
-    assert coci(History(progress=CURVE, iterations=10**9), replace(SECOND, cost_seconds=math.nan)).policy != "coci"
+    flat = LossCurve(floor=0.5, scale=2.0, decay=1e-320)
+    assert coci(History(progress=flat), replace(SECOND, cost_seconds=0.0)).policy != "coci"
