@@ -36,7 +36,7 @@ def test_a_checkpoint_takes_back_what_was_assigned_since_and_keeps_what_it_does_
     "value",
     [
         *(None, True, 2**80, -math.inf, 1 + 2j, "text", b"bytes"),
-        *([1, [2.5]], (1, (2,)), {1, 2}, frozenset("ab"), {"a": {1: None, (1, 2): 3}}),
+        *([1, [2.5]], (1, (2,)), {1, 2}, frozenset("a"), {"a": {1: None, (1, 2): 3}}),
         *(collections.OrderedDict(a=1), collections.Counter("aab"), collections.deque([1, 2], maxlen=3)),
         *(torch.Size([2, 3]), torch.float16, torch.device("cpu"), numpy.float32(2.5)),
     ],
