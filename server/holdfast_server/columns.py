@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -25,8 +24,6 @@ MAX_LINEAGES = 100
 """Most stretches of one batch: a restore begins one, and takes longer than a batch."""
 MAX_CHUNK_BYTES = 256 * 2**20
 LEVEL = 3
-
-_ZLIB = b"\x78"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,20 +208,8 @@ class _Packed(msgspec.Struct, array_like=True):
     doubles: bytes
 
 
-class _Early(msgspec.Struct, kw_only=True):
-    """As the first version packed it."""
-
-    iteration: list[int]
-    at: list[float]
-    seconds: list[float]
-    stall_seconds: list[float]
-    data_seconds: list[float]
-    metrics: dict[str, list[float]] = {}
-
-
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Packed)
-_early_decoder = msgspec.msgpack.Decoder(_Early)
 
 
 def pack(table: Table) -> bytes:
@@ -248,8 +233,6 @@ def pack(table: Table) -> bytes:
 
 
 def unpack(chunk: bytes) -> Table:
-    if chunk[:1] == _ZLIB:
-        return _unpack_early(chunk)
     packed = _decoder.decode(decompress(chunk, MAX_CHUNK_BYTES))
     steps = _gathered(packed.steps, np.int64) if packed.steps else np.ones(packed.rows - 1, np.int64)
     narrow = np.frombuffer(packed.narrow, np.uint8).astype(bool)
@@ -259,13 +242,6 @@ def unpack(chunk: bytes) -> Table:
     values[1:][~narrow] = _gathered(packed.doubles, np.float64).reshape(-1, packed.rows)
     iteration = packed.first + np.concatenate([[0], np.cumsum(steps)])
     return Table(iteration, tuple(packed.metrics), values)
-
-
-def _unpack_early(chunk: bytes) -> Table:
-    early = _early_decoder.decode(zlib.decompress(chunk))
-    columns = [getattr(early, name) for name in BUILT_IN] + list(early.metrics.values())
-    table = Table(np.array(early.iteration, np.int64), tuple(early.metrics), np.array(columns, np.float64))
-    return _ordered(table)
 
 
 def renamed(table: Table, metrics: Sequence[str]) -> Table:

@@ -1,7 +1,4 @@
-"""Many small chunks become few large ones, some time after they came: a slow job's batches hold a few iterations.
-
-And what a version without roll-ups has stored gets them.
-"""
+"""Merge small chunks into large ones once they are settled: a slow job's batches hold a few iterations each."""
 
 from __future__ import annotations
 
@@ -11,9 +8,8 @@ from functools import partial
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from holdfast_server import columns, models, rollups, stretches
+from holdfast_server import columns, models, stretches
 from holdfast_server.db import Database
-from holdfast_server.rollups import LEVELS
 
 EVERY_SECONDS = 120.0
 SMALL_ROWS = 1024
@@ -32,8 +28,6 @@ class _Piece:
 
 async def compact(db: Database, now: float) -> None:
     """A chore. In small transactions, so that reports do not wait for it."""
-    for stretch in await _without_rollups(db):
-        await db.write_rows(partial(roll_up_all, stretch=stretch.id), job=stretch.job)
     merges = 0
     for stretch in await _scattered(db):
         for pieces in _groups(await _small(db, stretch, before=now - SETTLED_SECONDS)):
@@ -42,13 +36,6 @@ async def compact(db: Database, now: float) -> None:
             merges += 1
             if merges == MERGES_AT_ONCE:
                 return
-
-
-async def _without_rollups(db: Database) -> Sequence[models.Stretch]:
-    rows = models.Stretch
-    async with db.read() as session:
-        query = select(rows).where(rows.rolled_up.is_(False)).order_by(rows.id).limit(STRETCHES_AT_ONCE)
-        return (await session.scalars(query)).all()
 
 
 async def _scattered(db: Database) -> Sequence[models.Stretch]:
@@ -107,19 +94,3 @@ def merge(connection: Connection, stretch: int, ids: Sequence[int]) -> None:
     connection.execute(grown.values(widest=bindparam("width")), {"stretch": stretch, "width": width})
     fewer = {"chunks": row.c.chunks - len(found) + 1, "chunk_bytes": row.c.chunk_bytes - saved}
     connection.execute(update(row).where(row.c.id == stretch).values(fewer))
-
-
-def roll_up_all(connection: Connection, stretch: int) -> None:
-    """Make the roll-ups of a stretch from its chunks; it is read from these until then."""
-    chunk, row = models.table(models.Chunk), models.table(models.Stretch)
-    found = connection.execute(select(row).where(row.c.id == stretch)).one()
-    of_it = [chunk.c[name] == getattr(found, name) for name in ("job", "rank", "lineage", "uid")]
-    packed = connection.execute(select(chunk.c.columns).where(*of_it).order_by(chunk.c.id)).scalars()
-    tables = [columns.unpack(one) for one in packed]
-    names = tuple(dict.fromkeys(name for table in tables for name in table.metrics))
-    whole = columns.joined(tables, names)
-    fine = rollups.of_table(whole, 1 << LEVELS[0])
-    levels, buckets = rollups.grown(fine, int(whole.iteration[0]))
-    stretches.ROLLUP.run(connection, *stretches.rollup_rows(stretch, levels, buckets))
-    done = {"rolled_up": True, "metrics": stretches.encoded_names(names)}
-    connection.execute(update(row).where(row.c.id == stretch).values(done))

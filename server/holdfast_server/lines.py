@@ -32,7 +32,6 @@ class Strand:
     last_iteration: int
     rows: int
     widest: int
-    rolled_up: bool
     whole_from: int
     fine_from: int
     last_at: float
@@ -196,7 +195,7 @@ def plan(line: Line, points: int) -> Plan:
         width = max(width, 1 << level)
     made = Plan(line, width, rows <= points)
     for one in line.segments:
-        made.reads += _cover(one.strand, one.first, one.last, level if one.strand.rolled_up else 0)
+        made.reads += _cover(one.strand, one.first, one.last, level)
     return made
 
 

@@ -168,7 +168,7 @@ async def _stretches(db: Database, project: str, *those: ColumnElement[bool]) ->
     rows = models.Stretch
     query = select(rows).join(models.Job, models.Job.name == rows.job).where(models.Job.project == project, *those)
     async with db.read() as session:
-        return list(await session.scalars(query.where(rows.rolled_up).order_by(rows.last_at, rows.id)))
+        return list(await session.scalars(query.order_by(rows.last_at, rows.id)))
 
 
 async def _forget_reports(db: Database, project: str, before: float) -> None:

@@ -46,7 +46,6 @@ class Stretch:
     chunks: int
     chunk_bytes: int
     widest: int
-    rolled_up: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,8 @@ _stretches, _chunks, _rollups = (
     models.table(models.Chunk),
     models.table(models.Rollup),
 )
-_NEW = {"rolled_up": True, "whole_from": 0, "fine_from": 0}
-_GROWING = tuple(name for name in _FIELDS if name not in ("id", "rolled_up"))
+_NEW = {"whole_from": 0, "fine_from": 0}
+_GROWING = tuple(name for name in _FIELDS if name != "id")
 _FIND = Statement(
     select(*(_stretches.c[name] for name in _FIELDS)).where(
         *(_stretches.c[name] == bindparam(name) for name in _KEY)
@@ -135,7 +134,6 @@ def add(connection: Connection, place: Place, table: columns.Table) -> Added:
         chunks=1,
         chunk_bytes=len(chunk),
         widest=last - first,
-        rolled_up=True,
     )
     if before is None:
         fields = {name: getattr(now, name) for name in _GROWING}
@@ -144,9 +142,8 @@ def add(connection: Connection, place: Place, table: columns.Table) -> Added:
         stretch, grown = before.id, _grown(before, now)
         _GROW.run(connection, {"stretch": stretch, **{f"new_{name}": getattr(grown, name) for name in _GROWING}})
     CHUNK.run(connection, chunk_row(place, kept, chunk))
-    if before is None or before.rolled_up:
-        values_of = columns.aligned(kept.values, kept.metrics, names)
-        roll_up(connection, stretch, replace(kept, metrics=tuple(names), values=values_of), after=before)
+    values_of = columns.aligned(kept.values, kept.metrics, names)
+    roll_up(connection, stretch, replace(kept, metrics=tuple(names), values=values_of), after=before)
     return Added(new=before is None, left_out=len(kept.metrics) < len(table.metrics))
 
 
@@ -161,7 +158,6 @@ def _grown(before: Stretch, more: Stretch) -> Stretch:
         chunks=before.chunks + 1,
         chunk_bytes=before.chunk_bytes + more.chunk_bytes,
         widest=max(before.widest, more.widest),
-        rolled_up=before.rolled_up,
     )
 
 

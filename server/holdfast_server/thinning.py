@@ -43,7 +43,7 @@ async def thin_upto(session: AsyncSession, stretch: models.Stretch, iteration: i
     """Of a stretch, all chunks that end before an iteration, or before the beginning of its bucket."""
     rows = models.Chunk
     begin = begin_of(stretch, iteration)
-    if begin <= stretch.whole_from or not stretch.rolled_up:
+    if begin <= stretch.whole_from:
         return
     gone = (*_of(stretch), rows.last_iteration < begin)
     count, size = (

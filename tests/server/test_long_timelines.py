@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
 from holdfast.protocol import Samples
 from holdfast_server import compaction, lines, models, retention
@@ -138,22 +138,6 @@ def test_what_has_just_come_is_not_merged_yet(agent, client):
     before = chunks(client)
     run(client, compaction.compact, now=agent.at + compaction.SETTLED_SECONDS)
     assert chunks(client) == before
-
-
-def test_what_a_version_without_rollups_stored_gets_them(crashed, client):
-    before = series_of(client, "points=30")
-
-    async def forget(session):
-        await session.execute(models.table(models.Rollup).delete())
-        await session.execute(update(models.Stretch).values(rolled_up=False, metrics=b"\x90"))
-
-    client.portal.call(client.app.state.database.write, forget)
-    alike(series_of(client, "points=30"), before)
-    run(client, compaction.compact)
-    assert scalar(client, select(func.count()).where(models.Stretch.rolled_up)) == 3
-    alike(series_of(client, "points=30"), before)
-    crashed.train(10)
-    assert series_of(client, "points=30")[0]["iteration"][-1] == 7910
 
 
 def keep(client, **limits):

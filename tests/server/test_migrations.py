@@ -3,34 +3,73 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from importlib.resources import files
 
 import pytest
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from clusters import ON_POSTGRES, ON_SQLITE, ask
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 import holdfast_migrations
-from holdfast_migrations import CannotStore, Upgraded, connections
+from holdfast_migrations import CannotStore, Upgraded, connections, history
 from holdfast_server.settings import database_url
 
+VERSIONS = files("holdfast_migrations") / "versions"
+
 JOB = (
-    "INSERT INTO jobs (name, created_at, last_contact_at, uid, attempt, sequence, iteration, lineage, "
+    "INSERT INTO jobs (name, project, created_at, last_contact_at, uid, attempt, sequence, iteration, lineage, "
     "latest_lineage, recent, paced, version, paused, paused_version, checkpoint_request, applied_version) "
-    "VALUES ('j', 1, 1, '', 0, 0, 0, 0, 0, '', '', 0, false, 0, 0, 0)"
+    "VALUES ('j', 'default', 1, 1, '', 0, 0, 0, 0, 0, '', '', 0, false, 0, 0, 0)"
 )
-"""As the first tables had it."""
+ALL = sorted(holdfast_migrations.known_revisions())
+NEXT = f"{int(ALL[-1]) + 1:04}"
+NEXT_REVISION = f"""
+import sqlalchemy as sa
+from alembic import op
+
+revision = "{NEXT}"
+down_revision = "{ALL[-1]}"
 
 
-def revisions():
-    configuration = Config()
-    configuration.set_main_option("script_location", "holdfast_migrations:")
-    return [script.revision for script in ScriptDirectory.from_config(configuration).walk_revisions()][::-1]
+def upgrade():
+    op.add_column("jobs", sa.Column("mood", sa.String(), nullable=False, server_default="good"))
+    op.create_index("ix_jobs_mood", "jobs", ["mood"])
 
 
-ALL = revisions()
+def downgrade():
+    op.drop_index("ix_jobs_mood", table_name="jobs")
+    op.drop_column("jobs", "mood")
+"""
+
+
+@pytest.fixture
+def next_release(tmp_path, monkeypatch):
+    """Make this process a later release, which has one more revision: a column of `jobs` and its index."""
+    folder = tmp_path / "next_versions"
+    folder.mkdir()
+    (folder / f"{NEXT}_mood.py").write_text(NEXT_REVISION)
+    original = history._config
+
+    def config(connection=None):
+        found = original(connection)
+        found.set_main_option("path_separator", "newline")
+        found.set_main_option("version_locations", f"{VERSIONS}\n{folder}")
+        return found
+
+    monkeypatch.setattr(history, "_config", config)
+    monkeypatch.setattr(holdfast_migrations, "_newest", lambda: NEXT)
+    history._scripts.cache_clear()
+    yield
+    monkeypatch.undo()
+    history._scripts.cache_clear()
+
+
+@pytest.fixture
+def stored(url, place):
+    """A database of this release, with a job."""
+    holdfast_migrations.upgrade(url)
+    ask(place, JOB)
 
 
 @pytest.fixture
@@ -79,8 +118,8 @@ def test_a_start_that_has_nothing_to_do_does_not_wait_for_alembic(url):
     )
     command = [sys.executable, "-c", start, url.render_as_string(hide_password=False)]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[] False\n"
-    holdfast_migrations.downgrade(url, ALL[-2])
-    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == f"['{ALL[-1]}'] True\n"
+    holdfast_migrations.downgrade(url, "base")
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == f"{ALL} True\n"
 
 
 def test_the_way_back_leads_to_an_empty_database(url, place):
@@ -90,12 +129,12 @@ def test_the_way_back_leads_to_an_empty_database(url, place):
     assert holdfast_migrations.upgrade(url).revisions == ALL
 
 
-def test_a_job_of_before_there_were_probes_and_projects_is_kept(url, place):
-    holdfast_migrations.upgrade(url, "0001")
-    ask(place, JOB)
-    assert holdfast_migrations.upgrade(url).revisions == ALL[1:]
-    assert ask(place, "SELECT name, probe_request FROM jobs") == [("j", 0)]
-    holdfast_migrations.check(url)
+def test_a_later_release_migrates_what_is_stored_and_can_be_taken_back(stored, url, place, next_release):
+    assert holdfast_migrations.upgrade(url).revisions == [NEXT]
+    assert ask(place, "SELECT name, mood FROM jobs") == [("j", "good")]
+    holdfast_migrations.downgrade(url, ALL[-1])
+    assert ask(place, "SELECT name FROM jobs") == [("j",)]
+    assert holdfast_migrations.upgrade(url).revisions == [NEXT]
 
 
 def test_a_database_of_a_later_release_is_refused(url, place):
@@ -116,7 +155,7 @@ def test_a_migration_that_breaks_off_leaves_nothing_behind(url, place, monkeypat
     def broken(*_, **__):
         raise RuntimeError("the power went")
 
-    monkeypatch.setattr("alembic.operations.BatchOperations.create_index", broken)
+    monkeypatch.setattr("alembic.operations.Operations.create_index", broken)
     with pytest.raises(RuntimeError, match="the power went"):
         holdfast_migrations.upgrade(url)
     assert tables(place) == set()
@@ -125,23 +164,20 @@ def test_a_migration_that_breaks_off_leaves_nothing_behind(url, place, monkeypat
 
 
 @ON_SQLITE
-def test_a_file_is_kept_as_it_was_before_it_is_migrated(url, place, tmp_path):
-    holdfast_migrations.upgrade(url, "0001")
-    ask(place, JOB)
+def test_a_file_is_kept_as_it_was_before_it_is_migrated(stored, url, tmp_path, next_release):
     kept = holdfast_migrations.upgrade(url).backup
-    assert kept == tmp_path / "holdfast.db.at-0001"
-    assert holdfast_migrations.current(database_url(str(kept))) == "0001"
+    assert kept == tmp_path / f"holdfast.db.at-{ALL[-1]}"
+    assert holdfast_migrations.current(database_url(str(kept))) == ALL[-1]
     assert ask(str(kept), "SELECT name FROM jobs") == [("j",)]
     assert ask(str(kept), "PRAGMA integrity_check") == [("ok",)]
 
 
 @ON_SQLITE
-def test_a_copy_that_could_not_be_made_leaves_the_file_as_it_is(url, place, tmp_path):
-    holdfast_migrations.upgrade(url, "0001")
-    (tmp_path / "holdfast.db.at-0001.part").mkdir()
+def test_a_copy_that_could_not_be_made_leaves_the_file_as_it_is(stored, url, tmp_path, next_release):
+    (tmp_path / f"holdfast.db.at-{ALL[-1]}.part").mkdir()
     with pytest.raises(OSError, match="part"):
         holdfast_migrations.upgrade(url)
-    assert holdfast_migrations.current(url) == "0001"
+    assert holdfast_migrations.current(url) == ALL[-1]
 
 
 @ON_POSTGRES
@@ -160,10 +196,10 @@ def test_two_servers_that_start_together_migrate_once(url):
 
 
 @ON_POSTGRES
-def test_a_migration_lets_others_through_while_it_waits_for_a_table(url, place, cluster, monkeypatch):
-    """Somebody reads `jobs` and does not end; who comes after the migration is served before it."""
-    holdfast_migrations.upgrade(url, "0001")
-    ask(place, JOB)
+def test_a_migration_lets_others_through_while_it_waits_for_a_table(
+    stored, url, place, cluster, monkeypatch, next_release
+):
+    """A transaction reads `jobs` and stays open; statements that come after the migration run before it."""
     monkeypatch.setattr(connections, "LOCK_SECONDS", 0.1)
     pauses = []
 
@@ -179,13 +215,12 @@ def test_a_migration_lets_others_through_while_it_waits_for_a_table(url, place, 
                 reader.rollback()
 
         monkeypatch.setattr("holdfast_migrations.connections.time.sleep", pause)
-        assert holdfast_migrations.upgrade(url).revisions == ALL[1:]
+        assert holdfast_migrations.upgrade(url).revisions == [NEXT]
     assert len(pauses) == 2
 
 
 @ON_POSTGRES
-def test_a_table_that_is_never_free_is_told_of(url, place, monkeypatch):
-    holdfast_migrations.upgrade(url, "0001")
+def test_a_table_that_is_never_free_is_told_of(stored, url, monkeypatch, next_release):
     monkeypatch.setattr(connections, "LOCK_SECONDS", 0.01)
     monkeypatch.setattr(connections, "LOCK_TRIES", 3)
     monkeypatch.setattr("holdfast_migrations.connections.time.sleep", lambda _: None)
@@ -195,7 +230,7 @@ def test_a_table_that_is_never_free_is_told_of(url, place, monkeypatch):
         reader.execute(text("SELECT count(*) FROM jobs"))
         with pytest.raises(CannotStore, match="lock timeout"):
             holdfast_migrations.upgrade(url)
-    assert holdfast_migrations.current(url) == "0001"
+    assert holdfast_migrations.current(url) == ALL[-1]
 
 
 @ON_POSTGRES
@@ -214,10 +249,7 @@ def test_a_database_of_another_encoding_is_refused(cluster):
         cluster.drop("latin")
 
 
-def test_the_database_itself_refuses_a_second_open_order(url, place):
-    holdfast_migrations.upgrade(url, "0001")
-    ask(place, JOB)
-
+def test_the_database_itself_refuses_a_second_open_order(stored, place):
     def order(name, state):
         ask(
             place,
@@ -229,7 +261,7 @@ def test_the_database_itself_refuses_a_second_open_order(url, place):
 
     order("a", "restored")
     order("b", "requested")
-    for state in ("requested", "delivered", "restoring"):
+    for state in ("requested", "delivered", "restoring", "unknown"):
         with pytest.raises(IntegrityError):
             order("c", state)
     order("d", "failed")

@@ -143,7 +143,7 @@ def test_what_comes_batch_by_batch_is_each_level_by_itself(table, cuts, chance):
         for part in parts:
             stretches.roll_up(connection, 1, part, after=after)
             last = max(int(part.iteration[-1]), after.last_iteration if after else 0)
-            after = Stretch(1, b"", 0, last, 0.0, 1, 1, 0, 0, True)
+            after = Stretch(1, b"", 0, last, 0.0, 1, 1, 0, 0)
         rows = stored_in(connection)
     engine.dispose()
     end = after.last_iteration + 1
@@ -165,6 +165,6 @@ def test_a_batch_writes_what_it_comes_past(monkeypatch):
         after = None
         for first in range(1, 301, 50):
             stretches.roll_up(connection, 1, Table(np.arange(first, first + 50), METRICS, values), after=after)
-            after = Stretch(1, b"", 0, first + 49, 0.0, 1, 1, 0, 0, True)
+            after = Stretch(1, b"", 0, first + 49, 0.0, 1, 1, 0, 0)
     engine.dispose()
     assert written == [[6], [6, 6], [6, 6], [6, 6], [6], [6, 6, 8]]

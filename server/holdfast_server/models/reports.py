@@ -47,8 +47,6 @@ class Stretch(Base):
     chunk_bytes: Mapped[int]
     widest: Mapped[int]
     """No chunk reaches over more iterations than this."""
-    rolled_up: Mapped[bool] = mapped_column(default=True, server_default=text("true"))
-    """No: it was stored by a version that made no roll-ups, and waits for them."""
     whole_from: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     """What lies before this iteration was thinned into roll-ups; a multiple of the finest's width."""
     fine_from: Mapped[int] = mapped_column(default=0, server_default=text("0"))
