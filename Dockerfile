@@ -1,5 +1,6 @@
 # docker build --target server .    the service and its dashboard
-# docker build --target trainer .   an example job under `holdfast run`
+# docker build --target trainer --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
+#                                   an example job under `holdfast run`
 FROM python:3.11-slim AS source
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
@@ -18,7 +19,7 @@ EXPOSE 7117
 CMD ["holdfast", "serve", "--host", "0.0.0.0", "--port", "7117", "--db", "/data/holdfast.db"]
 
 FROM source AS trainer
-# --build-arg TORCH_INDEX=… for a smaller build of torch than the usual index offers
+# the package index for torch alone; empty: PyPI, whose build for Linux x86-64 brings CUDA, several GB
 ARG TORCH_INDEX=
 RUN pip install --no-cache-dir "$(grep '^torch==' constraints.txt)" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
     && pip install --no-cache-dir -c constraints.txt '.[torch,s3]' \

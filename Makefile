@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip
 DEMO_SECONDS ?=
 # How many tests run at once. Much of their time is spent waiting, for disks, processes and browsers.
 WORKERS ?= 3
-# Another package index for torch alone, where the usual one has only a CUDA build that is not wanted.
+# Another package index for torch alone: PyPI has only a CUDA build of it for Linux x86-64.
 TORCH_INDEX ?=
 TORCH := $(shell grep '^torch==' constraints.txt)
 

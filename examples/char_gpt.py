@@ -2,8 +2,10 @@
 
     holdfast run --server http://127.0.0.1:7117 -- python examples/char_gpt.py
 
-Nine million parameters with Adam's moments: 108 MB of state. `--batch-size` is the one knob for a machine
-that is slower or faster: 12 makes an iteration of about a third of a second on two cores.
+Nine million parameters with Adam's moments: 108 MB of state, and an iteration of about half a second on two idle
+cores. On a slower or busier machine choose a smaller model and fewer threads, as `make demo` does:
+`--width 192 --layers 3 --batch-size 4 --threads 1` takes less than a tenth of a second on one core. Start a job
+with the same options each time: a checkpoint fits only the model that it was taken of.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from torch.utils.data import Dataset
 
 import holdfast
 
-BYTES, CONTEXT, WIDTH, HEADS, LAYERS = 256, 64, 384, 6, 5
+BYTES, CONTEXT, HEAD_WIDTH = 256, 64, 64
 
 
 def python_files(folder: str) -> Iterator[Path]:
@@ -52,28 +54,28 @@ class Sources(Dataset[Tensor]):
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.attention_norm, self.norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.dropout = nn.Dropout(0.05)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        parts = self.qkv(self.attention_norm(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
+        batch, length, width = x.shape
+        parts = self.qkv(self.attention_norm(x)).view(batch, length, 3, width // HEAD_WIDTH, HEAD_WIDTH)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.dropout(self.out(seen.transpose(1, 2).reshape(batch, length, WIDTH)))
+        x = x + self.dropout(self.out(seen.transpose(1, 2).reshape(batch, length, width)))
         return x + self.dropout(self.mlp(self.norm(x)))
 
 
 class GPT(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.bytes, self.places = nn.Embedding(BYTES, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, BYTES)
+        self.bytes, self.places = nn.Embedding(BYTES, width), nn.Embedding(CONTEXT, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, BYTES)
         for parameter in self.parameters():
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=0.02)
@@ -90,13 +92,18 @@ def learning_rate(step: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch-size", type=int, default=12)
+    parser.add_argument("--width", type=int, default=384, help=f"a multiple of {HEAD_WIDTH} (384)")
+    parser.add_argument("--layers", type=int, default=5, help="transformer blocks (5)")
+    parser.add_argument("--batch-size", type=int, default=12, help="samples per iteration (12)")
+    parser.add_argument("--threads", type=int, help="compute threads (as torch chooses)")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--store", help="where checkpoints go (HOLDFAST_STORE, or ./checkpoints)")
     options = parser.parse_args()
 
+    if options.threads:
+        torch.set_num_threads(options.threads)
     torch.manual_seed(1)
-    model = GPT()
+    model = GPT(options.width, options.layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate)
     session = holdfast.Session(

@@ -72,6 +72,13 @@ def test_every_variable_is_in_the_example(compose):
     assert set(re.findall(r"\$\{(\w+)", text)) == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
 
 
+def test_the_index_of_torch_reaches_the_build_of_the_example_job(compose):
+    assert compose["services"]["char-gpt"]["build"]["args"] == {"TORCH_INDEX": "${TORCH_INDEX:-}"}
+    trainer = (ROOT / "Dockerfile").read_text().partition("AS trainer")[2]
+    assert re.search(r"^ARG TORCH_INDEX=$", trainer, re.MULTILINE)
+    assert '${TORCH_INDEX:+--index-url "$TORCH_INDEX"}' in trainer
+
+
 def test_every_service_is_watched_and_keeps_its_data(compose):
     services = compose["services"]
     assert services.keys() == {"db", "store", "server", "char-gpt"}

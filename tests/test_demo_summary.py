@@ -1,7 +1,8 @@
-"""The demo's summary says what the timeline says, also when that is bad news."""
+"""The summary of the demo states what the timeline holds, also when that is bad news."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
 from demo_summary import Story, read_losses, summary
 
-from holdfast.client import Order
+from holdfast.client import CheckpointRow, Order
 
 MEASURED = [(0.035, 0.021), (0.02, None), (0.02, 0.05), (0.02, None)]
 """Budgets, and the overheads under them."""
@@ -24,19 +25,28 @@ class Server:
     def __init__(self) -> None:
         self.again = [0.5, 0.4, 0.3]
         self.intervals: list[int | None] = [None, 10, 4, 6]
+        self.most_points = 2000
 
-    def get(self, path: str, *, points: int) -> dict[str, Any]:
+    def restorable(self, job: str) -> list[CheckpointRow]:
+        return [CheckpointRow(id="000000000004-1", kind="scheduled", state="durable", payload_bytes=109_000_000)]
+
+    def get(self, path: str, *, points: int, **window: int) -> dict[str, Any]:
         first = [1.0, 0.9, 0.8, 0.7, 0.5, 0.4, 0.3]
+        lines = [series(1, 1, first), series(2, 5, self.again)]
+        wanted = range(window.get("from", 1), window.get("to", 7) + 1)
+        bucketed = len(wanted) > min(points, self.most_points)
         return {
-            "bucketed": False,
-            "series": [series(1, 1, first), series(2, 5, self.again)],
+            "bucketed": bucketed,
+            "extent": [1, 7],
+            "series": [] if bucketed else [within(line, wanted) for line in lines],
             "lineages": [{}, {}],
-            "checkpoints": [{"state": "missing"}, {"state": "durable", "payload_bytes": 109_000_000}],
             "checkpoints_total": 2,
             "attempts": [{"attempt": 1, "iteration": 0}, {"attempt": 2, "iteration": 4}],
             "paced": [
                 {"budget": budget, "measured_overhead": overhead, "interval": interval}
-                for interval, (budget, overhead) in zip(self.intervals, MEASURED, strict=True)
+                for interval, (budget, overhead) in itertools.zip_longest(
+                    self.intervals, MEASURED, fillvalue=MEASURED[-1]
+                )
             ],
         }
 
@@ -49,6 +59,20 @@ def series(lineage: int, start: int, losses: list[float]) -> dict[str, Any]:
         "at": [100.0 + iteration for iteration in iterations],
         "stall_seconds": [0.0, 0.025] + [0.0] * (len(losses) - 2),
         "metrics": {"loss": {"mean": losses}},
+    }
+
+
+def within(line: dict[str, Any], wanted: range) -> dict[str, Any]:
+    """The columns of a series at the wanted iterations."""
+
+    def cut(column: list[Any]) -> list[Any]:
+        return [value for at, value in zip(line["iteration"], column, strict=True) if at in wanted]
+
+    columns = {name: cut(line[name]) for name in ("iteration", "at", "stall_seconds")}
+    return {
+        **columns,
+        "lineage": line["lineage"],
+        "metrics": {"loss": {"mean": cut(line["metrics"]["loss"]["mean"])}},
     }
 
 
@@ -90,12 +114,12 @@ def told(server: Server, story: Story) -> dict[str, list[str]]:
 def test_each_figure_comes_from_the_timeline(server: Server, story: Story) -> None:
     assert told(server, story) == {
         "iterations": ["10 on 2 lineages"],
-        "checkpoints": ["2 taken, 1 kept, of 109 MB each"],
-        "interval": ["every 10 iterations at first, every 6 at the end; changed 2 times"],
+        "checkpoints": ["2 taken, 1 kept, 109 MB each"],
+        "interval": ["every 10, then 4, then 6 iterations"],
         "overhead": ["2.10 % under a budget of 3.50 %", "5.00 % under a budget of 2.00 %"],
         "longest stall": ["25 ms"],
         "lost to the kill": ["1 iteration: killed after 5, resumed at 4"],
-        "kill to new ground": ["3.0 s"],
+        "kill to new iteration": ["3.0 s"],
         "losses repeated": ["all 1 after the kill equal the first ones, bit for bit"],
         "restore": ["0.25 s, from iteration 7 to 4"],
         "losses replayed": ["all 3 after the restore equal the first ones, bit for bit"],
@@ -103,19 +127,30 @@ def test_each_figure_comes_from_the_timeline(server: Server, story: Story) -> No
 
 
 @pytest.mark.parametrize(
-    ("intervals", "said"),
+    ("intervals", "expected"),
     [
-        ([None, 10, 10, 4], "every 10 iterations at first, every 4 at the end; changed once"),
-        ([10, None, 10, 10], "every 10 iterations throughout"),
-        ([10, 4, 10, None], "every 10 iterations at first, every 10 at the end; changed 2 times"),
+        ([None, 10, 10, 4], "every 10, then 4 iterations"),
+        ([10, None, 10, 10], "every 10 iterations"),
+        ([10, 4, 10, None], "every 10, then 4, then 10 iterations"),
+        ([1, 1, None, None], "every 1 iteration"),
+        ([1, 4, 9, 3, 4, 2, 1], "every 1 iteration at first, every 1 at the end, between 1 and 9 on the way"),
         ([None] * 4, "never decided"),
     ],
 )
-def test_the_interval_is_told_as_the_pacing_history_has_it(
-    server: Server, story: Story, intervals: list[int | None], said: str
+def test_the_interval_is_given_as_the_interval_history_has_it(
+    server: Server, story: Story, intervals: list[int | None], expected: str
 ) -> None:
     server.intervals = intervals
-    assert told(server, story)["interval"] == [said]
+    assert told(server, story)["interval"] == [expected]
+
+
+def test_a_run_longer_than_one_answer_is_read_in_windows(
+    server: Server, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("demo_summary.POINTS", 3)
+    server.most_points = 3
+    assert told(server, story)["iterations"] == ["10 on 2 lineages"]
+    assert told(server, story)["losses replayed"] == ["all 3 after the restore equal the first ones, bit for bit"]
 
 
 def test_a_loss_that_differs_in_its_last_bit_is_told(server: Server, story: Story) -> None:

@@ -237,6 +237,25 @@ def test_links_in_the_documents_lead_somewhere() -> None:
     assert dead == []
 
 
+def test_documents_name_no_distribution_that_an_index_may_not_have() -> None:
+    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.*")]
+    distribution = re.compile(r"install ['\"]?holdfast\b|holdfast\[\w")
+    assert [file.name for file in documents if distribution.search(file.read_text())] == []
+
+
+def test_every_page_of_the_guide_is_in_its_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+    listed = "\n".join(re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)).splitlines()
+    assert sorted(line for line in listed if line and not line.startswith(":")) == sorted(pages)
+    assert set(re.findall(r"^- \[[^]]+\]\((\S+)\.md\)", index, re.MULTILINE)) == pages
+
+
+def test_the_readme_begins_with_the_commands_that_set_everything_up() -> None:
+    first = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    assert [line.partition("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
+
+
 def test_the_readme_shows_the_ten_lines_that_run() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     for block in blocks:

@@ -1,8 +1,8 @@
-"""The whole house at work: a server, a GPT in training under `holdfast run`, and a dashboard to watch them.
+"""A server, a GPT in training under `holdfast run`, and the address of the dashboard.
 
-Without `--seconds` it runs until Ctrl-C. With it, it also plays the operator and the accident: it lowers the
-budget, kills the trainer with SIGKILL, restores an earlier iteration, all through the HTTP API that the
-dashboard uses, and then prints what was measured.
+The model is chosen for the machine: `demo_model.py` measures how long an iteration takes. Without `--seconds` the
+demo runs until Ctrl-C. With it, the demo also lowers the budget and restores an earlier iteration through the HTTP
+API that the dashboard uses, kills the trainer with SIGKILL in between, and prints the measured figures.
 """
 
 from __future__ import annotations
@@ -30,12 +30,16 @@ ROOT = Path(__file__).resolve().parent.parent
 LOWER_BUDGET = 0.02
 REPLAY_ITERATIONS = 10
 """How far back the restore goes at least, where it can, and how much of what follows is compared."""
+SHORTEST_INTERVAL = 4
+"""Below so many iterations between checkpoints a kill from outside does not reliably lose one."""
+KILL_INTERVAL = 10
+"""The interval in the place of a shorter one, until the kill."""
 STARTED = re.compile(r"start (\d+): process (\d+),")
 ENDED = re.compile(r"the trainer ended \((killed by SIGKILL)\) at iteration (\d+)")
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on; the message says why and where the logs are."""
+    """The demo cannot continue; the message says why and where the logs are."""
 
 
 class Demo:
@@ -55,24 +59,27 @@ class Demo:
         self.url = f"http://127.0.0.1:{port}"
         self.client = Client(self.url)
         self._spawn("server.log", "serve", "--port", str(port), "--db", str(self.state / "holdfast.db"))
-        self.until(self._ready, "the server to answer", 60)
+        model = self._choose_model()  # while the server starts
+        self.until(self._ready, "the server to answer", 120)
         options = ["--server", self.url, "--store", str(self.state / "checkpoints")]
-        trainer = [sys.executable, str(ROOT / "examples" / "char_gpt.py"), "--epochs", "1000"]
+        trainer = [sys.executable, str(ROOT / "examples" / "char_gpt.py"), "--epochs", "1000", *model]
         self._spawn("trainer.log", "run", *options, "--", *trainer)
 
     def stop(self) -> None:
-        """Ctrl-C for the trainer, then for the server, each with time to end in its own way."""
-        for process in reversed(self.processes):
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-                try:
-                    process.wait(45)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+        """Send SIGINT to the trainer, then to the server, and wait for each; another Ctrl-C kills them."""
+        try:
+            for process in reversed(self.processes):
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(45)
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
 
     def job(self) -> Job | None:
-        """None as long as the server has not heard of the job."""
+        """Read the job; None until its first report."""
         try:
             return self.client.job(JOB)
         except ServerError:
@@ -91,20 +98,31 @@ class Demo:
         rows = [row for row in self.client.checkpoints(JOB) if row.restorable and not row.abandoned]
         return sorted(rows, key=lambda row: row.iteration)
 
-    def until(self, happened: Callable[[], bool], what: str, seconds: float) -> None:
+    def until(
+        self, happened: Callable[[], bool], what: str, seconds: float, *, pause_seconds: float = 0.2
+    ) -> None:
         deadline = time.monotonic() + seconds
         while not happened():
             if time.monotonic() > deadline:
                 raise DemoFailed(f"waited {seconds:.0f} s for {what}; see the logs in {self.state}")
             self.check()
-            time.sleep(0.2)
+            time.sleep(pause_seconds)
 
     def check(self) -> None:
         for process in self.processes:
             if process.poll() is not None:
                 name = "server" if process is self.processes[0] else "trainer"
                 tail = (self.state / f"{name}.log").read_text().splitlines()[-8:]
-                raise DemoFailed("\n  ".join([f"the {name} ended by itself; its last words:", *tail]))
+                raise DemoFailed("\n  ".join([f"the {name} ended; the last lines of its log:", *tail]))
+
+    def _choose_model(self) -> list[str]:
+        """Options of the training script for a model that suits this machine."""
+        with open(self.state / "model.log", "wb") as log:
+            tool = [sys.executable, str(ROOT / "tools" / "demo_model.py")]
+            chosen = subprocess.run(tool, stdout=subprocess.PIPE, stderr=log, check=False)  # noqa: S603
+        if chosen.returncode:
+            raise DemoFailed(f"no model could be measured; see {self.state / 'model.log'}")
+        return chosen.stdout.decode().split()
 
     def _ready(self) -> bool:
         try:
@@ -115,7 +133,7 @@ class Demo:
 
     def _spawn(self, log: str, *arguments: str) -> None:
         with open(self.state / log, "ab") as output:
-            # A group of their own: Ctrl-C comes to this process alone, which then ends them in order.
+            # in process groups of their own, so that Ctrl-C reaches this process alone, which ends them in order
             process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-m", "holdfast.cli", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -143,36 +161,52 @@ class Ticker:
     def say(self, line: str) -> None:
         print(f"\r\033[K{line}" if self.live else line, flush=True)
 
-    def watch(self, happened: Callable[[], bool], what: str, seconds: float) -> None:
+    def watch(
+        self, happened: Callable[[], bool], what: str, seconds: float, *, pause_seconds: float = 0.2
+    ) -> None:
         """Tick until something happened; DemoFailed when it does not in time."""
 
         def ticked() -> bool:
             self.tick()
             return happened()
 
-        self.demo.until(ticked, what, seconds)
+        self.demo.until(ticked, what, seconds, pause_seconds=pause_seconds)
 
     def rest(self, until: float) -> None:
         self.watch(lambda: time.monotonic() >= until, "the time to pass", 1e9)
 
 
-def play(demo: Demo, ticker: Ticker, seconds: float) -> Story:
-    """Change the budget at a quarter of the time, kill at half of it, restore at 70 %."""
-    began = time.monotonic()
+def play(demo: Demo, ticker: Ticker, began: float, seconds: float) -> Story:
+    """Lower the budget at 35 % of the time, kill at 55 %, restore at 75 %; later where the machine is slow."""
     story = Story()
     ticker.watch(lambda: len(demo.restorable()) >= 1, "the first checkpoint", 300)
-    ticker.rest(began + 0.25 * seconds)
-    lower_budget(demo, ticker)
-    ticker.watch(lambda: len(demo.restorable()) >= 2, "a second checkpoint", 300)
-    ticker.rest(began + 0.5 * seconds)
+    wait_for_overhead(demo, ticker, None, began + 0.35 * seconds, began + 0.45 * seconds)
+    stale = lower_budget(demo, ticker)
+    wait_for_overhead(demo, ticker, stale, began + 0.55 * seconds, began + 0.6 * seconds)
     kill_trainer(demo, ticker, story)
-    ticker.rest(began + 0.7 * seconds)
+    ticker.rest(began + 0.75 * seconds)
     restore_earlier(demo, ticker, story)
     ticker.rest(began + seconds)
     return story
 
 
-def lower_budget(demo: Demo, ticker: Ticker) -> None:
+def wait_for_overhead(
+    demo: Demo, ticker: Ticker, stale: tuple[float | None, int] | None, at: float, at_most: float
+) -> None:
+    """Wait until an overhead other than `stale` is measured: one within the budget from `at` on, then any."""
+
+    def measured() -> bool:
+        job = demo.job()
+        if job is None or job.measured_overhead is None or _overhead(job) == stale:
+            return False
+        now = time.monotonic()
+        return now >= at_most or (now >= at and job.measured_overhead <= (job.budget or 0.0))
+
+    ticker.watch(measured, "the overhead to be measured", 300)
+
+
+def lower_budget(demo: Demo, ticker: Ticker) -> tuple[float | None, int]:
+    """Returns the overhead that was measured under the budget before."""
     desired = demo.client.edit(JOB, budget=LOWER_BUDGET)
     ticker.watch(lambda: _applied(demo.job(), desired.version), "the budget to be applied", 60)
     after = demo.client.job(JOB)
@@ -180,43 +214,56 @@ def lower_budget(demo: Demo, ticker: Ticker) -> None:
         f"Budget lowered to {LOWER_BUDGET:.0%}: version {desired.version}, "
         f"applied at iteration {after.applied_iteration}."
     )
+    return _overhead(after)
 
 
 def kill_trainer(demo: Demo, ticker: Ticker, story: Story) -> None:
-    # Any moment would do, but one at which something can be lost shows more.
-    patience = time.monotonic() + 20
-    ticker.watch(lambda: _exposed(demo.job()) or time.monotonic() > patience, "a moment to strike", 60)
-    story.losses_before_kill = read_losses(demo.client, JOB)
+    """Kill the trainer shortly before a checkpoint is due, so that there are iterations to lose and to repeat."""
+    fixed = _interval(demo) < SHORTEST_INTERVAL
+    if fixed:
+        ticker.say(f"Interval fixed at {KILL_INTERVAL} iterations, so that the kill has something to lose.")
+        demo.client.edit(JOB, every=KILL_INTERVAL)
+        ticker.watch(lambda: _interval(demo) == KILL_INTERVAL, "the interval to be applied", 60)
+    patience = time.monotonic() + 15
+    ticker.watch(
+        lambda: _nearly_due(demo.job()) or (time.monotonic() > patience and _exposed(demo.job())),
+        "a checkpoint to be nearly due",
+        60,
+        pause_seconds=0.03,
+    )
     story.killed_at_time, pid = time.time(), demo.trainer_pid()
     os.kill(pid, signal.SIGKILL)
     ticker.say(f"Trainer killed with SIGKILL (process {pid}).")
+    story.losses_before_kill = read_losses(demo.client, JOB)
     ticker.watch(lambda: demo.killed_at() is not None, "the supervisor to notice", 30)
     story.killed_at = demo.killed_at()
+    if fixed:
+        demo.client.edit(JOB, every=None)
     last = story.killed_at or 0
     ticker.watch(lambda: _iteration(demo.job()) > last, "an iteration that is new after the kill", 300)
-    ticker.say(f"Back by itself, and past iteration {last}.")
+    ticker.say(f"Restarted by `holdfast run`, and past iteration {last} again.")
 
 
 def restore_earlier(demo: Demo, ticker: Ticker, story: Story) -> None:
-    """Back to a checkpoint far enough behind that there is something to replay and compare."""
+    """Restore a checkpoint far enough behind that there is something to replay and compare."""
     ticker.watch(lambda: len(demo.restorable()) >= 2, "a checkpoint to go back to", 300)
     points, now = demo.restorable(), _iteration(demo.job())
     chosen = next((row for row in reversed(points) if row.iteration <= now - REPLAY_ITERATIONS), points[0])
     order = demo.client.restore(JOB, chosen.iteration)
-    ticker.say(f"Restore of iteration {chosen.iteration} ordered (order {order.id}).")
+    ticker.say(f"Restore of iteration {chosen.iteration} requested (order {order.id}).")
     for moved in demo.client.follow(order, timeout_seconds=120):
         order = moved
     if order.state != "restored":
         raise DemoFailed(f"the restore ended as {order.state}: {order.reason or 'no reason given'}")
     story.order = order
     again, patience = chosen.iteration + REPLAY_ITERATIONS, time.monotonic() + 60
-    ticker.say(f"Restored: the job goes on from iteration {order.iteration} on lineage {order.new_lineage}.")
+    ticker.say(f"Restored: the job continues from iteration {order.iteration} on lineage {order.new_lineage}.")
     ticker.watch(lambda: _iteration(demo.job()) >= again or time.monotonic() > patience, "the replay", 120)
 
 
 def _progress(job: Job | None) -> str:
     if job is None:
-        return "the trainer is starting (importing torch, reading the sources) ..."
+        return "the trainer is starting (importing torch, reading the training text) ..."
     last = job.last_durable.iteration if job.last_durable else "none yet"
     loss = "-" if job.loss is None else f"{float(job.loss):.3f}"
     overhead = "measuring" if job.measured_overhead is None else f"{job.measured_overhead:.2%}"
@@ -232,7 +279,24 @@ def _applied(job: Job | None, version: int) -> bool:
 
 
 def _exposed(job: Job | None) -> bool:
-    return job is not None and (job.exposure_iterations or 0) >= max(2, (job.interval or 0) // 2)
+    return job is not None and job.exposure_iterations >= 1
+
+
+def _nearly_due(job: Job | None) -> bool:
+    """Over half of an interval has passed, and the next checkpoint does not begin before the kill arrives."""
+    if job is None or job.interval is None:
+        return False
+    latest = job.interval - 2
+    return min(job.interval * 3 // 5, latest) <= job.exposure_iterations <= latest
+
+
+def _interval(demo: Demo) -> int:
+    job = demo.job()
+    return (job.interval if job else None) or 0
+
+
+def _overhead(job: Job) -> tuple[float | None, int]:
+    return job.measured_overhead, job.measured_window_iterations
 
 
 def _iteration(job: Job | None) -> int:
@@ -253,25 +317,26 @@ def _running(state: Path) -> Iterator[Demo]:
     shutil.rmtree(state, ignore_errors=True)
     state.mkdir()
     demo = Demo(state)
-    # both, and before anything is started: a shell's background jobs begin with SIGINT ignored, and so would
-    # the server and the trainer
+    # both, and before anything is started: background jobs of a shell inherit SIGINT as ignored, and so would the
+    # server and the trainer
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         demo.start()
         yield demo
     finally:
-        print("\nEnding: the trainer first, then the server ...", flush=True)
+        print("\nStopping the trainer, then the server ...", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             demo.stop()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, help="end by itself after this long, having broken things")
-    parser.add_argument("--state", type=Path, default=ROOT / ".demo", help="begun afresh each time")
+    parser.add_argument("--seconds", type=float, help="lower the budget, kill, restore, and end by then")
+    parser.add_argument("--state", type=Path, default=ROOT / ".demo", help="a directory that is emptied first")
     options = parser.parse_args()
-    print(f"Starting. State and logs are in {options.state}, begun afresh.", flush=True)
+    began = time.monotonic()
+    print(f"Starting the server and choosing a model for this machine. Logs are in {options.state}.", flush=True)
     try:
         with _running(options.state) as demo:
             print(f"\n  Dashboard:  {demo.url}/jobs/{JOB}\n\nCtrl-C ends it.\n", flush=True)
@@ -279,8 +344,8 @@ def main() -> int:
             if options.seconds is None:
                 ticker.rest(float("inf"))
             else:
-                told = summary(demo.client, JOB, play(demo, ticker, options.seconds))
-                print("\n" + told, flush=True)
+                told = summary(demo.client, JOB, play(demo, ticker, began, options.seconds))
+                ticker.say("\n" + told)
     except KeyboardInterrupt:
         pass
     except (DemoFailed, ServerError, UnreachableError) as error:

@@ -1,4 +1,4 @@
-"""What a demo run showed, from what the server measured; nothing here is known in advance."""
+"""The figures of a demo run, all from what the server recorded."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.client import Client, Order
+from holdfast.client import CheckpointRow, Client, Order
 
 Losses = dict[tuple[int, int], float]
 """By (lineage, iteration)."""
+POINTS = 2000
+"""The most iterations that the server returns one by one in an answer."""
+MOST_INTERVALS = 6
+"""Listed one by one."""
 
 
 @dataclass
 class Story:
-    """What the demo itself saw happen."""
+    """Events of the run that the demo itself caused."""
 
     killed_at: int | None = None
     killed_at_time: float = 0.0
@@ -28,16 +32,16 @@ def read_losses(client: Client, job: str) -> Losses:
 
 
 def summary(client: Client, job: str, story: Story) -> str:
-    """Two columns of what was measured, for people."""
+    """Format the figures in two columns."""
     timeline = _timeline(client, job)
-    durable = [row for row in timeline["checkpoints"] if row["state"] == "durable"]
+    kept = client.restorable(job)
     stalls = [value for series in timeline["series"] for value in series["stall_seconds"] if value is not None]
     rows = [
         (
             "iterations",
             f"{sum(len(series['iteration']) for series in timeline['series'])} on {_lineages(timeline)}",
         ),
-        ("checkpoints", f"{timeline['checkpoints_total']} taken, {len(durable)} kept, of {_size(durable)} each"),
+        ("checkpoints", f"{timeline['checkpoints_total']} taken, {len(kept)} kept, {_size(kept)} each"),
         ("interval", _intervals(timeline)),
         *_overheads(timeline),
         ("longest stall", f"{max(stalls, default=0.0) * 1000:.0f} ms" if stalls else "none"),
@@ -49,19 +53,19 @@ def summary(client: Client, job: str, story: Story) -> str:
 
 
 def _intervals(timeline: dict[str, Any]) -> str:
-    """What the pacing history holds, steps in between included; without an interval nothing was decided yet."""
+    """The intervals in force one after the other; before the first decision there is none."""
     decided = [row["interval"] for row in timeline["paced"] if row["interval"] is not None]
-    told = [interval for interval, _ in itertools.groupby(decided)]
-    if not told:
+    changes = [interval for interval, _ in itertools.groupby(decided)]
+    if not changes:
         return "never decided"
-    if len(told) == 1:
-        return f"every {_counted(told[0], 'iteration')} throughout"
-    changes = "once" if len(told) == 2 else f"{len(told) - 1} times"
-    return f"every {_counted(told[0], 'iteration')} at first, every {told[-1]} at the end; changed {changes}"
+    if len(changes) <= MOST_INTERVALS:
+        return f"every {', then '.join(map(str, changes))} {'iteration' if changes == [1] else 'iterations'}"
+    between = f"between {min(changes)} and {max(changes)} on the way"
+    return f"every {_counted(changes[0], 'iteration')} at first, every {changes[-1]} at the end, {between}"
 
 
 def _overheads(timeline: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """For each budget, the overhead as it was last measured under it."""
+    """For each budget, the overhead that was last measured under it."""
     measured: dict[float, float | None] = {}
     for row in timeline["paced"]:
         measured[row["budget"]] = row["measured_overhead"] or measured.get(row["budget"])
@@ -77,7 +81,7 @@ def _after_kill(timeline: dict[str, Any], story: Story) -> Iterator[tuple[str, s
         "lost to the kill",
         f"{_counted(lost, 'iteration')}: killed after {story.killed_at}, resumed at {second['iteration']}",
     )
-    yield "kill to new ground", f"{_first_new_at(timeline, story) - story.killed_at_time:.1f} s"
+    yield "kill to new iteration", f"{_first_new_at(timeline, story) - story.killed_at_time:.1f} s"
     repeated = range(second["iteration"] + 1, story.killed_at + 1)
     before = {key: loss for key, loss in story.losses_before_kill.items() if key[1] in repeated}
     yield "losses repeated", _compared(before, _losses(timeline), "the kill")
@@ -108,7 +112,7 @@ def _compared(before: Losses, after: Losses, event: str) -> str:
 
 
 def _first_new_at(timeline: dict[str, Any], story: Story) -> float:
-    """When the first iteration beyond the last one before the kill was finished."""
+    """When the first iteration after the last one before the kill ended."""
     return min(
         float(at)
         for series in timeline["series"]
@@ -128,8 +132,14 @@ def _losses(timeline: dict[str, Any]) -> Losses:
 
 
 def _timeline(client: Client, job: str) -> dict[str, Any]:
-    found: dict[str, Any] = client.get(f"/jobs/{job}/timeline", points=2000)
-    assert not found["bucketed"], "the demo compares single iterations, and these are means of several"
+    """The whole timeline, with single iterations: a long one is read in windows."""
+    found: dict[str, Any] = client.get(f"/jobs/{job}/timeline", points=POINTS)
+    if found["bucketed"]:
+        first, last = found["extent"]
+        found["series"] = []
+        for start in range(first, last + 1, POINTS):
+            window = {"from": start, "to": start + POINTS - 1, "points": POINTS}
+            found["series"] += client.get(f"/jobs/{job}/timeline", **window)["series"]
     return found
 
 
@@ -137,8 +147,8 @@ def _lineages(timeline: dict[str, Any]) -> str:
     return _counted(len(timeline["lineages"]), "lineage")
 
 
-def _size(durable: list[dict[str, Any]]) -> str:
-    return f"{durable[-1]['payload_bytes'] / 1e6:.0f} MB" if durable else "-"
+def _size(kept: list[CheckpointRow]) -> str:
+    return f"{kept[0].payload_bytes / 1e6:.0f} MB" if kept else "-"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -35,9 +35,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help=(
-        "Checkpoints that cost next to nothing, a price tag on each, and any iteration back at one click.\n\n"
-        "Start with `holdfast serve` in one terminal and `holdfast run -- python train.py` in another; "
-        "then ask `holdfast jobs` or open http://127.0.0.1:7117.\n\n" + EXIT_CODES
+        "Checkpoint PyTorch training within an overhead budget, and restore any checkpoint.\n\n"
+        "Start `holdfast serve` in one terminal and `holdfast run -- python train.py` in another. "
+        "Then run `holdfast jobs` or open http://127.0.0.1:7117.\n\n" + EXIT_CODES
     ),
 )
 
@@ -70,7 +70,7 @@ def root(
 
 @app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_TRAINING)
 def serve(context: typer.Context) -> None:
-    """Start the server and its dashboard (`holdfast serve --help` lists its options)."""
+    """Start the server and its dashboard (`holdfast serve --help` lists the options)."""
     _of_server("serve", context.args)
 
 
@@ -93,67 +93,72 @@ def _of_server(name: str, args: list[str]) -> NoReturn:
 
 @app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
 def user(context: typer.Context) -> None:
-    """People who sign in to a server with accounts: add, list, role, remove, reset-link, setup-link."""
+    """Manage the users of a server with accounts: add, list, role, remove, reset-link, setup-link."""
     _of_server("user", context.args)
 
 
 @app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
 def project(context: typer.Context) -> None:
-    """Projects of a server with accounts: add, list, and move a job to one."""
+    """Manage the projects of a server with accounts: add, list, move a job to one."""
     _of_server("project", context.args)
 
 
 @app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
 def token(context: typer.Context) -> None:
-    """Keys for agents and scripts of a server with accounts: create, list, revoke."""
+    """Manage the keys of agents and scripts on a server with accounts: create, list, revoke."""
     _of_server("token", context.args)
 
 
 @app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
 def audit(context: typer.Context) -> None:
-    """Who changed what on a server: list; and whether the log is as it was written: verify."""
+    """List who changed what on a server, or verify that the audit log is unaltered."""
     _of_server("audit", context.args)
 
 
 @app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
 def db(context: typer.Context) -> None:
-    """The server's database: size, backup, put-back, and keep, how long it keeps what."""
+    """Manage the server's database: size, backup, put-back, and limits on what it keeps."""
     _of_server("db", context.args)
 
 
 @app.command(context_settings=_COMMAND_LAST, rich_help_panel=_TRAINING)
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The trainer, after `--`.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The training command, after `--`.")],
     store: Annotated[str | None, typer.Option(help="Sets HOLDFAST_STORE: where checkpoints go.")] = None,
-    server: Annotated[str | None, typer.Option(help="Sets HOLDFAST_SERVER: who to report to.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Sets HOLDFAST_BUDGET: the overhead allowed, 2%.")] = None,
-    starts: Annotated[int, typer.Option(min=1, help="Give up after so many starts in a row get nowhere.")] = 5,
+    server: Annotated[str | None, typer.Option(help="Sets HOLDFAST_SERVER: the server to report to.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Sets HOLDFAST_BUDGET: the allowed overhead, as in 2%.")
+    ] = None,
+    starts: Annotated[
+        int, typer.Option(min=1, help="Give up after this many starts in a row without a new iteration.")
+    ] = 5,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that a trainer which handles SIGINT or SIGTERM has to end.")
+        float, typer.Option(min=0, help="Seconds that the trainer has to end after SIGINT or SIGTERM.")
     ] = 30.0,
     hang: Annotated[
-        float, typer.Option(min=0, help="Kill a trainer without an iteration for so many usual ones; 0: never.")
+        float,
+        typer.Option(min=0, help="Restart a trainer after this many usual iteration times without one; 0: never."),
     ] = 50.0,
     stay: Annotated[
-        str, typer.Option(help="When to wait for an order to restore: never, after a failure, always.")
+        str, typer.Option(help="When to wait for a restore request after the last start: never, failure, always.")
     ] = "failure",
     memory_tier: Annotated[
-        bool, typer.Option(help="Hold the newest snapshot in memory that outlives the trainer.")
+        bool, typer.Option(help="Keep the newest snapshot in memory that outlives the trainer (Linux).")
     ] = True,
 ) -> None:
-    """Start a trainer, and start it again when it crashes; it goes on from its newest checkpoint.
+    """Run a training command, and restart it after a crash; it resumes from its newest checkpoint.
 
-    It is restarted on any signal and any exit status but 0, first at once, then ever more slowly, and no more
-    when 5 starts in a row (--starts) ended without a new iteration. Ctrl-C goes to the trainer, which ends as it
-    would without Holdfast; a second one, two seconds later or more, kills it and all its processes on the spot.
-    The exit code is the trainer's.
+    The command is restarted after any signal and any exit status but 0: first at once, then with growing delays.
+    The supervisor gives up after 5 starts in a row (--starts) without a new iteration. Ctrl-C goes to the trainer,
+    which ends as it would without Holdfast; a second Ctrl-C, two or more seconds later, kills the trainer and its
+    processes. The exit code is that of the trainer.
 
-    One that hangs (no iteration for 50 usual ones, and for 10 minutes at least) is killed and started again, once
-    the stacks of all ranks are on the job's timeline. After it gave up, it waits for an order to restore from the
-    dashboard and carries that out, where the trainer reports to a server (--stay never: it ends).
+    A hung trainer (no iteration for 50 usual iteration times and at least 10 minutes) is killed and restarted; the
+    stacks of all ranks are recorded on the job's timeline first. After giving up, the supervisor keeps running if
+    a server is configured and waits for a restore request (--stay never: it ends).
 
-    On Linux the newest snapshot of a trainer lies in memory that this process holds. When the trainer dies it is
-    made durable, and the next start goes on from there without reading the store (--no-memory-tier: never).
+    The supervisor holds the newest snapshot in its memory. When the trainer dies, the snapshot is made durable,
+    and the next start resumes from it without reading the store (--no-memory-tier turns this off).
 
     Examples: holdfast run -- python train.py  ·  holdfast run -- torchrun --nproc-per-node 8 train.py
     """

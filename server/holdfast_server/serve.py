@@ -78,14 +78,14 @@ class _Server(uvicorn.Server):
 
 def serve(
     host: Annotated[
-        str, typer.Option(help="Address to listen on; on others than loopback everybody shows who they are.")
+        str, typer.Option(help="Address to listen on; any but loopback requires sign-in.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
     db: Annotated[
         str | None,
         typer.Option(
             envvar="HOLDFAST_DB",
-            help="SQLite file to store in, made where there is none; or postgresql://USER@HOST/NAME.",
+            help="SQLite file, created if missing, or postgresql://USER@HOST/NAME.",
             show_default="$XDG_DATA_HOME/holdfast/holdfast.db",
         ),
     ] = None,
@@ -93,15 +93,15 @@ def serve(
         str | None,
         typer.Option(
             envvar="HOLDFAST_TOKEN",
-            help="Shared secret that agents send and people sign in with. Better given in the environment: "
-            "other users of this machine can read command lines.",
+            help="Shared secret of agents and users, at least 16 characters. Set it in the environment: other "
+            "users of this machine can read command lines.",
         ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
             envvar="HOLDFAST_HOSTS",
-            help="Name under which browsers reach this server; may be given several times.",
+            help="Host name by which browsers reach this server; repeatable.",
         ),
     ] = None,
     accounts: Annotated[
@@ -109,43 +109,42 @@ def serve(
         typer.Option(
             "--accounts/--no-accounts",
             envvar="HOLDFAST_ACCOUNTS",
-            help="People sign in, and programs have keys of their own.",
-            show_default="where there are people, and beyond loopback without a token",
+            help="Users sign in, and programs have their own keys.",
+            show_default="on if there are users, or beyond loopback without a token",
         ),
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
-            envvar="HOLDFAST_ADDRESS", help="Where people reach this server, as in https://holdfast.example."
+            envvar="HOLDFAST_ADDRESS", help="Public address of this server, as in https://holdfast.example."
         ),
     ] = None,
     log_format: Annotated[
-        logs.Format, typer.Option(envvar="HOLDFAST_LOG_FORMAT", help="Text for people, or a line of JSON each.")
+        logs.Format, typer.Option(envvar="HOLDFAST_LOG_FORMAT", help="Plain text, or one JSON object per line.")
     ] = "human",
     log_level: Annotated[
         logs.Level | None,
         typer.Option(
             envvar="HOLDFAST_LOG_LEVEL",
-            help="The least that is logged; info has a line for each request.",
-            show_default="warning for people, info for JSON",
+            help="Lowest level that is logged; info has a line per request.",
+            show_default="warning for text, info for JSON",
         ),
     ] = None,
 ) -> None:
     """Start the server and its dashboard.
 
-    On loopback, the default, nobody needs to sign in. On any other address people have accounts, and programs
-    have keys: the first start prints a link with which the first admin sets the server up.
+    On loopback, the default, no sign-in is required. On any other address users have accounts and programs have
+    keys: the first start prints a link with which the first admin sets up the server.
 
         holdfast serve --host 0.0.0.0
 
-    One secret that all agents and people share does instead, where it is enough:
+    Alternatively, all agents and users share one secret:
 
         export HOLDFAST_TOKEN=$(python -c "import secrets; print(secrets.token_urlsafe(32))")
 
-    Mail and webhooks for alerts are set up in HOLDFAST_SMTP_HOST, _PORT, _USER, _PASSWORD, _FROM, _SECURITY and
-    HOLDFAST_WEBHOOKS, HOLDFAST_WEBHOOK_HOSTS.
-
-    Settings of an identity provider are read from HOLDFAST_OIDC_ISSUER, _CLIENT_ID, _CLIENT_SECRET and _ROLES.
+    HOLDFAST_SMTP_HOST, _PORT, _USER, _PASSWORD, _FROM, _SECURITY and HOLDFAST_WEBHOOKS, HOLDFAST_WEBHOOK_HOSTS
+    configure mail and webhooks for alerts. HOLDFAST_OIDC_ISSUER, _CLIENT_ID, _CLIENT_SECRET and _ROLES configure
+    an identity provider.
     """
     settings = ServerSettings(
         host=host,
@@ -199,12 +198,14 @@ def _check(settings: ServerSettings) -> None:
             f"training: leave --no-accounts out, set a shared secret in HOLDFAST_TOKEN, here and for the agents, "
             f"or serve on 127.0.0.1; {HOW_TO_MAKE_ONE} makes a secret"
         )
-    if exposed and settings.token is not None and not settings.accounts and len(settings.token) < MIN_TOKEN:
-        _refuse(
-            f"the token (HOLDFAST_TOKEN) has {len(settings.token)} characters, and {settings.host} can be reached "
-            f"from other machines, where somebody may guess it: take one of at least {MIN_TOKEN}; "
-            f"{HOW_TO_MAKE_ONE} makes one"
-        )
+    if settings.token is not None and not settings.accounts and len(settings.token) < MIN_TOKEN:
+        short = f"the token (HOLDFAST_TOKEN) has {len(settings.token)} characters"
+        advice = f"use at least {MIN_TOKEN}; {HOW_TO_MAKE_ONE} makes one"
+        if exposed:
+            _refuse(
+                f"{short}, and {settings.host} can be reached from other machines, which can guess it: {advice}"
+            )
+        print(f"holdfast serve: warning: {short} and can be guessed: {advice}", file=sys.stderr, flush=True)
     try:
         settings.url  # noqa: B018 - it is read for what it refuses
     except ValueError as error:

@@ -122,8 +122,14 @@ def test_a_secret_that_can_be_guessed_is_refused_where_others_can_try(refused, t
 
 
 @ON_SQLITE
-def test_on_loopback_any_secret_will_do(serve):
-    serve(HOLDFAST_TOKEN="short")
+def test_a_short_secret_is_accepted_on_loopback_with_a_warning(serve):
+    output = serve(HOLDFAST_TOKEN="short").output
+    assert "warning: the token (HOLDFAST_TOKEN) has 5 characters and can be guessed: use at least 16" in output
+
+
+@ON_SQLITE
+def test_a_secret_of_sufficient_length_gets_no_warning(serve):
+    assert "warning" not in serve(HOLDFAST_TOKEN=SECRET).output
 
 
 @ON_SQLITE

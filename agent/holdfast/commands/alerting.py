@@ -38,7 +38,7 @@ def alerts(
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Say what fires; acknowledge and silence it; list the rules.
+    """List the alerts that fire; acknowledge and silence them; list the rules.
 
     Examples: holdfast alerts  ·  holdfast alerts --job char-gpt --all  ·  holdfast alerts silence 7 2h
     """

@@ -35,7 +35,7 @@ def checkpoint(
     timeout: Annotated[float, typer.Option(help="Seconds to wait until it is durable.")] = 300.0,
     json: Json = False,
 ) -> None:
-    """Take a checkpoint now, at the end of the iteration that is running, and wait until it is durable.
+    """Take a checkpoint at the end of the current iteration, and wait until it is durable.
 
     Example: holdfast checkpoint char-gpt
     """

@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast jobs`.")]
 Server = Annotated[
-    str, typer.Option("--server", envvar="HOLDFAST_SERVER", help="Where the server is.", show_default=True)
+    str, typer.Option("--server", envvar="HOLDFAST_SERVER", help="The server's address.", show_default=True)
 ]
 Token = Annotated[
     str | None,
     typer.Option(
-        "--token", envvar="HOLDFAST_TOKEN", help="A key, or the server's shared secret, if it asks for one."
+        "--token", envvar="HOLDFAST_TOKEN", help="A key or the shared secret, if the server requires one."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Return once the server has taken the order.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return when the server has accepted the request.")]
 
 __all__ = ["DEFAULT_SERVER", "EXIT_CODES", "JobName", "Json", "NoWait", "Server", "Token"]
 

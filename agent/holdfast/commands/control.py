@@ -37,7 +37,7 @@ def budget(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Allow checkpointing this much of the training time.
+    """Set the budget: the share of training time that checkpointing may take.
 
     Examples: holdfast budget char-gpt 2%  ·  holdfast budget char-gpt default
     """
@@ -58,7 +58,7 @@ def every(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Take a checkpoint every so many iterations, whatever it costs, or let the policy decide again.
+    """Fix the interval between checkpoints in iterations, or return it to the policy.
 
     Examples: holdfast every char-gpt 50  ·  holdfast every char-gpt 50 --for 2h  ·  holdfast every char-gpt auto
     """
@@ -81,7 +81,7 @@ def policy(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Choose what decides on the interval: checkfreq, goodput, young-daly, convergence, coci or fixed.
+    """Choose the interval policy: checkfreq, goodput, young-daly, convergence, coci or fixed.
 
     checkfreq takes checkpoints as often as the budget allows. goodput asks what failures cost and takes them as
     often as gets the job done soonest, within the budget. `holdfast plan --job JOB` compares them.
@@ -124,7 +124,7 @@ def pause(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Take no checkpoints until `holdfast resume`; training itself goes on.
+    """Take no checkpoints until `holdfast resume`; training continues.
 
     Example: holdfast pause char-gpt
     """

@@ -47,7 +47,7 @@ def fork(
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Start a new job from any checkpoint of another: the two go their own ways from there.
+    """Start a new job from a copy of a checkpoint of another job.
 
     The new job has a copy of the checkpoint (in a directory one that takes no room), so that the other one may go
     on, be taken back or be deleted. Its first start goes on from there exactly: iteration, place in the data,

@@ -34,7 +34,7 @@ def pin(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Keep a checkpoint: retention leaves it until `holdfast unpin`, also when there is no server.
+    """Exempt a checkpoint from retention until `holdfast unpin`, also when there is no server.
 
     The job notes it beside its checkpoints. One that is not running does so at its next start.
 
@@ -51,7 +51,7 @@ def unpin(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Let retention take a checkpoint again, as any other.
+    """Let the retention rules apply to a checkpoint again.
 
     Example: holdfast unpin char-gpt 1200
     """
@@ -66,7 +66,7 @@ def label(
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Call a checkpoint something: its label stands on the job's page, beside its iteration.
+    """Label a checkpoint; the job's page shows the label beside the iteration.
 
     Examples: holdfast label char-gpt 1200 "before the new data"  ·  holdfast label char-gpt 1200 ""
     """

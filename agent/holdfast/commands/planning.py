@@ -85,7 +85,7 @@ def plan(
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Weigh every interval: what it costs, what failures take back, which is best. Needs no server and no torch.
+    """Compare checkpoint intervals: cost, expected loss to failures, the best one. Needs no server and no torch.
 
     ETTR, the effective training time ratio, is the share of time that moves training forward and is not lost
     again: too short an interval spends it on checkpoints, too long a one loses it at every failure. What is left

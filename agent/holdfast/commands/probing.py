@@ -34,7 +34,7 @@ def probe(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 120.0,
     json: Json = False,
 ) -> None:
-    """Measure what loading a batch takes: how much of it is fetching, how much preparing, and what would help.
+    """Measure how long a batch takes to fetch and to prepare, and what would make loading faster.
 
     At the end of an iteration the job reads the batches that come next twice, for at most 10 seconds in which
     training waits. The place in the data stays what it was. A checkpoint that is being written is waited for.

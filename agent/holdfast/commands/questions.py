@@ -42,7 +42,7 @@ def jobs(server: Server = DEFAULT_SERVER, token: Token = None, json: Json = Fals
 
 
 def show(job: JobName, server: Server = DEFAULT_SERVER, token: Token = None, json: Json = False) -> None:
-    """Show one job: where it stands, what checkpoints cost, and what a crash would lose now.
+    """Show one job: its progress, the cost of its checkpoints, and what a crash would lose now.
 
     Example: holdfast show char-gpt
     """
@@ -58,15 +58,15 @@ def show(job: JobName, server: Server = DEFAULT_SERVER, token: Token = None, jso
 
 def checkpoints(
     job: JobName,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="How many to list, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many to list.")] = 20,
     every_state: Annotated[
-        bool, typer.Option("--all", help="Also those that a restore cannot go back to: failed, torn, missing.")
+        bool, typer.Option("--all", help="Include checkpoints that cannot be restored: failed, torn, missing.")
     ] = False,
     server: Server = DEFAULT_SERVER,
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """List the checkpoints of a job that `holdfast restore` can go back to, the newest first.
+    """List the checkpoints of a job that `holdfast restore` can restore, newest first.
 
     Example: holdfast checkpoints char-gpt --limit 5
     """

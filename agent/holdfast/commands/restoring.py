@@ -27,27 +27,29 @@ from holdfast.protocol import OPEN_ORDER_STATES
 
 def restore(
     job: JobName,
-    iteration: Annotated[int, typer.Argument(min=0, help="The iteration to go back to.")],
+    iteration: Annotated[int, typer.Argument(min=0, metavar="ITERATION", help="The iteration to restore.")],
     server: Server = DEFAULT_SERVER,
     token: Token = None,
     no_wait: NoWait = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for it; the order stays after that.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for the restore; the request stays open.")
+    ] = 300.0,
     expires: Annotated[
-        str | None, typer.Option(help="It ends after so long unless the job has taken it up: 90min, 12h. A week.")
+        str | None, typer.Option(help="Expire the request after this time, as in 90min or 12h. [default: a week]")
     ] = None,
     nearest: Annotated[
         bool,
-        typer.Option("--nearest", help="Where there is no checkpoint at ITERATION, take the nearest earlier one."),
+        typer.Option("--nearest", help="Restore the nearest earlier checkpoint if there is none at ITERATION."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Take a job back to the checkpoint at ITERATION and train on from there.
+    """Restore a job to its checkpoint at ITERATION; training continues from there.
 
-    A running job does so in place, at the end of its iteration, and saves the state that it leaves first, so
-    that you can come back (`holdfast undo`). A script that cannot go back while it runs is started again under
-    `holdfast run`, and otherwise does so at its next start, as does a job that is not running: neither is waited
-    for. When there is no checkpoint at ITERATION, nothing happens and the nearest earlier one is named, unless
-    you give `--nearest`. `holdfast checkpoints JOB` lists what there is.
+    A running job restores in place at the end of its iteration. It saves the state that it leaves first, so that
+    `holdfast undo` can return to it. A script that cannot be rewound while it runs is restarted by `holdfast run`.
+    Without a supervisor, and for a job that is not running, the restore happens at the next start, and this
+    command does not wait. If there is no checkpoint at ITERATION, nothing changes and the nearest earlier one is
+    named, unless you give `--nearest`. `holdfast checkpoints JOB` lists the restore points.
 
     Example: holdfast restore char-gpt 1200 --nearest
     """
@@ -62,12 +64,14 @@ def undo(
     server: Server = DEFAULT_SERVER,
     token: Token = None,
     no_wait: NoWait = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for it; the order stays after that.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for the restore; the request stays open.")
+    ] = 300.0,
     json: Json = False,
 ) -> None:
-    """Take the last restore of a job back: it goes on from the state that it left then.
+    """Undo the last restore of a job: training continues from the state that the restore left.
 
-    That is a restore as well, and can itself be undone.
+    An undo is a restore too, and can itself be undone.
 
     Example: holdfast undo char-gpt
     """

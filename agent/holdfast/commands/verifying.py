@@ -37,7 +37,7 @@ def verify(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for it; it stays asked after that.")] = 600.0,
     json: Json = False,
 ) -> None:
-    """Have a checkpoint read back, and its every byte compared with its digests.
+    """Verify a checkpoint: the job reads every byte back and compares it with its digests.
 
     The job itself does it, beside its training and slowly. One that is not running does so at its next start, and
     is not waited for: where the store is, `holdfast store verify` does it at once.

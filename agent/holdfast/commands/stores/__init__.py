@@ -11,7 +11,10 @@ from holdfast.commands.stores.showing import show
 from holdfast.commands.stores.tidying import gc
 from holdfast.commands.stores.verifying import verify
 
-app = typer.Typer(no_args_is_help=True, help=f"Look into a store of checkpoints; needs no server.\n\n{EXIT_CODES}")
+app = typer.Typer(
+    no_args_is_help=True,
+    help=f"List, show, verify, export and remove checkpoints in a store; needs no server.\n\n{EXIT_CODES}",
+)
 for _command in (ls, show, verify, export, gc):
     app.command()(_command)
 

@@ -42,7 +42,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace an export that is there.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a checkpoint, verified on the way, for programs that know nothing of Holdfast.
+    """Write a checkpoint, verified on the way, in a format that other programs read.
 
     **safetensors**: one file of tensors; with --only model, what model.load_state_dict(load_file(TARGET)) takes.
     **torch**: a dict of each object's state_dict(), for torch.load(TARGET, weights_only=True).

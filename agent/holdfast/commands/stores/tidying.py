@@ -47,7 +47,7 @@ def gc(
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Remove the checkpoints that retention no longer wants, and what crashes and damage left behind.
+    """Remove checkpoints that the retention rules do not keep, and leftovers of crashes and damage.
 
     A running session does this by itself after each checkpoint, so a job that runs is passed over. What is never
     removed, unless you name it: what is pinned, the one a restart goes on from, where lineages began, what the

@@ -22,7 +22,7 @@ def verify(
     checkpoint: Annotated[str | None, typer.Option(help="Only this one, by its name; with --job.")] = None,
     json: Json = False,
 ) -> None:
-    """Read every byte of every checkpoint from the disk and compare it with its digests.
+    """Read every byte of every checkpoint and compare it with its digests.
 
     Exit code 0 when all are sound, 1 when one is damaged or cannot be read; what to do about it is printed.
 
