@@ -25,6 +25,7 @@ SURFACE = {
     "checkpoint": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
     "checkpoints": ["JOB", "--all", "--json", "--limit", "--server", "--token"],
     "db": [],
+    "delete": ["JOB", "--server", "--token", "--yes", "-y"],
     "every": ["JOB", "ITERATIONS", "--for", "--json", "--no-wait", "--server", "--token"],
     "fork": ["JOB", "ITERATION", "NEW", "--json", "--server", "--store", "--token"],
     "goodput": ["JOB", "--json", "--server", "--token", "--window"],
@@ -40,6 +41,7 @@ SURFACE = {
     "policy": ["JOB", "POLICY", "--json", "--no-wait", "--server", "--token"],
     "probe": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
     "project": [],
+    "reset-numbers": ["JOB", "--attempt", "--json", "--lineage", "--server", "--token"],
     "restore": [
         "JOB", "ITERATION", "--expires", "--json", "--nearest", "--no-wait", "--server", "--timeout", "--token",
     ],
