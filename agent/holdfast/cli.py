@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from holdfast.commands import (
+    administering,
     alerting,
     checkpointing,
     control,
@@ -195,6 +196,8 @@ for _switch in (control.retention, control.pause, control.resume, checkpointing.
     app.command(rich_help_panel=_OPERATING)(_switch)
 for _act in (restoring.restore, restoring.undo, keeping.pin, keeping.unpin, keeping.label, verifying.verify):
     app.command(rich_help_panel=_OPERATING)(_act)
+for _administration in (administering.delete, administering.reset_numbers):
+    app.command(rich_help_panel=_OPERATING)(_administration)
 app.add_typer(alerting.app, name="alerts", rich_help_panel=_OPERATING)
 app.command(rich_help_panel=_STORES)(forking.fork)
 app.command(rich_help_panel=_STORES, context_settings=_MINUS_IS_A_VALUE)(planning.plan)

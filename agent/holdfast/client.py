@@ -27,6 +27,7 @@ from holdfast.answers import (
     Fleet,
     Goodput,
     Job,
+    JobNumbers,
     JobPlan,
     NoticeRow,
     Order,
@@ -133,6 +134,31 @@ class Client(Administration):
     def job(self, job: str) -> Job:
         """Raises NotFound."""
         return self._ask("GET", filled("/jobs/{job}", job=job), Job)
+
+    def delete_job(self, job: str) -> None:
+        """Remove a job and all that the server has stored of it. Its store stays.
+
+        Raises:
+            NotFound.
+            Conflict: it is running, or it reported meanwhile.
+        """
+        # Not twice: the second would be told that there is no such job.
+        self._send("DELETE", filled("/jobs/{job}", job=job), twice=False)
+
+    def reset_numbers(self, job: str, *, attempt: int | None = None, lineage: int | None = None) -> JobNumbers:
+        """Correct the largest attempt and lineage numbers that the server knows of a job.
+
+        Args:
+            job: its name.
+            attempt: the largest attempt number; None: it stays as it is.
+            lineage: the same of lineages.
+
+        Raises:
+            NotFound, Invalid.
+        """
+        given = {"latest_attempt": attempt, "latest_lineage": lineage}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return self._ask("PATCH", filled("/jobs/{job}/numbers", job=job), JobNumbers, changes, twice=True)
 
     def watch(self, job: str) -> Iterator[Job]:
         """The job as it is, again each time that it changes, for as long as the server keeps the stream.

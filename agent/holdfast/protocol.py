@@ -29,6 +29,14 @@ MOST_VERIFICATIONS = 8
 """Checkpoints of one job that may wait at the same time to be read back."""
 MOST_TENSORS = 2000
 """Of which one verification tells; of a checkpoint with more, the largest."""
+MAX_LINEAGE = 999_999_999
+"""Largest lineage number: a checkpoint's name has room for nine digits."""
+MAX_ATTEMPT = 2**31 - 1
+"""Largest attempt number."""
+MAX_ITERATION = 2**53
+"""Largest iteration number: a JSON reader holds whole numbers up to here exactly."""
+PLAUSIBLE_STEP = 1_000
+"""How far an attempt or lineage number from outside may lie beyond the largest known one."""
 
 SUPERVISOR_RANK = 1 << 20
 """As which a supervisor speaks for the attempt that it watches over: it trains nothing."""

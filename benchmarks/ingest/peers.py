@@ -66,7 +66,7 @@ class Holdfast:
         return [sys.executable, "-m", "holdfast_server", "--port", str(port), "--db", str(folder / "ours.db")]
 
     def environment(self, folder: Path, port: int) -> Mapping[str, str]:
-        return {"HOLDFAST_TOKEN": self.token}
+        return {"HOLDFAST_TOKEN": self.token, "HOLDFAST_MAX_JOBS": "1000000"}
 
     def posts(self, port: int, clients: int, bodies: int) -> list[Post]:
         return [self._post(port, uuid.uuid4().hex[:12], bodies) for _ in range(clients)]

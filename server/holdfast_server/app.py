@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache, partial
@@ -107,6 +108,7 @@ def create_app(
     app.state.room = Intake(db)
     app.state.exporting = asyncio.Semaphore(exports.AT_ONCE)
     app.state.belonging = Belonging(db)
+    app.state.streams = Counter()
     app.state.provider = Provider(settings.provider) if settings.provider else None
     answers.install(app)
     schema.install(app)

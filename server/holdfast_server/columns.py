@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.protocol import Counts, Numbers, Samples
+from holdfast.protocol import MAX_LINEAGE, Counts, Numbers, Samples
 from holdfast_server.compression import compress, decompress
-from holdfast_server.samples import MAX_ITERATION, MAX_METRICS, MAX_NAME, MAX_SECONDS, TIMES_END
+from holdfast_server.samples import MAX_ITERATION, MAX_METRICS, MAX_NAME, MAX_SECONDS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -83,11 +83,19 @@ class Taken:
         return sum(int(np.count_nonzero(~np.isnan(table.values[1:]))) for _, table in self.tables)
 
 
-def take(samples: Samples, *, lineage: int, at: float) -> Taken:
+def take(samples: Samples, *, lineage: int, at: float, ahead: float, latest: float) -> Taken:
     """The samples of a batch that was sent `at` some time on some `lineage`, which stand for those left out.
 
-    A time that no page can show becomes `at`, and seconds that nothing can take become nan: not measured.
-    Raises ValueError for columns that cannot be stored.
+    Args:
+        samples: the columns as reported.
+        lineage: the batch's lineage.
+        at: when the batch was sent, on the server's clock.
+        ahead: seconds by which the reporter's clock is ahead; each time moves back by as many.
+        latest: the latest time to accept. A later one, or one that no page can show, becomes `at`. Seconds out
+            of range become nan: not measured.
+
+    Raises:
+        ValueError: the columns cannot be stored.
     """
     iteration = _counts("iteration", samples.iteration)
     count = len(iteration)
@@ -102,10 +110,11 @@ def take(samples: Samples, *, lineage: int, at: float) -> Taken:
     values = _values((*BUILT_IN, *metrics), columns, count)
     if len(lineages) != count:
         raise _uneven(count, {"lineage": len(lineages)})
-    for whole in (iteration, lineages):
-        if count and not (whole.min() >= 0 and whole.max() <= MAX_ITERATION):
-            raise ValueError(f"samples: iterations and lineages lie between 0 and {MAX_ITERATION}")
-    table = _settled(Table(iteration, tuple(metrics), values), at=at)
+    for name, whole, most in (("iteration", iteration, MAX_ITERATION), ("lineage", lineages, MAX_LINEAGE)):
+        if count and not (whole.min() >= 0 and whole.max() <= most):
+            raise ValueError(f"samples: {name} is outside 0 to {most}")
+    values[0] -= ahead
+    table = _settled(Table(iteration, tuple(metrics), values), at=at, latest=latest)
     return Taken(tuple(_by_lineage(table, lineages)), left_out=metrics.keys() != samples.metrics.keys())
 
 
@@ -115,7 +124,7 @@ def _counts(name: str, column: Counts) -> Ints:
     try:
         return np.array(column, dtype=np.int64)
     except OverflowError:
-        raise ValueError(f"samples: {name} is outside 0 to {MAX_ITERATION}") from None
+        raise ValueError(f"samples: {name} has a number of more than 64 bits") from None
 
 
 def _values(names: Sequence[str], columns: Sequence[Numbers], count: int) -> Floats:
@@ -142,14 +151,14 @@ def _from_bytes(name: str, column: bytes, kind: str) -> Any:
     return np.frombuffer(column, kind)
 
 
-def _settled(table: Table, *, at: float) -> Table:
+def _settled(table: Table, *, at: float, latest: float) -> Table:
     times, spans = table.values[0], table.values[1 : len(BUILT_IN)]
     if not len(table) or (
-        times.min() >= 0 and times.max() < TIMES_END and spans.min() >= 0 and spans.max() <= MAX_SECONDS
+        times.min() >= 0 and times.max() <= latest and spans.min() >= 0 and spans.max() <= MAX_SECONDS
     ):
         return table
     with np.errstate(invalid="ignore"):
-        times[~((times >= 0) & (times < TIMES_END))] = at
+        times[~((times >= 0) & (times <= latest))] = at
         spans[~((spans >= 0) & (spans <= MAX_SECONDS))] = np.nan
     return table
 

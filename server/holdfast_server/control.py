@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 from msgspec import UNSET
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast.protocol import OPEN_ORDER_STATES
+from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, OPEN_ORDER_STATES
 from holdfast_server import audit, checkpoints, models, orders, pins, verifications
 from holdfast_server import desired as wanted
 from holdfast_server.checkpoints import DURABLE, ancestry_of, as_row
@@ -17,7 +19,16 @@ from holdfast_server.errors import InvalidSetting, NotPossible, NotRestorable
 from holdfast_server.previews import preview_restore as preview_restore
 from holdfast_server.previews import preview_settings as preview_settings
 from holdfast_server.summaries import find_job
-from holdfast_server.views import CheckpointChanges, CheckpointRow, DesiredChanges, Order, Tensors, Verification
+from holdfast_server.views import (
+    CheckpointChanges,
+    CheckpointRow,
+    DesiredChanges,
+    JobNumbers,
+    NumberChanges,
+    Order,
+    Tensors,
+    Verification,
+)
 
 MAX_KEY = 200
 
@@ -74,6 +85,57 @@ async def undo(
             )
         back = wanted.reversal(wanted.as_edit(found), now=now)
     return await edit(db, job, back, version=version, who=who, now=now)
+
+
+async def set_numbers(db: Database, job: str, changes: NumberChanges, *, who: str, now: float) -> JobNumbers:
+    """Set the largest attempt and lineage numbers known of a job, after a report with wrong ones.
+
+    Attempts beyond are numbered down to the largest, so that they fence none; the last of the others is the
+    current one again. What was reported of lineages beyond stays, and counts for no number.
+
+    Raises:
+        UnknownJob.
+        InvalidSetting: nothing is given, or a number out of its bounds.
+    """
+    given = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not UNSET}
+    if not given:
+        raise InvalidSetting("", "nothing to change: give latest_attempt, latest_lineage or both")
+    for name, value in given.items():
+        most = MAX_ATTEMPT if name == "latest_attempt" else MAX_LINEAGE
+        if not 0 <= value <= most:
+            raise InvalidSetting(name, f"{name} {value} is outside 0 to {most}")
+
+    async def work(session: AsyncSession) -> JobNumbers:
+        row = await find_job(session, job)
+        before = JobNumbers(latest_attempt=row.attempt, latest_lineage=row.latest_lineage)
+        attempt, lineage = (
+            given.get("latest_attempt", row.attempt),
+            given.get("latest_lineage", row.latest_lineage),
+        )
+        attempts = models.Attempt
+        beyond = (attempts.job == job, attempts.attempt > attempt)
+        current = await session.get(attempts, (job, row.uid))
+        if current is not None and (current.attempt > attempt or row.lineage > lineage):
+            if current.attempt > attempt:
+                own = select(attempts).where(attempts.job == job, attempts.attempt <= attempt)
+                newest = own.order_by(attempts.attempt.desc(), attempts.started_at.desc()).limit(1)
+                current = (await session.scalars(newest)).first() or current
+            row.uid = current.uid
+            # Until the next report says where the job is.
+            row.iteration, row.lineage = current.last_iteration, min(current.lineage, lineage)
+            row.sequence = row.samples_sequence = -1
+        await session.execute(update(attempts).where(*beyond).values(attempt=attempt))
+        row.attempt, row.latest_lineage = attempt, lineage
+        await checkpoints.forget_who_spoke(session, job)
+        await session.flush()
+        after = JobNumbers(latest_attempt=attempt, latest_lineage=lineage)
+        await audit.record(
+            session, who=who, action="job.numbers", now=now, job=job, project=row.project,
+            before=msgspec.structs.asdict(before), after=msgspec.structs.asdict(after),
+        )  # fmt: skip
+        return after
+
+    return await db.write(work, job=job, at_once=True)
 
 
 async def delivered(db: Database, job: str, version: int) -> None:

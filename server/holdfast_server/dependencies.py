@@ -6,16 +6,18 @@ They are coroutines because FastAPI runs any other function in a thread, which t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, cast
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from holdfast_server.accounts.belonging import Belonging
-from holdfast_server.accounts.principal import Principal
+from holdfast_server.accounts.principal import OPERATOR, Principal
 from holdfast_server.bus import LocalBus
 from holdfast_server.db import Database
+from holdfast_server.errors import TooManyStreams
 from holdfast_server.measures import ServerMeasures
 from holdfast_server.settings import ServerSettings
 from holdfast_server.shared import Shared
@@ -61,6 +63,28 @@ async def _who(connection: HTTPConnection) -> str:
     return (await _asker(connection)).name
 
 
+MAX_STREAMS = 20
+"""Streams that one person, with all keys of theirs, may have open at an instance."""
+
+
+async def _stream_place(connection: HTTPConnection) -> AsyncIterator[None]:
+    """Take one of the places for as long as the answer lasts. Raises TooManyStreams."""
+    asker = await _asker(connection)
+    if asker is OPERATOR:  # without accounts it is everybody
+        yield
+        return
+    streams = cast("Counter[str]", connection.app.state.streams)
+    if streams[asker.owner] >= MAX_STREAMS:
+        raise TooManyStreams(MAX_STREAMS)
+    streams[asker.owner] += 1
+    try:
+        yield
+    finally:
+        streams[asker.owner] -= 1
+        if not streams[asker.owner]:
+            del streams[asker.owner]
+
+
 Exporting = Annotated[asyncio.Semaphore, Depends(_exporting)]
 """Room for what makes files of what is stored."""
 Db = Annotated[Database, Depends(_database)]
@@ -74,5 +98,7 @@ Jobs = Annotated[Belonging, Depends(_jobs)]
 Measures = Annotated[ServerMeasures, Depends(_measures)]
 Who = Annotated[str, Depends(_who)]
 """The name of whoever asks, for the audit log and beside edits."""
+StreamPlace = Depends(_stream_place)
+"""In `dependencies=` of a route whose answer is a stream."""
 Asker = Annotated[Principal, Depends(_asker)]
 """Whoever asks; that they may is decided before the route is reached."""

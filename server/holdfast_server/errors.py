@@ -106,6 +106,27 @@ class UnknownSession(NotThere):
         super().__init__("this browser is signed out already")
 
 
+class TooManyJobs(Refused):
+    """A report would begin a new job in a project that has as many as it may."""
+
+    retry_seconds = 60.0
+
+    def __init__(self, project: str, limit: int) -> None:
+        super().__init__(
+            f"project {project!r} has {limit} jobs or more, and a new one is refused: delete old jobs with "
+            "`holdfast delete JOB`, or start the server with a larger --max-jobs (HOLDFAST_MAX_JOBS)"
+        )
+
+
+class TooManyStreams(Refused):
+    """A person, with all keys of theirs, listens to as much at a time as they may."""
+
+    retry_seconds = 5.0
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} streams are open for you already: close a page or a program that listens")
+
+
 class WeakPassword(Refused):
     """One that would be guessed, or that cannot be one."""
 

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast.protocol import MOST_LABELS
+from holdfast.protocol import MAX_LINEAGE, MOST_LABELS
 from holdfast_server import batches, checkpoints, desired, models, orders, pins, verifications, work
 from holdfast_server.samples import MAX_ITERATION, MAX_NAME, is_span, is_time
 
@@ -51,11 +51,19 @@ class Source:
         return self.rank == 0 and self.attempt.uid == self.job.uid
 
 
-def decode(raw: msgspec.Raw, decoder: EventDecoder) -> protocol.Event | None:
-    """The event, or None for one that this server cannot use: a newer agent may know more kinds of them."""
+def decode(raw: msgspec.Raw, decoder: EventDecoder, *, ahead: float, latest: float) -> protocol.Event | None:
+    """The event, or None for one that this server cannot use: a newer agent may know more kinds of them.
+
+    Args:
+        raw: as it was sent.
+        decoder: for the encoding of its batch.
+        ahead: seconds by which the reporter's clock is ahead; each time moves back by as many.
+        latest: the latest time to accept; a later one becomes this.
+    """
     try:
         event = decoder.decode(raw)
         _settle(event)
+        _correct_times(event, ahead=ahead, latest=latest)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         logger.info("an event was left out: %s", error)
         return None
@@ -70,7 +78,9 @@ def _settle(event: protocol.Event) -> None:
             if NoneType not in get_args(field.type):
                 raise ValueError(f"{field.name} is {value}")
             setattr(event, field.name, None)
-        elif isinstance(value, int) and not 0 <= value <= MAX_ITERATION:
+        elif isinstance(value, int) and not 0 <= value <= (
+            MAX_LINEAGE if field.name == "lineage" else MAX_ITERATION
+        ):
             raise ValueError(f"{field.name} is {value}")
         elif isinstance(value, str):
             setattr(event, field.name, value[:MAX_TEXT])
@@ -101,6 +111,13 @@ def _settle(event: protocol.Event) -> None:
         protocol.parse_checkpoint_id(name)
 
 
+def _correct_times(event: protocol.Event, *, ahead: float, latest: float) -> None:
+    for name in event.__struct_fields__:
+        value = getattr(event, name)
+        if _is_time_field(name) and value is not None:
+            setattr(event, name, min(max(0.0, value - ahead), latest))
+
+
 def _short(told: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in told.items():
         yield name[:MAX_NAME], value[:MAX_TEXT] if isinstance(value, str) else value
@@ -111,8 +128,12 @@ def _is_span_of_a_rank(span: protocol.RankSpan) -> bool:
     return 0 <= span.rank <= MAX_ITERATION and all(map(is_span, seconds))
 
 
+def _is_time_field(name: str) -> bool:
+    return name == "at" or name.endswith("_at")
+
+
 def _within(name: str, value: float) -> bool:
-    if name == "at" or name.endswith("_at"):
+    if _is_time_field(name):
         return is_time(value)
     return is_span(value) if name.endswith("seconds") else math.isfinite(value)
 

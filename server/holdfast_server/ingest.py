@@ -7,15 +7,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast.protocol import Ack, Event, Gap, Lane, Samples, validate_job
+from holdfast.protocol import (
+    MAX_ATTEMPT,
+    MAX_LINEAGE,
+    PLAUSIBLE_STEP,
+    Ack,
+    Event,
+    Gap,
+    Lane,
+    Samples,
+    validate_job,
+)
 from holdfast_server import batches, checkpoints, columns, events, models, standing
 from holdfast_server.db import Database
-from holdfast_server.errors import UnknownJob
-from holdfast_server.samples import MAX_ITERATION, MAX_METRICS, MAX_NAME, is_time
+from holdfast_server.errors import TooManyJobs, UnknownJob
+from holdfast_server.samples import MAX_AHEAD_SECONDS, MAX_ITERATION, MAX_METRICS, MAX_NAME, is_time
+from holdfast_server.settings import MAX_JOBS
 from holdfast_server.standing import recent_of as recent_of
 
 MAX_EVENTS = 5000
@@ -29,6 +40,9 @@ OVERLAP_SECONDS = 5.0
 """What an attempt says so shortly after the next one began is still taken: clocks of machines differ."""
 ATTEMPTS_RESTARTED = "attempts_restarted"
 BATCH_CONFLICT = "batch_conflict"
+IMPLAUSIBLE = "implausible_numbers"
+REFUSAL_NOTED_SECONDS = 3600.0
+"""From one notice of refused numbers to the next: reports come each second."""
 
 
 class InvalidBatch(ValueError):
@@ -42,6 +56,10 @@ class Superseded(RuntimeError):
         super().__init__(
             f"attempt {newest} of {batch.job} has begun: attempt {batch.attempt} has no more say, end it"
         )
+
+
+class Implausible(InvalidBatch):
+    """A number of a batch lies further beyond the largest known one of its job than training can get."""
 
 
 class _MoreToIt(Exception):
@@ -83,6 +101,13 @@ class Received:
         return batches.Key(batch.job, batch.uid, batch.rank, batch.lane, batch.sequence)
 
     @property
+    def latest_lineage(self) -> int:
+        """The largest lineage number that it would make known."""
+        in_samples = [lineage for lineage, _ in (self.samples.tables if self.samples else ())]
+        in_events = [getattr(event, "lineage", 0) for event in self.events]
+        return max([self.batch.lineage, *in_samples, *in_events, *(gap.lineage for gap in self.batch.gaps)])
+
+    @property
     def empty(self) -> bool:
         """A sign of life and nothing else; hearing it twice changes nothing, so it needs no remembering."""
         return self.samples is None and not (self.batch.events or self.batch.gaps or self.batch.dropped_samples)
@@ -119,7 +144,9 @@ _msgpack_event, _json_event = msgspec.msgpack.Decoder(Event), msgspec.json.Decod
 def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> Received:
     """InvalidBatch, in words that name the field, for what is not one.
 
-    A time that is none becomes `now`: the agent can do nothing about it but send it again.
+    A sending time that is no time becomes `now`: the agent can do nothing about it but send it again. One beyond
+    the server's clock by more than a tolerance comes from a clock that is ahead: all times of the batch move back
+    by the difference.
     """
     try:
         batch = (_msgpack if encoding == "msgpack" else _json).decode(body)
@@ -127,12 +154,20 @@ def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> 
         batch.uid = batch.uid.replace("\0", "\ufffd")  # as tables write it
         if not is_time(batch.sent_at):
             batch.sent_at = now
+        latest = now + MAX_AHEAD_SECONDS
+        ahead = batch.sent_at - now if batch.sent_at > latest else 0.0
+        batch.sent_at -= ahead
         found = batch.samples if batch.samples is not None and batch.samples.iteration else None
-        taken = columns.take(found, lineage=batch.lineage, at=batch.sent_at) if found is not None else None
+        taken = (
+            columns.take(found, lineage=batch.lineage, at=batch.sent_at, ahead=ahead, latest=latest)
+            if found is not None
+            else None
+        )
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidBatch(f"this is not a batch: {str(error)[:MAX_REASON]}") from None
     decoder: events.EventDecoder = _msgpack_event if encoding == "msgpack" else _json_event
-    known = [event for raw in batch.events if (event := events.decode(raw, decoder)) is not None]
+    opened = (events.decode(raw, decoder, ahead=ahead, latest=latest) for raw in batch.events)
+    known = [event for event in opened if event is not None]
     return Received(
         batch=batch,
         samples=taken,
@@ -150,22 +185,32 @@ def _validate(batch: _Incoming) -> None:
     validate_job(batch.job)
     if not 1 <= len(batch.uid) <= MAX_UID:
         raise ValueError(f"uid has 1 to {MAX_UID} characters")
-    _within(batch, "attempt", "rank", "sequence", "iteration", "lineage", "dropped_samples")
+    _within(batch, "rank", "sequence", "iteration", "dropped_samples")
+    _within(batch, "attempt", most=MAX_ATTEMPT)
+    _within(batch, "lineage", most=MAX_LINEAGE)
     if len(batch.events) > MAX_EVENTS:
         raise ValueError(f"{len(batch.events)} events: send at most {MAX_EVENTS} at once")
     if len(batch.gaps) > MAX_GAPS:
         raise ValueError(f"{len(batch.gaps)} gaps: send at most {MAX_GAPS} at once")
     for gap in batch.gaps:
-        _within(gap, "lineage", "first_iteration", "last_iteration", "dropped")
+        _within(gap, "first_iteration", "last_iteration", "dropped")
+        _within(gap, "lineage", most=MAX_LINEAGE)
 
 
-def _within(part: msgspec.Struct, *names: str) -> None:
+def _within(part: msgspec.Struct, *names: str, most: int = MAX_ITERATION) -> None:
     for name in names:
-        if not 0 <= getattr(part, name) <= MAX_ITERATION:
-            raise ValueError(f"{name} {getattr(part, name)} is outside 0 to {MAX_ITERATION}")
+        if not 0 <= getattr(part, name) <= most:
+            raise ValueError(f"{name} {getattr(part, name)} is outside 0 to {most}")
 
 
-async def store(db: Database, received: Received, *, project: str | None = None, now: float) -> Ack:
+async def store(
+    db: Database,
+    received: Received,
+    *,
+    project: str | None = None,
+    max_jobs: int = MAX_JOBS,
+    now: float,
+) -> Ack:
     """Acknowledge a batch, once it is stored and not before.
 
     Args:
@@ -173,11 +218,14 @@ async def store(db: Database, received: Received, *, project: str | None = None,
         received: the batch.
         project: the one that a new job belongs to, and that a known one has to belong to; None: any, and for a new
             job the default one.
+        max_jobs: how many jobs the project may have.
         now: seconds since the epoch.
 
     Raises:
         UnknownJob: the job belongs to another project.
+        TooManyJobs: it would begin a new job, and the project has as many as it may.
         Superseded: a newer attempt had begun when it was said.
+        Implausible: it numbers an attempt or a lineage far beyond what is known of the job.
     """
     job = received.batch.job
     if received.plain:
@@ -187,9 +235,14 @@ async def store(db: Database, received: Received, *, project: str | None = None,
             )
 
     async def work(session: AsyncSession) -> Ack:
-        return await _store(session, received, project=project, now=now)
+        return await _store(session, received, project=project, max_jobs=max_jobs, now=now)
 
-    return await db.write(work, job=job)
+    try:
+        return await db.write(work, job=job)
+    except Implausible as error:
+        notice = _notice(received.batch, "warning", IMPLAUSIBLE, str(error), now)
+        await db.write(lambda session: _notice_refusal(session, job, notice), job=job)
+        raise
 
 
 def _store_plain(connection: Connection, received: Received, *, project: str | None, now: float) -> Ack:
@@ -198,6 +251,8 @@ def _store_plain(connection: Connection, received: Received, *, project: str | N
     if found is None or found.attempt_uid is None or project not in (None, found.project):
         raise _MoreToIt
     if found.uid != said.uid:
+        raise _MoreToIt
+    if _implausible(received, found.attempt, found.latest_lineage, found.last_contact_at, now=now):
         raise _MoreToIt
     if not received.empty:
         stored = batches.known(connection, received.key, received.digest)
@@ -212,9 +267,11 @@ def _store_plain(connection: Connection, received: Received, *, project: str | N
     return Ack(acked=said.sequence, version=found.version)
 
 
-async def _store(session: AsyncSession, received: Received, *, project: str | None, now: float) -> Ack:
+async def _store(
+    session: AsyncSession, received: Received, *, project: str | None, max_jobs: int, now: float
+) -> Ack:
     batch = received.batch
-    job = await _job(session, batch, project=project, now=now)
+    job = await _job(session, batch, project=project, max_jobs=max_jobs, now=now)
     acknowledged = Ack(acked=batch.sequence, version=job.version)
     connection = await session.connection()
     if not received.empty:
@@ -224,6 +281,9 @@ async def _store(session: AsyncSession, received: Received, *, project: str | No
         if stored or stored is None:
             return acknowledged
         await connection.run_sync(lambda rows: batches.remember(rows, received.key, received.digest, now=now))
+    refusal = _implausible(received, job.attempt, job.latest_lineage, job.last_contact_at, now=now)
+    if refusal and job.uid:
+        raise Implausible(refusal)
     await _require_current(session, job, batch)
     await _attempt(session, job, batch, now=now)
     await session.flush()
@@ -244,16 +304,55 @@ def _move_on(connection: Connection, received: Received, *, now: float) -> stand
     return standing.move_on(connection, found, said, now=now)
 
 
-async def _job(session: AsyncSession, batch: _Incoming, *, project: str | None, now: float) -> models.Job:
+async def _job(
+    session: AsyncSession, batch: _Incoming, *, project: str | None, max_jobs: int, now: float
+) -> models.Job:
     job = await session.get(models.Job, batch.job)
     if job is None:
         belongs = models.DEFAULT_PROJECT if project is None else project
+        count = await session.scalar(select(func.count()).where(models.Job.project == belongs))
+        if (count or 0) >= max_jobs:
+            raise TooManyJobs(belongs, max_jobs)
         job = models.Job(name=batch.job, project=belongs, created_at=now, last_contact_at=now)
         session.add(job)
         await session.flush()
     elif project not in (None, job.project):
         raise UnknownJob(batch.job)
     return job
+
+
+def _implausible(
+    received: Received, attempt: int, lineage: int, last_contact_at: float, *, now: float
+) -> str | None:
+    """Why the numbers of a batch cannot be those of its job, whose largest known ones are given; None: they can.
+
+    One report with a huge attempt number would fence the attempt that runs, and one with a huge lineage number
+    would use up the numbers. A job may have gone on without this server, whose database may be an old copy: for
+    each second since the job was last heard of, one more attempt and one more lineage is plausible. So the server
+    refuses no real job for ever, and a running job is held to the step alone. Smaller numbers are always taken: a
+    deleted store begins at 1.
+    """
+    unheard = max(0, int(now - last_contact_at))
+    for name, value, known in (
+        ("attempt", received.batch.attempt, attempt),
+        ("lineage", received.latest_lineage, lineage),
+    ):
+        if value > known + PLAUSIBLE_STEP + unheard:
+            return (
+                f"{name} {value} lies more than {PLAUSIBLE_STEP + unheard} beyond {known}, the largest known "
+                f"{name} of job {received.batch.job!r}: if it is right, an admin raises that with "
+                f"`holdfast reset-numbers {received.batch.job} --{name} {value}`"
+            )
+    return None
+
+
+async def _notice_refusal(session: AsyncSession, job: str, notice: protocol.Notice) -> None:
+    """Note the refusal of implausible numbers, unless the newest such note of the job is recent."""
+    rows = models.Notice
+    query = select(func.max(rows.at)).where(rows.job == job, rows.code == notice.code)
+    noted_at = await session.scalar(query)
+    if noted_at is None or notice.at - noted_at >= REFUSAL_NOTED_SECONDS:
+        events.notice(session, job, notice)
 
 
 async def _require_current(session: AsyncSession, job: models.Job, batch: _Incoming) -> None:

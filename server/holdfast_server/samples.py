@@ -8,12 +8,15 @@ from itertools import pairwise
 
 import msgspec
 
+from holdfast.protocol import MAX_ITERATION as MAX_ITERATION
+
 MAX_METRICS = 100
 MAX_NAME = 200
-MAX_ITERATION = 2**53
 TIMES_END = 253_402_300_800.0
 """The year 10000: from here on no calendar has a name for a time."""
 MAX_SECONDS = 1e10
+MAX_AHEAD_SECONDS = 300.0
+"""How far a reported time may lie beyond the server's clock; clocks of machines differ."""
 RECENT_ITERATIONS = 200
 LOSS = "loss"
 NAN = math.nan

@@ -28,7 +28,14 @@ from holdfast_server.alerts.settings import AlertSettings
 from holdfast_server.app import create_app
 from holdfast_server.backups import in_words, size_bytes
 from holdfast_server.db import Database, DatabaseInUse
-from holdfast_server.settings import HOW_TO_MAKE_ONE, MIN_TOKEN, ServerSettings, default_database, is_loopback
+from holdfast_server.settings import (
+    HOW_TO_MAKE_ONE,
+    MAX_JOBS,
+    MIN_TOKEN,
+    ServerSettings,
+    default_database,
+    is_loopback,
+)
 
 SHUTDOWN_SECONDS = 5
 KEEP_ALIVE_SECONDS = 75
@@ -119,6 +126,14 @@ def serve(
             envvar="HOLDFAST_ADDRESS", help="Public address of this server, as in https://holdfast.example."
         ),
     ] = None,
+    max_jobs: Annotated[
+        int,
+        typer.Option(
+            envvar="HOLDFAST_MAX_JOBS",
+            min=1,
+            help="Jobs that a project may have; a report that would begin one more is refused.",
+        ),
+    ] = MAX_JOBS,
     log_format: Annotated[
         logs.Format, typer.Option(envvar="HOLDFAST_LOG_FORMAT", help="Plain text, or one JSON object per line.")
     ] = "human",
@@ -153,6 +168,7 @@ def serve(
         token=token or None,
         allowed_hosts=(*(allow_host or ()), *_own_names(host)),
         accounts=accounts,
+        max_jobs=max_jobs,
         address=_public(address),
         provider=_provider(),
         alerts=_alerts(),

@@ -14,6 +14,8 @@ from holdfast.protocol import DEFAULT_PORT
 from holdfast_server.accounts.provider_settings import ProviderSettings
 from holdfast_server.alerts.settings import AlertSettings
 
+MAX_JOBS = 10_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -30,6 +32,8 @@ class ServerSettings:
     accounts: bool | None = None
     """Whether people sign in and programs have keys of their own. None: where people exist, and where other
     machines reach a server that has no shared secret."""
+    max_jobs: int = MAX_JOBS
+    """Jobs of one project; a report that would begin one more is refused."""
     address: str | None = None
     """Where people reach it, as in https://holdfast.example; None: it is told from each request."""
     provider: ProviderSettings | None = None

@@ -51,6 +51,8 @@ class Standing:
     iteration: int
     lineage: int
     latest_lineage: int
+    attempt: int
+    """The largest attempt number of the job."""
     progressed_at: float | None
     recent: bytes
     longest_seconds: float

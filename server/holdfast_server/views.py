@@ -133,6 +133,20 @@ class Tensors(Struct, kw_only=True, frozen=True):
     """Tensors that the report does not tell of."""
 
 
+class JobNumbers(Struct, kw_only=True, frozen=True):
+    """The largest numbers known of a job, beyond which its next attempt and its next lineage are numbered."""
+
+    latest_attempt: int
+    latest_lineage: int
+
+
+class NumberChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What is left out stays as it is."""
+
+    latest_attempt: int | UnsetType = UNSET
+    latest_lineage: int | UnsetType = UNSET
+
+
 class Transition(Struct, kw_only=True, frozen=True):
     state: OrderState
     at: float

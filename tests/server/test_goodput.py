@@ -147,7 +147,8 @@ def test_only_the_attempts_that_reach_into_a_window_are_read(agent, client, cloc
     assert [life.attempt.started_at - T for life in asked.in_loop(client, read)] == [2000, 4000, 6000]
 
 
-def test_a_long_wait_is_laid_into_the_stretches_before_its_end(agent, client):
+def test_a_long_wait_is_laid_into_the_stretches_before_its_end(agent, client, clock):
+    clock.now = T + 3600
     agent.start()
     waits = (("restore", 1830, 720.0), ("data_fetch", 90, 200.0), ("snapshot_wait", 3590, 0.2))
     agent.say(

@@ -312,7 +312,8 @@ def test_only_the_current_attempt_is_a_sign_of_life(agent, client, clock):
     assert client.get(JOB).json()["last_contact_seconds"] == 0
 
 
-def test_an_attempt_after_a_deleted_store_is_the_current_one_and_told(agent, client, fresh_agent):
+def test_an_attempt_after_a_deleted_store_is_the_current_one_and_told(agent, client, clock, fresh_agent):
+    clock.now += 3660
     agent.start()
     agent.train(20)
     newest = agent.restarted()

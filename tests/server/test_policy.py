@@ -118,8 +118,10 @@ def expected(rule: policy.Rule, who: str, own: bool) -> str:
         case "project":
             role = None if of_the_job else role
             return "hide" if role is None else "allow" if role >= rule.role else "forbid"
+    if reporter and rule.reports and (own or not of_the_job):
+        return "allow"  # of a job of another project it is told what it is told of one that is not there
     if reporter and own:
-        return "allow" if rule.reports else "forbid"
+        return "forbid"
     return "hide" if role is None else "allow" if role >= rule.role else "forbid"
 
 
@@ -263,7 +265,36 @@ def test_a_job_of_another_project_looks_like_one_that_is_not_there(stage: Stage,
 def test_what_is_wanted_of_a_job_says_not_even_that_it_is_there(stage: Stage, cast):
     for job in (f"job-of-{OTHER}", "no-such-job"):
         assert stage.client.get(f"/api/v1/jobs/{job}/desired", headers=cast["viewer"]).status_code == 404
-    assert stage.client.get("/api/v1/jobs/no-such-job/desired", headers=cast["report key"]).status_code == 200
+
+
+@pytest.mark.parametrize("query", ["", "?after=-1&wait=0.01", "?after=0&wait=0.01", "?after=3&wait=0.01"])
+def test_what_is_wanted_of_a_job_of_another_project_is_what_is_wanted_of_one_that_is_nowhere(
+    stage: Stage, cast, query
+):
+    theirs = f"/api/v1/jobs/job-of-{OTHER}"
+    edit = {"json": {"paused": True}, "headers": cast["server admin"] | OURS | {"If-Match": '"0"'}}
+    assert stage.client.patch(f"{theirs}/desired", **edit).status_code == 200
+    asked = [
+        stage.client.get(f"{path}/desired{query}", headers=cast["report key"])
+        for path in (theirs, "/api/v1/jobs/no-such-job")
+    ]
+    told, nowhere = [(reply.status_code, reply.content, _plain(reply.headers)) for reply in asked]
+    assert told == nowhere
+    assert told[0] in (200, 204)
+    summary = stage.client.get(theirs, headers=cast["server admin"]).json()
+    assert summary["delivered_version"] == 0
+
+
+def _plain(headers):
+    return {name: value for name, value in headers.items() if name not in ("x-request-id", "date")}
+
+
+def test_an_agent_is_told_that_another_project_has_the_name(stage: Stage, cast, fresh_agent):
+    batch = {"job": f"job-of-{OTHER}", "uid": "u", "attempt": 1, "rank": 0, "sequence": 0, "sent_at": 1.0,
+             "iteration": 0, "lineage": 1}  # fmt: skip
+    reply = stage.client.post("/api/v1/ingest", json=batch, headers=cast["report key"])
+    assert (reply.status_code, reply.json()["error"]) == (404, "unknown_job")
+    assert "a job of another project has that name" in reply.json()["message"]
 
 
 def test_lists_hold_the_jobs_of_ones_own_projects(stage: Stage, cast):
@@ -304,6 +335,8 @@ GOES_FAR = [
     ("POST", "/settings/people/bob/link"),
     ("POST", f"/settings/projects/{OWN}/members"),
     ("PATCH", f"/api/v1/projects/{OWN}/retention"),
+    ("PATCH", f"/api/v1/jobs/job-of-{OWN}/numbers"),
+    ("GET", f"/jobs/job-of-{OWN}/delete"),
 ]
 
 

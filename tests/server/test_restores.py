@@ -300,7 +300,8 @@ def test_a_late_restore_leaves_the_order_that_came_after_the_cancel_open(job, cl
 
 
 @pytest.mark.parametrize("iteration", [10, 20])
-def test_an_order_above_the_attempt_that_runs_gives_way_to_a_new_one(job, client, iteration):
+def test_an_order_above_the_attempt_that_runs_gives_way_to_a_new_one(job, client, clock, iteration):
+    clock.now += 3660
     second = job.restarted()
     second.start()
     stuck = order(client, iteration=10).json()

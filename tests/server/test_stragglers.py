@@ -147,6 +147,7 @@ def test_a_job_of_one_rank_has_no_panel_of_ranks(agent, client):
 
 
 def test_what_ranks_told_long_ago_goes_and_the_account_of_the_job_stays(agent, client, clock):
+    clock.now = T + 1000
     agent.start(world_size=2)
     agent.train(100, seconds=1.0)
     told(agent, 1, 1.0, 0.0, at=T + 100)
@@ -157,7 +158,6 @@ def test_what_ranks_told_long_ago_goes_and_the_account_of_the_job_stays(agent, c
         await database.write(lambda session: forget_ranks(session, "char-gpt", T + 900))
 
     asked.in_loop(client, forget)
-    clock.now = T + 1000
     found = client.get(RANKS).json()["ranks"]
     assert {row["rank"]: row["iterations"] for row in found} == {0: 100, 1: 100}
 

@@ -133,7 +133,8 @@ def test_what_the_next_attempt_has_not_repeated_yet_is_lost(job, client):
     assert (whole["iteration"][-1], whole["lost"]) == (62, False)
 
 
-def test_iterations_that_come_after_a_deleted_store_count_as_the_newest(job, client, fresh_agent):
+def test_iterations_that_come_after_a_deleted_store_count_as_the_newest(job, client, clock, fresh_agent):
+    clock.now += 3660
     second = job.restarted()
     second.start()
     second.train(3, loss=9.0)
@@ -308,7 +309,8 @@ def test_in_time_what_was_repeated_lies_beside_what_repeats_it(job, client):
     assert standing["at"] == sorted(standing["at"])
 
 
-def test_a_time_far_into_a_long_run_is_found_in_its_rollups(job, client):
+def test_a_time_far_into_a_long_run_is_found_in_its_rollups(job, client, clock):
+    clock.now += 500
     job.train(5000)
     at = client.get(f"{JOB}/timeline?from=3000&to=3001").json()["series"][0]["at"]
     (series,) = client.get(f"{JOB}/timeline?x=time&from={at[0]}&to={at[1]}").json()["series"]

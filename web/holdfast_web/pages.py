@@ -141,6 +141,19 @@ class RestorePage(RestoreDialog):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeleteDialog(View):
+    template: ClassVar[str] = "_delete.html"
+    job: JobSummary
+    refusal: str
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletePage(DeleteDialog):
+    template: ClassVar[str] = "delete.html"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ErrorPage(View):
     template: ClassVar[str] = "error.html"
     status: int
@@ -216,6 +229,10 @@ async def restore_dialog(
     return RestoreDialog(job=job, preview=preview, asked=asked, refusal=refusal, nearest=nearest, now=now)
 
 
+async def delete_dialog(db: Database, name: str, *, now: float, refusal: str = "") -> DeleteDialog:
+    return DeleteDialog(job=await timeline.job_summary(db, name, now=now), refusal=refusal, now=now)
+
+
 def _unrestorable(row: CheckpointRow) -> str:
     return f"checkpoint {row.id} is {row.state}" + (f": {row.reason}" if row.reason else "")
 
@@ -258,6 +275,10 @@ def plan_page(part: PlanPart) -> PlanPage:
 
 def restore_page(dialog: RestoreDialog) -> RestorePage:
     return RestorePage(**values(dialog))
+
+
+def delete_page(dialog: DeleteDialog) -> DeletePage:
+    return DeletePage(**values(dialog))
 
 
 def job_page(facts: JobFacts, shown: Controls) -> JobPage:

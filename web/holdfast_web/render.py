@@ -37,6 +37,8 @@ _environment.globals["me"] = current.get
 _environment.globals["sees"] = _environment.tests["visible"] = _sees
 _environment.globals["operates"] = lambda project: (current.get().role_in(project) or 0) >= Role.operator
 """Whether they may change what a job of the project is to do: what they may not do is not offered to them."""
+_environment.globals["administers"] = lambda project: (current.get().role_in(project) or 0) >= Role.admin
+"""Whether they may delete a job of the project."""
 
 
 def values(view: View) -> dict[str, Any]:

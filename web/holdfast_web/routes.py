@@ -12,10 +12,10 @@ from fastapi.responses import RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast.protocol import DEFAULT_PORT
-from holdfast_server import bulk, control, forks, timeline
+from holdfast_server import bulk, control, deletion, forks, timeline
 from holdfast_server.api.answers import Packed, encoding_for
-from holdfast_server.dependencies import Asker, Changes, Clock, Db, SharedAnswers, Who
-from holdfast_server.errors import NotCancellable, OpenOrder, Refused, UnknownJob, UnknownOrder
+from holdfast_server.dependencies import Asker, Changes, Clock, Db, SharedAnswers, StreamPlace, Who
+from holdfast_server.errors import NotCancellable, NotPossible, OpenOrder, Refused, UnknownJob, UnknownOrder
 from holdfast_server.fleet import Question
 from holdfast_web import controls, fleet, forms, pages
 from holdfast_web.render import HEADERS
@@ -88,7 +88,7 @@ async def set_budgets(
     return fleet.BulkPage(outcomes=outcomes, typed=f"{wanted * 100:.6g}", back=local(back)).response()
 
 
-@router.get("/fleet/stream", response_class=EventSourceResponse)
+@router.get("/fleet/stream", response_class=EventSourceResponse, dependencies=[StreamPlace])
 async def fleet_stream(changes: Changes, clock: Clock) -> AsyncIterator[ServerSentEvent]:
     with changes.subscribe(None) as subscription:
         while not changes.closed:
@@ -220,6 +220,25 @@ async def cancel_restore(job: str, order: str, db: Db, who: Who, clock: Clock, h
         if not htmx:
             raise
     return await _moved(db, job, now, "holdfast:now") if htmx else _back(job, "order")
+
+
+@router.get("/jobs/{job}/delete")
+async def delete_dialog(job: str, db: Db, clock: Clock, htmx: Htmx = False) -> Response:
+    dialog = await pages.delete_dialog(db, job, now=clock())
+    return (dialog if htmx else pages.delete_page(dialog)).response()
+
+
+@router.post("/jobs/{job}/delete")
+async def delete_job(job: str, db: Db, who: Who, clock: Clock, htmx: Htmx = False) -> Response:
+    now = clock()
+    try:
+        await deletion.delete_job(db, job, who=who, now=now)
+    except NotPossible as refusal:
+        dialog = await pages.delete_dialog(db, job, now=now, refusal=str(refusal))
+        return (dialog if htmx else pages.delete_page(dialog)).response(409)
+    if htmx:
+        return Response(headers={"HX-Redirect": "/"})
+    return RedirectResponse("/", 303)
 
 
 async def _moved(db: Db, job: str, now: float, event: str) -> Response:

@@ -10,7 +10,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from holdfast_server.errors import Conflict, NotPermitted, NotThere, Refused, UnknownJob, UnknownOrder
+from holdfast_server.errors import (
+    Conflict,
+    NotPermitted,
+    NotThere,
+    Refused,
+    TooManyStreams,
+    UnknownJob,
+    UnknownOrder,
+)
 from holdfast_web import pages
 
 Htmx = Annotated[bool, Header(alias="HX-Request")]
@@ -24,6 +32,8 @@ def status_of(refusal: Refused) -> int:
         return 404
     if isinstance(refusal, NotPermitted):
         return 403
+    if isinstance(refusal, TooManyStreams):
+        return 429
     return 409 if isinstance(refusal, Conflict) else 422
 
 

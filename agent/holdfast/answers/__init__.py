@@ -22,6 +22,7 @@ from holdfast.answers.jobs import Fleet as Fleet
 from holdfast.answers.jobs import ForkRow as ForkRow
 from holdfast.answers.jobs import ForkSource as ForkSource
 from holdfast.answers.jobs import Job as Job
+from holdfast.answers.jobs import JobNumbers as JobNumbers
 from holdfast.answers.jobs import LongestStall as LongestStall
 from holdfast.answers.jobs import NoticeRow as NoticeRow
 from holdfast.answers.jobs import Order as Order

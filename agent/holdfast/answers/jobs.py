@@ -151,6 +151,13 @@ class Family(msgspec.Struct, kw_only=True, frozen=True):
     forks: list[ForkRow] = []
 
 
+class JobNumbers(msgspec.Struct, kw_only=True, frozen=True):
+    """The largest numbers that the server knows of a job."""
+
+    latest_attempt: int = 0
+    latest_lineage: int = 0
+
+
 class Order(msgspec.Struct, kw_only=True, frozen=True):
     """A restore order and how far it got."""
 

@@ -31,6 +31,11 @@ class Belonging:
             self._projects[job] = found
         return found
 
+    async def hidden(self, asker: Principal, job: str) -> bool:
+        """Whether a job is of a project in which the asker has no rights, so that they must not learn of it."""
+        project = await self.project_of(job)
+        return project not in (None, asker.project) and asker.role_in(str(project)) is None
+
     async def reporting(self, asker: Principal, job: str) -> str | None:
         """The project that a report of this job is for; None for one who may report of any.
 

@@ -23,7 +23,7 @@ from holdfast_server.api.people import for_whom
 from holdfast_server.compression import compress
 from holdfast_server.db import DatabaseBusy, DatabaseClosed, DatabaseUnavailable
 from holdfast_server.encoding import to_json
-from holdfast_server.ingest import InvalidBatch
+from holdfast_server.ingest import Implausible, InvalidBatch
 from holdfast_server.security import protected
 
 T = TypeVar("T")
@@ -53,6 +53,8 @@ _REFUSALS: dict[type[Exception], tuple[int, str, tuple[str, ...]]] = {
     errors.WeakPassword: (422, "weak_password", ()),
     errors.NotSignedIn: (401, "not_signed_in", ()),
     errors.TooManyTries: (429, "too_many_tries", ("retry_seconds",)),
+    errors.TooManyJobs: (429, "too_many_jobs", ()),
+    errors.TooManyStreams: (429, "too_many_streams", ()),
     errors.DeadLink: (410, "dead_link", ()),
     errors.NotPermitted: (403, "not_permitted", ()),
     errors.NotPossible: (409, "not_possible", ()),
@@ -63,6 +65,7 @@ _REFUSALS: dict[type[Exception], tuple[int, str, tuple[str, ...]]] = {
     alerts.WebhooksOff: (409, "webhooks_off", ()),
     alerts.MailOff: (409, "mail_off", ()),
     InvalidBatch: (422, "invalid_batch", ()),
+    Implausible: (422, "implausible_numbers", ()),
 }
 """Status, code, and what the answer tells beside the sentence."""
 
@@ -142,7 +145,7 @@ async def answered(request: Request, error: Exception) -> Response:
 async def _refused(_: Request, error: Exception) -> Response:
     status, code, details = _REFUSALS[type(error)]
     answer = refusal(status, code, str(error), **{name: getattr(error, name) for name in details})
-    if isinstance(error, errors.TooManyTries):
+    if isinstance(error, errors.TooManyTries | errors.TooManyJobs | errors.TooManyStreams):
         answer.headers["Retry-After"] = str(max(1, math.ceil(error.retry_seconds)))
     return answer
 

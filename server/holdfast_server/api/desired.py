@@ -16,12 +16,15 @@ from holdfast_server.api.answers import Json, parse, refusal
 from holdfast_server.api.schema import body, returns
 from holdfast_server.bus import LocalBus
 from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
-from holdfast_server.dependencies import Asker, Changes, Clock, Db, Who
+from holdfast_server.dependencies import Asker, Changes, Clock, Db, Jobs, Who
 from holdfast_server.errors import InvalidSetting
 from holdfast_server.views import DesiredChanges, SettingsPreview
 
 MAX_WAIT_SECONDS = 60.0
 MAX_EDIT_BYTES = 2**16
+NO_JOB = ""
+"""Stands for a job that the asker must not learn of. No job has this name, so the answers are those for any job
+that has not reported."""
 
 router = APIRouter(prefix="/jobs/{job}", tags=["control"])
 
@@ -32,6 +35,7 @@ async def read(
     db: Db,
     changes: Changes,
     asker: Asker,
+    jobs: Jobs,
     clock: Clock,
     after: Annotated[int, Query(description="Answer once there is a later version than this one")] = -1,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="For at most so many seconds")] = 0,
@@ -40,6 +44,8 @@ async def read(
 
     An agent that waits for what comes after a version has that version: the pages then say that it was delivered.
     """
+    if await jobs.hidden(asker, job):
+        job = NO_JOB
     if wait and after > 0 and "report" in asker.scopes:
         # What is not noted now is with the agent's next question; its answer matters more.
         with suppress(DatabaseBusy, DatabaseUnavailable):

@@ -22,11 +22,17 @@ from holdfast_server.api.answers import Json, refusal
 from holdfast_server.api.schema import body, returns
 from holdfast_server.compression import Broken, TooLarge
 from holdfast_server.db import Database
+from holdfast_server.errors import UnknownJob
 from holdfast_server.intake import RETRY_AFTER_SECONDS, Intake, TooMuch
 from holdfast_server.measures import ServerMeasures
+from holdfast_server.settings import ServerSettings
 
 MAX_BODY_BYTES = 8 * 2**20
 """Of a batch, before and after decompression."""
+TAKEN = (
+    "this key may not report of {job!r}: a job of another project has that name, or the key is for another job; "
+    "give this job another name, or ask an admin of the server to move or delete the other one"
+)
 MSGPACK = ("application/msgpack", "application/vnd.msgpack", "application/x-msgpack")
 
 router = APIRouter(tags=["agents"])
@@ -43,7 +49,7 @@ router = APIRouter(tags=["agents"])
         _413="Too large, as it is or unpacked",
         _415="Another type or encoding than we read",
         _422="Not a batch: never to be sent again",
-        _429="Samples are not taken now: Retry-After says when",
+        _429="Samples are not taken now, or the project has as many jobs as it may: Retry-After says when",
         _503="Nothing is taken now: Retry-After says when",
     ),
 )
@@ -58,11 +64,16 @@ async def report(request: Request) -> Response:
             received = ingest.decode(content, encoding, now=now)
             with state.room.taking(received.batch.lane, len(content)):
                 project = await state.belonging.reporting(asker, received.batch.job)
-                ack = await ingest.store(state.database, received, project=project, now=now)
+                ack = await ingest.store(
+                    state.database, received, project=project, max_jobs=state.settings.max_jobs, now=now
+                )
     except TooMuch as error:
         return _later(error)
     except ingest.Superseded as error:
         return refusal(409, "fenced", str(error))
+    except UnknownJob as error:
+        # A report makes a job that is new: this name is taken.
+        return refusal(404, "unknown_job", TAKEN.format(job=error.job), job=error.job)
     except Unread as error:
         return refusal(415, error.code, str(error))
     except Broken as error:
@@ -91,6 +102,7 @@ class State(Protocol):
     measures: ServerMeasures
     room: Intake
     belonging: Belonging
+    settings: ServerSettings
 
 
 class Unread(ValueError):

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast_server import fleet, forks, goodput, plans, ranks, timeline
-from holdfast_server.api.answers import Json, Packed, encoding_for
-from holdfast_server.api.schema import returns
-from holdfast_server.dependencies import Asker, Clock, Db, SharedAnswers
+from holdfast_server import control, deletion, fleet, forks, goodput, plans, ranks, timeline
+from holdfast_server.api.answers import Json, Packed, encoding_for, parse
+from holdfast_server.api.desired import MAX_EDIT_BYTES
+from holdfast_server.api.schema import body, returns
+from holdfast_server.dependencies import Asker, Clock, Db, SharedAnswers, Who
 from holdfast_server.marks import Axis
 from holdfast_server.samples import MAX_ITERATION
 from holdfast_server.views import (
@@ -20,10 +21,12 @@ from holdfast_server.views import (
     Family,
     Fleet,
     Goodput,
+    JobNumbers,
     JobPlan,
     JobStatus,
     JobSummary,
     NoticeRow,
+    NumberChanges,
     RankTimes,
     Timeline,
 )
@@ -64,6 +67,33 @@ async def jobs(
 @router.get("/{job}", responses=returns(JobSummary, _404=NOT_FOUND))
 async def summary(job: str, db: Db, clock: Clock) -> Response:
     return Json(await timeline.job_summary(db, job, now=clock()))
+
+
+@router.delete(
+    "/{job}",
+    status_code=204,
+    responses={
+        204: {"description": "Deleted"},
+        404: {"description": NOT_FOUND},
+        409: {"description": "It is running, or it reported meanwhile"},
+    },
+)
+async def delete(job: str, db: Db, clock: Clock, who: Who) -> Response:
+    """Remove a job and all that is stored of it. Its store, and its rows in the audit log, stay."""
+    await deletion.delete_job(db, job, who=who, now=clock())
+    return Response(status_code=204)
+
+
+@router.patch(
+    "/{job}/numbers",
+    max_body_size=MAX_EDIT_BYTES,
+    openapi_extra=body(NumberChanges),
+    responses=returns(JobNumbers, _404=NOT_FOUND, _422="A number that cannot be"),
+)
+async def numbers(job: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
+    """Set the largest attempt and lineage numbers known of a job, after a report with wrong ones."""
+    changes = parse(await request.body(), NumberChanges)
+    return Json(await control.set_numbers(db, job, changes, who=who, now=clock()))
 
 
 @router.get("/{job}/timeline", responses=returns(Timeline, _404=NOT_FOUND))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast_server import timeline
-from holdfast_server.dependencies import Changes, Clock, Db, SharedAnswers
+from holdfast_server.dependencies import Changes, Clock, Db, SharedAnswers, StreamPlace
 from holdfast_server.encoding import to_json
+from holdfast_server.errors import UnknownJob
 
 TICK_SECONDS = 5.0
 """A job of which nothing is heard grows older all the same."""
@@ -32,12 +34,17 @@ async def _known(job: str, db: Db, clock: Clock) -> str:
     return job
 
 
-@router.get("/stream", response_class=EventSourceResponse)
+@router.get(
+    "/stream",
+    response_class=EventSourceResponse,
+    dependencies=[StreamPlace],
+    responses={429: {"description": "As many streams are open for you as may be"}},
+)
 async def stream(
     job: Annotated[str, Depends(_known)], db: Db, changes: Changes, clock: Clock, shared: SharedAnswers
 ) -> AsyncIterator[ServerSentEvent]:
-    """Server-sent events named `tick`, each with the job's summary as JSON."""
-    with changes.subscribe(job) as subscription:
+    """Server-sent events named `tick`, each with the job's summary as JSON; they end when the job is deleted."""
+    with suppress(UnknownJob), changes.subscribe(job) as subscription:
         while not changes.closed:
             told = await shared.answer(job, "tick", lambda: _told(job, db, clock()))
             yield ServerSentEvent(raw_data=told, event="tick")

@@ -25,6 +25,7 @@ SURFACE = {
     "checkpoint": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
     "checkpoints": ["JOB", "--all", "--json", "--limit", "--server", "--token"],
     "db": [],
+    "delete": ["JOB", "--server", "--token", "--yes", "-y"],
     "every": ["JOB", "ITERATIONS", "--for", "--json", "--no-wait", "--server", "--token"],
     "fork": ["JOB", "ITERATION", "NEW", "--json", "--server", "--store", "--token"],
     "goodput": ["JOB", "--json", "--server", "--token", "--window"],
@@ -40,6 +41,7 @@ SURFACE = {
     "policy": ["JOB", "POLICY", "--json", "--no-wait", "--server", "--token"],
     "probe": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
     "project": [],
+    "reset-numbers": ["JOB", "--attempt", "--json", "--lineage", "--server", "--token"],
     "restore": [
         "JOB", "ITERATION", "--expires", "--json", "--nearest", "--no-wait", "--server", "--timeout", "--token",
     ],
@@ -91,7 +93,7 @@ def test_what_the_server_brings_is_a_command_and_the_other_way_round() -> None:
 
 
 def test_the_guide_names_no_command_that_there_is_not() -> None:
-    words = re.compile(r"(?:^|`|\$\(|exec |, \")holdfast ([a-z]+)", re.MULTILINE)
+    words = re.compile(r"(?:^|`|\$\(|exec |, \")holdfast ([a-z]+(?:-[a-z]+)*)", re.MULTILINE)
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         named = set(words.findall(page.read_text()))
         assert named <= {path.partition(" ")[0] for path in SURFACE}, page.name
