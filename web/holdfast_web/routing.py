@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
@@ -10,7 +11,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from holdfast_server.errors import Conflict, NotPermitted, NotThere, Refused, UnknownJob, UnknownOrder
+from holdfast_server.errors import (
+    Conflict,
+    NotPermitted,
+    NotThere,
+    Refused,
+    TooManyTries,
+    UnknownJob,
+    UnknownOrder,
+)
 from holdfast_web import pages
 
 Htmx = Annotated[bool, Header(alias="HX-Request")]
@@ -24,7 +33,15 @@ def status_of(refusal: Refused) -> int:
         return 404
     if isinstance(refusal, NotPermitted):
         return 403
+    if isinstance(refusal, TooManyTries):
+        return 429
     return 409 if isinstance(refusal, Conflict) else 422
+
+
+def headers_of(refusal: Refused) -> dict[str, str]:
+    if isinstance(refusal, TooManyTries):
+        return {"Retry-After": str(max(1, math.ceil(refusal.retry_seconds)))}
+    return {}
 
 
 class PageRoute(APIRoute):
@@ -39,7 +56,9 @@ class PageRoute(APIRoute):
             except Refused as refusal:
                 status = status_of(refusal)
                 title = _TITLES.get(status, "Not possible")
-                return pages.ErrorPage(status=status, title=title, detail=str(refusal)).response(status)
+                return pages.ErrorPage(status=status, title=title, detail=str(refusal)).response(
+                    status, headers_of(refusal)
+                )
             except RequestValidationError as error:
                 detail = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
                 return pages.ErrorPage(status=422, title="Not understood", detail=detail).response(422)
