@@ -33,7 +33,7 @@ setup: $(VENV)/.installed  ## build .venv with all that the house needs; quick w
 demo: setup  ## server, dashboard and a training run; DEMO_SECONDS=120 breaks it, restores it and sums up
 	@exec $(BIN)/python tools/demo.py $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
-test: lint browser tracer database  ## lint, then every test that takes no minutes
+test: lint browser tracer database proxy  ## lint, then every test that takes no minutes
 	tools/run_tests $(BIN)/pytest -m "not long" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-long: setup tracer database  ## every crash point, hundreds of power cuts and kills, ten minutes of random crashes
@@ -76,7 +76,7 @@ wheel: setup  ## build dist/holdfast-*.whl
 clean:  ## remove what was built, .venv and .demo included
 	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(DOCS) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-.PHONY: browser tracer database
+.PHONY: browser tracer database proxy
 browser: setup
 	@tools/prerequisites chromium
 
@@ -85,6 +85,9 @@ tracer:
 
 database:
 	@tools/prerequisites postgres
+
+proxy:
+	@tools/prerequisites nginx
 
 $(VENV)/bin/python:
 	tools/prerequisites python $(PYTHON)

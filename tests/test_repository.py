@@ -188,6 +188,22 @@ def test_the_dockerfile_copies_and_runs_what_is_there() -> None:
     assert "grep '^torch==' constraints.txt" in dockerfile
 
 
+def test_every_test_that_the_threat_model_names_exists() -> None:
+    text = (ROOT / "docs/threat-model.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 40
+    missing = [f"{file}::{test}" for file, test in named if test not in _tests_in(ROOT / "tests" / file)]
+    assert missing == []
+    claims = [line for line in text.splitlines() if line.startswith("| ") and "| test |" not in line]
+    assert [claim for claim in claims if "::" not in claim] == [], "claims without a test"
+
+
+def _tests_in(path: Path) -> set[str]:
+    if not path.exists():
+        return set()
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
 def test_every_dependency_is_pinned() -> None:
     pinned = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     pinned = {_normal(name) for name in pinned}

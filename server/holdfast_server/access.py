@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast_server.accounts import policy
+from holdfast_server.accounts.gate import address_of
 from holdfast_server.measures import ServerMeasures
 from holdfast_server.requests import HEADER, begin
 
@@ -59,7 +60,6 @@ class RequestMiddleware:
         cast("ServerMeasures", scope["app"].state.measures).answered(
             method=scope["method"], route=route, status=status, seconds=None if streaming else seconds
         )
-        client = scope.get("client")
         level = logging.DEBUG if route.startswith(QUIET) and status < 400 else logging.INFO
         access.log(
             level,
@@ -73,7 +73,7 @@ class RequestMiddleware:
                 "route": route,
                 "status": status or None,
                 "duration_ms": round(seconds * 1e3, 3),
-                "client": client[0] if client else None,
+                "client": address_of(scope),
             },
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast_server.accounts.gate import session_of
+from holdfast_server.accounts.gate import COOKIE, cookie_of, over_https
 from holdfast_server.accounts.principal import NOBODY
 from holdfast_server.requests import HEADER, request_id
 from holdfast_server.settings import ServerSettings
@@ -37,11 +38,19 @@ BODY_SECONDS = 20.0
 """In which the body of a request has to arrive: a connection that trickles holds memory and a place."""
 
 
+PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
+"""With every `X-Forwarded-` header, what proxies add to the requests that they forward."""
+_HOST = re.compile(r"(\[[^\[\]]*\]|[^\[\]:]*)(:\d*)?")
+
+
 class HostMiddleware:
     """Refuses names that are not ours, so that a page elsewhere cannot rebind its own name to this server.
 
     An address written in digits cannot be rebound. Nor does a browser ever send a key to a name that it was lured
     to, so agents may use whatever name they reach the server by.
+
+    A server without authentication also refuses what a proxy forwarded: it trusts its own machine, and the proxy's
+    clients are elsewhere.
     """
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
@@ -55,21 +64,29 @@ class HostMiddleware:
             return
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if self._ours(host) or _shows_a_key(scope, headers):
+        sign = None if scope["app"].state.door.asks else _sign_of_a_proxy(scope, headers)
+        if sign is not None:
+            message = (
+                f"a proxy forwarded this request ({sign}), and this server authenticates nobody: start it with "
+                "--address and the public URL, so that people sign in and agents have keys, or with a shared "
+                "secret in HOLDFAST_TOKEN (docs/deploying.md, Behind a proxy)"
+            )
+            await _refusal(403, "behind_a_proxy", message)(scope, receive, send)
+        elif self._ours(host) or _shows_a_key(scope, headers):
             await self.app(scope, receive, send)
-            return
-        message = (
-            f"this server does not answer to the name {_hostname(host)!r}: use its address, or start it with "
-            f"--allow-host {_hostname(host) or 'NAME'} (HOLDFAST_HOSTS)"
-        )
-        await _refusal(421, "unknown_host", message)(scope, receive, send)
+        else:
+            message = (
+                f"this server does not answer to the name {host!r}: use its address, or start it with "
+                f"--allow-host {_hostname(host) or 'NAME'} (HOLDFAST_HOSTS)"
+            )
+            await _refusal(421, "unknown_host", message)(scope, receive, send)
 
     def _ours(self, host: str) -> bool:
         name = _hostname(host)
         if name in self.names:
             return True
         try:
-            ipaddress.ip_address(name.strip("[]"))
+            ipaddress.IPv6Address(name[1:-1]) if name.startswith("[") else ipaddress.IPv4Address(name)
         except ValueError:
             return False
         return True
@@ -88,18 +105,19 @@ class CrossOriginMiddleware:
         self.address = urlsplit(settings.address).netloc.lower() if settings.address else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in SAFE_METHODS or self._ours(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["method"] in SAFE_METHODS or self._ours(scope):
             await self.app(scope, receive, send)
             return
         message = "this request came from another site: open the dashboard itself and try there"
         await _refusal(403, "cross_origin", message)(scope, receive, send)
 
-    def _ours(self, headers: Headers) -> bool:
+    def _ours(self, scope: Scope) -> bool:
+        headers = Headers(scope=scope)
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         if site is not None:
             return site in ("same-origin", "none")
         if origin is None:
-            return session_of(headers.get("cookie", "")) is None
+            return cookie_of(scope, COOKIE) is None
         try:
             # The scheme is left out: behind a proxy that ends TLS, we see another one than the browser does.
             netloc = urlsplit(origin).netloc.lower()
@@ -149,11 +167,8 @@ class HeadersMiddleware:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(PROTECTION)
-                if scope["scheme"] == "https":
-                    headers["Strict-Transport-Security"] = STRICT_TRANSPORT
-                if not scope["path"].startswith("/static/"):
-                    headers.setdefault("Cache-Control", "no-store")
+                headers.update(_protection(scope))
+                headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
         await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)
@@ -164,16 +179,28 @@ def protected(handler: _Handler) -> _Handler:
 
     async def answer(request: Request, error: Exception) -> Response:
         response = await handler(request, error)
-        response.headers.update({**PROTECTION, "Cache-Control": "no-store", HEADER: request_id()})
+        response.headers.update({**_protection(request.scope), "Cache-Control": "no-store", HEADER: request_id()})
         return response
 
     return answer
 
 
+def _protection(scope: Scope) -> dict[str, str]:
+    return PROTECTION | ({"Strict-Transport-Security": STRICT_TRANSPORT} if over_https(scope) else {})
+
+
 def _hostname(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0].lower() + "]"
-    return host.partition(":")[0].lower()
+    """The name in a Host header, without its port; empty for what is no name and port."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else found[1].lower()
+
+
+def _sign_of_a_proxy(scope: Scope, headers: Headers) -> str | None:
+    """What shows that a request was forwarded. nginx adds no header unless configured to, but speaks HTTP/1.0."""
+    if scope["http_version"] == "1.0":
+        return "HTTP/1.0"
+    names = (name for name in headers if name in PROXY_HEADERS or name.startswith("x-forwarded-"))
+    return next(names, None)
 
 
 def _shows_a_key(scope: Scope, headers: Headers) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import resource
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import typer
 import uvicorn
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from holdfast.protocol import DEFAULT_PORT
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
@@ -40,8 +42,47 @@ from holdfast_server.settings import (
 SHUTDOWN_SECONDS = 5
 KEEP_ALIVE_SECONDS = 75
 """Longer than agents and proxies leave a connection idle, so that it is not closed under a request."""
+HEADER_SECONDS = 20.0
+"""In which the header of a request has to arrive: a connection that trickles holds a file and memory."""
 EXIT_USAGE = 2
 MOST_OPEN_FILES = 65_536
+
+
+class _HttpProtocol(HttpToolsProtocol):
+    """Closes a connection on which no whole request header arrives in time: uvicorn would wait for ever.
+
+    The time runs from the first byte after a connection or an answer to the end of the header. Between requests,
+    uvicorn's limit for idle connections holds, and for bodies that of `BodyDeadlineMiddleware`.
+    """
+
+    header_seconds = HEADER_SECONDS
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_header()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._expect_header()
+
+    def on_headers_complete(self) -> None:
+        self._stop()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _expect_header(self) -> None:
+        if self._deadline is None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(self.header_seconds, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class _Server(uvicorn.Server):
@@ -85,7 +126,7 @@ class _Server(uvicorn.Server):
 
 def serve(
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but loopback requires sign-in.")
+        str, typer.Option(help="Address to listen on; on any but loopback, clients must authenticate.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
     db: Annotated[
@@ -108,7 +149,7 @@ def serve(
         list[str] | None,
         typer.Option(
             envvar="HOLDFAST_HOSTS",
-            help="Host name by which browsers reach this server; repeatable.",
+            help="Host name by which browsers reach this server; repeatable. Clients must then authenticate.",
         ),
     ] = None,
     accounts: Annotated[
@@ -117,13 +158,14 @@ def serve(
             "--accounts/--no-accounts",
             envvar="HOLDFAST_ACCOUNTS",
             help="Users sign in, and programs have their own keys.",
-            show_default="on if there are users, or beyond loopback without a token",
+            show_default="on once there are users, and on an exposed server without a token",
         ),
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
-            envvar="HOLDFAST_ADDRESS", help="Public address of this server, as in https://holdfast.example."
+            envvar="HOLDFAST_ADDRESS",
+            help="Public URL, as in https://holdfast.example. Unless it is loopback, clients must authenticate.",
         ),
     ] = None,
     max_jobs: Annotated[
@@ -148,8 +190,9 @@ def serve(
 ) -> None:
     """Start the server and its dashboard.
 
-    On loopback, the default, no sign-in is required. On any other address users have accounts and programs have
-    keys: the first start prints a link with which the first admin sets up the server.
+    On loopback, the default, no sign-in is needed, and requests that a proxy forwarded are refused. An exposed
+    server, one with another --host, a public --address or an --allow-host, has accounts for people and keys for
+    programs: the first start prints a link with which the first admin sets the server up.
 
         holdfast serve --host 0.0.0.0
 
@@ -186,6 +229,7 @@ def serve(
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,
+        http=_HttpProtocol,
     )
     _open_many_files()
     try:
@@ -207,20 +251,18 @@ def _open_many_files() -> None:
 
 
 def _check(settings: ServerSettings) -> None:
-    exposed = not settings.loopback
-    if exposed and settings.token is None and settings.accounts is False:
+    exposed_by = settings.exposed_by
+    if exposed_by and settings.token is None and settings.accounts is False:
         _refuse(
-            f"{settings.host} can be reached from other machines, and anybody there could restore and stop "
-            f"training: leave --no-accounts out, set a shared secret in HOLDFAST_TOKEN, here and for the agents, "
-            f"or serve on 127.0.0.1; {HOW_TO_MAKE_ONE} makes a secret"
+            f"{exposed_by} lets other machines reach this server, and anybody there could restore and stop "
+            f"training: remove --no-accounts, set a shared secret in HOLDFAST_TOKEN, here and for the agents, or "
+            f"serve on 127.0.0.1 without a public name; {HOW_TO_MAKE_ONE} makes a secret"
         )
     if settings.token is not None and not settings.accounts and len(settings.token) < MIN_TOKEN:
         short = f"the token (HOLDFAST_TOKEN) has {len(settings.token)} characters"
         advice = f"use at least {MIN_TOKEN}; {HOW_TO_MAKE_ONE} makes one"
-        if exposed:
-            _refuse(
-                f"{short}, and {settings.host} can be reached from other machines, which can guess it: {advice}"
-            )
+        if exposed_by:
+            _refuse(f"{short}, and {exposed_by} lets other machines reach this server, which can guess it: {advice}")
         print(f"holdfast serve: warning: {short} and can be guessed: {advice}", file=sys.stderr, flush=True)
     try:
         settings.url  # noqa: B018 - it is read for what it refuses

@@ -6,6 +6,7 @@ import ipaddress
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -30,12 +31,12 @@ class ServerSettings:
     alerts: AlertSettings = field(default_factory=AlertSettings)
     """How alerts leave the server."""
     accounts: bool | None = None
-    """Whether people sign in and programs have keys of their own. None: where people exist, and where other
-    machines reach a server that has no shared secret."""
+    """Whether people sign in and programs have keys of their own. None: where people exist, and where an exposed
+    server has no shared secret."""
     max_jobs: int = MAX_JOBS
     """Jobs of one project; a report that would begin one more is refused."""
     address: str | None = None
-    """Where people reach it, as in https://holdfast.example; None: it is told from each request."""
+    """The public URL, as in https://holdfast.example; None: taken from each request."""
     provider: ProviderSettings | None = None
     """Where else people may sign in."""
 
@@ -48,8 +49,17 @@ class ServerSettings:
         return database_url(self.database)
 
     @property
-    def loopback(self) -> bool:
-        return is_loopback(self.host)
+    def exposed_by(self) -> str | None:
+        """The option that lets other machines reach this server, with its value; None on loopback.
+
+        A server that listens on loopback is exposed too where it has a public name: a proxy answers for that name.
+        """
+        if not is_loopback(self.host):
+            return f"--host {self.host}"
+        if self.address and not is_loopback(urlsplit(self.address).hostname or ""):
+            return f"--address {self.address}"
+        names = [name for name in self.allowed_hosts if not is_loopback(name)]
+        return f"--allow-host {names[0]}" if names else None
 
 
 MIN_TOKEN = 16

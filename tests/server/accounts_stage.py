@@ -26,6 +26,15 @@ OWN, OTHER = "vision", "speech"
 """The project that the cast has rights in, and one in which they have none; each has a job of its name."""
 
 
+def browser_at(client: TestClient, address: str) -> TestClient:
+    """A browser at an address, without cookies, of the server that `client` has started."""
+    browser = TestClient(
+        client.app, base_url=BASE_URL, follow_redirects=False, client=(address, 50_000), headers=OURS
+    )
+    browser.portal = client.portal  # the loop that the server's database runs in
+    return browser
+
+
 class Stage:
     """Does what admins do, without their pages."""
 

@@ -55,6 +55,30 @@ def test_a_form_that_may_lead_into_our_own_network_is_refused_before_anything_is
         asyncio.run(egress.post(url, b"{}", {}, ON, lookup=never))
 
 
+SPECIAL = [
+    # IANA's special-purpose address registries, the globally reachable ones too, and multicast
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
+    "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16", "192.175.48.0/24",
+    "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4", "255.255.255.255/32",
+    "::1/128", "::/128", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64",
+    "2001::/23", "2001::/32", "2001:1::1/128", "2001:1::2/128", "2001:1::3/128", "2001:2::/48", "2001:3::/32",
+    "2001:4:112::/48", "2001:10::/28", "2001:20::/28", "2001:30::/28", "2001:db8::/32", "2002::/16",
+    "2620:4f:8000::/48", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("network", SPECIAL)
+def test_no_address_with_a_special_purpose_is_public(network):
+    network = ipaddress.ip_network(network)
+    for address in (network[0], network[network.num_addresses // 2], network[-1]):
+        assert not egress.is_public(address), address
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.215.14", "192.88.98.1", "2606:2800:21f::1", "2a00::1"])
+def test_other_addresses_are_public(address):
+    assert egress.is_public(ipaddress.ip_address(address))
+
+
 @pytest.mark.parametrize(
     "answer",
     [

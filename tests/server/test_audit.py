@@ -47,7 +47,7 @@ def tampered(stage: Stage, *statements: str) -> None:
         if on_postgres:
             await session.execute(text("ALTER TABLE audit DISABLE TRIGGER ALL"))
         else:
-            for verb in ("update", "delete"):
+            for verb in ("update", "delete", "replace"):
                 await session.execute(text(f"DROP TRIGGER audit_no_{verb}"))
         for statement in statements:
             await session.execute(text(statement), {"empty": b""} if ":empty" in statement else {})
@@ -101,12 +101,35 @@ def test_a_log_that_was_written_anew_is_told_by_a_digest_that_was_kept(ten: Stag
     "statement", ["UPDATE audit SET who = 'x'", "DELETE FROM audit", "DELETE FROM audit WHERE id = 3"]
 )
 def test_the_database_itself_refuses_changes(ten: Stage, statement):
+    with pytest.raises(DBAPIError, match="append-only"):
+        execute(ten, statement)
+    assert verdict(ten).rows == 10
+
+
+OTHER_ROW = "INTO audit (id, at, who, action, request_id, digest) VALUES (3, 0, 'x', 'thing.do', '', '')"
+REPLACING = {
+    "sqlite": [
+        f"INSERT OR REPLACE {OTHER_ROW}",
+        f"REPLACE {OTHER_ROW}",
+        f"INSERT {OTHER_ROW} ON CONFLICT (id) DO UPDATE SET who = 'x'",
+        "UPDATE OR REPLACE audit SET id = 3 WHERE id = 4",
+    ],
+    "postgresql": [f"INSERT {OTHER_ROW} ON CONFLICT (id) DO UPDATE SET who = 'x'", "TRUNCATE audit"],
+}
+
+
+def test_it_also_refuses_to_replace_a_row(ten: Stage, database_kind):
+    for statement in REPLACING[database_kind]:
+        with pytest.raises(DBAPIError, match="append-only"):
+            execute(ten, statement)
+    assert (verdict(ten).rows, verdict(ten).broken) == (10, None)
+
+
+def execute(stage: Stage, statement: str) -> None:
     async def work(session):
         await session.execute(text(statement))
 
-    with pytest.raises(DBAPIError, match="append-only"):
-        ten.write(work)
-    assert verdict(ten).rows == 10
+    stage.write(work)
 
 
 def test_what_is_taken_back_was_never_written_down(ten: Stage):

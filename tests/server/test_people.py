@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from contextlib import suppress
+from itertools import count
 
 import pytest
-from accounts_stage import BASE_URL, OTHER, OURS, OWN, PASSWORD, Stage
+from accounts_stage import BASE_URL, OTHER, OURS, OWN, PASSWORD, Stage, browser_at
 from sqlalchemy import func, select
+from starlette.testclient import TestClient
 
 from holdfast_server import audit, models
 from holdfast_server.accounts import allowances, passwords, people, sign_ins, tidying
-from holdfast_server.accounts.gate import COOKIE, SECURE_COOKIE
+from holdfast_server.accounts.gate import COOKIE, DEVICE_COOKIE, HOST_PREFIX
 from holdfast_server.accounts.principal import Role
+from holdfast_server.accounts.sign_ins import Visitor
 from holdfast_server.errors import DeadLink, NotPossible, NotSignedIn, TooManyTries, WeakPassword
 
 FORM = {"Accept": "text/html"}
@@ -164,9 +169,21 @@ def test_the_cookie_is_out_of_reach(stage: Stage):
         headers={"Origin": "https://127.0.0.1:7117"},
     )
     cookie = https.headers["set-cookie"]
-    assert cookie.startswith(f"{SECURE_COOKIE}=")
+    assert cookie.startswith(f"{HOST_PREFIX}{COOKIE}=")
     assert {"Secure", "HttpOnly", "Path=/", "SameSite=lax"} <= set(cookie.split("; "))
     assert https.headers["strict-transport-security"].startswith("max-age=")
+
+
+def test_over_https_only_the_cookie_that_no_other_site_can_set_counts(stage: Stage):
+    """A sibling domain can set a plain cookie, and so sign somebody in to an account of its own."""
+    secret = stage.cookie(stage.person("ada"))["Cookie"].partition("=")[2]
+
+    def status(address: str, name: str) -> int:
+        return stage.client.get(f"{address}/api/v1/jobs", headers={"Cookie": f"{name}={secret}"}).status_code
+
+    https = "https://127.0.0.1:7117"
+    assert [status(https, COOKIE), status(https, HOST_PREFIX + COOKIE)] == [401, 200]
+    assert [status(BASE_URL, COOKIE), status(BASE_URL, HOST_PREFIX + COOKIE)] == [200, 401]
 
 
 @pytest.mark.parametrize(
@@ -260,6 +277,27 @@ def test_a_link_to_a_new_password_works_once_and_for_a_day(stage: Stage, clock):
     )
 
 
+def test_no_link_gives_a_password_to_somebody_of_the_identity_provider(stage: Stage):
+    stage.person("ada")
+    stage.person_with_password("bob")
+    root = stage.cookie(stage.person("root", admin=True)) | OURS
+    early = stage.do(people.reset_link, stage.db, "ada", who="test", now=stage.clock())
+
+    async def issue(session):
+        for name in ("ada", "bob"):
+            person = await session.get(models.Person, name)
+            person.issuer, person.subject = "https://id.example", name
+
+    stage.write(issue)
+    with pytest.raises(NotPossible, match="identity provider"):
+        stage.do(people.reset_link, stage.db, "ada", who="test", now=stage.clock())
+    asked = stage.client.post("/settings/people/ada/link", headers=root)
+    assert (asked.status_code, "identity provider" in asked.text) == (422, True)
+    used = stage.client.post("/reset", data={"code": early, "password": PASSWORD}, headers=OURS)
+    assert (used.status_code, "identity provider" in used.text) == (422, True)
+    assert [stage.sign_in(name).status_code for name in ("ada", "bob")] == [401, 401]
+
+
 # ---- guessing -------------------------------------------------------------------------------
 
 
@@ -267,17 +305,158 @@ def tries(stage: Stage, name: str, address: str = "10.0.0.9") -> None:
     stage.do(allowances.take, stage.db, name, address, now=stage.clock())
 
 
-def test_a_name_has_a_few_tries_and_earns_more(stage: Stage, clock):
-    for number in range(8):
-        tries(stage, "ada", f"10.0.0.{number}")
+def test_a_name_has_a_few_tries_from_one_address_and_earns_more(stage: Stage, clock):
+    for _ in range(8):
+        tries(stage, "ada")
     with pytest.raises(TooManyTries) as refused:
-        tries(stage, "ada", "10.0.0.99")
+        tries(stage, "ada")
     assert refused.value.retry_seconds == pytest.approx(30.0)
     tries(stage, "bob")
+    tries(stage, "ada", "10.0.0.99")
     clock.now += 30
     tries(stage, "ada")
     with pytest.raises(TooManyTries):
         tries(stage, "ada")
+
+
+def test_a_name_has_a_limit_over_all_addresses(stage: Stage, clock):
+    for number in range(100):
+        tries(stage, "ada", f"10.0.{number}.1")
+    with pytest.raises(TooManyTries) as refused:
+        tries(stage, "ada", "10.1.0.1")
+    assert refused.value.retry_seconds == pytest.approx(10.0)
+    tries(stage, "bob", "10.1.0.1")
+    clock.now += 10
+    tries(stage, "ada", "10.1.0.1")
+
+
+def use_up_name(stage: Stage, name: str = "ada") -> None:
+    with suppress(TooManyTries):
+        for number in count(1):
+            tries(stage, name, f"10.1.{number}.1")
+
+
+def use_up_address(stage: Stage, address: str) -> None:
+    with suppress(TooManyTries):
+        for number in count():
+            tries(stage, f"person-{number}", address)
+
+
+def at(stage: Stage, address: str) -> TestClient:
+    return browser_at(stage.client, address)
+
+
+def sign_in(browser: TestClient, password: str = PASSWORD) -> int:
+    return browser.post("/login", data={"name": "ada", "password": password}).status_code
+
+
+def test_wrong_guesses_do_not_lock_the_owner_out(stage: Stage):
+    stage.person_with_password("ada")
+    mallory = at(stage, "10.0.0.9")
+    assert [sign_in(mallory, f"guess number {number}") for number in range(9)] == [401] * 8 + [429]
+    assert sign_in(mallory) == 429, "nor is the right one told from there"
+    assert sign_in(at(stage, "10.0.0.1")) == 303
+
+
+def test_a_browser_that_signed_in_before_has_tries_of_its_own(stage: Stage):
+    stage.person_with_password("ada")
+    known = at(stage, "10.0.0.1")
+    assert sign_in(known) == 303
+    known.post("/logout")
+    use_up_name(stage)
+    use_up_address(stage, "10.0.0.1")
+    assert sign_in(at(stage, "10.0.0.1")) == 429
+    assert sign_in(known) == 303
+    assert [sign_in(known, f"guess number {number}") for number in range(9)] == [401] * 8 + [429]
+
+
+@pytest.mark.parametrize("change", ["the name", "the signature", "the password"])
+def test_a_device_cookie_is_good_for_its_account_and_password_only(stage: Stage, change):
+    stage.person_with_password("ada")
+    stage.person_with_password("bob")
+    browser = at(stage, "10.0.0.1")
+    owner = "bob" if change == "the name" else "ada"
+    assert browser.post("/login", data={"name": owner, "password": PASSWORD}).status_code == 303
+    cookie = browser.cookies[DEVICE_COOKIE]
+    if change == "the signature":
+        browser.cookies.clear()
+        browser.cookies.set(DEVICE_COOKIE, f"{cookie[:-1]}{'0' if cookie[-1] != '0' else '1'}")
+    elif change == "the password":
+        stage.do(people.change_password, stage.db, "ada", "another sentence", keep=None, now=stage.clock())
+    use_up_name(stage)
+    assert sign_in(browser, "another sentence" if change == "the password" else PASSWORD) == 429
+
+
+def test_a_device_cookie_opens_nothing(stage: Stage):
+    stage.person_with_password("ada")
+    browser = at(stage, "10.0.0.1")
+    assert sign_in(browser) == 303
+    device = browser.cookies[DEVICE_COOKIE]
+    for name in (DEVICE_COOKIE, COOKIE):
+        assert at(stage, "10.0.0.1").get("/", headers={"Cookie": f"{name}={device}"}).status_code == 401
+
+
+def test_changing_the_password_is_limited_in_the_same_way(stage: Stage):
+    stage.person_with_password("ada")
+    here = at(stage, "10.0.0.1")
+    assert sign_in(here) == 303
+    use_up_name(stage)
+    changed = here.post("/settings/password", data={"present": PASSWORD, "password": "another sentence"})
+    assert changed.status_code == 200
+    here.post("/logout")
+    assert sign_in(here, "another sentence") == 303, "the browser knows the account by its new password"
+    wrong = [
+        here.post("/settings/password", data={"present": f"guess {number}", "password": "another sentence"})
+        for number in range(9)
+    ]
+    assert [reply.status_code for reply in wrong] == [422] * 8 + [429]
+    assert wrong[-1].headers["retry-after"] == "30"
+
+
+def test_an_address_that_a_proxy_made_up_is_no_address(stage: Stage):
+    stage.person_with_password("ada", admin=True)
+    for address in ("<b>10.0.0.1", "unknown", "10.0.0.1:80:90", "", "localhost"):
+        assert sign_in(at(stage, address)) == 303
+    page = at(stage, "10.0.0.1").get("/audit", headers=stage.cookie("ada")).text
+    assert "&lt;b&gt;" not in page
+    use_up_address(stage, "unknown")
+    assert [sign_in(at(stage, address), "a guess") for address in ("<i>1", "<i>2")] == [429, 429]
+
+
+def test_so_many_passwords_are_checked_at_once_and_no_more(stage: Stage, monkeypatch):
+    """Each takes a quarter of a second, one after the other: who waited behind all of them would wait too long."""
+    stage.person_with_password("ada")
+    # one that was waited for belongs to the loop it was waited for in: each server of the tests has its own
+    monkeypatch.setattr(passwords, "_one_at_a_time", asyncio.Semaphore(1))
+
+    async def guess_and_sign_in():
+        async with asyncio.TaskGroup() as group:
+            queued = [group.create_task(passwords.verify("a guess", None)) for _ in range(passwords.MOST_QUEUED)]
+            await asyncio.sleep(0)
+            with pytest.raises(TooManyTries):
+                await sign_ins.with_password(
+                    stage.db, "ada", PASSWORD, Visitor(address="10.0.0.1", browser=""), now=stage.clock()
+                )
+        assert not any(task.result() for task in queued)
+
+    stage.do(guess_and_sign_in)
+    for _ in range(8):
+        tries(stage, "ada", "10.0.0.1")  # the refusal took none of the visitor's tries
+    assert sign_in(at(stage, "10.0.0.2")) == 303
+
+
+def test_a_busy_server_says_when_to_come_back(stage: Stage, monkeypatch):
+    stage.person_with_password("ada")
+    link = stage.do(people.reset_link, stage.db, "ada", who="test", now=stage.clock())
+    monkeypatch.setattr(passwords, "MOST_QUEUED", 0)
+    told = [
+        stage.sign_in("ada"),
+        stage.client.post("/reset", data={"code": link, "password": "another sentence"}, headers=OURS),
+    ]
+    assert [(reply.status_code, reply.headers["retry-after"]) for reply in told] == [(429, "4")] * 2
+    monkeypatch.undo()
+    reply = stage.client.post("/reset", data={"code": link, "password": "another sentence"}, headers=OURS)
+    assert reply.status_code == 303, "the link is not used up"
 
 
 def test_an_address_has_tries_too_whatever_names_it_brings(stage: Stage):
@@ -300,8 +479,8 @@ def test_a_network_of_addresses_that_one_machine_has_is_one_address(stage: Stage
 
 def test_the_page_says_how_long_to_wait_and_checks_no_password_meanwhile(stage: Stage, monkeypatch):
     stage.person("ada")
-    for number in range(8):
-        tries(stage, "ada", f"10.0.0.{number}")
+    for _ in range(8):
+        tries(stage, "ada", "unknown")
 
     async def never(*_):
         raise AssertionError("checked")
@@ -314,11 +493,12 @@ def test_the_page_says_how_long_to_wait_and_checks_no_password_meanwhile(stage: 
 
 def test_who_remembers_at_last_has_all_tries_again(stage: Stage):
     stage.person_with_password("ada")
-    for number in range(7):
-        tries(stage, "ada", f"10.0.0.{number}")
-    assert stage.sign_in("ada").status_code == 303
-    for number in range(8):
-        tries(stage, "ada", f"10.0.0.{number}")
+    browser = at(stage, "10.0.0.1")
+    for _ in range(7):
+        tries(stage, "ada", "10.0.0.1")
+    assert sign_in(browser) == 303
+    for _ in range(8):
+        tries(stage, "ada", "10.0.0.1")
 
 
 def test_what_has_ended_is_taken_out(stage: Stage, clock):
@@ -335,7 +515,7 @@ def test_what_has_ended_is_taken_out(stage: Stage, clock):
         return stage.read(work)
 
     stage.do(tidying.tidy, stage.db, clock())
-    assert counts() == [2, 2, 1]
+    assert counts() == [3, 2, 1]
     clock.now += 30 * 86400
     stage.do(tidying.tidy, stage.db, clock())
     assert counts() == [0, 0, 0]

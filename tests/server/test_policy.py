@@ -142,7 +142,7 @@ def behind_the_gate(stage: Stage) -> TestClient:
             Middleware(PolicyMiddleware, refuse=answers.answered),
         ],
     )
-    for name in ("door", "clock", "belonging", "database"):
+    for name in ("door", "clock", "belonging", "database", "settings"):
         setattr(app.state, name, getattr(stage.client.app.state, name))
     client = TestClient(app, base_url="http://127.0.0.1:7117", follow_redirects=False)
     client.portal = stage.client.portal  # the database belongs to the loop that the server runs in
@@ -183,7 +183,8 @@ def cells(routes):
 
 def test_the_whole_matrix(stage: Stage, cast):
     """Judged as it is at the gate, for everybody as the door knows them."""
-    scopes = {who: {"type": "http", "headers": _raw(headers)} for who, headers in cast.items()}
+    common = {"type": "http", "scheme": "http", "app": stage.client.app}
+    scopes = {who: common | {"headers": _raw(headers)} for who, headers in cast.items()}
     door, now = stage.client.app.state.door, stage.clock()
     known = {who: stage.do(door.who, shown_by(scope), now=now) for who, scope in scopes.items()}
     wrong = []

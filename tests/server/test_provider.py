@@ -25,10 +25,12 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from holdfast_server.accounts import people, projects, tokens
+from holdfast_server.accounts.gate import HOST_PREFIX
 from holdfast_server.accounts.principal import OPERATOR, Principal, Role, Scope
 from holdfast_server.accounts.provider import check_address
 from holdfast_server.accounts.provider_settings import Grant, ProviderSettings, from_environment
 from holdfast_server.app import create_app
+from holdfast_web.signing_in import STATE_COOKIE
 
 CLIENT, SECRET = "holdfast", "the-clients-secret-of-some-length"
 
@@ -287,6 +289,18 @@ def test_another_browsers_sign_in_is_not_taken_over(told: Stage):
     assert told.client.get(theirs).status_code == 403
     at_the_provider(told)
     assert told.client.get(theirs).status_code == 403
+
+
+def test_nor_over_https_with_a_cookie_that_a_sibling_domain_can_set(told: Stage):
+    import httpx2
+
+    https, client = "https://127.0.0.1:7117", told.client
+    for name, status in ((STATE_COOKIE, 403), (HOST_PREFIX + STATE_COOKIE, 303)):
+        begun = client.get(f"{https}/login/provider")
+        (state,) = (value for kept, value in client.cookies.items() if kept == HOST_PREFIX + STATE_COOKIE)
+        back = httpx2.get(begun.headers["location"]).headers["location"]
+        client.cookies.clear()
+        assert client.get(back, headers={"Cookie": f"{name}={state}"}).status_code == status
 
 
 def test_a_sign_in_is_finished_once_and_in_time(told: Stage, clock):

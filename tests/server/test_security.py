@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 
 import anyio
 import pytest
-from accounts_stage import OURS, PASSWORD, Stage
+from accounts_stage import OURS, PASSWORD, Stage, browser_at
 from clusters import ON_BOTH
 from fastapi import FastAPI, Request
 from starlette.responses import PlainTextResponse
@@ -60,6 +61,14 @@ def locked(tmp_path_factory):
 def test_a_name_that_is_not_ours_is_refused_everywhere(anyone, host, path):
     reply = anyone.get(path, headers={"Host": host})
     assert (reply.status_code, reply.json()["error"]) == (421, "unknown_host")
+
+
+@pytest.mark.parametrize(
+    "host", ["[::1]evil.com", "[::1].evil.com:7117", "[::1", "::1", "[127.0.0.1]", "127.0.0.1:7117:80",
+             "127.0.0.1:x", "localhost@evil.com", "localhost evil.com"],
+)  # fmt: skip
+def test_what_is_no_name_and_port_is_refused(anyone, host):
+    assert anyone.get(JOBS, headers={"Host": host}).status_code == 421
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7117", "localhost:7117", "LOCALHOST", "[::1]:7117", "10.0.0.8:80"])
@@ -161,9 +170,10 @@ def test_no_route_is_written_to_from_another_site(locked, walked):
 
 def test_a_browser_that_keeps_quiet_of_where_it_is_writes_nothing(locked, walked):
     """It brings a session, and neither header: no browser of today does that to a page of ours."""
-    cookie = {"Cookie": f"{COOKIE}={SharedSecret(TOKEN).session(now=2e9)}"}
+    cookie = browser_of(browser_at(locked, "10.0.0.1").post("/login", data={"token": TOKEN}))
+    assert cookie["Cookie"].startswith(f"{COOKIE}=")
     for method, path in walked:
-        if method not in ("GET", "HEAD"):
+        if method not in ("GET", "HEAD") and path != "/logout":  # which would end the session
             reply = locked.request(method, path, headers=cookie)
             assert (reply.status_code, reply.json()["error"]) == (403, "cross_origin"), (method, path)
             ours = locked.request(method, path, headers=cookie | {"Origin": BASE_URL})
@@ -176,7 +186,7 @@ def test_behind_a_proxy_the_public_address_is_ours_too(tmp_path):
         ours = client.post("/login", headers={"Origin": "https://holdfast.example"})
         assert ours.status_code != 403
         assert client.post("/login", headers={"Origin": "https://evil.example"}).status_code == 403
-        assert client.get(JOBS, headers={"Host": "holdfast.example"}).status_code == 200
+        assert client.get("/login", headers={"Host": "holdfast.example"}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/static/app.css", "/login"])
@@ -218,28 +228,78 @@ def test_the_secret_is_not_guessed_at_the_page(tmp_path):
         assert "wait 5 s" in client.post("/login", data={"token": TOKEN}).text
 
 
-def test_a_session_opens_until_it_expires_or_the_token_changes(locked):
-    door = locked.app.state.door
-    signed_in = locked.post("/login", data={"token": f" {TOKEN} ", "next": "/docs"}, headers=OURS)
-    assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/docs")
-    cookie = signed_in.headers["set-cookie"]
-    assert {"HttpOnly", "SameSite=lax", "Path=/"} <= set(cookie.split("; "))
-    assert locked.get(JOBS, headers={"Cookie": cookie.partition(";")[0]}).status_code == 200
-    value = door.session(now=1000.0)
-    assert door.valid_session(value, now=1000.0 + SHARED_SESSION_SECONDS - 1)
-    assert not door.valid_session(value, now=1000.0 + SHARED_SESSION_SECONDS + 1)
-    assert not SharedSecret("another").valid_session(value, now=1000.0)
+def browser_of(reply):
+    return {"Cookie": reply.headers["set-cookie"].partition(";")[0]}
 
 
-@pytest.mark.parametrize("value", ["", ".", "99999999999.", "99999999999.00", "x.y", "९९.x", "9" * 50 + ".x"])
-def test_a_session_cannot_be_made_up(value):
-    assert not SharedSecret(TOKEN).valid_session(value, now=0.0)
+def test_a_session_opens_until_it_expires_or_the_token_changes(tmp_path, clock):
+    settings = ServerSettings(database=str(tmp_path / "holdfast.db"), token=TOKEN)
+    with TestClient(create_app(settings, clock=clock), base_url=BASE_URL, follow_redirects=False) as client:
+        signed_in = client.post("/login", data={"token": f" {TOKEN} ", "next": "/docs"}, headers=OURS)
+        assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/docs")
+        assert {"HttpOnly", "SameSite=lax", "Path=/"} <= set(signed_in.headers["set-cookie"].split("; "))
+        browser, began_at = browser_of(signed_in), clock.now
+        clock.now = began_at + SHARED_SESSION_SECONDS - 1
+        assert client.get(JOBS, headers=browser).status_code == 200
+        clock.now = began_at + SHARED_SESSION_SECONDS + 1
+        assert client.get(JOBS, headers=browser).status_code == 401
+    clock.now = began_at
+    with TestClient(create_app(settings, clock=clock), base_url=BASE_URL) as client:
+        assert client.get(JOBS, headers=browser).status_code == 200, "a restart ends no session"
+    other = replace(settings, token="another secret of some length")
+    with TestClient(create_app(other, clock=clock), base_url=BASE_URL) as client:
+        assert client.get(JOBS, headers=browser).status_code == 401
+
+
+def test_signing_out_ends_the_session_of_that_browser_and_of_no_other(locked):
+    visitor = browser_at(locked, "10.0.0.1")
+    here, there = (browser_of(visitor.post("/login", data={"token": TOKEN})) for _ in range(2))
+    assert here != there
+    out = locked.post("/logout", headers=here | OURS)
+    assert (out.status_code, out.headers["location"]) == (303, "/login")
+    assert [locked.get(JOBS, headers=browser).status_code for browser in (here, there)] == [401, 200]
+
+
+@pytest.mark.parametrize("value", ["", ".", "99999999999.00", "x.y", "null", "' OR 1=1 --"])
+def test_a_session_cannot_be_made_up(locked, value):
+    assert locked.get(JOBS, headers={"Cookie": f"{COOKIE}={value}"}).status_code == 401
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.fixture
+def guessed(tmp_path, clock):
+    """Makes clients at any address, of a server with a shared secret."""
+    settings = ServerSettings(database=str(tmp_path / "holdfast.db"), token=TOKEN)
+    with TestClient(create_app(settings, clock=clock), base_url=BASE_URL) as client:
+        yield lambda address: browser_at(client, address)
+
+
+def test_the_secret_is_not_guessed_by_programs(guessed, clock):
+    client = guessed("10.0.0.9")
+    told = [client.get(JOBS, headers=bearer(f"guess-{number}")) for number in range(42)]
+    assert [reply.status_code for reply in told] == [401] * 40 + [429] * 2
+    assert told[-1].headers["retry-after"] == "5"
+    refused = client.get(JOBS, headers=bearer(TOKEN))
+    assert refused.status_code == 429, "or the right one would be told from the wrong ones"
+    assert guessed("10.0.0.10").get(JOBS, headers=bearer(TOKEN)).status_code == 200
+    clock.now += 5
+    assert client.get(JOBS, headers=bearer(TOKEN)).status_code == 200
+
+
+def test_an_agent_that_repeats_a_token_of_yesterday_locks_its_neighbors_out_of_nothing(guessed):
+    client = guessed("10.0.0.9")
+    assert {client.get(JOBS, headers=bearer("of yesterday")).status_code for _ in range(100)} == {401}
+    assert client.get(JOBS, headers=bearer(TOKEN)).status_code == 200
 
 
 @pytest.mark.parametrize("typed", [TOKEN, f" {TOKEN}", f"{TOKEN}\n"])
 @pytest.mark.parametrize("set_as", [TOKEN, f"{TOKEN}\n", f"  {TOKEN} "])
-def test_blanks_around_the_secret_do_not_count(set_as, typed):
-    assert SharedSecret(ServerSettings(database="x", token=set_as).token).is_it(typed)
+def test_blanks_around_the_secret_do_not_count(locked, set_as, typed):
+    settings = ServerSettings(database="x", token=set_as)
+    assert SharedSecret(settings.token, locked.app.state.database).is_it(typed)
 
 
 @pytest.mark.parametrize("set_as", ["", " ", "\n"])
@@ -256,8 +316,19 @@ def test_every_answer_tells_the_browser_what_to_refuse(anyone, path):
     assert headers["cross-origin-opener-policy"] == "same-origin"
 
 
-def test_what_jobs_do_is_not_kept_by_caches(anyone):
-    assert anyone.get(JOBS).headers["cache-control"] == "no-store"
+@pytest.mark.parametrize("path", [JOBS, "/nowhere", "/static/nowhere.css", "/static/"])
+def test_what_jobs_do_and_what_is_not_there_is_not_kept_by_caches(anyone, path):
+    assert anyone.get(path).headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("path", ["/login", "/nowhere", "/static/app.css", "/static/nowhere.css"])
+def test_over_https_browsers_are_told_to_stay_there(anyone, tmp_path, path):
+    name = "strict-transport-security"
+    assert anyone.get(f"https://127.0.0.1:7117{path}").headers[name] == "max-age=31536000"
+    assert name not in anyone.get(path).headers
+    settings = ServerSettings(database=str(tmp_path / "x.db"), address="https://holdfast.example")
+    with TestClient(create_app(settings), base_url=BASE_URL) as client:  # behind a proxy that does not say so
+        assert client.get(path).headers[name] == "max-age=31536000"
 
 
 def test_the_secret_is_not_in_what_the_settings_print():
@@ -277,6 +348,11 @@ def test_the_secret_is_not_in_what_the_settings_print():
         ({"accounts": True, "token": TOKEN}, "Accounts"),
         ({"accounts": True}, "Accounts"),
         ({"accounts": False, "host": "::", "token": TOKEN}, "SharedSecret"),
+        ({"address": "https://holdfast.example"}, "Accounts"),
+        ({"address": "http://203.0.113.9:7117"}, "Accounts"),
+        ({"allowed_hosts": ("localhost", "holdfast.example")}, "Accounts"),
+        ({"address": "https://holdfast.example", "token": TOKEN}, "SharedSecret"),
+        ({"address": "http://localhost:7117", "allowed_hosts": ("127.0.0.1",)}, "OpenDoor"),
     ],
 )
 def test_nobody_who_comes_from_outside_finds_it_open(tmp_path, given, kind):
@@ -291,6 +367,42 @@ def test_nor_can_anybody_ask_for_that(tmp_path, host):
     app = create_app(ServerSettings(database=str(tmp_path / "x.db"), host=host, accounts=False))
     with pytest.raises(ValueError, match="needs accounts"), TestClient(app):
         pass
+
+
+@pytest.mark.parametrize(
+    "given", [{"address": "https://holdfast.example"}, {"allowed_hosts": ("holdfast.example",)}]
+)
+def test_nor_under_a_public_name(tmp_path, given):
+    app = create_app(ServerSettings(database=str(tmp_path / "x.db"), accounts=False, **given))
+    with pytest.raises(ValueError, match=r"holdfast\.example lets other machines reach"), TestClient(app):
+        pass
+
+
+FORWARDED = [
+    {"Forwarded": "for=203.0.113.9"}, {"X-Forwarded-For": "203.0.113.9"}, {"X-Forwarded-Proto": "https"},
+    {"X-Forwarded-Host": "holdfast.example"}, {"X-Real-IP": "203.0.113.9"}, {"Via": "1.1 proxy"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("headers", FORWARDED)
+@pytest.mark.parametrize("path", ["/", JOBS, "/healthz", "/metrics", "/static/app.css"])
+def test_without_authentication_nothing_is_served_through_a_proxy(anyone, path, headers):
+    reply = anyone.get(path, headers=headers)
+    assert (reply.status_code, reply.json()["error"]) == (403, "behind_a_proxy")
+    assert "--address" in reply.json()["message"]
+    assert "HOLDFAST_TOKEN" in reply.json()["message"]
+
+
+def test_nor_is_anything_written(anyone):
+    headers = {"X-Forwarded-For": "203.0.113.9"}
+    assert anyone.patch(f"{JOBS}/j/desired", json={"paused": True}, headers=headers).status_code == 403
+    assert anyone.post("/api/v1/ingest", content=b"", headers=headers).status_code == 403
+
+
+def test_with_authentication_a_proxy_may_forward(locked):
+    assert locked.get("/login", headers={"X-Forwarded-For": "203.0.113.9"}).status_code == 200
+    headers = {"X-Forwarded-For": "203.0.113.9"} | bearer(TOKEN)
+    assert locked.get(JOBS, headers=headers).status_code == 200
 
 
 def test_once_there_are_people_they_are_asked_for(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import resource
@@ -13,8 +14,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import uvicorn
 from clusters import ON_POSTGRES, ON_SQLITE
+from nursery import PATIENCE_SECONDS
 
+from holdfast_server.serve import _HttpProtocol
 from holdfast_server.settings import database_url
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -323,6 +327,128 @@ def test_a_stream_ticks_when_something_changes(serve, fresh_agent):
             tick = next(line for line in data if '"iteration":7' in line)
             assert '"loss":"nan"' in tick
         assert client.get("/api/v1/jobs/nobody/stream").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "named", [("--address", "https://holdfast.example"), ("--allow-host", "holdfast.example")]
+)
+def test_a_public_name_exposes_a_server_on_loopback_too(refused, tmp_path, named):
+    said = refused("--port", "0", "--db", str(tmp_path / "x.db"), "--no-accounts", *named)
+    assert " ".join(named) in said
+    assert "HOLDFAST_TOKEN" in said
+    assert "15 characters" in refused(
+        "--port", "0", "--db", str(tmp_path / "x.db"), *named, HOLDFAST_TOKEN="fifteen-letters"
+    )
+
+
+@ON_SQLITE
+def test_a_server_with_a_public_name_asks_for_accounts_from_its_first_start(serve):
+    server = serve("--address", "https://holdfast.example")
+    assert "at https://holdfast.example/setup#hfl_" in server.output
+    with server.client() as client:
+        assert client.get("/api/v1/jobs").status_code == 401
+        assert client.get("/api/v1/jobs", headers={"Host": "holdfast.example"}).status_code == 401
+
+
+@ON_SQLITE
+def test_a_server_without_authentication_answers_no_proxy_that_keeps_quiet_of_itself(serve):
+    """nginx, as it comes, adds no header, and speaks HTTP/1.0."""
+    host, port = serve().url.removeprefix("http://").split(":")
+    for version, status in (("1.0", b"403"), ("1.1", b"200")):
+        with socket.create_connection((host, int(port))) as connection:
+            request = f"GET /healthz HTTP/{version}\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+            connection.sendall(request.encode())
+            assert connection.makefile("rb").readline().split()[1] == status
+
+
+@ON_SQLITE
+def test_the_address_that_a_proxy_forwards_is_the_clients_and_other_text_is_none(serve):
+    server = serve("--log-format", "json", HOLDFAST_TOKEN=SECRET)
+    with server.client() as client:
+        for forwarded in ("203.0.113.9", "<b>10.0.0.1"):
+            client.get("/api/v1/jobs", headers={"X-Forwarded-For": forwarded})
+    server.stop()
+    assert re.findall(r'"client": ?"([^"]*)"', server.output) == ["203.0.113.9", "unknown"]
+
+
+# ---- slow headers ---------------------------------------------------------------------------
+
+
+class Waiting:
+    """An application that answers `/slow` when it is told to, and anything else at once."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.config = uvicorn.Config(self.answer, interface="asgi3", http=Hasty, log_config=None, lifespan="off")
+        self.server = uvicorn.Server(self.config)
+        self.thread = threading.Thread(target=self.server.run, args=([self.listener],))
+        self.thread.start()
+
+    async def answer(self, scope, _, send):
+        self.loop = asyncio.get_running_loop()
+        if scope["path"] == "/slow":
+            await self.go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.listener.getsockname(), timeout=PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+
+
+class Hasty(_HttpProtocol):
+    """Waits for headers for as long as a test wants."""
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    monkeypatch.setattr(Hasty, "header_seconds", 3.0)
+    waiting = Waiting()
+    yield waiting
+    waiting.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Waits for the other side to close it, or to answer."""
+    return connection.recv(1000) == b""
+
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GE", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "])
+def test_a_header_that_does_not_come_is_not_waited_for(waiting, sent, monkeypatch):
+    monkeypatch.setattr(Hasty, "header_seconds", 0.01)
+    with waiting.connect() as connection:
+        connection.sendall(sent)
+        assert is_closed(connection)
+
+
+@pytest.mark.parametrize("sent", [b"\r\n", b"GET / HT"])
+def test_nor_is_that_of_a_later_request(waiting, sent, monkeypatch):
+    with waiting.connect() as connection:
+        connection.sendall(REQUEST)
+        assert connection.recv(1000).endswith(b"ok")
+        monkeypatch.setattr(Hasty, "header_seconds", 0.01)
+        connection.sendall(sent)
+        assert is_closed(connection)
+
+
+def test_an_answer_that_takes_its_time_and_a_connection_that_rests_are_let_be(waiting):
+    with waiting.connect() as slow, waiting.connect() as resting, waiting.connect() as half:
+        slow.sendall(REQUEST.replace(b"/ ", b"/slow "))
+        resting.sendall(REQUEST)
+        assert resting.recv(1000).endswith(b"ok")
+        half.sendall(b"GET / HT")
+        assert is_closed(half), "and by then the time of the others would be over, too"
+        waiting.loop.call_soon_threadsafe(waiting.go.set)
+        assert slow.recv(1000).endswith(b"ok")
+        resting.sendall(REQUEST)
+        assert resting.recv(1000).endswith(b"ok")
 
 
 def test_help_teaches():

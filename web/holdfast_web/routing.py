@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from holdfast_server.errors import (
     NotThere,
     Refused,
     TooManyStreams,
+    TooManyTries,
     UnknownJob,
     UnknownOrder,
 )
@@ -32,9 +34,15 @@ def status_of(refusal: Refused) -> int:
         return 404
     if isinstance(refusal, NotPermitted):
         return 403
-    if isinstance(refusal, TooManyStreams):
+    if isinstance(refusal, TooManyStreams | TooManyTries):
         return 429
     return 409 if isinstance(refusal, Conflict) else 422
+
+
+def headers_of(refusal: Refused) -> dict[str, str]:
+    if isinstance(refusal, TooManyTries):
+        return {"Retry-After": str(max(1, math.ceil(refusal.retry_seconds)))}
+    return {}
 
 
 class PageRoute(APIRoute):
@@ -49,7 +57,9 @@ class PageRoute(APIRoute):
             except Refused as refusal:
                 status = status_of(refusal)
                 title = _TITLES.get(status, "Not possible")
-                return pages.ErrorPage(status=status, title=title, detail=str(refusal)).response(status)
+                return pages.ErrorPage(status=status, title=title, detail=str(refusal)).response(
+                    status, headers_of(refusal)
+                )
             except RequestValidationError as error:
                 detail = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
                 return pages.ErrorPage(status=422, title="Not understood", detail=detail).response(422)

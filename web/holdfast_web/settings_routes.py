@@ -24,8 +24,8 @@ from holdfast_web.account_pages import (
     Settings,
     YouPage,
 )
-from holdfast_web.routing import PageRoute, Text, status_of
-from holdfast_web.signing_in import public_address, sentence, visitor
+from holdfast_web.routing import PageRoute, Text, headers_of, status_of
+from holdfast_web.signing_in import public_address, remember_device, sentence, visitor
 
 NO_ACCOUNTS = "this server has no accounts: start it with `holdfast serve --accounts`"
 
@@ -36,7 +36,7 @@ router = APIRouter(prefix="/settings", route_class=PageRoute, include_in_schema=
 
 def _again(page: P, refusal: Refused) -> Response:
     """The page as it is now, with why what was asked for was not done."""
-    return replace(page, refused=sentence(refusal)).response(status_of(refusal))
+    return replace(page, refused=sentence(refusal)).response(status_of(refusal), headers_of(refusal))
 
 
 def _needs_accounts(request: Request) -> None:
@@ -76,7 +76,9 @@ async def change_password(
     except Refused as refusal:
         return _again(await _you(db, asker, now), refusal)
     done = "Your password is changed, and your other browsers are signed out."
-    return replace(await _you(db, asker, now), done=done).response()
+    response = replace(await _you(db, asker, now), done=done).response()
+    remember_device(request, response, await sign_ins.new_device(db, asker.name))
+    return response
 
 
 @router.post("/sessions/end")

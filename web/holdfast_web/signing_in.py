@@ -9,16 +9,24 @@ from fastapi.responses import RedirectResponse, Response
 
 from holdfast_server.accounts import allowances, people, sign_ins
 from holdfast_server.accounts.doors import SharedSecret
-from holdfast_server.accounts.gate import COOKIE, SECURE_COOKIE, session_of
+from holdfast_server.accounts.gate import (
+    COOKIE,
+    DEVICE_COOKIE,
+    address_of,
+    cookie_name,
+    cookie_of,
+    over_https,
+)
 from holdfast_server.accounts.provider import CALLBACK, HANDSHAKE_SECONDS, Provider
 from holdfast_server.accounts.sign_ins import Visitor
 from holdfast_server.dependencies import Asker, Clock, Config, Db
 from holdfast_server.errors import DeadLink, NotSignedIn, Refused, TooManyTries
 from holdfast_server.settings import ServerSettings
 from holdfast_web.account_pages import LinkPage, LoginPage
-from holdfast_web.routing import PageRoute, Text, local
+from holdfast_web.routing import PageRoute, Text, headers_of, local
 
 STATE_COOKIE = "holdfast_provider"
+DEVICE_SECONDS = 365 * 86400
 AGAIN = "A restore, or a new key, takes a password that was typed within the hour: sign in, and ask for it again."
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -63,43 +71,42 @@ async def login(
 ) -> Response:
     now, door = clock(), request.app.state.door
     if not door.accounts:
-        return await _shared(request, db, config, token, then, now=now)
+        return await _shared(request, db, token, then, now=now)
     try:
         secret = await sign_ins.with_password(db, name, password, visitor(request), now=now)
     except (NotSignedIn, TooManyTries) as refusal:
-        return await _refused(await _login_page(request, db, then, refused=sentence(refusal), name=name), refusal)
-    return signed_in(request, config, secret, then)
+        page = await _login_page(request, db, then, refused=sentence(refusal), name=name)
+        return _refused(page, refusal, 401)
+    return signed_in(request, secret, then, device=await sign_ins.new_device(db, name))
 
 
-async def _shared(
-    request: Request, db: Db, config: ServerSettings, token: str, then: str, *, now: float
-) -> Response:
+async def _shared(request: Request, db: Db, token: str, then: str, *, now: float) -> Response:
     door = request.app.state.door
     if not isinstance(door, SharedSecret):
         return RedirectResponse(local(then), 303)  # nobody has to sign in here
     try:
         await allowances.take_from_address(db, visitor(request).address, now=now)
     except TooManyTries as refusal:
-        return await _refused(await _login_page(request, db, then, refused=sentence(refusal)), refusal)
+        return _refused(await _login_page(request, db, then, refused=sentence(refusal)), refusal, 401)
     if not door.is_it(token):
         refused = "This is not the server's token." if token.strip() else "Type the server's token."
         return (await _login_page(request, db, then, refused=refused)).response(401)
-    return signed_in(request, config, door.session(now=now), then)
+    return signed_in(request, await door.begin(now=now), then)
 
 
-async def _refused(page: LoginPage, refusal: Refused) -> Response:
-    if isinstance(refusal, TooManyTries):
-        return page.response(429, {"Retry-After": str(max(1, round(refusal.retry_seconds)))})
-    return page.response(401)
+def _refused(page: LoginPage | LinkPage, refusal: Refused, status: int) -> Response:
+    return page.response(429 if isinstance(refusal, TooManyTries) else status, headers_of(refusal))
 
 
 @router.post("/logout")
-async def logout(db: Db, clock: Clock, asker: Asker) -> Response:
+async def logout(request: Request, db: Db, clock: Clock, asker: Asker) -> Response:
+    door, cookie = request.app.state.door, cookie_of(request.scope, COOKIE)
     if asker.session is not None:
         await sign_ins.end(db, asker, asker.session, now=clock())
+    elif isinstance(door, SharedSecret) and cookie is not None:
+        await door.end(cookie)
     response = RedirectResponse("/login", 303)
-    for name, secure in ((SECURE_COOKIE, True), (COOKIE, False)):
-        response.delete_cookie(name, secure=secure, httponly=True, samesite="lax")
+    _delete_cookie(request, response, COOKIE)
     return response
 
 
@@ -113,7 +120,7 @@ async def setup_page() -> Response:
 
 @router.post("/setup")
 async def setup(
-    request: Request, db: Db, config: Config, clock: Clock, code: Text = "", name: Text = "", password: Text = ""
+    request: Request, db: Db, clock: Clock, code: Text = "", name: Text = "", password: Text = ""
 ) -> Response:
     now = clock()
     try:
@@ -121,8 +128,8 @@ async def setup(
         secret = await sign_ins.begin(db, person, visitor(request), by="setup link", now=now)
     except Refused as refusal:
         kept = "" if isinstance(refusal, DeadLink) else code
-        return LinkPage(setup=True, refused=sentence(refusal), name=name, code=kept).response(422)
-    return signed_in(request, config, secret, "/")
+        return _refused(LinkPage(setup=True, refused=sentence(refusal), name=name, code=kept), refusal, 422)
+    return signed_in(request, secret, "/", device=await sign_ins.new_device(db, person))
 
 
 @router.get("/reset")
@@ -131,17 +138,15 @@ async def reset_page() -> Response:
 
 
 @router.post("/reset")
-async def reset(
-    request: Request, db: Db, config: Config, clock: Clock, code: Text = "", password: Text = ""
-) -> Response:
+async def reset(request: Request, db: Db, clock: Clock, code: Text = "", password: Text = "") -> Response:
     now = clock()
     try:
         person = await people.choose_password(db, code, password, now=now)
         secret = await sign_ins.begin(db, person, visitor(request), by="link", now=now)
     except Refused as refusal:
         kept = "" if isinstance(refusal, DeadLink) else code
-        return LinkPage(setup=False, refused=sentence(refusal), code=kept).response(422)
-    return signed_in(request, config, secret, "/")
+        return _refused(LinkPage(setup=False, refused=sentence(refusal), code=kept), refusal, 422)
+    return signed_in(request, secret, "/", device=await sign_ins.new_device(db, person))
 
 
 # ---- identity provider ----------------------------------------------------------------------
@@ -158,10 +163,7 @@ async def to_provider(
         db, visitor(request), back=_back(request, config), then=local(then), now=clock()
     )
     response = RedirectResponse(address, 303)
-    response.set_cookie(
-        STATE_COOKIE, state, max_age=int(HANDSHAKE_SECONDS), path=CALLBACK, secure=_secure(request, config),
-        httponly=True, samesite="lax",
-    )  # fmt: skip
+    _set_cookie(request, response, STATE_COOKIE, state, seconds=int(HANDSHAKE_SECONDS))
     return response
 
 
@@ -175,13 +177,13 @@ async def from_provider(
     try:
         secret, then = await provider.finish(
             db, visitor(request), back=_back(request, config), code=code, state=state,
-            kept=request.cookies.get(STATE_COOKIE, ""), now=clock(),
+            kept=cookie_of(request.scope, STATE_COOKIE) or "", now=clock(),
         )  # fmt: skip
     except Refused as refusal:
         response: Response = (await _login_page(request, db, "/", refused=sentence(refusal))).response(403)
     else:
-        response = signed_in(request, config, secret, then)
-    response.delete_cookie(STATE_COOKIE, path=CALLBACK, httponly=True, samesite="lax")
+        response = signed_in(request, secret, then)
+    _delete_cookie(request, response, STATE_COOKIE)
     return response
 
 
@@ -198,24 +200,35 @@ def public_address(request: Request, config: ServerSettings) -> str:
 
 def visitor(request: Request) -> Visitor:
     return Visitor(
-        address=request.client.host if request.client else "unknown",
+        address=address_of(request.scope),
         browser=request.headers.get("user-agent", ""),
-        replaces=session_of(request.headers.get("cookie", "")),
+        replaces=cookie_of(request.scope, COOKIE),
+        device=cookie_of(request.scope, DEVICE_COOKIE),
     )
 
 
-def signed_in(request: Request, config: ServerSettings, secret: str, then: str) -> Response:
+def signed_in(request: Request, secret: str, then: str, *, device: str | None = None) -> Response:
     response = RedirectResponse(local(then), 303)
-    secure = _secure(request, config)
-    response.set_cookie(
-        SECURE_COOKIE if secure else COOKIE, secret, max_age=int(sign_ins.LASTS_SECONDS), path="/", secure=secure,
-        httponly=True, samesite="lax",
-    )  # fmt: skip
+    _set_cookie(request, response, COOKIE, secret, seconds=int(sign_ins.LASTS_SECONDS))
+    remember_device(request, response, device)
     return response
 
 
-def _secure(request: Request, config: ServerSettings) -> bool:
-    return request.url.scheme == "https" or (config.address or "").startswith("https://")
+def remember_device(request: Request, response: Response, device: str | None) -> None:
+    if device is not None:
+        _set_cookie(request, response, DEVICE_COOKIE, device, seconds=DEVICE_SECONDS)
+
+
+def _set_cookie(request: Request, response: Response, name: str, value: str, *, seconds: int) -> None:
+    response.set_cookie(
+        cookie_name(request.scope, name), value, max_age=seconds, path="/", secure=over_https(request.scope),
+        httponly=True, samesite="lax",
+    )  # fmt: skip
+
+
+def _delete_cookie(request: Request, response: Response, name: str) -> None:
+    secure = over_https(request.scope)
+    response.delete_cookie(cookie_name(request.scope, name), secure=secure, httponly=True, samesite="lax")
 
 
 def sentence(refusal: Refused) -> str:

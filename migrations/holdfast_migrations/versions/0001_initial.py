@@ -54,6 +54,7 @@ def downgrade() -> None:
         "handshakes",
         "links",
         "tokens",
+        "shared_sessions",
         "sign_ins",
         "memberships",
         "people",
@@ -130,6 +131,12 @@ def _create_accounts() -> None:
         sa.UniqueConstraint("id", name=op.f("uq_sign_ins_id")),
     )
     op.create_index(op.f("ix_sign_ins_person"), "sign_ins", ["person"])
+    op.create_table(
+        "shared_sessions",
+        sa.Column("digest", sa.LargeBinary(), nullable=False),
+        sa.Column("expires_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_shared_sessions")),
+    )
     op.create_table(
         "tokens",
         sa.Column("prefix", sa.String(), nullable=False),
@@ -703,6 +710,13 @@ def _forbid_changes_of_audit() -> None:
                 f"CREATE TRIGGER audit_no_{verb.lower()} BEFORE {verb} ON audit "
                 f"BEGIN SELECT RAISE(ABORT, '{REFUSAL}'); END"
             )
+        # INSERT OR REPLACE deletes the old row without the trigger that forbids DELETE. On PostgreSQL,
+        # ON CONFLICT DO UPDATE is an UPDATE, which is forbidden already.
+        op.execute(
+            "CREATE TRIGGER audit_no_replace BEFORE INSERT ON audit "
+            "WHEN EXISTS (SELECT 1 FROM audit WHERE id = NEW.id) "
+            f"BEGIN SELECT RAISE(ABORT, '{REFUSAL}'); END"
+        )
         return
     op.execute(
         "CREATE FUNCTION audit_is_append_only() RETURNS trigger LANGUAGE plpgsql AS "

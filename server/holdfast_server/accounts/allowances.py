@@ -25,33 +25,49 @@ class _Bucket:
     """From try to try, once those are used up."""
 
 
-_NAME = _Bucket(tries=8, earned_seconds=30.0)
-"""Guessing one person's password is held to 2,880 tries a day; who mistypes theirs is not locked out for long."""
+_FROM_ONE_PLACE = _Bucket(tries=8, earned_seconds=30.0)
+"""For one name from one address, and for a browser that signed in to it before: 2,880 tries a day."""
+_NAME = _Bucket(tries=100, earned_seconds=10.0)
+"""For one name from all addresses. Several addresses that guess together can use it up, but not the tries of the
+browsers that its owner has used."""
 _ADDRESS = _Bucket(tries=40, earned_seconds=5.0)
 """Many people may come from one address."""
 
 
-async def take(db: Database, name: str, address: str, *, now: float) -> None:
-    """One try. Raises TooManyTries when the name, or the address, has none left."""
-    buckets = sorted([(_key("name", name), _NAME), (_key("address", _host(address)), _ADDRESS)])
-    wait = await db.write(lambda session: _take(session, buckets, now=now))
+async def take(db: Database, name: str, address: str, *, device: str | None = None, now: float) -> None:
+    """Take one try to sign in. Raises TooManyTries when the name, the address or the device has none left.
+
+    Args:
+        db: where the tries are counted.
+        name: the account.
+        address: the client's.
+        device: the browser's device cookie, once it is verified to be of this account. Such a browser has tries of
+            its own, so that guesses from elsewhere do not lock the owner out.
+        now: seconds since the epoch.
+    """
+    buckets = [(_own_key(name, address, device), _FROM_ONE_PLACE)]
+    if device is None:
+        buckets += [(_key("name", name), _NAME), (_key("address", network_of(address)), _ADDRESS)]
+    # in one order, so that two who take from the same buckets do not wait for each other
+    wait = await db.write(lambda session: _take(session, sorted(buckets), now=now))
     if wait > 0:
         raise TooManyTries(wait)
 
 
 async def take_from_address(db: Database, address: str, *, now: float) -> None:
     """As `take`, for what is asked without a name."""
-    bucket = (_key("address", _host(address)), _ADDRESS)
+    bucket = (_key("address", network_of(address)), _ADDRESS)
     wait = await db.write(lambda session: _take(session, [bucket], now=now))
     if wait > 0:
         raise TooManyTries(wait)
 
 
-async def forgive(db: Database, name: str) -> None:
-    """Whoever has shown who they are has all tries again."""
+async def forgive(db: Database, name: str, address: str, *, device: str | None = None) -> None:
+    """Give back all tries of this name from this address, or of this device, after a sign-in."""
+    key = _own_key(name, address, device)
 
     async def work(session: AsyncSession) -> None:
-        await session.execute(delete(models.Allowance).where(models.Allowance.key == _key("name", name)))
+        await session.execute(delete(models.Allowance).where(models.Allowance.key == key))
 
     await db.write(work)
 
@@ -78,7 +94,11 @@ async def _take(session: AsyncSession, buckets: list[tuple[bytes, _Bucket]], *, 
     return max(0.0, wait)
 
 
-def _host(address: str) -> str:
+def _own_key(name: str, address: str, device: str | None) -> bytes:
+    return _key("device", device) if device is not None else _key("place", f"{name} {network_of(address)}")
+
+
+def network_of(address: str) -> str:
     """Whoever has an address of IPv6 has a whole network of them: 2^64 to try from, counted as one."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])

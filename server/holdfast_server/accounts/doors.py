@@ -7,22 +7,27 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
+from sqlalchemy import delete
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
-from holdfast_server.accounts import people, sign_ins, tokens
+from holdfast_server.accounts import allowances, people, sign_ins, tokens
 from holdfast_server.accounts.principal import NOBODY, OPERATOR, Principal
-from holdfast_server.accounts.secrets import digest
+from holdfast_server.accounts.secrets import digest, new_session
 from holdfast_server.db import Database, DatabaseBusy, DatabaseClosed, DatabaseUnavailable
+from holdfast_server.errors import TooManyTries
 from holdfast_server.settings import ServerSettings
 
 REMEMBERED_SECONDS = 2.0
 """How long an instance goes by what it knows of a key: one that was revoked elsewhere works for no longer."""
 MOST_REMEMBERED = 10_000
-SHARED_SESSION_SECONDS = 30 * 24 * 3600
+SHARED_SESSION_SECONDS = sign_ins.LASTS_SECONDS
+WRONG_SECONDS = 3600.0
+"""How long a wrong token is remembered: an agent that repeats it all day guesses nothing, and uses up no tries."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -35,6 +40,7 @@ class Shown:
 
     bearer: str | None
     cookie: str | None
+    address: str = "unknown"
 
 
 class Door(Protocol):
@@ -52,24 +58,23 @@ class Door(Protocol):
 
 
 async def door_for(settings: ServerSettings, db: Database) -> Door:
-    """Accounts where they are asked for, where there are people already, and where nothing else guards a server
-    that other machines reach."""
-    exposed = not settings.loopback and settings.token is None
+    """Choose accounts where they are configured, where people exist, and where an exposed server has no token."""
+    unguarded = settings.exposed_by if settings.token is None else None
     accounts = settings.accounts
     if accounts is None:
         async with db.read() as session:
-            accounts = exposed or await people.anybody(session)
+            accounts = unguarded is not None or await people.anybody(session)
     if accounts:
         return Accounts(db)
     if settings.token is not None:
-        return SharedSecret(settings.token)
-    if exposed:
-        raise ValueError(f"{settings.host} can be reached from other machines: a server there needs accounts")
+        return SharedSecret(settings.token, db)
+    if unguarded:
+        raise ValueError(f"{unguarded} lets other machines reach this server: it needs accounts")
     return OpenDoor()
 
 
 class OpenDoor:
-    """A server on loopback: whoever reaches it is its operator."""
+    """No authentication: every client of a server on loopback is its operator."""
 
     accounts = asks = False
 
@@ -77,36 +82,76 @@ class OpenDoor:
         return OPERATOR
 
 
-@dataclass(frozen=True, slots=True)
 class SharedSecret:
     """One secret for agents, the command line and people; who has it may do everything."""
 
-    secret: str = field(repr=False)
-    accounts: ClassVar[bool] = False
-    asks: ClassVar[bool] = True
+    accounts = False
+    asks = True
+
+    def __init__(self, secret: str, db: Database, *, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._secret = secret.encode()
+        self._db = db
+        self._wrong: Remembered[bytes, None] = Remembered(WRONG_SECONDS, seconds)
+        self._refused_until: dict[str, float] = {}
+        """By network, when it may send a token again."""
 
     async def who(self, shown: Shown, *, now: float) -> Principal:
-        by_key = shown.bearer is not None and self.is_it(shown.bearer)
-        by_cookie = shown.cookie is not None and self.valid_session(shown.cookie, now=now)
-        return OPERATOR if by_key or by_cookie else NOBODY
+        """Raises TooManyTries from an address that guesses: there the right token does not work either."""
+        if shown.bearer is not None and await self._opens(shown.bearer, shown.address, now=now):
+            return OPERATOR
+        if shown.cookie is not None and await self._in_session(shown.cookie, now=now):
+            return OPERATOR
+        return NOBODY
+
+    async def _opens(self, text: str, address: str, *, now: float) -> bool:
+        network = allowances.network_of(address)
+        if (wait := self._refused_until.get(network, now) - now) > 0:
+            raise TooManyTries(wait)
+        if self.is_it(text):
+            return True
+        known = digest(text)
+        if known not in self._wrong:
+            self._wrong[known] = None
+            try:
+                await allowances.take_from_address(self._db, address, now=now)
+            except TooManyTries as refusal:
+                if len(self._refused_until) >= MOST_REMEMBERED:
+                    self._refused_until.clear()
+                self._refused_until[network] = now + refusal.retry_seconds
+                raise
+        return False
 
     def is_it(self, text: str) -> bool:
         """Whether this is the secret; takes as long for a near miss as for a far one."""
-        return hmac.compare_digest(text.strip().encode("utf-8", "surrogatepass"), self.secret.encode())
+        return hmac.compare_digest(text.strip().encode("utf-8", "surrogatepass"), self._secret)
 
-    def session(self, *, now: float) -> str:
-        """The cookie of somebody who has shown the secret, signed with it: a new secret ends every session."""
-        expires = int(now + SHARED_SESSION_SECONDS)
-        return f"{expires}.{self._signature(expires)}"
+    async def begin(self, *, now: float) -> str:
+        """The cookie of a browser in which somebody has typed the secret."""
+        cookie = new_session()
+        row = models.SharedSession(digest=self._digest(cookie), expires_at=now + SHARED_SESSION_SECONDS)
 
-    def valid_session(self, value: str, *, now: float) -> bool:
-        expires, _, signature = value.partition(".")
-        if not (expires.isascii() and expires.isdigit()) or len(expires) > 12 or int(expires) < now:
-            return False
-        return hmac.compare_digest(signature.encode(), self._signature(int(expires)).encode())
+        async def work(session: AsyncSession) -> None:
+            session.add(row)
 
-    def _signature(self, expires: int) -> str:
-        return hmac.new(self.secret.encode(), f"session {expires}".encode(), hashlib.sha256).hexdigest()
+        await self._db.write(work)
+        return cookie
+
+    async def end(self, cookie: str) -> None:
+        rows = models.SharedSession
+
+        async def work(session: AsyncSession) -> None:
+            await session.execute(delete(rows).where(rows.digest == self._digest(cookie)))
+
+        await self._db.write(work)
+
+    async def _in_session(self, cookie: str, *, now: float) -> bool:
+        async with self._db.read() as session:
+            row = await session.get(models.SharedSession, self._digest(cookie))
+        return row is not None and row.expires_at > now
+
+    def _digest(self, cookie: str) -> bytes:
+        """With the secret as its key: a new secret ends every session."""
+        return hmac.new(self._secret, cookie.encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
 
 
 class Accounts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -21,12 +22,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast_server.accounts import policy
 from holdfast_server.accounts.doors import Shown
 from holdfast_server.accounts.principal import NOBODY, OPERATOR, Principal, current
-from holdfast_server.db import DatabaseClosed, DatabaseUnavailable
-from holdfast_server.errors import UnknownJob
+from holdfast_server.db import DatabaseBusy, DatabaseClosed, DatabaseUnavailable
+from holdfast_server.errors import TooManyTries, UnknownJob
 
-COOKIE, SECURE_COOKIE = "holdfast_session", "__Host-holdfast_session"
+COOKIE, DEVICE_COOKIE = "holdfast_session", "holdfast_device"
+HOST_PREFIX = "__Host-"
+"""Over HTTPS, the names of our cookies begin with it: browsers then accept them from this very host only."""
 RECHECK_SECONDS = 2.0
 """How often the asker of a stream, or of a long poll, is looked at again: a right that was taken ends it."""
+UNKNOWN = "unknown"
 COMPLAINT_SECONDS = 60.0
 """From one line in the log to the next: thousands listen, and all of them cannot be looked up at once."""
 
@@ -39,7 +43,7 @@ Refuse = Callable[[Request, Exception], Awaitable[Response]]
 
 
 class IdentityMiddleware:
-    """Finds out who asks, and refuses nobody."""
+    """Finds out who asks, and refuses only an address that guesses tokens."""
 
     def __init__(self, app: ASGIApp, *, refuse: Refuse) -> None:
         self.app = app
@@ -51,7 +55,7 @@ class IdentityMiddleware:
             return
         try:
             asker = await self._asker(scope)
-        except UNANSWERED as error:
+        except (*UNANSWERED, DatabaseBusy, TooManyTries) as error:
             await (await self.refuse(Request(scope), error))(scope, receive, send)
             return
         scope.setdefault("state", {})["principal"] = asker
@@ -177,18 +181,38 @@ def shown_by(scope: Scope) -> Shown:
     headers = Headers(scope=scope)
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ("" if "authorization" in headers else None)
-    return Shown(bearer, session_of(headers.get("cookie", "")))
+    return Shown(bearer, cookie_of(scope, COOKIE), address_of(scope))
 
 
-def session_of(header: str) -> str | None:
-    """What our cookie holds; the one of HTTPS, which no other site can set, goes first."""
+def address_of(scope: Scope) -> str:
+    """The client's address, which a proxy that is trusted says in `X-Forwarded-For`; `unknown` where that is none.
+
+    What is no address would get around the limits for addresses, and into the audit log.
+    """
+    client = scope.get("client")
+    try:
+        return str(ipaddress.ip_address(client[0])) if client else UNKNOWN
+    except ValueError:
+        return UNKNOWN
+
+
+def over_https(scope: Scope) -> bool:
+    """Whether browsers reach this server over HTTPS, by what the connection says or by its public address."""
+    address: str | None = scope["app"].state.settings.address
+    return scope["scheme"] == "https" or (address or "").startswith("https://")
+
+
+def cookie_name(scope: Scope, name: str) -> str:
+    return HOST_PREFIX + name if over_https(scope) else name
+
+
+def cookie_of(scope: Scope, name: str) -> str | None:
+    """The value of our cookie. Over HTTPS only the prefixed one counts: a sibling domain can set the plain one."""
     cookies = SimpleCookie()
     with contextlib.suppress(CookieError):
-        cookies.load(header)
-    for name in (SECURE_COOKIE, COOKIE):
-        if name in cookies:
-            return str(cookies[name].value)
-    return None
+        cookies.load(Headers(scope=scope).get("cookie", ""))
+    found = cookies.get(cookie_name(scope, name))
+    return None if found is None else str(found.value)
 
 
 def ask_to_sign_in(request: Request) -> Response:

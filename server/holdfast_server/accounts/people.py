@@ -222,10 +222,15 @@ async def change_role(
 
 
 async def reset_link(db: Database, name: str, *, who: str, now: float) -> str:
-    """The secret of a link with which they choose a new password; the links before it are dead. UnknownPerson."""
+    """The secret of a link with which they choose a new password; the links before it are dead.
+
+    Raises:
+        UnknownPerson.
+        NotPossible: they sign in through the identity provider.
+    """
 
     async def work(session: AsyncSession) -> str:
-        await _locked(session, name)
+        _require_password_here(await _locked(session, name))
         link = await _new_link(session, name, now=now)
         await audit.record(session, who=who, action="person.reset_link", now=now, after={"name": name})
         return link
@@ -276,6 +281,7 @@ async def choose_password(db: Database, link: str, password: str, *, now: float)
 
     Raises:
         DeadLink, WeakPassword.
+        NotPossible: they sign in through the identity provider.
     """
     owner = await _living(db, link, now=now)
     if owner is None:
@@ -287,6 +293,7 @@ async def choose_password(db: Database, link: str, password: str, *, now: float)
         if await _used(session, link, now=now) != owner:
             raise DeadLink
         person = await _locked(session, owner)
+        _require_password_here(person)
         person.password = hashed
         await session.execute(delete(models.SignIn).where(models.SignIn.person == owner))
         await audit.record(session, who=owner, action="person.password", now=now, after={"by": "link"})
@@ -316,6 +323,14 @@ async def _locked(session: AsyncSession, name: str) -> models.Person:
     if row is None:
         raise UnknownPerson(name)
     return row
+
+
+def _require_password_here(person: models.Person) -> None:
+    """A password would outlive the account at the identity provider, with the roles that it gave last."""
+    if person.issuer is not None:
+        raise NotPossible(
+            f"{person.name} signs in through the identity provider and has no password here: reset it there"
+        )
 
 
 async def _another_admin(session: AsyncSession, name: str) -> None:

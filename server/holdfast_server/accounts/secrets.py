@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 
 TOKEN_MARK, LINK_MARK = "hf_", "hfl_"
@@ -23,6 +24,27 @@ def new_link() -> str:
 
 def new_session() -> str:
     return secrets.token_urlsafe(_SECRET_BYTES)
+
+
+def new_device(name: str, password_hash: str) -> str:
+    """A device cookie: it shows that a browser signed in to this account with its present password.
+
+    It opens nothing. The stored hash is the key of its signature, so that nothing more has to be stored, and a new
+    password makes it void.
+    """
+    nonce = secrets.token_urlsafe(16)
+    return f"{nonce}.{_device_signature(nonce, name, password_hash)}"
+
+
+def is_device(cookie: str, name: str, password_hash: str) -> bool:
+    nonce, _, signature = cookie.partition(".")
+    right = _device_signature(nonce, name, password_hash)
+    return hmac.compare_digest(signature.encode("utf-8", "surrogatepass"), right.encode())
+
+
+def _device_signature(nonce: str, name: str, password_hash: str) -> str:
+    text = f"device {name} {nonce}".encode("utf-8", "surrogatepass")
+    return hmac.new(password_hash.encode(), text, hashlib.sha256).hexdigest()
 
 
 def prefix_of(token: str) -> str:

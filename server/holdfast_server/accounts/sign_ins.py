@@ -9,7 +9,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import audit, models
-from holdfast_server.accounts import allowances, passwords, people
+from holdfast_server.accounts import allowances, passwords, people, secrets
 from holdfast_server.accounts.principal import Principal
 from holdfast_server.accounts.secrets import digest, new_session
 from holdfast_server.db import Database
@@ -46,6 +46,8 @@ class Visitor:
     browser: str
     replaces: str | None = None
     """The secret of the session that the browser had before: it ends, so that nobody can plant one."""
+    device: str | None = None
+    """The browser's device cookie."""
 
 
 async def with_password(db: Database, name: str, password: str, visitor: Visitor, *, now: float) -> str:
@@ -56,25 +58,41 @@ async def with_password(db: Database, name: str, password: str, visitor: Visitor
         NotSignedIn: the name, or the password, is not right.
     """
     known = name.strip().lower()
-    await allowances.take(db, known, visitor.address, now=now)
-    async with db.read() as session:
-        person = await session.get(models.Person, known)
-    stored = person.password if person else None
-    if not await passwords.verify(password[: passwords.LONGEST + 1], stored):
+    try:
+        await check_password(db, known, password, visitor, now=now)
+    except NotSignedIn:
+        async with db.read() as session:
+            person = await session.get(models.Person, known)
         await _note_failure(db, known if person else "somebody unknown", visitor, now=now)
-        raise NotSignedIn
-    await allowances.forgive(db, known)
+        raise
     return await begin(db, known, visitor, by="password", now=now)
 
 
 async def check_password(db: Database, person: str, password: str, visitor: Visitor, *, now: float) -> None:
-    """Whoever is signed in shows again who they are. Raises TooManyTries, NotSignedIn."""
-    await allowances.take(db, person, visitor.address, now=now)
-    async with db.read() as session:
-        row = await session.get(models.Person, person)
-    if not await passwords.verify(password[: passwords.LONGEST + 1], row.password if row else None):
+    """Verify a password, as long as there are tries left. Raises TooManyTries, NotSignedIn."""
+    passwords.require_room()  # before a try is taken: a busy server is not the visitor's mistake
+    stored = await _password_hash(db, person)
+    device = visitor.device
+    if device is not None and (stored is None or not secrets.is_device(device, person, stored)):
+        device = None
+    await allowances.take(db, person, visitor.address, device=device, now=now)
+    if not await passwords.verify(password[: passwords.LONGEST + 1], stored):
         raise NotSignedIn
-    await allowances.forgive(db, person)
+    await allowances.forgive(db, person, visitor.address, device=device)
+
+
+async def new_device(db: Database, name: str) -> str | None:
+    """A device cookie for a browser in which somebody has just shown their password; None without a password."""
+    known = name.strip().lower()
+    stored = await _password_hash(db, known)
+    return None if stored is None else secrets.new_device(known, stored)
+
+
+async def _password_hash(db: Database, name: str) -> str | None:
+    """None, too, for people of the identity provider: no password of this server signs them in."""
+    async with db.read() as session:
+        person = await session.get(models.Person, name)
+    return person.password if person is not None and person.issuer is None else None
 
 
 async def begin(db: Database, person: str, visitor: Visitor, *, by: str, now: float) -> str:

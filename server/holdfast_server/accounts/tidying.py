@@ -25,6 +25,8 @@ async def tidy(db: Database, now: float) -> None:
         rows = models.SignIn
         over = or_(rows.seen_at <= now - IDLE_SECONDS, rows.created_at <= now - LASTS_SECONDS)
         await session.execute(delete(rows).where(over))
+        shared = models.SharedSession
+        await session.execute(delete(shared).where(shared.expires_at <= now))
         await session.execute(delete(models.Link).where(models.Link.expires_at <= now))
         await session.execute(delete(models.Handshake).where(models.Handshake.expires_at <= now))
         await allowances.tidy(session, now=now)

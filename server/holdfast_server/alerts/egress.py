@@ -26,14 +26,24 @@ _NAME = re.compile(r"(?=.{4,253}$)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+(?!\d+$
 """A name with a dot and a last part that is no number: neither a short name nor an address in disguise."""
 _PATH = re.compile(r"[!-~]*")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)[ \r\n]")
-_NOT_PUBLIC = (
-    ipaddress.ip_network("168.63.129.16/32"),  # Azure's own agent
-    ipaddress.ip_network("192.0.0.0/24"),  # protocols' own, a cloud's metadata among them
-    ipaddress.ip_network("64:ff9b::/96"),  # IPv4 behind a translator
-    ipaddress.ip_network("64:ff9b:1::/48"),
-    ipaddress.ip_network("2002::/16"),  # IPv4 inside 6to4
-    ipaddress.ip_network("2001::/32"),  # IPv4 inside Teredo
-    ipaddress.ip_network("::/96"),  # IPv4 as it was written once
+_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
+"""All public IPv6 there is. Translated, mapped and compatible IPv4 addresses lie outside of it."""
+_NOT_PUBLIC = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        # what the `ipaddress` of some Python calls global, of IANA's registries of special-purpose addresses
+        "192.0.0.0/24",  # IETF protocol assignments; a cloud's metadata among them
+        "192.31.196.0/24",  # AS112
+        "192.52.193.0/24",  # automatic multicast tunneling
+        "192.88.99.0/24",  # 6to4 relays
+        "192.175.48.0/24",  # AS112
+        "2001::/23",  # IETF protocol assignments: Teredo, benchmarks, ORCHID, drone tags
+        "2002::/16",  # IPv4 inside 6to4
+        "2620:4f:8000::/48",  # AS112
+        "3fff::/20",  # documentation
+        # in no registry
+        "168.63.129.16/32",  # Azure's agent
+    )
 )
 Lookup = Callable[[str, int], Awaitable[list[str]]]
 
@@ -95,7 +105,7 @@ def _require_public_form(scheme: str, host: str, port: int | None, netloc: str) 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     """Neither of this machine, nor of a private network, nor a way to write one of these."""
-    if isinstance(address, ipaddress.IPv6Address) and (address.ipv4_mapped or address.is_site_local):
+    if isinstance(address, ipaddress.IPv6Address) and address not in _UNICAST_V6:
         return False
     if not address.is_global or address.is_multicast or address.is_reserved or address.is_unspecified:
         return False

@@ -11,6 +11,7 @@ from holdfast_server.models.accounts import Handshake as Handshake
 from holdfast_server.models.accounts import Link as Link
 from holdfast_server.models.accounts import Membership as Membership
 from holdfast_server.models.accounts import Person as Person
+from holdfast_server.models.accounts import SharedSession as SharedSession
 from holdfast_server.models.accounts import SignIn as SignIn
 from holdfast_server.models.accounts import Token as Token
 from holdfast_server.models.alerts import Alert as Alert

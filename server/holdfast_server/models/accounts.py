@@ -53,6 +53,16 @@ class SignIn(Base):
     browser: Mapped[str]
 
 
+class SharedSession(Base):
+    """A browser in which somebody typed the shared secret, until it signs out or the session expires."""
+
+    __tablename__ = "shared_sessions"
+
+    digest: Mapped[bytes] = mapped_column(primary_key=True)
+    """HMAC of the cookie, keyed with the shared secret."""
+    expires_at: Mapped[float]
+
+
 class Token(Base):
     """A key for a program. It is shown once; kept are its digest, and its beginning to find it by."""
 
@@ -101,7 +111,7 @@ class Handshake(Base):
 
 
 class Allowance(Base):
-    """How many tries to sign in are left, for a name or an address: a bucket that fills by itself."""
+    """How many tries to sign in are left, for a name, an address or a browser: a bucket that fills by itself."""
 
     __tablename__ = "allowances"
     __table_args__ = (Index(None, "full_at"),)
