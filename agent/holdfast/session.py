@@ -71,8 +71,8 @@ class Session:
             Default: HOLDFAST_RETENTION.
         slots: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_SLOTS, else 1.
-        backend: what writes checkpoints: "thread", "process", "fork", or "auto", which measures them and takes
-            the one that costs training least. Default: HOLDFAST_BACKEND, else "auto".
+        backend: what writes checkpoints: "thread", "process", or "auto", which measures both and takes the one
+            that costs training least. Default: HOLDFAST_BACKEND, else "auto".
         spread: the share of the interval over which the writing of a checkpoint is spread, so that it takes less
             from each iteration and becomes durable later. Default: HOLDFAST_SPREAD, else 0: at full speed.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one

@@ -20,12 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from holdfast.arena import Arena
 from holdfast.errors import HoldfastError
 from holdfast.format import Shard, Slot
-from holdfast.hostmemory import is_plain
 from holdfast.layout import Layout
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.protocol import RankSpan, checkpoint_id
@@ -45,8 +42,6 @@ class Snapshot:
     slots: list[Slot]
     views: dict[str, str]
     arena: Arena
-    live: Callable[[], list[torch.Tensor]]
-    """What training goes on changing in host memory, now."""
     started_at: float
     shards: dict[str, Shard] = field(default_factory=dict)
     """Of tensors that are parts of larger ones."""
@@ -211,7 +206,6 @@ class Snapshotter:
                 layout.slots,
                 layout.views,
                 layout.arena,
-                lambda: [*layout.live, *filter(is_plain, captured.gradients())],
                 started_at=time.time(),
                 shards=captured.shards,
                 own=captured.own,

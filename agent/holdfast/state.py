@@ -57,8 +57,6 @@ class Captured:
     """Names of those among them that an optimizer keeps beside the parameters."""
     frozen: set[str] = field(default_factory=set)
     """Names of those that no optimizer trains: parameters which, as a rule, never change."""
-    gradients: Callable[[], list[torch.Tensor]] = list
-    """Those that there are, at the time of the call."""
     structure: object = field(default_factory=object)
     """The same object as last time when names, dtypes, shapes and addresses are: what was laid out still fits."""
     shards: dict[str, Shard] = field(default_factory=dict)
@@ -136,7 +134,6 @@ class Registry:
             deferred=known.encoder.deferred | encoder.deferred if encoder.deferred else known.encoder.deferred,
             kept=known.encoder.kept | encoder.kept if encoder.kept else known.encoder.kept,
             frozen=known.frozen,
-            gradients=self._gradients,
             structure=self._structured(known, encoder),
             shards={**known.encoder.places, **encoder.places},
             is_current=is_current,
@@ -318,10 +315,6 @@ class Registry:
             if any(id(parameter) in trained for parameter in parameters):
                 still |= set(storages(p for p in parameters if not p.requires_grad and id(p) not in trained))
         return {name for name, t in tensors.items() if t.untyped_storage().data_ptr() in still}
-
-    def _gradients(self) -> list[torch.Tensor]:
-        parameters = (parameter for module in self.modules.values() for parameter in module.parameters())
-        return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
