@@ -26,6 +26,7 @@ from holdfast.format import Shard, Slot
 from holdfast.layout import Layout
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.protocol import RankSpan, checkpoint_id
+from holdfast.round_trip import RoundTrip
 from holdfast.state import Captured
 
 logger = logging.getLogger("holdfast")
@@ -45,6 +46,8 @@ class Snapshot:
     started_at: float
     shards: dict[str, Shard] = field(default_factory=dict)
     """Of tensors that are parts of larger ones."""
+    round_trip: RoundTrip | None = None
+    """Tells whether what is about to be written would come back as it was captured; None where that is known."""
     own: set[str] = field(default_factory=set)
     """Names of tensors that may be otherwise on other ranks."""
     alike: dict[str, str] = field(default_factory=dict)
@@ -208,6 +211,7 @@ class Snapshotter:
                 layout.arena,
                 started_at=time.time(),
                 shards=captured.shards,
+                round_trip=captured.round_trip,
                 own=captured.own,
                 alike=captured.alike,
             )

@@ -303,6 +303,11 @@ def _problem(snapshot: Snapshot) -> NotPrepared | None:
     if snapshot.torn:
         names = ", ".join(snapshot.torn[:3])
         return NotPrepared(f"{len(snapshot.torn)} tensors changed while they were copied: {names}", torn=True)
+    if snapshot.round_trip is not None:
+        try:
+            snapshot.round_trip.require_same(snapshot.trees, snapshot.slots, snapshot.views, snapshot.shards)
+        except Exception as error:  # whatever it is, a resume would meet it as well
+            return NotPrepared(f"a checkpoint of this state could not be loaded: {told(error)}")
     return None
 
 
