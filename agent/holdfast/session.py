@@ -434,6 +434,7 @@ class Session:
     def _begin(self, start: Start) -> None:
         self._resumed = True
         self._starter.begin(start)
+        self._training.begin()
         if self._ranks.leads and (page := self._reporter.link.page) is not None:
             logger.info("%s: dashboard: %s", self.job, page)
         self._introduce()
@@ -723,6 +724,14 @@ class Session:
                 at_once=decision.at_once,
             )
             self._controller.started(self.iteration)
+        if (change := self._training.structure_change()) is not None:
+            self._reporter.notice(
+                "warning",
+                "structure",
+                "the objects have changed since training began, so that the checkpoints from iteration "
+                f"{self.iteration:,} on are refused when this script starts again. Compared with a checkpoint of "
+                f"the start: {change}. Have the script make this change before session.resume()",
+            )
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
         if not self._knows_end:
             self._controller.life.total_iterations = self._training.total_iterations
