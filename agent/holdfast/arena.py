@@ -24,9 +24,9 @@ Not MADV_DONTFORK: what a child maps into such a hole is unmapped when the child
 class Arena:
     """Memory for one snapshot.
 
-    Shared, it is a memory file (memfd), which another process can map and a forked child has without
-    copy-on-write. Kernels as a rule give such files small pages. Private memory is in huge ones, which a device
-    takes from in a fraction of the requests: measured, a direct write of it takes half as long.
+    Shared, it is a memory file (memfd), which another process can map. Kernels as a rule give such files small
+    pages. Private memory is in huge ones, which a device takes from in a fraction of the requests: measured, a
+    direct write of it takes half as long.
 
     Args:
         slot: where the memory is to lie so that it outlives this process; shared memory then, whatever is asked.

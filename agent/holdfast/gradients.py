@@ -6,6 +6,7 @@ iteration throws away. The others belong to the state: a backward pass adds to t
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 
 from holdfast.errors import HoldfastError
+
+logger = logging.getLogger("holdfast")
 
 Parameters = Sequence[tuple[str, str, torch.Tensor]]
 """(keyword of the module, name within it, parameter)"""
@@ -34,18 +37,35 @@ class Gradients:
         self._marks: dict[torch.optim.Optimizer, list[_Mark | None]] = {}
         self._throws_away: dict[torch.optim.Optimizer, bool] = {}
         """Whether the script makes new gradients after an update, rather than add to those that it used."""
+        self._left_out: set[torch.optim.Optimizer] = set()
+        """Those whose used gradients the checkpoint since their last update does not hold."""
         self._marking = True
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """The first update after a marked one shows what the script does with gradients that were used."""
+        """The first update after a marked one shows what the script does with gradients that were used.
+
+        A later one shows when it does otherwise: from then on all gradients are saved.
+        """
         marks = self._marks.get(optimizer)
-        if marks is None or optimizer in self._throws_away:
+        if marks is None or self._throws_away.get(optimizer) is False:
             return
+        if optimizer in self._throws_away:
+            if optimizer not in self._left_out:
+                return
+            self._left_out.discard(optimizer)
         now = [parameter.grad for parameter in _trained_by(optimizer)]
-        if len(now) == len(marks):
-            pairs = zip(now, marks, strict=True)
-            kept = any(mark is not None and grad is not None and grad is mark[0]() for grad, mark in pairs)
-            self._throws_away[optimizer] = not kept
+        if len(now) != len(marks):
+            return
+        pairs = zip(now, marks, strict=True)
+        kept = any(mark is not None and grad is not None and grad is mark[0]() for grad, mark in pairs)
+        if kept and self._throws_away.get(optimizer):
+            logger.warning(
+                "%s: an update uses gradients that the update before it had used, where the loop had always made "
+                "new ones; the checkpoint taken between the two lacks them, and a resume from it gives other "
+                "losses. Later checkpoints hold them",
+                type(optimizer).__name__,
+            )
+        self._throws_away[optimizer] = not kept
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         if self._marking and (optimizer not in self._throws_away or self.asked_soon()):
@@ -68,6 +88,7 @@ class Gradients:
             if self._throws_away.get(optimizer) and len(parameters) == len(marks):
                 for parameter, mark in zip(parameters, marks, strict=True):
                     if mark is not None and _is_as_marked(parameter.grad, mark):
+                        self._left_out.add(optimizer)
                         yield id(parameter)
 
 

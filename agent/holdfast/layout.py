@@ -19,8 +19,6 @@ class Layout:
 
     slots: list[Slot]
     views: dict[str, str]
-    live: list[torch.Tensor]
-    """In host memory, and changed by every update."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -111,7 +109,7 @@ class Layout:
 
     def _forget(self) -> None:
         """Let go of all views into the arena, which may be about to be replaced."""
-        self.slots, self.views, self.live = [], {}, []
+        self.slots, self.views = [], {}
         self._targets: dict[str, torch.Tensor] = {}
         self._at_once: list[str] = []
         self._devices: list[DeviceCopies] = []
@@ -134,7 +132,6 @@ class Layout:
         self._host = HostCopies([pair for pair in moving if is_plain(pair.source)])
         self._odd = [pair for pair in moving if not is_plain(pair.source)]
         self._watchdog = Watchdog(list(later.values()), captured.kept)
-        self.live = [pair.source for pair in later.values() if is_plain(pair.source)]
         self._devices = [self._on(device, pairs, captured) for device in _cuda_devices(captured)]
 
     def _on(self, device: torch.device, pairs: dict[str, Pair], captured: Captured) -> DeviceCopies:

@@ -104,7 +104,7 @@ def _save(store: Store, folder: Path, sealed: Sealed, attempt: int) -> int:
         def write(task: Task) -> Written:
             rank = task.origin.rank
             known = sealed.seals[rank].part.tensors
-            return write_checkpoint(store, task, payloads[rank], threads=True, known=known)
+            return write_checkpoint(store, task, payloads[rank], known=known)
 
         tasks = [_of_attempt(seal.task, attempt) for seal in sealed.seals]
         if len(tasks) > 1:

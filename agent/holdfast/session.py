@@ -71,8 +71,8 @@ class Session:
             Default: HOLDFAST_RETENTION.
         slots: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_SLOTS, else 1.
-        backend: what writes checkpoints: "thread", "process", "fork", or "auto", which measures them and takes
-            the one that costs training least. Default: HOLDFAST_BACKEND, else "auto".
+        backend: what writes checkpoints: "thread", "process", or "auto", which measures both and takes the one
+            that costs training least. Default: HOLDFAST_BACKEND, else "auto".
         spread: the share of the interval over which the writing of a checkpoint is spread, so that it takes less
             from each iteration and becomes durable later. Default: HOLDFAST_SPREAD, else 0: at full speed.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
@@ -434,6 +434,7 @@ class Session:
     def _begin(self, start: Start) -> None:
         self._resumed = True
         self._starter.begin(start)
+        self._training.begin()
         if self._ranks.leads and (page := self._reporter.link.page) is not None:
             logger.info("%s: dashboard: %s", self.job, page)
         self._introduce()
@@ -723,6 +724,14 @@ class Session:
                 at_once=decision.at_once,
             )
             self._controller.started(self.iteration)
+        if (change := self._training.structure_change()) is not None:
+            self._reporter.notice(
+                "warning",
+                "structure",
+                "the objects have changed since training began, so that the checkpoints from iteration "
+                f"{self.iteration:,} on are refused when this script starts again. Compared with a checkpoint of "
+                f"the start: {change}. Have the script make this change before session.resume()",
+            )
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
         if not self._knows_end:
             self._controller.life.total_iterations = self._training.total_iterations

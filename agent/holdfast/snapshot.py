@@ -20,15 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from holdfast.arena import Arena
 from holdfast.errors import HoldfastError
 from holdfast.format import Shard, Slot
-from holdfast.hostmemory import is_plain
 from holdfast.layout import Layout
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.protocol import RankSpan, checkpoint_id
+from holdfast.round_trip import RoundTrip
 from holdfast.state import Captured
 
 logger = logging.getLogger("holdfast")
@@ -45,11 +43,11 @@ class Snapshot:
     slots: list[Slot]
     views: dict[str, str]
     arena: Arena
-    live: Callable[[], list[torch.Tensor]]
-    """What training goes on changing in host memory, now."""
     started_at: float
     shards: dict[str, Shard] = field(default_factory=dict)
     """Of tensors that are parts of larger ones."""
+    round_trip: RoundTrip | None = None
+    """Tells whether what is about to be written would come back as it was captured; None where that is known."""
     own: set[str] = field(default_factory=set)
     """Names of tensors that may be otherwise on other ranks."""
     alike: dict[str, str] = field(default_factory=dict)
@@ -211,9 +209,9 @@ class Snapshotter:
                 layout.slots,
                 layout.views,
                 layout.arena,
-                lambda: [*layout.live, *filter(is_plain, captured.gradients())],
                 started_at=time.time(),
                 shards=captured.shards,
+                round_trip=captured.round_trip,
                 own=captured.own,
                 alike=captured.alike,
             )

@@ -213,8 +213,9 @@ class Starter:
                 self._put_in_place(loaded)
             except IncompatibleCheckpoint as error:
                 raise IncompatibleCheckpoint(
-                    f"{error}. The checkpoint is {checkpoint} of job {job} in {store.url}; a script that has "
-                    "become another is another job: give it another name, or another store"
+                    f"{error}. The checkpoint is {checkpoint} of job {job} in {store.url}. If the script changes "
+                    "its objects while it trains, make that change before session.resume(); if the script itself "
+                    "has changed, give it another job name, or another store"
                 ) from error
             except DamagedCheckpoint as error:
                 self._checkpoints.damaged.add(checkpoint)

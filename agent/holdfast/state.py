@@ -22,6 +22,7 @@ from holdfast.hostmemory import can_peek
 from holdfast.kinds import Names, Shapes, Stateful, part_of
 from holdfast.resharding import Region
 from holdfast.rng import OwnGenerator, branch_rng, is_generator, restore_rng, rng_state
+from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.sharding import is_possible, is_sharded, like, local, place_of, shared_out, storages
 from holdfast.tree import Encoder, Tree, decode
 from holdfast.witness import Witness
@@ -57,12 +58,15 @@ class Captured:
     """Names of those among them that an optimizer keeps beside the parameters."""
     frozen: set[str] = field(default_factory=set)
     """Names of those that no optimizer trains: parameters which, as a rule, never change."""
-    gradients: Callable[[], list[torch.Tensor]] = list
-    """Those that there are, at the time of the call."""
     structure: object = field(default_factory=object)
     """The same object as last time when names, dtypes, shapes and addresses are: what was laid out still fits."""
     shards: dict[str, Shard] = field(default_factory=dict)
     """Of those that are this rank's part of a larger one: where they lie in it."""
+    whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """By name all that the trees refer to: those that another rank stores as well, sharded ones as the script has
+    them."""
+    round_trip: RoundTrip | None = None
+    """What the persisting thread compares with what is about to be written; None once one comparison has held."""
     own: set[str] = field(default_factory=set)
     """Names of those that may be otherwise on other ranks, which store theirs under the same names."""
     alike: dict[str, str] = field(default_factory=dict)
@@ -136,10 +140,12 @@ class Registry:
             deferred=known.encoder.deferred | encoder.deferred if encoder.deferred else known.encoder.deferred,
             kept=known.encoder.kept | encoder.kept if encoder.kept else known.encoder.kept,
             frozen=known.frozen,
-            gradients=self._gradients,
             structure=self._structured(known, encoder),
             shards={**known.encoder.places, **encoder.places},
             is_current=is_current,
+            whole=ChainMap(
+                encoder.sharded, known.encoder.sharded, encoder.tensors, known.encoder.tensors
+            ),  # the first that has a name gives the tensor
         )
         if self._world_size > 1:
             names = known.encoder.shared | known.encoder.sharded.keys() | encoder.shared | encoder.sharded.keys()
@@ -147,6 +153,16 @@ class Registry:
             witnesses = [known.witness, _witness(encoder)] if gradients else []
             captured.alike = {f"replicas {each.key}": each.seen() for each in witnesses}
         return captured
+
+    def round_trip(self, captured: Captured) -> RoundTrip:
+        """What tells whether these objects get back what was just captured of them."""
+        shapes, refusal = shapes_of(captured), None
+        try:
+            self.check(as_stored(captured.trees), shapes)
+        except Exception as error:  # a resume would end with it
+            refusal = f"{type(error).__name__}: {error}"
+        states = {keyword: item.state_dict() for keyword, item in self.objects.items()}
+        return RoundTrip(states, shapes, refusal)
 
     def check(self, trees: Mapping[str, Tree], shapes: Shapes) -> None:
         """IncompatibleCheckpoint, naming keyword and tensor, when a checkpoint does not fit these objects."""
@@ -319,10 +335,6 @@ class Registry:
                 still |= set(storages(p for p in parameters if not p.requires_grad and id(p) not in trained))
         return {name for name, t in tensors.items() if t.untyped_storage().data_ptr() in still}
 
-    def _gradients(self) -> list[torch.Tensor]:
-        parameters = (parameter for module in self.modules.values() for parameter in module.parameters())
-        return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
         for keyword, module in self.modules.items():
@@ -354,6 +366,11 @@ class _Known:
     shared_storages: set[int]
     parameters: Parameters
     fully_sharded: list[tuple[str, torch.nn.Module]]
+
+
+def shapes_of(captured: Captured) -> Shapes:
+    """Dtype and global shape of the tensors of its trees, as `restore.shapes` has them of a checkpoint."""
+    return {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in captured.whole.items()}
 
 
 def _stateful(keyword: str, item: Any) -> Stateful:

@@ -154,7 +154,6 @@ class Tier:
         snapshot = Snapshot(
             *(task.iteration, task.lineage, task.kind, task.state, task.slots, task.views),
             self._arena(self._loaded),
-            list,
             started_at=task.created_at,
             shards=task.shards,
             own=task.own,

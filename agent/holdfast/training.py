@@ -14,15 +14,18 @@ from torch.utils.hooks import RemovableHandle
 from holdfast import inventory, restore
 from holdfast.cursor import Cursor, cursor_over
 from holdfast.data import DataLoader
+from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import Manifest, saved_rank, state_for
+from holdfast.kinds import Shapes
 from holdfast.pacing import Controller
 from holdfast.ranks import Ranks
 from holdfast.reducers import bucket_layout, warm_up
 from holdfast.reports import Standing
 from holdfast.restore import Loaded, Regions
 from holdfast.rng import is_generator
+from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.shards import names_in
-from holdfast.state import RESERVED, Captured, Registry
+from holdfast.state import RESERVED, Captured, Registry, shapes_of
 from holdfast.store import Store
 from holdfast.tree import decode
 from holdfast.variables import Variables
@@ -62,6 +65,13 @@ class Training:
         self.trained = 0
         """Iterations of this attempt, those included that a restore took back."""
         self._hooks: list[RemovableHandle] = []
+        self._round_trip: RoundTrip | None = None
+        self._start: tuple[dict[str, Any], Shapes] | None = None
+        """What a checkpoint of the start of training holds but for numbers, until something else was reported."""
+        self._structure: object = None
+        """`Captured.structure` of the last capture."""
+        self._compared: object = None
+        """`Captured.structure` of the last capture that was compared with the start."""
         self.registry.capture({}, gradients=False)  # what cannot be stored shows now, not an hour into training
 
     @property
@@ -173,6 +183,29 @@ class Training:
             self._loaders.append((loader, cursor))
         return self._loaders[self._current][1]
 
+    def begin(self) -> None:
+        """Training goes on from here: the objects are as a script must make them before it resumes."""
+        try:
+            start = self.outline()
+            self._start, self._compared = (as_stored(start.trees), shapes_of(start)), start.structure
+        except Exception as error:  # the first checkpoint meets it, and reports it
+            logger.debug("the structure of the state is not known: %s", error)
+
+    def structure_change(self) -> str | None:
+        """In words, once: what of the state is no longer as a script that starts again has it.
+
+        Such a checkpoint is refused at a resume. Cheap while the state is made of the same tensors.
+        """
+        if self._start is None or self._compared is self._structure:
+            return None
+        self._compared = self._structure
+        try:
+            self.registry.check(*self._start)
+        except IncompatibleCheckpoint as error:
+            self._start = None
+            return str(error)
+        return None
+
     def outline(self) -> Captured:
         """What a capture will most likely consist of."""
         return self._capture(gradients=False, reducers={})
@@ -180,6 +213,9 @@ class Training:
     def capture(self, *, later: bool = False) -> Captured:
         """The state of this instant. TypeError names what cannot be stored. `later`: see `Registry.capture`."""
         captured = self._capture(gradients=True, reducers=self._reducers(), later=later)
+        self._structure = captured.structure
+        if self._round_trip is None or not self._round_trip.holds:
+            self._round_trip = captured.round_trip = self.registry.round_trip(captured)
         if self._ranks.world_size > 1:
             # two ranks that count iterations differently have states of different moments under the same number
             loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .training import Training
 
 PLAIN, TORCH_SAVE = "plain", "torch.save"
-BACKENDS = {backend: f"holdfast, {backend}" for backend in ("thread", "process", "fork")}
+BACKENDS = {backend: f"holdfast, {backend}" for backend in ("thread", "process")}
 """Each is measured by itself: a session left to choose would change its mind with what it is put through here."""
 OURS = frozenset(BACKENDS.values())
 

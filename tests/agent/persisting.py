@@ -17,8 +17,7 @@ from holdfast.state import Captured
 from holdfast.store import open_store
 
 JOB = "job"
-BACKENDS = ["thread", "process", "fork"]
-PROCESSES = ["process", "fork"]
+BACKENDS = ["thread", "process"]
 
 
 def origin(**changes):
@@ -28,7 +27,7 @@ def origin(**changes):
 
 def empty_snapshot(iteration):
     """One that holds nothing, for tests of what becomes of it."""
-    snapshot = Snapshot(iteration, 1, "scheduled", {}, [], {}, Arena(), list, started_at=0.0)
+    snapshot = Snapshot(iteration, 1, "scheduled", {}, [], {}, Arena(), started_at=0.0)
     snapshot.copied.set()
     return snapshot
 

@@ -185,7 +185,7 @@ class Job:
             task.state["model"]["other"] = {"$tensor": "nowhere"}
 
         def write(task):
-            return write_checkpoint(store, task, payload, threads=False)
+            return write_checkpoint(store, task, payload)
 
         try:
             if "declined" in case:

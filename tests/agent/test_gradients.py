@@ -153,3 +153,24 @@ def test_memory_is_prepared_for_a_state_without_gradients(tmp_path):
     assert "gradients" not in training.outline().trees
     assert "gradients" in training.capture().trees
     loop.session._close("SIGKILL")
+
+
+def accumulates_now_and_then(loop, iteration):
+    """After an update whose gradients all earlier iterations have thrown away."""
+    if iteration not in (6, 9):
+        loop.optimizer.zero_grad()
+    loop.backward(iteration)
+    loop.optimizer.step()
+
+
+def test_a_loop_that_begins_to_reuse_gradients_is_reported_once_and_resumes_exactly_from_then_on(tmp_path, caplog):
+    expected = Loop(tmp_path / "alone").run(accumulates_now_and_then, 12)
+    assert caplog.text.count("the checkpoint taken between the two lacks them") == 1
+    seen = Loop(tmp_path / "killed").run(accumulates_now_and_then, 8)
+    seen |= Loop(tmp_path / "killed", seed=1).run(accumulates_now_and_then, 12)
+    assert seen == expected
+
+
+def test_a_loop_that_never_reuses_gradients_is_not_warned(tmp_path, caplog):
+    Loop(tmp_path).run(zeroes_first, 6)
+    assert "lacks them" not in caplog.text

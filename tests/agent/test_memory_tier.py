@@ -73,7 +73,7 @@ class Dead:
 def _seal(snapshot, attempt):
     """As whoever writes the checkpoint does, when it has the digests."""
     task = Task.of(snapshot, persisting.origin(attempt=attempt, uid="dead"))
-    _Writing(None, task, snapshot.payload(), False, None, None)._sealed()
+    _Writing(None, task, snapshot.payload(), None, None)._sealed()
 
 
 def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp_path):

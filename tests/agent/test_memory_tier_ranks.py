@@ -56,7 +56,7 @@ class Dead:
                 attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, place=place
             )
             task = Task.of(taken, origin)
-            _Writing(None, task, taken.payload(), False, None, None)._sealed()
+            _Writing(None, task, taken.payload(), None, None)._sealed()
             snapshots.close()
             slot.release()
 

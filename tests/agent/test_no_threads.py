@@ -65,7 +65,7 @@ with session:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where niceness belongs to a thread")
-@pytest.mark.parametrize("backend", ["thread", "process", "fork"])
+@pytest.mark.parametrize("backend", ["thread", "process"])
 def test_a_trainer_that_is_nicer_than_its_helpers_gets_its_checkpoints(tmp_path, backend):
     """Without the right to become less nice again, which root in a container often lacks as well."""
     drop = ["setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice"] if os.geteuid() == 0 else []

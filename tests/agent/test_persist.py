@@ -14,7 +14,6 @@ from faulty_store import hear, tell
 from persisting import (
     BACKENDS,
     JOB,
-    PROCESSES,
     Job,
     bytes_of,
     children,
@@ -28,9 +27,9 @@ from persisting import (
 )
 
 from holdfast import format as fmt
-from holdfast.persist import Persister
+from holdfast import hostmemory
+from holdfast.persist import Persister, process
 from holdfast.persist.backend import Lost
-from holdfast.persist.fork import ForkBackend
 from holdfast.persist.process import ProcessBackend
 from holdfast.persist.task import Task
 from holdfast.store import open_store
@@ -262,13 +261,12 @@ def test_snapshots_that_failed_or_are_torn_are_never_written(store):
     assert store.checkpoints(JOB) == []
 
 
-@pytest.mark.parametrize("backend", PROCESSES)
-def test_a_writing_process_that_is_killed_costs_one_checkpoint(tmp_path, backend):
-    with running(faulty(tmp_path, "wait"), backend) as job:
+def test_a_writing_process_that_is_killed_costs_one_checkpoint(tmp_path):
+    with running(faulty(tmp_path, "wait"), "process") as job:
         snapshot = job.take()
         writer = int(hear(tmp_path / "reached"))
         assert writer != os.getpid()
-        job.persister._backends[backend].hurry()  # a word that it dies without having heard
+        job.persister._backends["process"].hurry()  # a word that it dies without having heard
         os.kill(writer, signal.SIGKILL)
         assert snapshot.settled.wait(300)
         assert snapshot.outcome == "failed"
@@ -277,21 +275,13 @@ def test_a_writing_process_that_is_killed_costs_one_checkpoint(tmp_path, backend
         assert job.checkpoint().outcome == "durable"
 
 
-@pytest.mark.parametrize("backend", PROCESSES)
-def test_its_death_is_seen_even_where_another_process_holds_its_socket_open(tmp_path, backend):
-    with running(faulty(tmp_path, "killed"), backend) as job:
+def test_its_death_is_seen_even_where_another_process_holds_its_socket_open(tmp_path):
+    with running(faulty(tmp_path, "killed"), "process") as job:
         snapshot = job.take()
         hear(tmp_path / "reached")
         assert snapshot.settled.wait(300)
         assert snapshot.reason.endswith("that wrote it was killed by SIGKILL")
         tell(tmp_path / "go", "on")
-
-
-def test_a_child_that_does_not_even_begin_is_given_up_soon(store, monkeypatch):
-    monkeypatch.setattr("holdfast.persist.backend.START_SECONDS", 0.2)
-    monkeypatch.setattr("holdfast.persist.fork._cut_loose", lambda _: signal.pause())
-    with running(store, "fork") as job:
-        assert job.checkpoint().reason == "the child that wrote it hung and was killed"
 
 
 def test_a_helper_that_died_is_replaced_with_the_next_checkpoint(store):
@@ -304,11 +294,10 @@ def test_a_helper_that_died_is_replaced_with_the_next_checkpoint(store):
         assert job.checkpoint().outcome == "durable"
 
 
-@pytest.mark.parametrize("backend", [ProcessBackend, ForkBackend])
-def test_a_writing_process_that_hangs_is_given_up(tmp_path, backend):
+def test_a_writing_process_that_hangs_is_given_up(tmp_path):
     job = Job(faulty(tmp_path, "wait"), "thread")
     job.snapshots.shared = True
-    writes = backend(job.store, hung_seconds=3)
+    writes = ProcessBackend(job.store, hung_seconds=3)
     job.persister._backends["thread"] = writes
     try:
         snapshot = job.take()
@@ -331,9 +320,8 @@ def test_a_helper_that_cannot_start_says_why(store, monkeypatch):
     assert reason.startswith("a process to write with could not be started: [Errno 2] No such file or directory")
 
 
-@pytest.mark.parametrize("backend", PROCESSES)
-def test_signals_for_the_trainer_do_not_stop_the_writing(tmp_path, backend):
-    with running(faulty(tmp_path, "wait"), backend) as job:
+def test_signals_for_the_trainer_do_not_stop_the_writing(tmp_path):
+    with running(faulty(tmp_path, "wait"), "process") as job:
         snapshot = job.take()
         writer = int(hear(tmp_path / "reached"))
         assert os.getsid(writer) == writer  # so that Ctrl-C in the terminal is not for it
@@ -344,9 +332,8 @@ def test_signals_for_the_trainer_do_not_stop_the_writing(tmp_path, backend):
     assert snapshot.outcome == "durable", snapshot.reason
 
 
-@pytest.mark.parametrize("backend", PROCESSES)
-def test_a_writing_process_holds_nothing_of_the_trainer_open(tmp_path, backend):
-    with socket.create_server(("127.0.0.1", 0)) as server, running(faulty(tmp_path, "wait"), backend) as job:
+def test_a_writing_process_holds_nothing_of_the_trainer_open(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server, running(faulty(tmp_path, "wait"), "process") as job:
         server.set_inheritable(True)
         snapshot = job.take()
         writer = hear(tmp_path / "reached")
@@ -355,6 +342,43 @@ def test_a_writing_process_holds_nothing_of_the_trainer_open(tmp_path, backend):
         assert len([name for name in its.values() if name.startswith("socket:")]) == 1
         # besides that: nothing, the file for its last words, the arena
         assert len(its) <= 6, its
+        tell(tmp_path / "go", "on")
+        assert snapshot.settled.wait(300)
+
+
+def test_a_helper_that_does_not_even_begin_is_given_up_soon(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.persist.backend.START_SECONDS", 0.2)
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
+    hangs.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(hangs))
+    with running(store, "process") as job:
+        assert job.checkpoint().reason == "the process that wrote it hung and was killed"
+
+
+def test_a_store_that_no_other_process_can_open_is_written_to_by_a_thread(store, monkeypatch):
+    monkeypatch.setattr(type(store), "opener", None, raising=False)
+    with running(store, "process") as job:
+        assert job.checkpoint().outcome == "durable"
+    assert job.settled[0].backend == "thread"
+    assert f"process is out: store {store.url} cannot be opened by another process" in job.persister.reason
+
+
+def test_a_platform_without_memory_files_has_threads_only(store, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    hostmemory.can_share.cache_clear()
+    try:
+        assert "this platform has no" in process.refusal(store)
+    finally:
+        hostmemory.can_share.cache_clear()
+
+
+def test_a_thread_that_writes_comes_second(tmp_path):
+    with running(faulty(tmp_path, "wait"), "thread") as job:
+        snapshot = job.take()
+        hear(tmp_path / "reached")
+        writer = next(t for t in threading.enumerate() if t.name == "holdfast-write")
+        assert os.getpriority(os.PRIO_PROCESS, writer.native_id) == 10
         tell(tmp_path / "go", "on")
         assert snapshot.settled.wait(300)
 
@@ -440,7 +464,7 @@ def test_what_is_begun_after_that_is_not_held_back_either(tmp_path, backend):
 class Gates:
     """A store whose commits return when and in the order that a test says."""
 
-    url, forkable = "memory", True
+    url = "memory"
 
     def __init__(self):
         self.committed, self.arrived = [], threading.Semaphore(0)
@@ -587,15 +611,6 @@ def test_errors_come_through_a_process_as_what_they_were(tmp_path):
     finally:
         backend.close()
         job.close()
-
-
-def test_a_child_that_cannot_be_forked_is_a_reason(store, monkeypatch):
-    def refuse():
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    with running(store, "fork") as job:
-        monkeypatch.setattr(os, "fork", refuse)
-        assert job.checkpoint().reason == "no child could be forked: Resource temporarily unavailable"
 
 
 def test_lost_is_no_error_of_the_store():

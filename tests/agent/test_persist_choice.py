@@ -8,7 +8,7 @@ from persisting import JOB, faulty, running
 from holdfast.persist import Choice
 from holdfast.store import open_store
 
-COSTS = {"thread": 0.041, "process": 0.012, "fork": 0.2}
+COSTS = {"thread": 0.041, "process": 0.012}
 
 
 def run(choice, costs=COSTS, *, persists=None, checkpoints=12):
@@ -27,98 +27,94 @@ def test_a_backend_that_was_asked_for_is_used():
 
 
 def test_an_unknown_one_is_refused_by_name():
-    with pytest.raises(ValueError, match="persist backend 'threads': use auto, thread, process, fork"):
+    with pytest.raises(ValueError, match="persist backend 'threads': use auto, thread, process"):
         Choice("threads", {})
 
 
 def test_auto_tries_each_in_turn_and_takes_the_cheapest():
     choice = Choice("auto", {})
-    assert choice.reason == "thread, process, fork are tried in turn"
-    assert run(choice) == ["thread", "process", "fork"] * 4
+    assert choice.reason == "thread, process are tried in turn"
+    assert run(choice, checkpoints=8) == ["thread", "process"] * 4
     assert choice.current == "process"
-    assert choice.reason == "process: a checkpoint costs training 12 ms, 41 ms with thread, 200 ms with fork"
+    assert choice.reason == "process: a checkpoint costs training 12 ms, 41 ms with thread"
 
 
 def test_the_first_checkpoint_of_each_says_nothing():
     choice = Choice("auto", {})
-    run(choice, {"thread": 0.01, "process": 5.0, "fork": 5.0}, checkpoints=3)
-    run(choice, {"thread": 0.1, "process": 0.01, "fork": 0.2}, checkpoints=9)
+    run(choice, {"thread": 0.01, "process": 5.0}, checkpoints=2)
+    run(choice, {"thread": 0.1, "process": 0.01}, checkpoints=6)
     assert choice.current == "process"
 
 
 def test_one_odd_measurement_decides_nothing():
     choice = Choice("auto", {})
-    run(choice, checkpoints=9)
-    run(choice, {"thread": 0.041, "process": 9.0, "fork": 0.2}, checkpoints=3)
+    run(choice, checkpoints=6)
+    run(choice, {"thread": 0.041, "process": 9.0}, checkpoints=2)
     assert choice.current == "process"
 
 
 @pytest.mark.parametrize("thread", [0.011, 0.0119, 0.0115])
 def test_of_those_that_cost_about_the_same_the_simplest_wins(thread):
     choice = Choice("auto", {})
-    run(choice, {"thread": thread, "process": 0.010, "fork": 0.010})
+    run(choice, {"thread": thread, "process": 0.010})
     assert choice.current == "thread"
     assert "(the simplest of those that cost about the same)" in choice.reason
 
 
 def test_unless_another_is_durable_much_sooner():
     choice = Choice("auto", {})
-    run(choice, {"thread": 0.01, "process": 0.01, "fork": 0.01}, persists={"thread": 3.0, "process": 1.0})
+    run(choice, {"thread": 0.01, "process": 0.01}, persists={"thread": 3.0, "process": 1.0})
     assert choice.current == "process"
     assert "(durable sooner than with thread)" in choice.reason
 
 
 def test_costs_lost_in_noise_are_told_as_nothing():
     choice = Choice("auto", {})
-    run(choice, {"thread": -0.001, "process": 0.5, "fork": 0.5})
+    run(choice, {"thread": -0.001, "process": 0.5})
     assert choice.reason.startswith("thread: a checkpoint costs training 0 ms, 500 ms with process")
 
 
 def test_one_that_breaks_is_dropped_with_its_reason():
     choice = Choice("auto", {})
-    run(choice, checkpoints=2)
-    assert choice.current == "fork"
-    choice.failed("fork", "the child that wrote it was killed by SIGSEGV")
-    assert "fork" not in run(choice, checkpoints=30)
+    run(choice, checkpoints=1)
     assert choice.current == "process"
-    assert choice.reason.endswith("; fork is out: the child that wrote it was killed by SIGSEGV")
+    choice.failed("process", "the process that wrote it was killed by SIGSEGV")
+    assert set(run(choice, checkpoints=30)) == {"thread"}
+    assert choice.reason.endswith("; process is out: the process that wrote it was killed by SIGSEGV")
 
 
 def test_one_that_breaks_after_it_was_chosen_makes_way_for_the_others():
     choice = Choice("auto", {})
     run(choice)
     choice.failed("process", "gone")
-    assert run(choice, checkpoints=8) == ["thread", "fork"] * 4
-    assert choice.current == "thread"
+    assert run(choice, checkpoints=8) == ["thread"] * 8
 
 
 def test_one_that_was_asked_for_stays_when_it_breaks():
-    choice = Choice("fork", {})
-    choice.failed("fork", "gone")
-    assert choice.current == "fork"
+    choice = Choice("process", {})
+    choice.failed("process", "gone")
+    assert choice.current == "process"
 
 
 def test_a_thread_is_never_out():
-    choice = Choice("auto", {"process": "no memory files", "fork": "no fork"})
+    choice = Choice("auto", {"process": "no memory files"})
     assert choice.current == "thread"
-    assert choice.reason == (
-        "thread: no other can write here; process is out: no memory files; fork is out: no fork"
-    )
+    assert choice.reason == "thread: no other can write here; process is out: no memory files"
     choice.failed("thread", "whatever")
     assert choice.current == "thread"
 
 
 def test_what_cannot_be_had_is_said_and_a_thread_writes():
-    choice = Choice("fork", {"fork": "no fork here", "process": "nor that"})
+    choice = Choice("process", {"process": "no memory files"})
     assert choice.current == "thread"
-    assert choice.reason == "thread: no other can write here; fork is out: no fork here"
+    assert choice.reason == "thread: no other can write here; process is out: no memory files"
 
 
 def test_the_last_candidate_is_chosen_without_being_tried():
-    choice = Choice("auto", {"process": "no"})
-    choice.refused("fork", "pinned")
+    choice = Choice("auto", {})
+    choice.refused("process", "no")
     assert choice.current == "thread"
-    assert choice.reason == "thread: no other can write here; process is out: no; fork is out: pinned"
+    assert choice.reason == "thread: no other can write here; process is out: no"
 
 
 def test_when_the_chosen_one_becomes_much_dearer_all_are_tried_again():
@@ -128,7 +124,7 @@ def test_when_the_chosen_one_becomes_much_dearer_all_are_tried_again():
     used = run(choice, dearer, checkpoints=30)
     before = used.index("thread")
     assert 5 <= before <= 9  # a few dear ones may be a neighbour's doing
-    assert used[before : before + 12] == ["thread", "process", "fork"] * 4
+    assert used[before : before + 8] == ["thread", "process"] * 4
     assert choice.current == "thread"
 
 
@@ -139,9 +135,8 @@ def test_a_little_dearer_is_no_reason():
 
 
 def test_a_late_measurement_of_another_is_no_harm():
-    choice = Choice("auto", {"fork": "no"})
+    choice = Choice("auto", {})
     run(choice)
-    choice.measured("fork", 0.0, 0.0)
     choice.measured("thread", 0.0, 0.0)
     assert choice.current == "process"
 
@@ -155,7 +150,7 @@ def test_a_persister_left_to_choose_writes_with_each_and_stays_with_the_cheapest
             last = job.settled[-1]
             job.persister.measured(last.backend, COSTS[last.backend], last.seconds)
         used = [settled.backend for settled in job.settled]
-        assert used == ["thread", "process"] * 4 + ["process"] * 6  # a fork only where it is named
+        assert used == ["thread", "process"] * 4 + ["process"] * 6
         assert job.persister.backend == "process"
         assert job.persister.reason.startswith("process: a checkpoint costs training 12 ms")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from faulty_store import hear, tell
-from persisting import JOB, PROCESSES, bytes_of, committed_bytes, faulty, small_state
+from persisting import JOB, bytes_of, committed_bytes, faulty, small_state
 
 from holdfast.store import open_store
 
@@ -42,9 +42,8 @@ def ended(handle):
     return bool(poll.poll(30_000))
 
 
-@pytest.mark.parametrize("backend", PROCESSES)
-def test_what_another_process_writes_becomes_durable_all_the_same(tmp_path, killed, backend):
-    writer = killed(backend)
+def test_what_another_process_writes_becomes_durable_all_the_same(tmp_path, killed):
+    writer = killed("process")
     store = open_store(tmp_path)
     assert store.checkpoints(JOB) == []
     tell(tmp_path / "go", "on")
@@ -58,9 +57,8 @@ def test_what_its_own_thread_writes_is_gone(tmp_path, killed):
     assert open_store(tmp_path).checkpoints(JOB) == []
 
 
-@pytest.mark.parametrize("backend", PROCESSES)
-def test_the_next_attempt_fences_what_the_dead_one_left_behind(tmp_path, killed, backend):
-    writer = killed(backend)
+def test_the_next_attempt_fences_what_the_dead_one_left_behind(tmp_path, killed):
+    writer = killed("process")
     store = open_store(tmp_path)
     assert store.acquire_attempt(JOB, "second").number == 2
     tell(tmp_path / "go", "on")

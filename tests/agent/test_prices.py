@@ -39,9 +39,9 @@ def test_two_that_end_together_share_what_they_cost():
     each, heard = prices()
     idle(each)
     each.settled("thread", 0.25)
-    each.settled("fork", 0.5)
+    each.settled("process", 0.5)
     each.iteration(2.0, in_flight=True)
-    assert heard == [("thread", 0.5, 0.25), ("fork", 0.5, 0.5)]
+    assert heard == [("thread", 0.5, 0.25), ("process", 0.5, 0.5)]
 
 
 def test_nothing_is_said_without_idle_iterations_to_compare_with():

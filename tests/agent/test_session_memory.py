@@ -1,6 +1,8 @@
 """Where a session keeps its snapshots: it follows from what writes them."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from small_session import session_of
 
 from holdfast.copying import HostCopies
+from holdfast.store import open_store
 
 TRIES = 6
 
@@ -47,26 +50,32 @@ def test_memory_follows_the_choice_of_auto(tmp_path):
     assert len(session._checkpoints.store.checkpoints("m")) == 4
 
 
-def test_what_a_fork_leaves_out_are_weights_moments_and_the_gradients_of_the_moment(tmp_path):
-    model, optimizer, session = session_of(tmp_path, backend="fork")
-    taken = []
-    real = session._checkpoints.snapshots.begin
-
-    def begin(*args, **options):
-        taken.append(real(*args, **options))
-        return taken[-1]
-
-    session._checkpoints.snapshots.begin = begin
-    with session:
-        model(torch.ones(2, 4)).sum().backward()
+GRADIENTS_COME_AND_GO = """
+import sys
+import torch, holdfast
+torch.set_num_threads(1)
+layers = [each for _ in range(40) for each in (torch.nn.Linear(16, 16), torch.nn.Tanh())]
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.AdamW(model.parameters())
+given = {"model": model, "optimizer": optimizer}
+with holdfast.Session("m", store=sys.argv[1], backend=sys.argv[2], every=3, **given) as session:
+    for _ in range(100):
+        optimizer.zero_grad()
+        model(torch.ones(2, 16)).sum().backward()
         optimizer.step()
         session.step()
-        live = {tensor.data_ptr() for tensor in taken[0].live()}
-        moments = [value for state in optimizer.state.values() for value in state.values()]
-        tensors = [*model.parameters(), *moments, *(parameter.grad for parameter in model.parameters())]
-        assert {tensor.data_ptr() for tensor in tensors} <= live
-        optimizer.zero_grad()
-        assert len(taken[0].live()) == len(live) - 2
+"""
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize("times", [1, pytest.param(30, marks=pytest.mark.long)])
+def test_gradients_that_a_backward_pass_replaces_beside_a_checkpoint_end_no_training(tmp_path, backend, times):
+    """A backward pass holds no interpreter lock: a read of `parameter.grad` on another thread is a SIGSEGV."""
+    for number in range(times):
+        command = [sys.executable, "-c", GRADIENTS_COME_AND_GO, str(tmp_path / str(number)), backend]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert open_store(str(tmp_path / str(number))).checkpoints("m")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a platform with forks")

@@ -93,13 +93,6 @@ def test_training_goes_on_while_the_bucket_is_away_and_uses_it_when_it_is_back(t
         trainer.crash()
 
 
-def test_a_forked_child_is_not_asked_to_write_to_a_bucket(url):
-    trainer = Trainer(url, backend="fork").run(until=3)
-    assert [int(c[:12]) for c in open_store(url).checkpoints("job")] == [3]
-    assert "do not survive a fork" in trainer.session._checkpoints.persister.reason
-    trainer.crash()
-
-
 def test_reports_that_no_server_takes_wait_on_this_machine(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer = Trainer(url, server="http://127.0.0.1:9").run(until=4).crash()

@@ -670,7 +670,6 @@ def test_nothing_is_imported_before_it_is_used():
 
 
 def test_a_forked_process_is_refused(store):
-    assert not store.forkable
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

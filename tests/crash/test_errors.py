@@ -66,8 +66,7 @@ def faults(points: list[Point]) -> Iterator[Fault]:
 
 @pytest.mark.parametrize(
     ("backend", "whole"),
-    [("thread", False), ("fork", False)]
-    + [pytest.param(b, True, marks=LONG) for b in ("thread", "process", "fork")],
+    [("thread", False), *(pytest.param(b, True, marks=LONG) for b in ("thread", "process"))],
 )
 def test_an_error_of_any_system_call_costs_no_more_than_a_checkpoint(
     trainers: Pool, fast_path: Path, backend: str, whole: bool

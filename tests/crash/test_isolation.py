@@ -11,7 +11,7 @@ pytestmark = pytest.mark.crash
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("backend", ["thread", "process", "fork"])
+@pytest.mark.parametrize("backend", ["thread", "process"])
 def test_everything_overwritten_right_after_a_snapshot_is_stored_as_it_was(
     trainers: Pool, fast_path: Path, backend: str, slots: int
 ) -> None:

@@ -93,10 +93,8 @@ def test_so_does_one_of_another_kind(kind, world_size, options, ranks, undisturb
 @pytest.mark.parametrize(
     ("kind", "world_size", "backend"),
     [
-        ("ddp", 3, "fork"),
         ("fsdp", 2, "process"),
         pytest.param("ddp", 3, "process", marks=pytest.mark.long),
-        pytest.param("fsdp", 2, "fork", marks=pytest.mark.long),
     ],
 )
 def test_whatever_writes_the_checkpoints(kind, world_size, backend, ranks, undisturbed_ranks, tmp_path):

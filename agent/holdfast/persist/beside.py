@@ -12,16 +12,15 @@ T = TypeVar("T")
 class Beside(Generic[T]):
     """Runs `compute` at once on a thread, or when it is asked for where there can be none."""
 
-    def __init__(self, name: str, compute: Callable[[], T], *, threads: bool = True) -> None:
+    def __init__(self, name: str, compute: Callable[[], T]) -> None:
         self._compute: Callable[[], T] | None = compute
         self._found: list[T] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True) if threads else None
-        if self._thread is not None:
-            try:
-                self._thread.start()
-            except RuntimeError:  # as many threads as there may be, or the interpreter is ending
-                self._thread = None
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # as many threads as there may be, or the interpreter is ending
+            self._thread = None
 
     def result(self) -> T:
         self.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-SIMPLEST_FIRST = ("thread", "process", "fork")
+SIMPLEST_FIRST = ("thread", "process")
 """A thread needs no memory of its own and has no second process to lose."""
 WARM_UP = 1
 """Measurements passed over: the first checkpoint starts a process and touches memory for the first time."""

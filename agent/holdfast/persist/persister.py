@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.errors import Fenced, HoldfastError
-from holdfast.persist import fork, process
+from holdfast.persist import process
 from holdfast.persist.backend import Backend, Lost, Refused
 from holdfast.persist.choice import Choice
 from holdfast.persist.commit import Line, NotPrepared, commit, decline
@@ -71,7 +71,7 @@ class Persister:
         self._submitted, self._open = 0, 0
         self._newest_durable = 0
         self._lock, self._settling = threading.Lock(), threading.Lock()
-        self._choice = Choice(backend, _refusals(store, backend))
+        self._choice = Choice(backend, _refusals(store))
         self._backends: dict[str, Backend] = {}
 
     @property
@@ -303,18 +303,20 @@ def _problem(snapshot: Snapshot) -> NotPrepared | None:
     if snapshot.torn:
         names = ", ".join(snapshot.torn[:3])
         return NotPrepared(f"{len(snapshot.torn)} tensors changed while they were copied: {names}", torn=True)
+    if snapshot.round_trip is not None:
+        try:
+            snapshot.round_trip.require_same(snapshot.trees, snapshot.slots, snapshot.views, snapshot.shards)
+        except Exception as error:  # whatever it is, a resume would meet it as well
+            return NotPrepared(f"a checkpoint of this state could not be loaded: {told(error)}")
     return None
 
 
 _MAKERS: dict[str, Callable[[Store], Backend]] = {
     "thread": ThreadBackend,
     "process": process.ProcessBackend,
-    "fork": fork.ForkBackend,
 }
 
 
-def _refusals(store: Store, wanted: str) -> dict[str, str]:
-    # never unasked: in the trainer's process a fork runs whatever hooks other libraries have registered for one
-    forking = "" if wanted == "auto" else fork.refusal(store)
-    found = {"process": process.refusal(store), "fork": forking}
-    return {name: why for name, why in found.items() if why is not None}
+def _refusals(store: Store) -> dict[str, str]:
+    refusal = process.refusal(store)
+    return {} if refusal is None else {"process": refusal}

@@ -35,4 +35,4 @@ class ThreadBackend:
     def _write(self, task: Task, payload: memoryview) -> Written:
         be_nice()
         pacer = Pacer(task.origin.bytes_per_second, self._hurry.wait)
-        return write_checkpoint(self._store, task, payload, threads=True, pace=pacer)
+        return write_checkpoint(self._store, task, payload, pace=pacer)

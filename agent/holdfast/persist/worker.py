@@ -73,7 +73,7 @@ class Worker:
             pacer(size_bytes)
 
         payload = self._memory[: request.size_bytes]
-        return write_checkpoint(self._store, request.task, payload, threads=True, pace=pace)
+        return write_checkpoint(self._store, request.task, payload, pace=pace)
 
     def _map_anew(self, fd: int, size_bytes: int) -> None:
         self._memory = memoryview(b"")

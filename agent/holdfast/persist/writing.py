@@ -25,22 +25,18 @@ def write_checkpoint(
     task: Task,
     payload: memoryview,
     *,
-    threads: bool,
     pace: Pace | None = None,
     known: list[fmt.Tensor] | None = None,
 ) -> Written:
     """Write and commit, or write this rank's part; the payload must not change until this returns.
 
-    Without `threads` everything is done on the calling thread, as a forked child must. `known` is what the
-    manifest says of each tensor, where that was found out before.
+    `known` is what the manifest says of each tensor, where that was found out before.
 
     Raises:
         Fenced, FileExistsError, OSError: as the store's writer does; nothing of the checkpoint is left.
     """
-    writing = _Writing(store, task, payload, threads, pace, known)
+    writing = _Writing(store, task, payload, pace, known)
     try:
-        if task.seal is not None and not threads:
-            writing.tensors.result()  # which seals it: before the write, since nothing goes on beside that
         if task.origin.place is not None:
             return writing.part(task.origin.place)
         try:
@@ -61,18 +57,17 @@ class _Writing:
         store: Store,
         task: Task,
         payload: memoryview,
-        threads: bool,
         pace: Pace | None,
         known: list[fmt.Tensor] | None,
     ) -> None:
         self._store, self._task, self._payload = store, task, payload
-        self._threads, self._pace = threads, pace
+        self._pace = pace
         origin = task.origin
         self._header = sealing.header_of(task)
         self._file = payload_of(origin.rank)
         self._replace = task.origin.replaces
         self._known = known
-        self.tensors = Beside("holdfast-digest", self._sealed, threads=threads)
+        self.tensors = Beside("holdfast-digest", self._sealed)
 
     def attempt(self) -> float:
         """Write to a new place and commit; the seconds that writing the payload took."""
@@ -103,7 +98,7 @@ class _Writing:
 
     def _write(self, writer: CheckpointWriter) -> float:
         started = time.perf_counter()
-        writer.write(self._file, [self._header, self._payload], threads=self._threads, pace=self._pace)
+        writer.write(self._file, [self._header, self._payload], pace=self._pace)
         return time.perf_counter() - started
 
     def _commit(self, writer: CheckpointWriter, manifest: bytes) -> None:

@@ -177,8 +177,6 @@ class Store(Protocol):
     url: str
     readers: int
     """So many threads that read at once get the most out of it."""
-    forkable: bool
-    """A forked child may go on using it: it has neither threads nor connections of its own."""
 
     def free_bytes(self) -> int | None:
         """Room left; None where that cannot be told. OSError when the store is away."""

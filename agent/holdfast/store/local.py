@@ -48,8 +48,6 @@ NOT_LINKED = (errno.EXDEV, errno.EMLINK, *directories.NO_LINKS)
 class LocalStore:
     """A `Store` under one directory; see `holdfast.store.base` for the promises."""
 
-    forkable = True
-
     def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = root
         self.url = str(root)

@@ -48,9 +48,6 @@ def parse_url(url: str) -> tuple[str, str]:
 class ObjectStore:
     """A `Store` under a prefix in a bucket; see `holdfast.store.base` for the promises."""
 
-    forkable = False
-    """obstore's threads do not survive a fork."""
-
     def __init__(self, url: str) -> None:
         bucket, prefix = parse_url(url)
         if find_spec("obstore") is None:

@@ -1,0 +1,148 @@
+"""The round trip of a state: whether the tree that a checkpoint stores decodes to what was captured.
+
+Digests prove the bytes of tensors. Everything else is compared here: types, values, keys, dtypes and shapes.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from holdfast.dtypes import DTYPES, dtype_of_view
+from holdfast.errors import HoldfastError
+from holdfast.format import Shard, Slot
+from holdfast.kinds import Shapes
+from holdfast.tree import Tree, decode
+
+Description = tuple[str, object]
+"""A type, and a value of which no part can change."""
+
+
+class RoundTrip:
+    """The states of a session's objects at one instant, described so that training cannot change them.
+
+    Args:
+        states: what `state_dict()` of each object returns, by keyword.
+        shapes: dtype and global shape of every tensor of the trees.
+        refusal: why the objects would refuse their own state, if they would.
+    """
+
+    def __init__(self, states: Mapping[str, Any], shapes: Shapes, refusal: str | None = None) -> None:
+        self._states = {keyword: dict(describe(keyword, state)) for keyword, state in states.items()}
+        self._shapes, self._refusal = shapes, refusal
+        self.holds = False
+        """A checkpoint was compared, and gives back what was captured."""
+
+    def require_same(
+        self,
+        trees: Mapping[str, Tree],
+        slots: Sequence[Slot],
+        views: Mapping[str, str],
+        shards: Mapping[str, Shard],
+    ) -> None:
+        """Decode what is about to be written; for any thread, since it reads no object of the script's.
+
+        HoldfastError names the keyword and the path of what would come back otherwise. What `decode` raises passes
+        through.
+        """
+        if self._refusal is not None:
+            raise HoldfastError(self._refusal)
+        shapes = {
+            **self._shapes,
+            **{slot.name: _read_as(slot, views) for slot in slots if slot.name not in shards},
+        }
+        for name, (dtype, shape) in shapes.items():
+            if (dtype, shape) != self._shapes[name]:
+                raise HoldfastError(f"{name} would come back as {shape} of {dtype}, and is {self._shapes[name]}")
+        tensors = {name: _stand_in(dtype, shape) for name, (dtype, shape) in shapes.items()}
+        decoded = {key: decode(tree, tensors, copy=False) for key, tree in as_stored(trees).items()}
+        for keyword, captured in self._states.items():
+            state = decoded[keyword]
+            if is_module(trees[keyword]):
+                state = state["state"]
+            if (found := difference(captured, dict(describe(keyword, state)))) is not None:
+                raise HoldfastError(found)
+        self.holds = True
+
+
+def as_stored(trees: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Trees as a manifest gives them back, without devices: to decode one moves no tensor to a device."""
+    stored: dict[str, Tree] = msgspec.json.decode(msgspec.json.encode(trees))
+    return {keyword: _without_devices(tree) for keyword, tree in stored.items()}
+
+
+def is_module(tree: Tree) -> bool:
+    return isinstance(tree, dict) and tree.keys() >= {"state", "metadata", "buffers"}
+
+
+def describe(path: str, value: Any) -> Iterator[tuple[str, Description]]:
+    """The parts of a value by their paths. Functions are left out: no checkpoint holds them."""
+    if isinstance(value, torch.Tensor):
+        yield path, ("tensor", f"of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}")
+    elif isinstance(value, Mapping):
+        kind = "dict" if isinstance(value, collections.OrderedDict) else type(value).__name__
+        entries = {key: item for key, item in value.items() if not _is_function(item)}
+        yield path, (kind, tuple(entries))
+        for key, item in entries.items():
+            yield from describe(f"{path}.{key}", item)
+    elif isinstance(value, (set, frozenset)):
+        yield path, (type(value).__name__, tuple(sorted(map(repr, value))))
+    elif isinstance(value, (list, tuple, collections.deque)):
+        limit = f", at most {value.maxlen}" if isinstance(value, collections.deque) else ""
+        yield path, (type(value).__name__, f"of {len(value)} items{limit}")
+        for number, item in enumerate(value):
+            yield from describe(f"{path}.{number}", item)
+    elif hasattr(value, "dtype") and hasattr(value, "shape"):  # an array or a scalar of NumPy
+        yield path, (type(value).__name__, f"of {value.dtype} {tuple(value.shape)}")
+    elif isinstance(value, (bytes, bytearray)):
+        yield path, (type(value).__name__, bytes(value))
+    else:  # the text of a number tells -0.0 from 0.0, and equals that of another NaN
+        yield path, (type(value).__name__, repr(value))
+
+
+def difference(captured: Mapping[str, Description], decoded: Mapping[str, Description]) -> str | None:
+    """In words: the first path at which what was decoded is not what was captured."""
+    for path, was in captured.items():
+        if (found := decoded.get(path)) is None:
+            return f"{path} would not come back"
+        if found != was:
+            return f"{path} would come back as {_told(found)}, and is {_told(was)}"
+    added = next((path for path in decoded if path not in captured), None)
+    return None if added is None else f"{added} would come back, and is not there"
+
+
+def _told(description: Description) -> str:
+    kind, value = description
+    return f"{kind} {str(value)[:80]}"
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, (torch.Tensor, type))
+
+
+def _without_devices(tree: Tree) -> Tree:
+    if isinstance(tree, list):
+        return [_without_devices(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        key: _without_devices(item) for key, item in tree.items() if not (key == "device" and "$tensor" in tree)
+    }
+
+
+def _read_as(slot: Slot, views: Mapping[str, str]) -> tuple[str, tuple[int, ...]]:
+    """Dtype and shape that a reader gives the bytes of a slot."""
+    view = views.get(slot.name)
+    if view is None:
+        return str(DTYPES[slot.dtype]), slot.shape
+    dtype = dtype_of_view(view)
+    return str(dtype), slot.shape[:-1] if dtype.is_complex else slot.shape
+
+
+def _stand_in(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor that takes no memory, whatever its shape."""
+    return torch.empty((), dtype=dtype_of_view(dtype.removeprefix("torch.")), device="cpu").expand(shape)
