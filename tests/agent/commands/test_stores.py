@@ -127,7 +127,7 @@ def test_what_to_do_about_the_newest_being_damaged_is_said(holdfast: Holdfast, s
     told = holdfast("store", "verify", store).stdout
     assert "gpt 000000000020-1 is damaged. Started again, gpt goes on from the newest sound one by itself" in told
     assert "by itself: 000000000010-1" in told
-    assert "when training comes to iteration 20 again, a sound one takes its name" in told
+    assert "the next checkpoint of iteration 20 takes its place" in told
     assert f"holdfast store gc {store} --job gpt --drop 000000000020-1" in told
     assert "digits" not in told.partition("is damaged")[2]
 
