@@ -11,6 +11,7 @@ import base64
 import bisect
 import collections
 import enum
+import functools
 import itertools
 import logging
 import math
@@ -271,7 +272,7 @@ class Encoder:
 
     def _keeps_strides(self, path: str, shape: Sequence[int], strides: Sequence[int]) -> bool:
         """They are other than those of a new tensor, and there is memory to have them again."""
-        if tuple(strides) == _contiguous(shape):
+        if tuple(strides) == _contiguous(tuple(shape)):
             return False
         if _extent(shape, strides) <= _most_elements(shape):
             return True
@@ -313,7 +314,8 @@ class Encoder:
             if not (deferred or in_place) and (name in self.kept or name in self._kept_before):
                 self._warn(path, "%s is part of an optimizer's state (%s): it comes back as a copy of that", name)
             return name
-        name = _unused(path.encode(errors="backslashreplace").decode(), self.tensors)
+        printable = path if path.isascii() else path.encode(errors="backslashreplace").decode()
+        name = _unused(printable, self.tensors)
         if is_tellable:
             self._note_overlap(path, storage, tensor, in_place)
         self._known[key] = name
@@ -336,7 +338,8 @@ class Encoder:
     def _note_overlap(self, path: str, storage: int, tensor: torch.Tensor, in_place: bool) -> None:
         """Warn of a tensor that has memory in common with another: each comes back with its own."""
         start = int(tensor.storage_offset() * tensor.itemsize)
-        end = start + _extent(tensor.shape, tensor.stride()) * tensor.itemsize
+        extent = tensor.numel() if tensor.is_contiguous() else _extent(tensor.shape, tensor.stride())
+        end = start + extent * tensor.itemsize
         spans = self._spans.maps[0].setdefault(storage, list(self._spans.get(storage, ())))
         at = bisect.bisect(spans, (start, end))
         for other_start, other_end, other, other_in_place in spans[max(0, at - 1) : at + 1]:
@@ -606,8 +609,9 @@ def _require_dense(path: str, tensor: torch.Tensor) -> None:
 
 
 def _unused(path: str, taken: Collection[str]) -> str:
-    numbered = (f"{path}#{number}" for number in itertools.count(2))
-    return next(name for name in itertools.chain([path], numbered) if name not in taken)
+    if path not in taken:
+        return path
+    return next(name for number in itertools.count(2) if (name := f"{path}#{number}") not in taken)
 
 
 def _is_unicode(text: str) -> bool:
@@ -621,7 +625,8 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+@functools.lru_cache(1024)
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a new tensor of this shape."""
     sizes = itertools.accumulate((max(1, size) for size in shape[:0:-1]), operator.mul, initial=1)
     return tuple(sizes)[::-1] if shape else ()
