@@ -85,7 +85,12 @@ class VariablesPart(Part):
     """A session's `Variables`, which may hold tensors of its modules and optimizers."""
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
-        for name in require_readable(self.keyword, tree, shapes):
+        state = require_readable(self.keyword, tree, shapes)
+        if not isinstance(state, dict):
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: Variables here, another kind of object in the checkpoint"
+            )
+        for name in state:
             if name == "_declared" or hasattr(Variables, name):
                 raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}: Variables can have no value {name!r}")
 

@@ -690,5 +690,7 @@ def test_another_kind_of_object_under_a_keyword_is_refused():
     saved = Registry({"x": Variables(a=1)}).capture({})
     with pytest.raises(IncompatibleCheckpoint, match="x: a module here, another kind of object in the checkpoint"):
         Registry({"x": torch.nn.Linear(2, 2)}).check(saved.trees, shapes_of(saved))
+    with pytest.raises(IncompatibleCheckpoint, match="x: Variables here, another kind of object"):
+        Registry({"x": Variables()}).check({"x": [1]}, {})
     with pytest.raises(IncompatibleCheckpoint, match="x: an optimizer here, another kind of object"):
         Registry({"x": plateau().optimizer}).check(saved.trees, shapes_of(saved))
