@@ -38,6 +38,8 @@ class Watch(Protocol):
 
 class ModuleWatch:
     def __init__(self, module: nn.Module) -> None:
+        self.parameters = list(module.named_parameters())
+        """By name, as the module has them as long as nothing has changed."""
         found = ((each._parameters, name) for each in module.modules() for name in each._parameters)
         self._first: tuple[dict[str, nn.Parameter | None], str] = next(found, ({}, ""))
         # a dict that is empty today may get an entry tomorrow, so all of them are watched

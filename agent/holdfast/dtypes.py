@@ -11,6 +11,9 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
 }  # fmt: skip
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_BY_NAME = {
+    str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)
+}
 PAIRED = {torch.complex128: torch.float64, torch.complex32: torch.float16}
 """Complex dtypes that safetensors lacks, and that of their two parts."""
 
@@ -29,8 +32,11 @@ def stored_as(name: str, tensor: torch.Tensor) -> tuple[str, tuple[int, ...], st
 
 
 def dtype_of_view(view: str) -> torch.dtype:
-    """The dtype that a manifest's `view` names; ValueError for one that this torch does not have."""
-    found = getattr(torch, view, None)
-    if not isinstance(found, torch.dtype):
+    """The dtype that a checkpoint names, from a closed table: no name in a file is looked up in a module.
+
+    ValueError for a name that this torch has no dtype of.
+    """
+    found = _BY_NAME.get(view)
+    if found is None:
         raise ValueError(f"this torch has no dtype {view!r}: restore with the torch that wrote it, or a newer one")
     return found

@@ -18,7 +18,7 @@ from holdfast.appearing import appearing, sync
 from holdfast.dtypes import stored_as
 from holdfast.hostmemory import bytes_of
 from holdfast.reading import Progress
-from holdfast.shards import names_in
+from holdfast.shards import is_module, names_in
 from holdfast.state import RESERVED
 from holdfast.store import Store
 from holdfast.tree import decode
@@ -102,11 +102,6 @@ class _Chosen:
                 found |= {name: self.tensors[name] for name in names_in(tree)}
         (keyword, *_) = self.trees
         return {n.removeprefix(f"{keyword}."): t for n, t in found.items()} if self.alone else found
-
-
-def is_module(tree: Any) -> bool:
-    """Whether a tree is that of a module, rather than of another object."""
-    return isinstance(tree, dict) and tree.keys() == {"state", "metadata", "buffers"}
 
 
 def _state_dict(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -11,6 +11,7 @@ import torch
 
 from holdfast.data import DataLoader
 from holdfast.rng import is_generator
+from holdfast.variables import Variables
 from holdfast.wrappers import has_no_state_dict, has_unseen_steps, is_accelerator, optimizers_in, unwrapped
 
 DEPTH = 4
@@ -71,7 +72,7 @@ def _untrained(objects: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"{keyword} trains {len(strange)} tensors, the first of shape {tuple(strange[0].shape)}, that "
                 "are in no module of the session: their values are in no checkpoint. Give their module, "
-                f"Session({_unused('model', objects)}=...)"
+                f"Session({_unused('model', objects)}=...), or put them into holdfast.Variables"
             )
 
 
@@ -100,10 +101,20 @@ def _uncounted(objects: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tensors(item: Any) -> Iterator[torch.Tensor]:
-    """Parameters and buffers of a module; nothing of anything else."""
+    """Parameters and buffers of a module, and the tensors in `Variables`; nothing of anything else."""
     if isinstance(item, torch.nn.Module):
         yield from item.parameters()
         yield from item.buffers()
+    elif isinstance(item, Variables):
+        yield from _tensors_in(item.state_dict())
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item)
 
 
 def _all_held(found: Any, held: Collection[int]) -> bool:

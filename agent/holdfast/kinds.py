@@ -5,21 +5,28 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import inspect
+import itertools
+import logging
 import marshal
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from holdfast.capture import IMMUTABLE, OptimizerWatch, Watch, only_reshards, watch_of
-from holdfast.errors import IncompatibleCheckpoint
-from holdfast.format import SMALL_BYTES
+from holdfast.capture import IMMUTABLE, ModuleWatch, OptimizerWatch, Watch, only_reshards, watch_of
+from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
+from holdfast.format import MANIFEST, SMALL_BYTES
 from holdfast.hostmemory import copy_plain, duplicates, is_plain, populate
 from holdfast.rng import OwnGenerator
 from holdfast.sharding import is_sharded, local
-from holdfast.shards import names_in
-from holdfast.tree import Encoder, Tree, decode
+from holdfast.shards import is_module, names_in
+from holdfast.tree import Encoder, Live, Tree, decode, require_readable
+from holdfast.variables import Variables
 from holdfast.wrappers import has_plain_state
+
+logger = logging.getLogger("holdfast")
 
 ALONE_BYTES = 1 << 30
 """A module of at most this is loaded on one thread: a tenth of a second."""
@@ -61,10 +68,12 @@ class Part:
         """Tensors of a checkpoint that are to be sharded as these are, where `encode` would not show it yet."""
         return {}
 
-    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, adopt: bool = True) -> None:
+    def load(
+        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+    ) -> None:
         """Put a checkpoint's state into the object; what its `load_state_dict` raises passes through.
 
-        With `adopt` it may go on with the memory of `tensors`.
+        With `adopt` it may go on with the memory of `tensors`. `live` are tensors of the session's other objects.
         """
         self._item.load_state_dict(decode(tree, tensors, copy=True))
 
@@ -72,8 +81,37 @@ class Part:
         """Touch the memory that `load` will copy into, without a change to what is in it."""
 
 
+class VariablesPart(Part):
+    """A session's `Variables`, which may hold tensors of its modules and optimizers."""
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        state = require_readable(self.keyword, tree, shapes)
+        if not isinstance(state, dict):
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: Variables here, another kind of object in the checkpoint"
+            )
+        for name in state:
+            if name == "_declared" or hasattr(Variables, name):
+                raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}: Variables can have no value {name!r}")
+
+    def load(
+        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+    ) -> None:
+        self._item.load_state_dict(decode(tree, tensors, copy=True, live=live))
+
+
+class SchedulerPart(Part):
+    """A learning-rate scheduler of torch: its `load_state_dict` sets whatever attributes it is given."""
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        _require_attributes(self.keyword, self._item, require_readable(self.keyword, tree, shapes))
+
+
 class ModulePart(Part):
-    """A tree of `state`, its `metadata`, and the `buffers` that are no part of it."""
+    """A tree of `state`, its `metadata`, the `buffers` outside it, and `frozen`.
+
+    These are the names of parameters that require no gradient.
+    """
 
     _item: torch.nn.Module
 
@@ -84,20 +122,45 @@ class ModulePart(Part):
         state = self._item.state_dict()
         buffers = {n: b for n, b in self._buffers().items() if n not in state}
         return {
-            "state": encoder.encode(self.keyword, state),
+            "state": {name: self._encode_entry(encoder, name, value) for name, value in state.items()},
             "metadata": encoder.encode(self.keyword, dict(getattr(state, "_metadata", {}))),
-            "buffers": encoder.encode(self.keyword, buffers),
+            "buffers": {
+                name: encoder.encode(f"{self.keyword}.{name}", buffer, in_place=True)
+                for name, buffer in buffers.items()
+            },
+            "frozen": _frozen(self._item.named_parameters()),
         }
 
+    def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
+        assert isinstance(watch, ModuleWatch)
+        return {**tree, "frozen": _frozen(watch.parameters)}
+
+    def _encode_entry(self, encoder: Encoder, name: str, value: Any) -> Tree:
+        path = f"{self.keyword}.{name}"
+        if isinstance(value, torch.Tensor) and not is_sharded(value) and _is_expanded(value):
+            raise TypeError(
+                f"{path}: torch cannot load a state_dict() into an expanded tensor, whose elements share memory; "
+                "register its clone(), or with persistent=False"
+            )
+        return encoder.encode(path, value, in_place=True)
+
     def check(self, tree: Tree, shapes: Shapes) -> None:
+        if not is_module(tree):
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: a module here, another kind of object in the checkpoint"
+            )
         own, saved = self._item.state_dict(), tree["state"]
         if missing := sorted(own.keys() - saved.keys()) or sorted(saved.keys() - own.keys()):
             raise IncompatibleCheckpoint(
                 f"{self.keyword}: model and checkpoint differ in {len(missing)} entries, {missing[0]!r} among them"
             )
+        holders = {name for name, _ in self._item.named_modules(remove_duplicate=False)}
+        for holder, name in ((name.rpartition(".")[0], name) for name in tree["buffers"]):
+            if holder not in holders:
+                raise IncompatibleCheckpoint(f"{self.keyword}.{name}: the model has no module {holder!r}")
         buffers = {n: b for n, b in self._buffers().items() if n in tree["buffers"]}
         for name, tensor in {**own, **buffers}.items():
-            entry = saved.get(name) or tree["buffers"][name]
+            entry = saved[name] if name in saved else tree["buffers"][name]
             if not isinstance(tensor, torch.Tensor) or not isinstance(entry, dict) or "$tensor" not in entry:
                 continue
             here, there = (str(tensor.dtype), tuple(tensor.shape)), shapes[entry["$tensor"]]
@@ -107,20 +170,54 @@ class ModulePart(Part):
                     f"{there[1]} of {there[0]} in the checkpoint"
                 )
 
-    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, adopt: bool = True) -> None:
+    def load(
+        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+    ) -> None:
         # what the module's own code makes of an entry, it may keep
         copy = not adopt and not all(map(_only_copies, self._item.modules()))
         state = collections.OrderedDict(decode(tree["state"], tensors, copy=copy))
         state._metadata = decode(tree["metadata"], tensors, copy=False)  # type: ignore[attr-defined]
-        with _one_thread_for(sum(t.nbytes for t in state.values() if isinstance(t, torch.Tensor))):
+        size_bytes = sum(t.nbytes for t in state.values() if isinstance(t, torch.Tensor))
+        with _one_thread_for(size_bytes), self._writable():
             self._item.load_state_dict(state)
-        own = self._buffers()
+        holders = dict(self._item.named_modules(remove_duplicate=False))
         for name, saved in decode(tree["buffers"], tensors, copy=False).items():  # those with persistent=False
-            if name in own:
-                own[name].copy_(saved)
-            else:  # one that the first use of a model makes, as caches are
-                holder, _, last = name.rpartition(".")
-                self._item.get_submodule(holder).register_buffer(last, saved.clone(), persistent=False)
+            holder, _, last = name.rpartition(".")
+            buffers = holders[holder]._buffers
+            if (own := buffers.get(last)) is None:  # one that the first use of a model makes, as caches are
+                holders[holder].register_buffer(last, saved.clone(), persistent=False)
+            elif not self._copied(own, saved):
+                buffers[last] = saved.to(own.device, copy=True)
+        self._freeze(tree["frozen"])
+
+    def _copied(self, own: torch.Tensor, saved: torch.Tensor) -> bool:
+        """Copy into a buffer; False where elements of it that share memory are to have different values."""
+        if not is_sharded(own) and _is_expanded(own):
+            own, first = _unexpanded(own), _unexpanded(saved, own.stride())
+            if not torch.equal(first.expand_as(saved), saved):
+                return False
+            saved = first
+        with self._writable(), torch.no_grad():
+            own.copy_(saved)
+        return True
+
+    def _writable(self) -> contextlib.AbstractContextManager[Any]:
+        """Tensors that were made under `inference_mode` can be written to under it alone."""
+        tensors = itertools.chain(self._item.parameters(), self._item.buffers())
+        return torch.inference_mode() if any(map(torch.is_inference, tensors)) else contextlib.nullcontext()
+
+    def _freeze(self, frozen: Collection[str]) -> None:
+        """Have the parameters require gradients as they did."""
+        frozen = set(frozen)
+        changed = [n for n, p in self._item.named_parameters() if p.requires_grad is (n in frozen)]
+        for name in changed:
+            self._item.get_parameter(name).requires_grad_(name not in frozen)
+        if changed:
+            logger.info(
+                "%s: requires_grad of %d parameters (%s …) is again as in the checkpoint; to have it otherwise, "
+                "set it after session.resume()",
+                *(self.keyword, len(changed), changed[0]),
+            )
 
     def make_room(self) -> None:
         for tensor in map(local, self._item.parameters()):
@@ -160,6 +257,10 @@ class OptimizerPart(Part):
                 )
                 for key, value in values.items()
             }
+            if type(self._item).load_state_dict is torch.optim.Optimizer.load_state_dict and _has_array(encoded):
+                raise TypeError(
+                    f"{keyword}: torch cannot load a NumPy array into an optimizer's state; keep a tensor there"
+                )
             per_parameter.append([index, encoded])
         rest = {key: value for key, value in state.items() if key != "state"}
         return {"$pairs": [["state", {"$pairs": per_parameter}], *encoder.encode_pairs(keyword, rest)]}
@@ -174,6 +275,10 @@ class OptimizerPart(Part):
         return {"$pairs": [tree["$pairs"][0], *self._encoded[1]]}
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
+        if not isinstance(tree, dict) or "$pairs" not in tree:
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: an optimizer here, another kind of object in the checkpoint"
+            )
         saved = dict(tree["$pairs"])["param_groups"]
         here = [len(group["params"]) for group in self._item.param_groups]
         there = [len(group["params"]) for group in saved]
@@ -189,7 +294,9 @@ class OptimizerPart(Part):
                     f"that of the checkpoint had {', '.join(gone)} in their place"
                 )
 
-    def load(self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, adopt: bool = True) -> None:
+    def load(
+        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+    ) -> None:
         # large moments stay where they were read; what else is kept is copied, or it would keep all that was
         # read beside it
         staying: Collection[str] = tensors.keys() if adopt else ()
@@ -203,7 +310,7 @@ class OptimizerPart(Part):
         for index, saved in state["state"].items():
             if isinstance(saved, Mapping):
                 own = self._item.state[parameters[index]]
-                own.update({key: _uncast(own[key], value) for key, value in saved.items()})
+                own.update({key: _uncast(own[key], value) for key, value in saved.items() if key in own})
 
     def sharded(self, tree: Tree, shapes: Shapes) -> dict[str, torch.Tensor]:
         # before the first step an optimizer has no state; what is as large as its parameter goes the same way
@@ -278,9 +385,58 @@ def part_of(keyword: str, item: Stateful) -> Part:
         return ModulePart(keyword, item)
     if has_plain_state(item):
         return OptimizerPart(keyword, item)
+    if isinstance(item, Variables):
+        return VariablesPart(keyword, item)
+    if isinstance(item, (LRScheduler, ReduceLROnPlateau)):
+        return SchedulerPart(keyword, item)
     if isinstance(item, OwnGenerator):
         return GeneratorPart(keyword, item)
     return Part(keyword, item)
+
+
+def _require_attributes(path: str, item: object, state: Any) -> None:
+    """DamagedCheckpoint where a state to be set as attributes would replace code, or another object."""
+    if not isinstance(state, Mapping):
+        raise DamagedCheckpoint(MANIFEST, f"state.{path} is no state of a {type(item).__name__}")
+    own: Mapping[str, Any] = item.state_dict() if isinstance(item, Stateful) else vars(item)
+    for name in state.keys() - own.keys():
+        if name in vars(item) or _is_code(inspect.getattr_static(type(item), name, None)):
+            raise DamagedCheckpoint(MANIFEST, f"state.{path}.{name} is no value of a {type(item).__name__}")
+    for name in state.keys() & own.keys():
+        if callable(own[name]):
+            raise IncompatibleCheckpoint(f"{path}.{name} is a function here, and a value in the checkpoint")
+    for name in ("_schedulers", "lr_lambdas"):  # they load what is saved of them in turn
+        if inner := vars(item).get(name):
+            if not isinstance(state.get(name), list) or len(state[name]) != len(inner):
+                raise IncompatibleCheckpoint(f"{path}.{name}: {len(inner)} here, another number in the checkpoint")
+            for number, saved in enumerate(state[name]):
+                if saved is not None:
+                    _require_attributes(f"{path}.{name}.{number}", inner[number], saved)
+    if state.get("_scale_fn_custom") is not None:
+        _require_attributes(
+            f"{path}._scale_fn_custom", vars(item).get("_scale_fn_custom"), state["_scale_fn_custom"]
+        )
+
+
+def _is_code(attribute: object) -> bool:
+    return callable(attribute) or hasattr(type(attribute), "__get__")
+
+
+def _frozen(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> list[str]:
+    return [name for name, parameter in parameters if not parameter.requires_grad]
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether several of its elements lie in the same place, as `expand` has it."""
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _unexpanded(tensor: torch.Tensor, strides: Sequence[int] = ()) -> torch.Tensor:
+    """The first of the elements that, with these strides, lie in the same place."""
+    for dimension, stride in enumerate(strides or tensor.stride()):
+        if not stride and tensor.shape[dimension] > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
 
 
 def _only_copies(module: torch.nn.Module) -> bool:
@@ -301,6 +457,12 @@ def _is_simple(value: object) -> bool:
     return kind in IMMUTABLE or (kind in (tuple, list) and all(map(_is_simple, value)))  # type: ignore[call-overload]
 
 
+def _has_array(tree: Tree) -> bool:
+    if isinstance(tree, dict):
+        return "$ndarray" in tree or any(map(_has_array, tree.values()))
+    return isinstance(tree, list) and any(map(_has_array, tree))
+
+
 def _is_large(tensor: torch.Tensor) -> bool:
     return tensor.nbytes >= SMALL_BYTES and is_plain(tensor)
 
@@ -315,14 +477,19 @@ def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _uncast(own: Any, saved: Any) -> Any:
-    """What an optimizer has taken from `saved`, with every tensor in the dtype that it was saved in."""
+    """What an optimizer has taken from `saved`, with every tensor in the dtype that it was saved in.
+
+    torch makes every iterable anew of its items: a str becomes that of a generator, a deque loses its `maxlen`.
+    """
     if isinstance(saved, torch.Tensor):
         return saved.to(own.device) if own.dtype != saved.dtype else own
-    if type(saved) is dict:
-        return {key: _uncast(own[key], value) for key, value in saved.items()}
-    if type(saved) in (list, tuple):
-        return type(saved)(_uncast(*pair) for pair in zip(own, saved, strict=True))
-    return own
+    if isinstance(saved, dict) and isinstance(own, dict):
+        items = [(key, _uncast(own[key], value)) for key, value in saved.items()]
+        return collections.Counter(dict(items)) if type(saved) is collections.Counter else type(saved)(items)
+    if type(saved) in (list, tuple, collections.deque) and type(own) is type(saved):
+        items = [_uncast(*pair) for pair in zip(own, saved, strict=False)]
+        return collections.deque(items, saved.maxlen) if type(saved) is collections.deque else type(saved)(items)
+    return saved if isinstance(saved, str) and isinstance(own, str) else own
 
 
 @contextlib.contextmanager

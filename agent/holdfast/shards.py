@@ -203,6 +203,11 @@ def names_in(tree: Any) -> set[str]:
     return found
 
 
+def is_module(tree: Any) -> bool:
+    """Whether a tree is that of a module, rather than of another object."""
+    return isinstance(tree, dict) and tree.keys() == {"state", "metadata", "buffers", "frozen"}
+
+
 def _otherwise(ordered: Sequence[Part], encoded: Sequence[dict[str, bytes]]) -> dict[str, dict[str, Any]]:
     """Entries that are not those of the first rank; compared as JSON, where 1, 1.0 and true are three things."""
     found: dict[str, dict[str, Any]] = {}

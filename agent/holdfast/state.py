@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from holdfast import replicas
 from holdfast.capture import Watch, Watched
@@ -24,7 +26,7 @@ from holdfast.resharding import Region
 from holdfast.rng import OwnGenerator, branch_rng, is_generator, restore_rng, rng_state
 from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.sharding import is_possible, is_sharded, like, local, place_of, shared_out, storages
-from holdfast.tree import Encoder, Tree, decode
+from holdfast.tree import Encoder, Live, Trained, Tree, decode, require_readable, trained_in
 from holdfast.witness import Witness
 from holdfast.wrappers import (
     AcceleratorCounter,
@@ -121,7 +123,7 @@ class Registry:
         while training goes on: nothing but an update, or somebody behind our back, changes that.
         """
         known, is_current = self._look(later=later)
-        encoder, trees = Encoder(known.step_storages, self._warned, known.shared_storages), {}
+        encoder, trees = self._encoder(known.step_storages, known.shared_storages, known.encoder), {}
         for keyword, part in self._parts.items():
             if (watch := known.watches.get(keyword)) is None:
                 trees[keyword] = part.encode(encoder, known.names)
@@ -165,11 +167,24 @@ class Registry:
         return RoundTrip(states, shapes, refusal)
 
     def check(self, trees: Mapping[str, Tree], shapes: Shapes) -> None:
-        """IncompatibleCheckpoint, naming keyword and tensor, when a checkpoint does not fit these objects."""
+        """IncompatibleCheckpoint, naming keyword and tensor, when a checkpoint does not fit these objects.
+
+        DamagedCheckpoint when its state cannot be decoded.
+        """
+        for keyword, tree in trees.items():
+            require_readable(keyword, tree, shapes)
         for keyword, part in self._parts.items():
             if keyword not in trees:
                 raise IncompatibleCheckpoint(f"the checkpoint holds no {keyword!r}; it has {', '.join(trees)}")
             part.check(trees[keyword], shapes)
+        live = Live({}, self._trained())
+        for tree in (each for keyword in self.objects for each in trained_in(trees[keyword])):
+            parameter, name = live.parameter(tree), tree["$tensor"]
+            if parameter is not None and (str(parameter.dtype), tuple(parameter.shape)) != shapes[name]:
+                raise IncompatibleCheckpoint(
+                    f"{name}: {tuple(parameter.shape)} of {parameter.dtype} in the optimizer, "
+                    f"{shapes[name][1]} of {shapes[name][0]} in the checkpoint"
+                )
 
     def regions(self, trees: Mapping[str, Tree], shapes: Shapes) -> dict[str, Region]:
         """What this rank needs of those tensors of a checkpoint that are sharded here."""
@@ -194,8 +209,9 @@ class Registry:
         if sharded := self._sharded(trees, shapes):
             parts = {name: like(tensor, tensors[name]) for name, tensor in sharded.items()}
             tensors = {**tensors, **parts}
+        live = Live(self._held(trees), self._trained())
         for keyword, part in self._parts.items():
-            part.load(trees[keyword], tensors, adopt=adopt)
+            part.load(trees[keyword], tensors, live=live, adopt=adopt)
         put_back(self.modules, decode(trees.get("gradients", {}), tensors, copy=True))
         restore_rng(decode(trees["rng"], tensors, copy=True))
 
@@ -254,7 +270,7 @@ class Registry:
             watches, watched = {}, Watched([])
         names, step_storages = self._parameter_names(), self._step_storages()
         shared_storages = {each for ddp in self.replicated.values() for each in storages(_kept_the_same(ddp))}
-        encoder = Encoder(step_storages, self._warned, shared_storages)
+        encoder = self._encoder(step_storages, shared_storages)
         trees = {keyword: self._parts[keyword].encode(encoder, names) for keyword in watches}
         tensors = self._stored(encoder)
         return _Known(
@@ -272,6 +288,38 @@ class Registry:
             parameters=[(k, n, p) for k, module in self.modules.items() for n, p in module.named_parameters()],
             fully_sharded=fully_sharded(self.modules),
         )
+
+    def _encoder(
+        self, step_storages: Collection[int], shared_storages: Collection[int], known: Encoder | None = None
+    ) -> Encoder:
+        @functools.cache
+        def trained() -> Trained:
+            within = {id(parameter) for module in self.modules.values() for parameter in module.parameters()}
+            places = (
+                (id(p), (key, number)) for key, found in self._trained().items() for number, p in enumerate(found)
+            )
+            return {each: place for each, place in places if each not in within}
+
+        return Encoder(step_storages, self._warned, shared_storages, trained=trained, known=known)
+
+    def _trained(self) -> dict[str, list[torch.Tensor]]:
+        """What optimizers train, in their order, by their keyword."""
+        return {
+            keyword: [p for each in optimizers_in(item) for group in each.param_groups for p in group["params"]]
+            for keyword, item in self.objects.items()
+        }
+
+    def _held(self, trees: Mapping[str, Tree]) -> dict[str, torch.Tensor]:
+        """The tensors of modules, by the names of those of a checkpoint that are copied into them."""
+        found: dict[str, torch.Tensor] = {}
+        for keyword, module in self.modules.items():
+            own: dict[str, torch.Tensor] = dict(module.named_buffers(remove_duplicate=False))
+            own.update(module.named_parameters(remove_duplicate=False))
+            for entries in (trees[keyword]["state"], trees[keyword]["buffers"]):
+                for name, tree in entries.items():
+                    if name in own and isinstance(tree, dict) and "$tensor" in tree and not is_sharded(own[name]):
+                        found[tree["$tensor"]] = own[name]
+        return found
 
     def _stored(self, encoder: Encoder) -> dict[str, torch.Tensor]:
         """Of what was encoded, what this rank stores."""
@@ -389,6 +437,13 @@ def _stateful(keyword: str, item: Any) -> Stateful:
             f"Session({keyword}=...): {type(inside).__name__} does not call torch.optim.Optimizer.__init__, and "
             "has no state_dict() of its own: let its __init__ call super().__init__(params, defaults)"
         )
+    if isinstance(inside, torch.nn.Module):
+        for name, tensor in itertools.chain(inside.named_parameters(), inside.named_buffers()):
+            if is_lazy(tensor):
+                raise TypeError(
+                    f"Session({keyword}=...): {name} of a lazy module has no values before the first batch: call "
+                    "the model with one, or initialize_parameters, before the Session is made"
+                )
     for part in inside.modules() if isinstance(inside, torch.nn.Module) else (inside,):
         if (instead := _NOT_SUPPORTED.get(type(part).__name__)) and type(part).__module__.startswith("torch."):
             raise TypeError(f"Session({keyword}=...): {type(part).__name__} is not supported: {instead}")

@@ -1,29 +1,64 @@
 """Values as a JSON tree and named tensors, and back.
 
 A tree is what `state_dict()` returned, with `{"$tensor": name}` where a tensor was. JSON's gaps are filled by
-further tags (`$tuple`, `$pairs`, `$number` …): no pickle, so nothing in a checkpoint can run.
+further tags (`$tuple`, `$pairs`, `$number` …): no pickle, so nothing in a checkpoint can run. What comes back
+equals what was stored in value, type, layout and identity; `Encoder.encode` refuses everything else by its path.
 """
 
 from __future__ import annotations
 
 import base64
+import bisect
 import collections
+import enum
+import functools
+import itertools
 import logging
 import math
+import operator
+import re
 import sys
-from collections.abc import Collection, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from holdfast.errors import IncompatibleCheckpoint
-from holdfast.format import LINE_BYTES, SMALL_BYTES, Shard
+from holdfast.dtypes import dtype_of_view
+from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
+from holdfast.format import LINE_BYTES, MANIFEST, SMALL_BYTES, Shard
 from holdfast.sharding import is_repeated, is_sharded, is_stored_here, local, place_of
 
 logger = logging.getLogger("holdfast")
 
 Tree = Any
-_WRITTEN_AS_THEY_ARE = frozenset({type(None), bool, str})
+Trained = Mapping[int, tuple[str, int]]
+"""Parameters outside every module by `id`: the keyword of the optimizer that trains it, and its number there."""
+
+_MAPPINGS = (dict, collections.OrderedDict, collections.Counter)
+_SEQUENCES: dict[type, str] = {
+    list: "", tuple: "$tuple", torch.Size: "$size", set: "$set", frozenset: "$frozenset",
+    collections.deque: "$deque",
+}  # fmt: skip
+_WITH_ITEMS = frozenset((*_MAPPINGS, list, tuple, collections.deque))
+_MUTABLE = frozenset((*_MAPPINGS, list, set, collections.deque, bytearray))
+_PLAIN = (str, int, float, complex, bytes, bytearray, list, tuple, set, frozenset, collections.deque)
+"""Types whose subclasses would come back as these."""
+_NUMPY = frozenset(
+    [
+        *(f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)),
+        *("bool", "float16", "float32", "float64", "complex64", "complex128"),
+    ]
+)
+"""NumPy dtypes of scalars and arrays, as NumPy names them."""
+_INSTEAD_OF_ARRAY = {
+    "O": "array.tolist()", "U": "array.tolist()", "S": "array.tolist()", "M": 'array.astype("int64")',
+    "m": 'array.astype("int64")', "f": 'array.astype("float64")', "c": 'array.astype("complex128")',
+    "V": "one array for each field",
+}  # fmt: skip
+_LARGEST_GAPS = 16
+"""A view is stored with its strides as long as the memory under it is at most so many times larger than it is."""
+_DTYPE_NAME = re.compile(r"(b?float|u?int|q?u?int|complex|bits)\d+\w*|bool")
 
 
 class Encoder:
@@ -31,12 +66,20 @@ class Encoder:
 
     Args:
         step_storages: addresses of storages that only an optimizer's step writes to.
-        warned: paths of functions that were told of before; those met are added.
+        warned: paths of what was reported before; those met are added.
         shared_storages: addresses of storages that hold the same on every rank.
+        trained: called when a tensor may be a parameter outside every module.
+        known: an encoder whose tensors keep the names that it gave them.
     """
 
     def __init__(
-        self, step_storages: Collection[int], warned: set[str], shared_storages: Collection[int] = ()
+        self,
+        step_storages: Collection[int],
+        warned: set[str],
+        shared_storages: Collection[int] = (),
+        *,
+        trained: Callable[[], Trained] = dict,
+        known: Encoder | None = None,
     ) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         """By name, which is the path under which each was met first; of a sharded one this rank's part."""
@@ -55,7 +98,16 @@ class Encoder:
         self.shared: set[str] = set()
         """Names of those that are the same on every rank."""
         self._step_storages, self._warned, self._shared_storages = step_storages, warned, shared_storages
-        self._known: dict[tuple[Any, ...], str] = {}
+        self._trained = trained
+        self._known: ChainMap[tuple[Any, ...], str] = ChainMap({}, *([known._known] if known else []))
+        self._spans: ChainMap[int, list[tuple[int, int, str, bool]]]
+        self._spans = ChainMap({}, *([known._spans] if known else []))
+        """Of each storage the bytes that tensors cover, in order: start, end, path, whether loaded in place."""
+        self._kept_before: Collection[str] = known.kept if known else ()
+        self._met_twice: Collection[int] = ()
+        self._names: dict[int, str] = {}
+        """Of values met twice within the current call of `encode`, by `id`."""
+        self._taken: set[str] = set()
 
     def is_shared(self, parameter: torch.Tensor, kept: object) -> bool:
         """What an optimizer has kept of a parameter is the same on every rank.
@@ -67,94 +119,183 @@ class Encoder:
             return isinstance(kept, torch.Tensor) and kept.numel() == 1
         return parameter.untyped_storage().data_ptr() in self._shared_storages
 
-    def encode(self, path: str, value: Any, *, deferred: bool = False, shared: bool = False) -> Tree:
+    def encode(
+        self, path: str, value: Any, *, deferred: bool = False, shared: bool = False, in_place: bool = False
+    ) -> Tree:
         """The tree of a value; TypeError names the path of what it cannot hold.
 
-        A tensor that is `shared`, or in a shared storage, is the same on every rank.
+        A tensor that is `shared`, or in a shared storage, is the same on every rank. One that is loaded `in_place`
+        leaves its layout and its type to the tensor that it is copied into.
         """
-        kind = type(value)
-        if kind in _WRITTEN_AS_THEY_ARE:
-            return value
+        self._met_twice, self._names = _met_twice(path, value), {}
         if isinstance(value, torch.Tensor):
-            found = {"$tensor": self._add(path, value, deferred, shared)}
-            return found if value.device.type == "cpu" else found | {"device": _named(value.device)}
-        if isinstance(value, str):
-            return str(value)
-        if isinstance(value, int):
-            return int(value) if -(2**63) <= value < 2**63 else {"$int": str(int(value))}
-        if isinstance(value, float):
-            return float(value) if math.isfinite(value) else {"$number": repr(float(value))}
-        # an abstract class takes its time to tell, and training waits
-        if kind is dict or (kind is not list and isinstance(value, Mapping)):
-            return self._encode_mapping(path, value)
-        if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-            return self._encode_sequence(path, value)
-        return self._encode_leaf(path, value)
+            return self._encode_tensor(path, value, deferred, shared, in_place)
+        return self._encode(path, value)
 
     def encode_pairs(self, path: str, mapping: Mapping[Any, Any]) -> list[list[Tree]]:
         """The entries of a mapping whose keys may be anything, as a `$pairs` holds them."""
+        self._met_twice, self._names = _met_twice(path, mapping), {}
+        return self._encode_pairs(path, mapping)
+
+    def _encode(self, path: str, value: Any) -> Tree:
+        kind = type(value)
+        if kind is str:
+            return value if _is_unicode(value) else {"$str": value.encode("unicode_escape").decode()}
+        if value is None or kind is bool:
+            return value
+        if kind is int:
+            return value if -(2**63) <= value < 2**63 else {"$int": str(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"$number": repr(value)}
+        if isinstance(value, torch.Tensor):
+            return self._encode_tensor(path, value)
+        if id(value) not in self._met_twice:
+            return self._encode_object(path, value)
+        if (name := self._names.get(id(value))) is not None:
+            return {"$shared": name}
+        name = self._names[id(value)] = _unused(path, self._taken)
+        self._taken.add(name)
+        return {"$shared": name, "value": self._encode_object(path, value)}
+
+    def _encode_object(self, path: str, value: Any) -> Tree:
+        kind = type(value)
+        if kind in _MAPPINGS:
+            return self._encode_mapping(path, value)
+        if kind in _SEQUENCES:
+            return self._encode_sequence(path, value)
+        return self._encode_leaf(path, value)
+
+    def _encode_pairs(self, path: str, mapping: Mapping[Any, Any]) -> list[list[Tree]]:
         return [
-            [self.encode(path, key), self.encode(f"{path}.{key}", value)]
+            [self._encode(f"{path}: the key {key!r}", key), self._encode(f"{path}.{key}", value)]
             for key, value in mapping.items()
             if self._can_store(f"{path}.{key}", value)
         ]
 
     def _encode_mapping(self, path: str, value: Mapping[Any, Any]) -> Tree:
-        if isinstance(value, collections.Counter):
-            return {"$counter": self.encode_pairs(path, value)}
-        if type(value) not in (dict, collections.OrderedDict):
-            raise TypeError(f"{path}: a {type(value).__name__} would come back as a plain dict; make it one")
-        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        if type(value) is collections.OrderedDict:
+            return self._encode_ordered(path, value)
+        if type(value) is collections.Counter:
+            return {"$counter": self._encode_pairs(path, value)}
+        if all(type(key) is str and not key.startswith("$") and _is_unicode(key) for key in value):
             return {
-                key: self.encode(f"{path}.{key}", item)
+                key: self._encode(f"{path}.{key}", item)
                 for key, item in value.items()
                 if self._can_store(f"{path}.{key}", item)
             }
-        return {"$pairs": self.encode_pairs(path, value)}
+        return {"$pairs": self._encode_pairs(path, value)}
+
+    def _encode_ordered(self, path: str, value: collections.OrderedDict[Any, Any]) -> Tree:
+        tree: dict[str, Tree] = {"$ordered": self._encode_pairs(path, value)}
+        # a module's state_dict() has its versions in an attribute
+        if unknown := vars(value).keys() - {"_metadata"}:
+            raise TypeError(f"{path}: an OrderedDict would come back without its attribute {min(unknown)!r}")
+        if "_metadata" in vars(value):
+            tree["metadata"] = self._encode(f"{path}._metadata", vars(value)["_metadata"])
+        return tree
 
     def _encode_sequence(self, path: str, value: Any) -> Tree:
         if type(value) is list and all(type(item) is int and abs(item) < 2**63 for item in value):
             return list(value)  # an optimizer numbers every parameter it has
-        items = [self.encode(f"{path}.{i}", item) for i, item in enumerate(value)]
-        if hasattr(value, "_fields"):
-            raise TypeError(f"{path}: a {type(value).__name__} would come back as a plain tuple; make it one")
-        if isinstance(value, list):
-            return items
-        if isinstance(value, collections.deque):
+        items = [self._encode(f"{path}.{i}", item) for i, item in enumerate(value)]
+        if type(value) is collections.deque:
             return {"$deque": items, "maxlen": value.maxlen}
-        for kind in (torch.Size, tuple, frozenset, set):
-            if isinstance(value, kind):
-                return {f"${kind.__name__.lower()}": items}
-        raise AssertionError(type(value))
+        return {tag: items} if (tag := _SEQUENCES[type(value)]) else items
 
     def _encode_leaf(self, path: str, value: Any) -> Tree:
-        if isinstance(value, (bytes, bytearray)):
-            return {"$bytes": base64.b64encode(value).decode()}
-        if isinstance(value, complex):
+        kind = type(value)
+        if kind in (bytes, bytearray):
+            return {f"${kind.__name__}": base64.b64encode(value).decode()}
+        if kind is complex:
             return {"$complex": [value.real.hex(), value.imag.hex()]}
         if isinstance(value, torch.dtype):
             return {"$dtype": str(value).removeprefix("torch.")}
         if isinstance(value, torch.device):
             return {"$device": str(value)}
-        if (array := _numpy_array(value)) is not None:
-            return {"$ndarray": self.encode(path, torch.from_numpy(array)), "scalar": array is not value}
-        raise TypeError(
-            f"{path}: cannot store a {type(value).__module__}.{type(value).__qualname__} without pickle. "
-            f"Return numbers, strings, tensors, or lists and dicts of them from state_dict()."
-        )
+        if (numpy := sys.modules.get("numpy")) is not None:
+            if isinstance(value, numpy.ndarray):
+                return self._encode_array(path, value, numpy)
+            if isinstance(value, numpy.generic) and value.dtype.name in _NUMPY and value.dtype.isnative:
+                return {"$scalar": value.dtype.name, "value": self._encode(path, value.item())}
+        raise TypeError(f"{path}: {_refusal(value)}")
+
+    def _encode_array(self, path: str, array: Any, numpy: Any) -> Tree:
+        dtype = array.dtype
+        if type(array) is not numpy.ndarray:
+            raise TypeError(f"{path}: a {type(array).__name__} would come back as a plain array; make it one")
+        if dtype.name not in _NUMPY or not dtype.isnative:
+            instead = _INSTEAD_OF_ARRAY.get(dtype.kind, "array.tolist()")
+            if dtype.name in _NUMPY:
+                instead = 'array.astype(array.dtype.newbyteorder("="))'
+            raise TypeError(f"{path}: cannot store a NumPy array of dtype {dtype}; store {instead}")
+        if any(stride % dtype.itemsize for stride in array.strides):
+            raise TypeError(f"{path}: cannot store an array with gaps in its elements; store array.copy()")
+        # torch shares memory with an array that can be written to and lies in ascending order alone
+        flags = array.flags
+        is_view = flags.writeable and flags.aligned and all(stride >= 0 for stride in array.strides)
+        plain = array if is_view else numpy.array(array, order="C", subok=False)
+        tree: dict[str, Tree] = {"$ndarray": {"$tensor": self._add(path, torch.from_numpy(plain))}}
+        strides = tuple(stride // dtype.itemsize for stride in array.strides)
+        if self._keeps_strides(path, array.shape, strides):
+            tree["strides"] = list(strides)
+        return tree if flags.writeable else tree | {"readonly": True}
 
     def _can_store(self, path: str, value: Any) -> bool:
         """Code stays code: a scheduler's lr_lambda comes from the script, today's as well as tomorrow's."""
         if not callable(value) or isinstance(value, (torch.Tensor, type)):
             return True
-        if path not in self._warned:
-            self._warned.add(path)
-            logger.warning("%s is a function: it is taken from your script, not from checkpoints", path)
+        self._warn(path, "%s is a function: it is taken from your script, not from checkpoints")
         return False
 
-    def _add(self, path: str, tensor: torch.Tensor, deferred: bool, shared: bool) -> str:
-        if tensor.layout != torch.strided or tensor.is_quantized:
-            raise TypeError(f"{path}: cannot store a {tensor.layout} tensor; give a dense one")
+    def _encode_tensor(
+        self, path: str, value: torch.Tensor, deferred: bool = False, shared: bool = False, in_place: bool = False
+    ) -> Tree:
+        tree: dict[str, Tree] = {"$tensor": self._add(path, value, deferred, shared, in_place)}
+        if value.device.type != "cpu":
+            tree["device"] = _named(value.device)
+        if in_place or is_sharded(value):
+            return tree
+        kind = type(value)
+        if kind not in (torch.Tensor, torch.nn.Parameter):
+            raise TypeError(f"{path}: a {kind.__name__} would come back as a plain tensor; make it one")
+        if self._keeps_strides(path, value.shape, value.stride()):
+            tree["strides"] = list(value.stride())
+        if value.requires_grad and not value.is_leaf:
+            self._warn(path, "%s has a graph behind it, and comes back without: give its detach()")
+        elif value.requires_grad:
+            tree["requires_grad"] = True
+        if kind is torch.nn.Parameter:
+            tree["parameter"] = True
+        if len(tree) > 1 and (place := self._trained().get(id(value))) is not None:
+            tree["trained"] = list(place)
+        return tree
+
+    def _keeps_strides(self, path: str, shape: Sequence[int], strides: Sequence[int]) -> bool:
+        """They are other than those of a new tensor, and there is memory to have them again."""
+        if tuple(strides) == _contiguous(tuple(shape)):
+            return False
+        if _extent(shape, strides) <= _most_elements(shape):
+            return True
+        self._warn(
+            path, "%s is a view of a far larger tensor: it comes back without the gaps between its elements"
+        )
+        return False
+
+    def _warn(self, path: str, message: str, *more: str) -> None:
+        """Once for each path."""
+        if path not in self._warned:
+            self._warned.add(path)
+            logger.warning(message, path, *more)
+
+    def _add(
+        self,
+        path: str,
+        tensor: torch.Tensor,
+        deferred: bool = False,
+        shared: bool = False,
+        in_place: bool = False,
+    ) -> str:
+        _require_dense(path, tensor)
         whole, tensor = tensor, local(tensor).detach()
         storage = tensor.untyped_storage().data_ptr()
         key = (
@@ -164,15 +305,19 @@ class Encoder:
             tensor.stride(),
             tensor.dtype,
             tensor.is_conj(),
+            tensor.is_neg(),
         )
         # a rank that has no rows of tied weights must name them as the others do
         is_tellable = tensor.numel() or (is_sharded(whole) and storage)
         if is_tellable and key in self._known:
-            return self._known[key]
-        name, copies = path, 1
-        while name in self.tensors:
-            copies += 1
-            name = f"{path}#{copies}"
+            name = self._known[key]
+            if not (deferred or in_place) and (name in self.kept or name in self._kept_before):
+                self._warn(path, "%s is part of an optimizer's state (%s): it comes back as a copy of that", name)
+            return name
+        printable = path if path.isascii() else path.encode(errors="backslashreplace").decode()
+        name = _unused(printable, self.tensors)
+        if is_tellable:
+            self._note_overlap(path, storage, tensor, in_place)
         self._known[key] = name
         self.tensors[name] = tensor
         if deferred or storage in self._step_storages:
@@ -190,61 +335,371 @@ class Encoder:
             self.shared.add(name)
         return name
 
+    def _note_overlap(self, path: str, storage: int, tensor: torch.Tensor, in_place: bool) -> None:
+        """Warn of a tensor that has memory in common with another: each comes back with its own."""
+        start = int(tensor.storage_offset() * tensor.itemsize)
+        extent = tensor.numel() if tensor.is_contiguous() else _extent(tensor.shape, tensor.stride())
+        end = start + extent * tensor.itemsize
+        spans = self._spans.maps[0].setdefault(storage, list(self._spans.get(storage, ())))
+        at = bisect.bisect(spans, (start, end))
+        for other_start, other_end, other, other_in_place in spans[max(0, at - 1) : at + 1]:
+            if start < other_end and other_start < end and not (in_place and other_in_place):
+                self._warn(path, "%s shares memory with %s: both are stored, and come back as two tensors", other)
+                break
+        spans.insert(at, (start, end, path, in_place))
 
-def decode(tree: Tree, tensors: Mapping[str, torch.Tensor], *, copy: bool, adopt: Collection[str] = ()) -> Any:
+
+class Live:
+    """Tensors of a session's objects that its `Variables` may hold as well.
+
+    Args:
+        modules: those of modules, by their names in the checkpoint that is loaded.
+        trained: all that optimizers train, in their order, by the keyword of the optimizer.
+    """
+
+    def __init__(self, modules: Mapping[str, torch.Tensor], trained: Mapping[str, Sequence[torch.Tensor]]) -> None:
+        self.modules, self.trained = modules, trained
+        self.made: dict[str, tuple[Tree, torch.Tensor]] = {}
+        """What was made of the checkpoint's tensors so far: two `Variables` may hold the same one."""
+
+    def parameter(self, tree: Tree) -> torch.Tensor | None:
+        """The one that a tree with `trained` refers to; None where this session has none in its place."""
+        match tree.get("trained"):
+            case [str(keyword), int(number)] if 0 <= number < len(self.trained.get(keyword, ())):
+                return self.trained[keyword][number]
+        return None
+
+
+def decode(
+    tree: Tree,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    copy: bool,
+    adopt: Collection[str] = (),
+    live: Live | None = None,
+) -> Any:
     """The value a tree was made from.
 
     With `copy`, its tensors have memory of their own; that may be the memory of those among `tensors` whose names
-    are in `adopt`, for which their owner then has no further use.
+    are in `adopt`, for which their owner then has no further use. With `live`, a tensor that a module or an
+    optimizer holds is that of this session.
     """
-    if isinstance(tree, list):
-        return [decode(item, tensors, copy=copy, adopt=adopt) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if (tag := next(iter(tree), "")).startswith("$"):
-        return _decode_tag(tag, tree, tensors, copy, adopt)
-    return {key: decode(value, tensors, copy=copy, adopt=adopt) for key, value in tree.items()}
+    return _Decoder(tensors, copy, adopt, live).decode(tree)
 
 
-def _decode_tag(
-    tag: str, tree: dict[str, Tree], tensors: Mapping[str, torch.Tensor], copy: bool, adopt: Collection[str]
-) -> Any:
-    body = tree[tag]
-    match tag:
-        case "$tensor":
-            tensor = tensors[body]
-            if "device" in tree and (moved := tensor.to(_device(tree["device"]))) is not tensor:
-                return moved
-            return tensor.clone() if copy and not (body in adopt and _can_stay(local(tensor))) else tensor
-        case "$int":
-            return int(body)
-        case "$number":
-            return float(body)
-        case "$bytes":
-            return base64.b64decode(body)
-        case "$complex":
-            return complex(float.fromhex(body[0]), float.fromhex(body[1]))
-        case "$dtype":
-            return getattr(torch, body)
-        case "$device":
-            return torch.device(body)
-    value = decode(body, tensors, copy=copy, adopt=adopt)
-    match tag:
-        case "$pairs":
-            return dict(value)
-        case "$counter":
-            return collections.Counter(dict(value))
-        case "$ndarray":
-            return value.numpy()[()] if tree["scalar"] else value.numpy()
-        case "$tuple":
-            return tuple(value)
-        case "$size":
-            return torch.Size(value)
-        case "$set" | "$frozenset":
-            return set(value) if tag == "$set" else frozenset(value)
-        case "$deque":
-            return collections.deque(value, tree["maxlen"])
-    raise IncompatibleCheckpoint(f"unknown tag {tag} in a checkpoint's state: a newer Holdfast wrote it")
+def trained_in(tree: Tree) -> Iterator[Tree]:
+    """The tensors of a tree that an optimizer trained outside every module."""
+    if isinstance(tree, dict) and "trained" in tree and "$tensor" in tree:
+        yield tree
+    elif isinstance(tree, (dict, list)):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from trained_in(item)
+
+
+def require_readable(keyword: str, tree: Tree, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> Any:
+    """Decode a tree with stand-ins for its tensors, which take no memory; the value.
+
+    Raises:
+        DamagedCheckpoint: it cannot be decoded.
+        IncompatibleCheckpoint: this Holdfast, or this torch, does not know all that is in it.
+    """
+    try:
+        return decode(tree, _StandIns(shapes), copy=False)
+    except ImportError as error:  # no NumPy here
+        raise IncompatibleCheckpoint(f"{keyword}: {error}") from error
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+        raise DamagedCheckpoint(MANIFEST, f"state.{keyword}: {type(error).__name__}: {error}") from error
+
+
+class _StandIns(Mapping[str, torch.Tensor]):
+    """Tensors of which only dtype and shape are known."""
+
+    def __init__(self, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        self._shapes = shapes
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        dtype, shape = self._shapes[name]
+        return torch.empty((), dtype=dtype_of_view(dtype.removeprefix("torch.")), device="cpu").expand(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+class _Decoder:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], copy: bool, adopt: Collection[str], live: Live | None
+    ) -> None:
+        self._tensors, self._copy, self._adopt, self._live = tensors, copy, adopt, live
+        self._made: dict[str, tuple[Tree, torch.Tensor]] = live.made if live is not None else {}
+        self._shared: dict[str, Any] = {}
+
+    def decode(self, tree: Tree) -> Any:
+        if isinstance(tree, list):
+            return [self.decode(item) for item in tree]
+        if not isinstance(tree, dict):
+            return tree
+        if (tag := next(iter(tree), "")).startswith("$"):
+            return self._decode_tag(tag, tree)
+        return {key: self.decode(value) for key, value in tree.items()}
+
+    def _decode_tag(self, tag: str, tree: dict[str, Tree]) -> Any:
+        body = tree[tag]
+        match tag:
+            case "$tensor":
+                return self._decode_tensor(tree)
+            case "$shared":
+                if "value" in tree:
+                    self._shared[body] = self.decode(tree["value"])
+                return self._shared[body]
+            case "$str":
+                return body.encode("ascii").decode("unicode_escape")
+            case "$int":
+                return int(body)
+            case "$number":
+                return float(body)
+            case "$bytes":
+                return base64.b64decode(body)
+            case "$bytearray":
+                return bytearray(base64.b64decode(body))
+            case "$complex":
+                return complex(float.fromhex(body[0]), float.fromhex(body[1]))
+            case "$dtype":
+                return _dtype(body)
+            case "$device":
+                return _known_device(body)
+            case "$ndarray":
+                return self._decode_array(tree)
+            case "$scalar":
+                return _numpy_type(body)(self.decode(tree["value"]))
+        value = self.decode(body)
+        match tag:
+            case "$pairs":
+                return dict(value)
+            case "$ordered":
+                found = collections.OrderedDict(value)
+                if "metadata" in tree:
+                    found._metadata = self.decode(tree["metadata"])  # type: ignore[attr-defined]
+                return found
+            case "$counter":
+                return collections.Counter(dict(value))
+            case "$tuple":
+                return tuple(value)
+            case "$size":
+                return torch.Size(value)
+            case "$set" | "$frozenset":
+                return set(value) if tag == "$set" else frozenset(value)
+            case "$deque":
+                return collections.deque(value, tree["maxlen"])
+        raise IncompatibleCheckpoint(f"unknown tag {tag} in a checkpoint's state: a newer Holdfast wrote it")
+
+    def _decode_tensor(self, tree: dict[str, Tree]) -> torch.Tensor:
+        name = tree["$tensor"]
+        if name in self._made:
+            first, tensor = self._made[name]
+            return tensor if first == tree else _as_stored(tensor.detach(), tree)
+        self._made[name] = tree, self._make(name, tree)
+        return self._made[name][1]
+
+    def _make(self, name: str, tree: dict[str, Tree]) -> torch.Tensor:
+        if self._live is not None:
+            if (held := self._live.modules.get(name)) is not None:
+                return _as_held(held, tree)
+            if (trained := self._live.parameter(tree)) is not None:
+                with torch.no_grad():
+                    trained.copy_(self._tensors[name])
+                return trained.requires_grad_("requires_grad" in tree)
+        tensor = stored = self._tensors[name]
+        if "device" in tree:
+            tensor = tensor.to(_device(tree["device"]))
+        if "strides" in tree:
+            tensor = _laid_out(tensor, tree["strides"])
+        if self._copy and tensor is stored and not (name in self._adopt and _can_stay(local(tensor))):
+            tensor = tensor.clone()
+        return _as_stored(tensor, tree)
+
+    def _decode_array(self, tree: dict[str, Tree]) -> Any:
+        import numpy  # noqa: F401  # ImportError where torch would raise another
+
+        tensor, strides = self._decode_tensor(tree["$ndarray"]), tree.get("strides")
+        if strides is None:
+            array: Any = tensor.detach().numpy()
+        elif all(stride >= 0 for stride in strides):
+            array = (tensor if tensor.stride() == tuple(strides) else _laid_out(tensor, strides)).numpy()
+        else:
+            backward = [axis for axis, stride in enumerate(strides) if stride < 0]
+            array = _laid_out(tensor.flip(backward), list(map(abs, strides))).numpy()
+            array = array[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in strides)]
+        if "readonly" in tree:
+            array.flags.writeable = False
+        return array
+
+
+def _met_twice(path: str, value: Any) -> Collection[int]:
+    """Ids of the mutable objects that a value holds in more than one place.
+
+    TypeError for one that holds itself.
+    """
+    if type(value) not in _WITH_ITEMS:
+        return ()
+    numpy = sys.modules.get("numpy")
+    mutable = _MUTABLE | {numpy.ndarray} if numpy is not None else _MUTABLE
+    looked_into = mutable | _WITH_ITEMS
+    met, twice, open_ = set[int](), set[int](), set[int]()
+
+    def look(path: str, value: Any) -> None:
+        kind = type(value)
+        if kind in mutable:
+            if id(value) in open_:
+                raise TypeError(f"{path}: a {kind.__name__} that holds itself cannot be stored")
+            if id(value) in met:
+                twice.add(id(value))
+                return
+            met.add(id(value))
+        if kind not in _WITH_ITEMS:
+            return
+        items = value.values() if kind in _MAPPINGS else value
+        if looked_into.isdisjoint(map(type, items)):  # as most are: numbers, words, tensors
+            return
+        open_.add(id(value))
+        for key, item in value.items() if kind in _MAPPINGS else enumerate(value):
+            look(f"{path}.{key}", item)
+        open_.discard(id(value))
+
+    look(path, value)
+    return twice
+
+
+def _refusal(value: Any) -> str:
+    """Why a value cannot be stored, and what can be in its place."""
+    kind = type(value)
+    if isinstance(value, enum.Enum):
+        return (
+            f"cannot store the enum member {kind.__name__}.{value.name}: a checkpoint names no class of a script. "
+            f"Store its value, and make it a member again where it is used: {kind.__name__}(value)"
+        )
+    if isinstance(value, Mapping):
+        return f"a {kind.__name__} would come back as a plain dict; make it one"
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return f"cannot store a NumPy scalar of dtype {value.dtype}; store value.item()"
+    plain = next((each.__name__ for each in _PLAIN if isinstance(value, each)), None)
+    if plain is not None:
+        return f"a {kind.__name__} would come back as a plain {plain}; make it one: {plain}(value)"
+    return (
+        f"cannot store a {kind.__module__}.{kind.__qualname__} without pickle. "
+        "Return numbers, strings, tensors, or lists and dicts of them from state_dict()."
+    )
+
+
+def _require_dense(path: str, tensor: torch.Tensor) -> None:
+    """TypeError for a tensor whose elements do not lie in memory as numbers."""
+    if tensor.is_quantized:
+        raise TypeError(
+            f"{path}: cannot store a quantized tensor; give the module as it was before quantization, or "
+            "tensor.dequantize()"
+        )
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        raise TypeError(f"{path}: cannot store a {kind} tensor; give a dense one, such as tensor.to_dense()")
+    if tensor.is_meta:
+        raise TypeError(f"{path}: a tensor on the meta device has no values; move it to a device before")
+
+
+def _unused(path: str, taken: Collection[str]) -> str:
+    if path not in taken:
+        return path
+    return next(name for number in itertools.count(2) if (name := f"{path}#{number}") not in taken)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be encoded: half of a surrogate pair cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@functools.lru_cache(1024)
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a new tensor of this shape."""
+    sizes = itertools.accumulate((max(1, size) for size in shape[:0:-1]), operator.mul, initial=1)
+    return tuple(sizes)[::-1] if shape else ()
+
+
+def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements of memory lie between the first element and the last, both included."""
+    if not math.prod(shape):
+        return 0
+    return 1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True))
+
+
+def _most_elements(shape: Sequence[int]) -> int:
+    return max(_LARGEST_GAPS * math.prod(shape), 1 << 18)
+
+
+def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """A copy with these strides, which are none below zero."""
+    shape = tensor.shape
+    if len(strides) != len(shape) or any(type(stride) is not int or stride < 0 for stride in strides):
+        raise ValueError(f"{strides} are no strides of a tensor of shape {tuple(shape)}")
+    if (extent := _extent(shape, strides)) > _most_elements(shape):
+        raise ValueError(f"strides {strides} of a tensor of shape {tuple(shape)} have too large gaps")
+    memory = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
+    found = memory.as_strided(shape, strides)
+    if _overlaps(shape, strides):  # elements in the same place have the same value, so that any order will do
+        places = torch.arange(extent, device=tensor.device).as_strided(shape, strides)
+        memory[places.reshape(-1)] = tensor.reshape(-1)
+    else:
+        found.copy_(tensor)
+    return found
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may lie in the same place."""
+    end = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride < end:
+            return True
+        end = stride * (size - 1) + end
+    return False
+
+
+def _as_stored(tensor: torch.Tensor, tree: Tree) -> torch.Tensor:
+    """The tensor as a Parameter, or with the gradient, that its tree says."""
+    requires_grad = "requires_grad" in tree
+    if "parameter" in tree:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.detach().requires_grad_() if requires_grad else tensor
+
+
+def _as_held(held: torch.Tensor, tree: Tree) -> torch.Tensor:
+    """The tensor of a module itself, or one on the same memory where that was stored."""
+    if "parameter" in tree or not (held.requires_grad or isinstance(held, torch.nn.Parameter)):
+        return held
+    return _as_stored(held.detach(), tree)
+
+
+def _dtype(name: str) -> torch.dtype:
+    try:
+        return dtype_of_view(name)
+    except ValueError as error:
+        if _DTYPE_NAME.fullmatch(name):
+            raise IncompatibleCheckpoint(str(error)) from error
+        raise ValueError(f"there is no dtype {name!r}") from error
+
+
+def _numpy_type(name: str) -> Any:
+    if name not in _NUMPY:
+        raise ValueError(f"there is no NumPy scalar {name!r}")
+    import numpy
+
+    return numpy.dtype(name).type
 
 
 def _can_stay(tensor: torch.Tensor) -> bool:
@@ -252,9 +707,16 @@ def _can_stay(tensor: torch.Tensor) -> bool:
     return tensor.nbytes >= SMALL_BYTES and tensor.data_ptr() % LINE_BYTES == 0
 
 
+def _known_device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise IncompatibleCheckpoint(f"this torch knows no device {name!r}") from error
+
+
 def _device(name: str) -> torch.device:
     """Where a tensor was; the CPU on a machine that has no such device."""
-    device = torch.device(name)
+    device = _known_device(name)
     return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -262,10 +724,3 @@ def _named(device: torch.device) -> str:
     """That of this process without its number, which is another one on each rank."""
     here = device.type == "cuda" and device.index == torch.cuda.current_device()
     return device.type if here else str(device)
-
-
-def _numpy_array(value: Any) -> Any:
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
-        return None
-    return value if isinstance(value, numpy.ndarray) else numpy.asarray(value)

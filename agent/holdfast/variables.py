@@ -9,8 +9,12 @@ class Variables:
     """Named values that are saved and restored with the other objects: `Variables(best_loss=math.inf)`.
 
     A value is None, a number, a string, bytes, a dense tensor, a NumPy array, or a list, tuple, set, dict or deque
-    of values. Read and assign them as attributes. A name given here that a checkpoint does not hold keeps its
-    value when one is loaded; a name assigned later goes away with the iterations that a restore undoes.
+    of values. It comes back equal and in its own type; members of enums and objects of other classes are refused.
+    Two names for one list or tensor are two names for one again, and a parameter is the one that the model has, or
+    that the optimizer trains.
+
+    Read and assign values as attributes. A name given here that a checkpoint does not hold keeps its value when
+    one is loaded; a name assigned later goes away with the iterations that a restore undoes.
     """
 
     def __init__(self, **values: Any) -> None:

@@ -198,3 +198,45 @@ def test_the_chunk_of_a_large_tensor_is_told(tmp_path, caplog):
     second._close("SIGKILL")
     chunk = f"bytes {tensor.start + fmt.CHUNK_BYTES:,} to {tensor.end:,} of the file does not match its digest"
     assert f"000000000002-1 is damaged and passed over: {PAYLOAD}: tensor model.weight, {chunk}" in caplog.text
+
+
+def reseal(manifest_path, change):
+    """Change a manifest as somebody who can write to a store can: it verifies."""
+    manifest = fmt.decode_manifest(manifest_path.read_bytes())
+    change(manifest.state)
+    manifest_path.write_bytes(fmt.encode_manifest(manifest))
+
+
+@pytest.mark.parametrize("value", [{"$dtype": "save"}, "save", None], ids=str)
+def test_a_crafted_checkpoint_calls_no_function_of_torch(tmp_path, value, caplog):
+    victim = tmp_path / "a file of the user's"
+    victim.write_text("precious")
+
+    def resumed():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        session = holdfast.Session("job", store=tmp_path / "s", scheduler=scheduler, every=1, backend="thread")
+        return scheduler, session, session.resume()
+
+    scheduler, session, _ = resumed()
+    with session:
+        for metric in (2.0, 1.0):
+            scheduler.step(metric)
+            session.step()
+            assert session._checkpoints.wait_settled(300)
+    newest = f"{2:012d}-1"
+    store = open_store(tmp_path / "s")
+    assert store.checkpoints("job")[-1] == newest
+
+    def craft(state):
+        state["scheduler"] |= {"_is_better": value, "best": str(victim)}
+
+    reseal(tmp_path / "s" / "job" / newest / fmt.MANIFEST, craft)
+    restore.verify(store, "job", newest)
+    scheduler, session, iteration = resumed()
+    with session:
+        scheduler.step(0.5)
+    assert iteration == 1
+    assert scheduler.best == 0.5
+    assert "state.scheduler" in caplog.text
+    assert victim.read_text() == "precious"

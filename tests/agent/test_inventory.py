@@ -55,6 +55,8 @@ def test_what_an_optimizer_trains_outside_every_module_is_missed():
     optimizer.add_param_group({"params": [image]})
     (told,) = missing({"model": model, "optimizer": optimizer})
     assert "optimizer trains 1 tensors, the first of shape (3, 5), that are in no module" in told
+    loop = holdfast.Variables(images=[{"one": image}])
+    assert missing({"model": model, "optimizer": optimizer, "loop": loop}) == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast import Variables
-from holdfast.errors import IncompatibleCheckpoint
+from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.state import Registry
 
 
@@ -333,3 +333,364 @@ def test_variables_given_by_the_script_stay_and_those_of_undone_iterations_go():
 def test_a_compiled_model_has_the_names_of_the_plain_one():
     model = torch.nn.Linear(8, 2)
     assert "model.weight" in Registry({"model": torch.compile(model, backend="eager")}).capture({}).tensors
+
+
+def fit(registry, into):
+    """As at a resume: what does not fit `into` is refused, and the rest applied."""
+    captured = registry.capture({})
+    into.check(captured.trees, shapes_of(captured))
+    into.apply(captured.trees, {name: tensor.clone() for name, tensor in captured.tensors.items()})
+
+
+class Extra(torch.nn.Linear):
+    extra = "unset"
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+
+@pytest.mark.parametrize("extra", [0, None, {}, [], False, "", collections.OrderedDict(a=1), {"x": [1]}], ids=repr)
+def test_any_extra_state_of_a_module_comes_back(extra):
+    one, two = Extra(2, 2), Extra(2, 2)
+    one.extra = extra
+    fit(Registry({"model": one}), Registry({"model": two}))
+    assert two.extra == extra
+    assert type(two.extra) is type(extra)
+
+
+def test_parameters_require_gradients_as_they_did(caplog):
+    caplog.set_level("INFO")
+
+    def make():
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+        model[0].requires_grad_(False)
+        return {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
+
+    one, two = make(), make()
+    registry = Registry(one)
+    registry.capture({})
+    one["model"][0].weight.requires_grad_()  # a capture that finds the same tensors must see it, too
+    one["model"][1].bias.requires_grad_(False)
+    fit(registry, Registry(two))
+    expected = {"0.weight": True, "0.bias": False, "1.weight": True, "1.bias": False}
+    assert {name: each.requires_grad for name, each in two["model"].named_parameters()} == expected
+    assert "model: requires_grad of 2 parameters (0.weight …) is again as in the checkpoint" in caplog.text
+    caplog.clear()
+    fit(registry, Registry(one))
+    assert "requires_grad" not in caplog.text
+
+
+def test_a_parameter_in_variables_is_that_which_the_model_has():
+    def make():
+        model = torch.nn.BatchNorm1d(2)
+        loop = Variables(w=model.weight, mean=model.running_mean, alias=model.bias.detach(), best=None)
+        return {"loop": loop, "model": model, "optimizer": torch.optim.SGD(model.parameters())}
+
+    one, two = make(), make()
+    one["loop"].best = one["model"].weight.detach().clone()
+    registry = Registry(one)
+    assert not [name for name in registry.capture({}).tensors if name.startswith("loop") and name != "loop.best"]
+    fit(registry, Registry(two))
+    loop, model = two["loop"], two["model"]
+    assert loop.w is model.weight
+    assert loop.mean is model.running_mean
+    assert loop.alias.data_ptr() == model.bias.data_ptr()
+    assert not loop.alias.requires_grad
+    assert loop.best.data_ptr() != model.weight.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "make_one", [torch.nn.Parameter, lambda x: x.requires_grad_()], ids=["parameter", "tensor"]
+)
+def test_what_an_optimizer_trains_in_variables_is_what_it_goes_on_to_train(make_one):
+    def make():
+        loop = Variables(w=make_one(torch.zeros(2)), others=[make_one(torch.zeros(3))])
+        return {"loop": loop, "optimizer": torch.optim.SGD([loop.w, *loop.others], lr=1.0, momentum=0.9)}
+
+    def train(objects):
+        loop = objects["loop"]
+        for _ in range(2):
+            objects["optimizer"].zero_grad()
+            ((loop.w - 1).square().sum() + (loop.others[0] - 2).square().sum()).backward()
+            objects["optimizer"].step()
+
+    one, two = make(), make()
+    train(one)
+    trained = two["optimizer"].param_groups[0]["params"]
+    fit(Registry(one), Registry(two))
+    assert two["loop"].w is trained[0]
+    assert two["loop"].others[0] is trained[1]
+    train(one)
+    train(two)
+    assert torch.equal(two["loop"].w, one["loop"].w)
+    assert torch.equal(two["loop"].others[0], one["loop"].others[0])
+
+
+def test_what_an_optimizer_trains_in_variables_is_refused_in_another_shape():
+    def make(size):
+        loop = Variables(w=torch.zeros(size, requires_grad=True))
+        return Registry({"loop": loop, "optimizer": torch.optim.SGD([loop.w])})
+
+    with pytest.raises(
+        IncompatibleCheckpoint, match=r"loop\.w: \(3,\) of torch\.float32 in the optimizer, \(2,\) of"
+    ):
+        fit(make(2), make(3))
+
+
+def test_two_variables_that_hold_one_tensor_do_so_again():
+    tensor = torch.zeros(2)
+    one, two = Variables(x=tensor), Variables(y=tensor)
+    a, b = Variables(), Variables()
+    fit(Registry({"one": one, "two": two}), Registry({"one": a, "two": b}))
+    assert a.x is b.y
+
+
+def test_a_tensor_of_an_optimizers_state_in_variables_is_said_to_come_back_as_a_copy(caplog):
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    trained(model, optimizer)
+    loop = Variables(m=optimizer.state[model.weight]["exp_avg"])
+    Registry({"model": model, "optimizer": optimizer, "loop": loop}).capture({})
+    assert "loop.m is part of an optimizer's state (optimizer.state.exp_avg.weight)" in caplog.text
+
+
+def test_a_crafted_name_in_variables_is_damage():
+    saved = Registry({"loop": Variables(x=1)}).capture({})
+    for name in ("_declared", "load_state_dict", "__class__"):
+        saved.trees["loop"] = {name: 1}
+        with pytest.raises(DamagedCheckpoint, match=f"Variables can have no value '{name}'"):
+            Registry({"loop": Variables()}).check(saved.trees, shapes_of(saved))
+
+
+class Odd(torch.optim.SGD):
+    """Keeps what torch's load_state_dict would take apart."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].update(
+                phase="warm",
+                recent=collections.deque([1.5, torch.ones(2, dtype=torch.float64)], maxlen=2),
+                seen=collections.OrderedDict(b=1, a=torch.ones(1, dtype=torch.float64)),
+                counts=collections.Counter("aab"),
+                raw=b"raw",
+                moments=torch.randn(2, 3, dtype=parameter.dtype).t(),
+            )
+
+
+def test_state_of_an_optimizer_that_torch_takes_apart_is_put_together_again():
+    def make():
+        parameter = torch.nn.Parameter(torch.ones(3, 2))
+        optimizer = Odd([parameter], lr=0.1)
+        parameter.grad = torch.ones(3, 2)
+        optimizer.step()
+        return parameter, optimizer
+
+    (one, before), (two, after) = make(), make()
+    fit(Registry({"optimizer": before}), Registry({"optimizer": after}))
+    then, now = before.state[one], after.state[two]
+    assert (now["phase"], now["raw"], now["counts"]) == ("warm", b"raw", collections.Counter("aab"))
+    assert [type(now[key]) for key in then] == [type(then[key]) for key in then]
+    assert now["recent"].maxlen == 2
+    assert now["recent"][1].dtype == now["seen"]["a"].dtype == torch.float64
+    assert list(now["seen"]) == ["b", "a"]
+    assert now["moments"].stride() == then["moments"].stride()
+    assert torch.equal(now["moments"], then["moments"])
+
+
+def test_an_array_in_the_state_of_an_optimizer_which_torch_cannot_load_is_refused():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter])
+    optimizer.state[parameter]["history"] = [numpy.ones(2)]
+    with pytest.raises(TypeError, match="optimizer: torch cannot load a NumPy array into an optimizer's state"):
+        Registry({"optimizer": optimizer}).capture({})
+
+
+class Buffered(torch.nn.Module):
+    def __init__(self, *, persistent=False):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(1, 3).expand(2, 3), persistent=persistent)
+        self.register_buffer("windows", torch.zeros(6).unfold(0, 3, 1), persistent=False)
+
+
+def test_a_buffer_whose_elements_share_memory_comes_back():
+    one, two = Buffered(), Buffered()
+    one.table = torch.tensor([[1.0, 2.0, 3.0]]).expand(2, 3)
+    address = two.table.data_ptr()
+    fit(Registry({"model": one}), Registry({"model": two}))
+    assert torch.equal(two.table, one.table)
+    assert (two.table.data_ptr(), two.table.stride()) == (address, one.table.stride())
+    one.table = torch.randn(2, 3)  # each row its own
+    fit(Registry({"model": one}), Registry({"model": two}))
+    assert torch.equal(two.table, one.table)
+    assert "table" not in two.state_dict()
+
+
+def test_a_buffer_that_torch_can_save_and_not_load_is_refused_at_the_start():
+    with pytest.raises(
+        TypeError, match=r"model\.table: torch cannot load .* expanded tensor, .*register its clone"
+    ):
+        Registry({"model": Buffered(persistent=True)}).capture({})
+
+
+def test_a_cache_in_a_part_of_a_model_that_is_not_there_is_refused():
+    one, two = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Sequential(torch.nn.Linear(2, 2))
+    one.add_module("late", torch.nn.Module())
+    one.late.register_buffer("cache", torch.ones(2), persistent=False)
+    with pytest.raises(IncompatibleCheckpoint, match=r"model\.late\.cache: the model has no module 'late'"):
+        fit(Registry({"model": one}), Registry({"model": two}))
+
+
+def test_a_teacher_made_under_inference_mode_comes_back():
+    def make():
+        with torch.inference_mode():
+            teacher = torch.nn.BatchNorm1d(2)
+            teacher.register_buffer("scratch", torch.randn(2), persistent=False)
+        pair = torch.nn.ModuleDict({"teacher": teacher, "student": torch.nn.Linear(2, 2)})
+        return {"pair": pair, "optimizer": torch.optim.SGD(pair["student"].parameters())}
+
+    one, two = make(), make()
+    with torch.inference_mode():
+        one["pair"]["teacher"].running_mean.fill_(3)
+    fit(Registry(one), Registry(two))
+    assert two["pair"]["teacher"].running_mean.tolist() == [3, 3]
+    assert torch.equal(two["pair"]["teacher"].scratch, one["pair"]["teacher"].scratch)
+    assert torch.equal(two["pair"]["student"].weight, one["pair"]["student"].weight)
+    assert not two["pair"]["student"].weight.is_inference()
+    two["pair"]["student"](torch.ones(1, 2)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("lazy", [torch.nn.LazyLinear, lambda _: torch.nn.LazyBatchNorm1d()])
+def test_a_lazy_module_is_refused_by_its_keyword_before_its_first_batch(lazy):
+    model = torch.nn.Sequential(lazy(2))
+    with pytest.raises(TypeError, match=r"Session\(net=\.\.\.\): 0\.\w+ of a lazy module has no values before"):
+        Registry({"net": model})
+    model(torch.ones(4, 3))
+    Registry({"net": model}).capture({})
+
+
+def test_parameters_keep_their_memory_format():
+    def make():
+        return torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+
+    def train(model, optimizer):
+        model(torch.ones(1, 3, 5, 5)).sum().backward()
+        optimizer.step()
+
+    one, two = make(), make()
+    before, after = torch.optim.Adam(one.parameters()), torch.optim.Adam(two.parameters())
+    train(one, before)
+    fit(Registry({"model": one, "optimizer": before}), Registry({"model": two, "optimizer": after}))
+    assert two.weight.is_contiguous(memory_format=torch.channels_last)
+    assert after.state[two.weight]["exp_avg"].stride() == before.state[one.weight]["exp_avg"].stride()
+
+
+def plateau():
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]))
+
+
+@pytest.mark.parametrize("name", ["_is_better", "step", "optimizer", "get_last_lr"])
+def test_a_value_in_the_place_of_a_schedulers_code_is_damage(name):
+    for make in (plateau, lambda: SCHEDULES["nested"](torch.optim.lr_scheduler, plateau().optimizer)):
+        saved = Registry({"scheduler": make()}).capture({})
+        tree = saved.trees["scheduler"]
+        inner = tree["_schedulers"][1] if "_schedulers" in tree else tree
+        if name == "_is_better" and inner is not tree:
+            continue
+        inner[name] = 1.5
+        with pytest.raises(DamagedCheckpoint, match=rf"state\.scheduler.*\.{name} is no value of a"):
+            Registry({"scheduler": make()}).check(saved.trees, shapes_of(saved))
+
+
+class Warm(torch.optim.lr_scheduler.StepLR):
+    """Gets attributes while it runs."""
+
+    best = None
+
+    def get_lr(self):
+        self.best, self.later = 1.0, [2.0]
+        return super().get_lr()
+
+
+def test_attributes_that_a_scheduler_gets_while_it_runs_come_back():
+    def make():
+        return Warm(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), 3)
+
+    one, two = make(), make()
+    one.best, one.later = 7.0, [8.0]
+    del two.later, two.best
+    fit(Registry({"scheduler": one}), Registry({"scheduler": two}))
+    assert (two.best, two.later) == (7.0, [8.0])
+
+
+class Decay:
+    """A function with a state, which torch saves and loads as its attributes."""
+
+    def __init__(self):
+        self.rate = 0.9
+
+    def __call__(self, count):
+        return self.rate**count
+
+
+@pytest.mark.parametrize("kind", ["lambda", "cyclic"])
+def test_a_function_with_a_state_in_a_scheduler_comes_back_and_no_code_of_it(kind):
+    def make():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
+        if kind == "lambda":
+            return torch.optim.lr_scheduler.LambdaLR(optimizer, Decay())
+        return torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 1.0, scale_fn=Decay())
+
+    def function(scheduler):
+        return scheduler.lr_lambdas[0] if kind == "lambda" else scheduler._scale_fn_custom
+
+    one, two = make(), make()
+    function(one).rate = 0.25
+    fit(Registry({"scheduler": one}), Registry({"scheduler": two}))
+    assert function(two).rate == 0.25
+    saved = Registry({"scheduler": one}).capture({})
+    tree = saved.trees["scheduler"]
+    (tree["lr_lambdas"][0] if kind == "lambda" else tree["_scale_fn_custom"])["__call__"] = 1
+    with pytest.raises(DamagedCheckpoint, match="__call__ is no value of a Decay"):
+        Registry({"scheduler": two}).check(saved.trees, shapes_of(saved))
+
+
+EVERY_SCHEDULE = SCHEDULES | {
+    "plateau": lambda s, o: s.ReduceLROnPlateau(o),
+    "steps": lambda s, o: s.MultiStepLR(o, [2, 3]),
+    "step": lambda s, o: s.StepLR(o, 3),
+    "multiplied": lambda s, o: s.MultiplicativeLR(o, lambda i: 0.9),
+    "constant": lambda s, o: s.ConstantLR(o),
+    "cosine": lambda s, o: s.CosineAnnealingLR(o, 20),
+    "cyclic function": lambda s, o: s.CyclicLR(o, 0.01, 0.1, scale_fn=lambda i: 0.9**i, scale_mode="cycle"),
+}
+
+
+@pytest.mark.parametrize("kind", EVERY_SCHEDULE)
+def test_every_schedule_of_torch_is_stored_and_fits(kind):
+    def make():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+        return optimizer, EVERY_SCHEDULE[kind](torch.optim.lr_scheduler, optimizer)
+
+    (optimizer, one), (_, two) = make(), make()
+    for _ in range(3):
+        optimizer.step()
+        one.step(*([1.0] if kind == "plateau" else []))
+    fit(Registry({"scheduler": one}), Registry({"scheduler": two}))
+    state = two.state_dict()
+    assert state == one.state_dict()
+    assert [type(value) for value in state.values()] == [type(value) for value in one.state_dict().values()]
+
+
+def test_another_kind_of_object_under_a_keyword_is_refused():
+    saved = Registry({"x": Variables(a=1)}).capture({})
+    with pytest.raises(IncompatibleCheckpoint, match="x: a module here, another kind of object in the checkpoint"):
+        Registry({"x": torch.nn.Linear(2, 2)}).check(saved.trees, shapes_of(saved))
+    with pytest.raises(IncompatibleCheckpoint, match="x: Variables here, another kind of object"):
+        Registry({"x": Variables()}).check({"x": [1]}, {})
+    with pytest.raises(IncompatibleCheckpoint, match="x: an optimizer here, another kind of object"):
+        Registry({"x": plateau().optimizer}).check(saved.trees, shapes_of(saved))

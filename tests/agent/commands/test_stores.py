@@ -127,9 +127,16 @@ def test_what_to_do_about_the_newest_being_damaged_is_said(holdfast: Holdfast, s
     told = holdfast("store", "verify", store).stdout
     assert "gpt 000000000020-1 is damaged. Started again, gpt goes on from the newest sound one by itself" in told
     assert "by itself: 000000000010-1" in told
-    assert "when training comes to iteration 20 again, a sound one takes its name" in told
+    assert "the next checkpoint of iteration 20 takes its place" in told
     assert f"holdfast store gc {store} --job gpt --drop 000000000020-1" in told
     assert "digits" not in told.partition("is damaged")[2]
+
+
+def test_a_manifest_that_cannot_be_read_is_named_by_the_iteration_of_its_checkpoint(
+    holdfast: Holdfast, store: Path
+) -> None:
+    payload(store, "gpt", 20).with_name("manifest.json").write_text("{")
+    assert "the next checkpoint of iteration 20 takes its place" in holdfast("store", "verify", store).stdout
 
 
 def test_an_older_damaged_one_is_no_reason_to_worry(holdfast: Holdfast, store: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from fake_server import Holdfast
@@ -24,7 +25,8 @@ def store(tmp_path: Path) -> Path:
     model(torch.randn(6, 8)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    loop = Variables(best=math.inf, names=["a", "b"], seen={3}, long=list(range(50)))
+    loop = Variables(best=math.inf, names=["a", "b"], seen={3}, long=list(range(50)), score=numpy.float64(0.5))
+    loop.again = loop.names
     for iteration, lineage in ((10, 1), (20, 1), (15, 2)):
         commit_objects(tmp_path, iteration, lineage, model=model, optimizer=optimizer, loop=loop)
     job = open_store(tmp_path)
@@ -61,6 +63,7 @@ def test_the_same_as_json_has_every_tensor_largest_first(holdfast: Holdfast, sto
     assert found["values"]["optimizer.param_groups.0.momentum"] == 0.9
     assert found["values"]["loop.names"] == ["a", "b"]
     assert found["values"]["loop.seen"] == [3]
+    assert found["values"]["loop.score"] == 0.5
     assert not [name for name in found["values"] if name.startswith(("rng", "session"))]
 
 

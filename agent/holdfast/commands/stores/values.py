@@ -6,11 +6,13 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from holdfast.shards import is_module
+
 OWN = ("rng", "session")
 """The session's own entries: nothing that a person set."""
 MOST_ITEMS = 8
 """Longer lists are told by their length."""
-_WORDS = ("$int", "$number", "$dtype", "$device")
+_WORDS = ("$int", "$number", "$str", "$dtype", "$device")
 _ITEMS = ("$tuple", "$size", "$set", "$frozenset", "$deque")
 
 
@@ -19,8 +21,7 @@ def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for keyword, tree in state.items():
         if keyword not in OWN:
-            is_module = isinstance(tree, dict) and tree.keys() == {"state", "metadata", "buffers"}
-            found |= _walk(tree["state"] if is_module else tree, keyword)
+            found |= _walk(tree["state"] if is_module(tree) else tree, keyword)
     return found
 
 
@@ -28,7 +29,7 @@ def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, dict):
         tag = next(iter(tree), "")
         if tag.startswith("$"):
-            yield from _walk_tag(tag, tree[tag], path)
+            yield from _walk(tree["value"], path) if "value" in tree else _walk_tag(tag, tree[tag], path)
         else:
             for key, item in tree.items():
                 yield from _walk(item, f"{path}.{key}")
@@ -39,7 +40,7 @@ def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _walk_tag(tag: str, body: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if tag in ("$pairs", "$counter"):
+    if tag in ("$pairs", "$ordered", "$counter"):
         for key, item in body:
             yield from _walk(item, f"{path}.{_word(key)}")
     elif tag in _ITEMS:
@@ -48,7 +49,7 @@ def _walk_tag(tag: str, body: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, body
     elif tag == "$complex":
         yield path, str(complex(*map(float.fromhex, body)))
-    elif tag == "$bytes":
+    elif tag in ("$bytes", "$bytearray"):
         yield path, f"{len(body) * 3 // 4} bytes"
 
 

@@ -13,6 +13,7 @@ from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, Json, fail
 from holdfast.commands.stores.asking import OfJob, Where, chosen, opened
 from holdfast.commands.stores.listing import Found, broken, described, named, print_found
 from holdfast.errors import HoldfastError
+from holdfast.protocol import parse_checkpoint_id
 from holdfast.store import Store
 
 
@@ -69,7 +70,8 @@ def _advice(store: Store, damaged: Found, found: list[Found]) -> str:
         meaning = f"A restart needs none of it: {job} goes on from {start}, which is sound."
     else:
         meaning = f"Started again, {job} goes on from the newest sound one by itself: {start}."
-        stays = f"when training comes to iteration {damaged.iteration} again, a sound one takes its name"
+        at = damaged.iteration if damaged.iteration is not None else parse_checkpoint_id(checkpoint)[0]
+        stays = f"the next checkpoint of iteration {at:,} takes its place"
     return (
         f"{job} {checkpoint} is damaged. {meaning}\n"
         f"  keep it:    do nothing; {stays}\n"
