@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from holdfast.indexed import Indexed, Order, OwnOrder, Position, SamplerOrder
 from holdfast.order import Share, hashed
@@ -15,6 +17,11 @@ from holdfast.ranks import rank_and_world_size
 from holdfast.streams import Streamed
 
 __all__ = ["DataLoader", "Position"]
+
+logger = logging.getLogger("holdfast")
+
+drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+"""Loaders that gave a batch since a session last looked: it warns of one that it was not given."""
 
 
 class DataLoader:
@@ -27,7 +34,8 @@ class DataLoader:
         shuffle: a new permutation every epoch, drawn from (seed, epoch).
         seed: of permutations and of the random numbers that reading a sample draws.
         sampler, batch_sampler: as in torch. They are iterated under random numbers that follow from
-            (seed, epoch), and `set_epoch(epoch)` is called where they have it.
+            (seed, epoch). Call their `set_epoch` as with torch's loader; under `session.batches` that is done
+            for you, with epochs from 0, unless the script does it.
         rank, world_size: which part of the global order is this loader's. Default: torch.distributed's where
             it is set up, else RANK and WORLD_SIZE, else everything. A sampler with a `rank` and `num_replicas` of
             its own, such as DistributedSampler, has shared the samples already; an iterable dataset must.
@@ -40,10 +48,15 @@ class DataLoader:
 
     An iteration takes the next batch_size × world_size samples of the global order, and the position counts what
     finished iterations took, on all ranks: it holds for any number of ranks and workers and any batch size.
-    Iterating gives one epoch after another: each `iter()` goes on where the one before ended. A sample is read
-    under random numbers that follow from (seed, epoch, index), in Python, NumPy and torch on the CPU; a batch is
-    collated under ones that follow from its first sample, as is one that a dataset's `__getitems__` reads whole.
-    Other attributes are those of the torch loader inside.
+
+    Each `iter()` begins an epoch at its first batch, as torch's does. The first one after a resume gives the rest
+    of the epoch that the checkpoint was taken in, which is empty after its last batch. An epoch is over when its
+    last batch has been given out, or when the loop leaves it after a `session.step`. Batches that are only looked
+    at, `next(iter(loader))`, come again. Without a session to count iterations, each `iter()` takes a new epoch.
+
+    A sample is read under random numbers that follow from (seed, epoch, index), in Python, NumPy and torch on the
+    CPU; a batch is collated under ones that follow from its first sample, as is one that a dataset's
+    `__getitems__` reads whole. Other attributes are those of the torch loader inside.
 
     Raises:
         ValueError: arguments that exclude each other, as in torch; or `generator`, which `seed` replaces.
@@ -66,11 +79,12 @@ class DataLoader:
     ) -> None:
         _refuse(options, shuffle, sampler, batch_sampler, drop_last, batch_size)
         self.dataset, self.seed, self.position = dataset, seed, Position()
+        self._given_sampler, self._given_batch_sampler, self._shuffle = sampler, batch_sampler, shuffle
         self.batch_size, self.drop_last = (None if batch_sampler is not None else batch_size), drop_last
         self.rank, self.world_size = _place_among_ranks(rank, world_size)
         if tail not in ("pad", "short"):
             raise ValueError(f"DataLoader(tail={tail!r}): 'pad' or 'short'")
-        # a private generator, or every new iterator would draw a number from the training process's own
+        # a private generator: the number that a new iterator draws is drawn by _draw_base_seed, once an epoch
         options["generator"] = torch.Generator().manual_seed(hashed(seed, "loader") >> 1)
         self._inner: Indexed | Streamed
         if isinstance(dataset, IterableDataset):
@@ -91,12 +105,30 @@ class DataLoader:
                 batch_size=self.batch_size, by_batch=batch_sampler is not None,
             )  # fmt: skip
         self.collate_fn = self._inner.collate_fn
-        self._placed = self._drawing = 0
         self._misfit: str | None = None
+        self._placed = self._drawing = 0
+        self._placed_at = Position()
+        """Where it was set last, by `seek` or when it was made."""
+        self._seed_drawn = False
+        self._warned: set[str] = set()
+        self._followed = False
+        """A session calls `iteration_ended`."""
+        self._open: set[object] = set()
+        """Iterators that have given a batch and have not ended."""
+        self._current: object | None = None
+        """The open iterator that `position` follows."""
+        self._last: object | None = None
+        """The iterator that gave the last batch; it may have ended."""
+        self._began = Position()
+        """Where the current iterator began."""
+        self._counted = False
+        """The epoch at `position` has been trained on: the next iterator begins the next epoch."""
+        self._looked = False
+        """An iterator was left early since the last iteration ended, and `position` is back where it was."""
 
     @property
     def epoch(self) -> int:
-        """From 0; the next one once the last batch has been asked for and none was left."""
+        """From 0; the next one once a loop has found no more batch, or has begun the next epoch."""
         return self.position.epoch
 
     @property
@@ -115,6 +147,22 @@ class DataLoader:
         """Whether a loop of the script's own is in the middle of an epoch: `for batch in loader`."""
         return self._drawing > 0
 
+    @property
+    def sampler(self) -> Any:
+        """The one given; else one as torch's loader has, which describes the order and does not decide on it."""
+        if self._given_sampler is not None:
+            return self._given_sampler
+        if isinstance(self._inner, Streamed):
+            return self._inner.loader.sampler
+        return (RandomSampler if self._shuffle else SequentialSampler)(self.dataset)  # type: ignore[arg-type]
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The one given; else one as torch's loader has, which describes the batches and does not make them."""
+        if self._given_batch_sampler is not None or self.batch_size is None:
+            return self._given_batch_sampler
+        return BatchSampler(self.sampler, self.batch_size, self.drop_last)
+
     def __len__(self) -> int:
         """Batches in a whole epoch, on this rank."""
         return len(self._inner)
@@ -131,27 +179,157 @@ class DataLoader:
         return getattr(self._inner.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the epoch from `position`, which moves on with each batch given out.
+        """An epoch from its first batch; the first time after a resume, the rest of the epoch.
 
         Set to another position meanwhile, by a restore, it goes on from there.
         """
-        self._drawing += 1
-        try:
-            yield from self.rest_of_epoch()
-        finally:
-            self._drawing -= 1
+        if not self._goes_on:  # torch draws here, before the first batch is asked for
+            self._draw_base_seed()
+        elif isinstance(self._inner, Indexed) and self._is_complete():
+            logger.info(
+                "the checkpoint was taken after the last batch of epoch %d: this loop over the loader gets no "
+                "batch, the next one begins epoch %d",
+                *(self.epoch, self.epoch + 1),
+            )
+            self.position = _after(self.position)
+            return iter(())
+        return self._by_hand()
 
     def rest_of_epoch(self) -> Iterator[Any]:
-        """The same for a loop that can be taken back to another epoch, as `session.batches` can."""
-        placed = -1
-        while placed != self._placed:
-            placed = self._placed
-            for position, batch in self._inner.batches(self.position):
-                self.position = position
-                yield batch
-                if placed != self._placed:
-                    break
-        self.position = Position(epoch=self.position.epoch + 1, padded=self.position.padded)
+        """What is left of the epoch, for `session.batches`, which decides itself which epoch comes next."""
+        iterator = object()
+        if not self.position.taken:
+            self._draw_base_seed()
+        self._counted, self._looked = True, False
+        try:
+            yield from self._batches(iterator, by_hand=False)
+        finally:
+            if self._current is iterator:
+                self._current, self._counted = None, False
+
+    def _by_hand(self) -> Iterator[Any]:
+        iterator, placed = object(), self._placed
+        before = self._current, self.position, self._began, self._counted
+        dataset_state = self._dataset_state
+        if self._counted and self._followed and self._current is None:
+            self._warn_once(
+                "left early",
+                f"the loop over the loader left epoch {self.epoch} early, and the next one begins epoch "
+                f"{self.epoch + 1}: a resume from the last checkpoint of epoch {self.epoch} would first give the "
+                "rest of it. Draw from session.batches(loader, epochs=None), or give a sampler that makes epochs "
+                "shorter",
+            )
+        self.position = self._beginning()
+        self._counted, self._looked = not self._followed, False
+        self._drawing += 1
+        try:
+            yield from self._batches(iterator, by_hand=True)
+        finally:
+            self._drawing -= 1
+            if self._current is iterator:
+                self._current = None
+                if self._counted and self._is_complete():
+                    self.position = _after(self.position)
+                ended, interrupted = not self.position.taken, before[0] in self._open
+                if self._counted or placed != self._placed or (ended and not interrupted):
+                    self._counted = self._counted and not ended
+                else:  # nothing was trained on: back to the iterator that it interrupted, or to the beginning
+                    self._current, self.position, self._began, self._counted = before
+                    self._inner.state = dataset_state
+                    if not interrupted:
+                        self._current, self._looked = None, True
+
+    def _batches(self, iterator: object, *, by_hand: bool) -> Iterator[Any]:
+        """From `position` to the end of its epoch; `position` follows, also to where a restore has set it."""
+        self._open.add(iterator)
+        try:
+            self._current = self._last = iterator
+            self._began = began = start = self.position
+            placed, again = self._placed, True
+            while again:
+                again = False
+                self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand)
+                for position, batch in self._inner.batches(start):
+                    self.position = start = position
+                    drawn_from.add(self)
+                    yield batch
+                    if placed != self._placed:
+                        placed, start, again = self._placed, self.position, True
+                        self._current = self._last = iterator
+                        if not start.taken:
+                            self._draw_base_seed()
+                        break
+                    if self._last is not iterator:  # another iterator was drawn from meanwhile
+                        self._take_back(iterator, began, start)
+                        if again := self._inner.exclusive:
+                            break
+            self.position = _after(start)
+        finally:
+            self._open.discard(iterator)
+
+    def _take_back(self, iterator: object, began: Position, position: Position) -> None:
+        """Have the position follow this iterator again."""
+        if self._current not in (None, iterator):
+            self._counted = True
+            self._warn_once(
+                "two loops",
+                "two loops draw from one holdfast.DataLoader in turn: both may give the same epoch, and a "
+                "checkpoint has the position of the one drawn from last; make a loader for each",
+            )
+        self._current = self._last = iterator
+        self._began, self.position = began, position
+
+    def _beginning(self) -> Position:
+        """Where a new iterator begins."""
+        if self._counted:
+            return _after(self.position)
+        return self.position if self._current is None else self._began
+
+    @property
+    def _goes_on(self) -> bool:
+        """A new iterator gives the rest of an epoch, as after a resume."""
+        return self._current is None and not self._counted and self.position.taken > 0
+
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            logger.warning(message)
+
+    def _is_complete(self) -> bool:
+        """The last batch of the epoch has been given out, as far as its length is known."""
+        try:
+            return self.position.taken > 0 and self._inner.left(self.position) == 0
+        except Exception:  # a dataset or a sampler without a length
+            return False
+
+    def _draw_base_seed(self) -> None:
+        """Draw the number that torch's loader draws from the global generator when it begins to iterate.
+
+        So that whatever training draws next, dropout for example, is what it would draw with torch's loader.
+        Persistent workers take their seed once.
+        """
+        if not self.persistent_workers or not self._seed_drawn:
+            torch.empty((), dtype=torch.int64).random_()
+            self._seed_drawn = True
+
+    def follow(self) -> None:
+        """A session counts iterations from now on; what was drawn before it began is not counted."""
+        if not self._followed:
+            self._followed, self._counted, self._looked = True, False, False
+            if self._current is None:
+                self.position = self._placed_at
+
+    def unfollow(self) -> None:
+        """The session is closed."""
+        self._followed, self._placed_at = False, self.position
+
+    def iteration_ended(self) -> None:
+        """An iteration of the session has ended: what was drawn has been trained on."""
+        if self._current is not None:
+            self._counted = True
+        elif self._counted or self._looked:  # its loop has been left: a resume begins with the next epoch, too
+            self.position, self._inner.state = _after(self.position), None
+            self._counted = self._looked = False
 
     def second_loader(
         self, batches: int, around: Callable[[Dataset[Any]], Dataset[Any]], timeout_seconds: float
@@ -167,7 +345,8 @@ class DataLoader:
 
     def seek(self, position: Position) -> None:
         """Go on from there, in the middle of an epoch as well."""
-        self.position, self._misfit = position, None
+        self.position, self._placed_at, self._misfit = position, position, None
+        self._current, self._counted, self._looked = None, False, False
         self._placed += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,10 +355,16 @@ class DataLoader:
             "seed": self.seed,
             "order": self._inner.order,
             "extent": self._inner.extent,
+            "set_epoch": self._inner.epochs.in_use,
+            "seed_drawn": self._seed_drawn,
         }
         if isinstance(self._inner, Streamed):
-            state["dataset"] = self._inner.state_dict()
+            state["dataset"] = self._dataset_state
         return state
+
+    @property
+    def _dataset_state(self) -> dict[str, Any] | None:
+        return self._inner.state_dict() if self.position.taken else None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a position; ValueError when it lies within an epoch of another order."""
@@ -196,6 +381,7 @@ class DataLoader:
                     f"{key} {state_dict[key]!r}"
                 )
         self.seek(position)
+        self._inner.epochs.in_use, self._seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
         if isinstance(self._inner, Streamed):
             self._inner.state = state_dict["dataset"]
         if position.taken and state_dict["extent"] != self._inner.extent:
@@ -203,6 +389,11 @@ class DataLoader:
                 f"the position was counted in {state_dict['extent']}, now there are {self._inner.extent}: in this "
                 "epoch some may come twice or not at all"
             )
+
+
+def _after(position: Position) -> Position:
+    """The beginning of the next epoch."""
+    return Position(epoch=position.epoch + 1, padded=position.padded)
 
 
 def _refuse(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import sys
 from collections import deque
@@ -15,6 +16,8 @@ from torch.utils.data import BatchSampler, Dataset, Sampler
 
 from holdfast.order import Permutation, Share
 from holdfast.seeding import Key, Seeded, as_it_is, random_state_kept, seed_all
+
+logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,7 @@ class Order(Protocol):
     """A position counted in an order of another name means nothing here."""
     shards: int
     """Among how many ranks it shares itself out. Then what is drawn is one rank's part."""
+    epochs: Epochs
 
     @property
     def gap(self) -> str | None:
@@ -60,6 +64,49 @@ class Order(Protocol):
     def draw(self, epoch: int) -> Drawn: ...
 
 
+class Epochs:
+    """Calls `set_epoch` of samplers or of a dataset.
+
+    Which epoch such an object is in shows in its attribute `epoch`; what the script has set is left as it is.
+
+    Args:
+        always: also for a loop of the script's own, which with torch's loader would call it itself.
+    """
+
+    def __init__(self, *parts: Any, always: bool = False) -> None:
+        self._parts = [part for part in parts if hasattr(part, "set_epoch")]
+        self._always = always
+        self.in_use: int | None = None
+        """The epoch that the sampler or dataset was in when reading began; None where it does not show."""
+        self._left_at, self._last, self._warned = self._now, 0, False
+
+    def begin(self, epoch: int, *, begun: bool, by_hand: bool) -> None:
+        """`begun`: a part of the epoch has been given out, so that its order is fixed."""
+        set_by_script = self._now != self._left_at
+        if begun and self.in_use is not None:
+            self._set(self.in_use)
+        elif (self._always or not by_hand) and not set_by_script:
+            self._set(epoch)
+        elif self._now is not None and not set_by_script and not self._warned and epoch > self._last:
+            self._warned = getattr(self._parts[0], "shuffle", None) is True
+            if self._warned:
+                logger.warning(
+                    "%s.set_epoch was not called: epoch %d comes in the order of the one before, as with torch's "
+                    "DataLoader; call loader.sampler.set_epoch(epoch) before each epoch",
+                    *(type(self._parts[0]).__name__, epoch),
+                )
+        self.in_use, self._left_at, self._last = self._now, self._now, epoch
+
+    def _set(self, epoch: int) -> None:
+        for part in self._parts:
+            part.set_epoch(epoch)
+
+    @property
+    def _now(self) -> int | None:
+        epoch = getattr(self._parts[0], "epoch", None) if self._parts else None
+        return epoch if isinstance(epoch, int) else None
+
+
 class OwnOrder:
     """Of a dataset's indices: as they are, or shuffled anew each epoch."""
 
@@ -67,6 +114,7 @@ class OwnOrder:
     shards = 1
 
     def __init__(self, dataset: Dataset[Any], seed: int, shuffle: bool) -> None:
+        self.epochs = Epochs()
         if not isinstance(dataset, Sized):
             raise TypeError(f"DataLoader: {type(dataset).__name__} has no len(); give a sampler")
         self._dataset, self._seed, self._shuffle = dataset, seed, shuffle
@@ -86,7 +134,7 @@ class SamplerOrder:
     def __init__(self, source: Iterable[Any], seed: int) -> None:
         self._source, self._seed = source, seed
         self._parts: tuple[Any, ...] = (source, getattr(source, "sampler", None))
-        self.name = type(source).__name__
+        self.name, self.epochs = type(source).__name__, Epochs(*self._parts)
         sharing = (part for part in self._parts if hasattr(part, "num_replicas") and hasattr(part, "rank"))
         self.shards = int(getattr(next(sharing, None), "num_replicas", 1))
 
@@ -115,9 +163,6 @@ class SamplerOrder:
 
     def draw(self, epoch: int) -> Drawn:
         """A sampler that draws at random draws the same whenever it draws for this epoch."""
-        for part in self._parts:
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
         if self.size is None:
             return _Read(self._source)
         with random_state_kept():
@@ -178,6 +223,21 @@ class Indexed:
     @property
     def order(self) -> str:
         return self._order.name
+
+    @property
+    def epochs(self) -> Epochs:
+        return self._order.epochs
+
+    @property
+    def exclusive(self) -> bool:
+        """A new iterator takes over from an open one: persistent workers read for one at a time."""
+        return self.loader.persistent_workers
+
+    state: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Nothing: all follows from the position."""
+        return self.state
 
     @property
     def extent(self) -> str:

@@ -52,12 +52,13 @@ def _referred_to(objects: Mapping[str, Any]) -> Iterable[str]:
             if name is not None and id(inside) not in given and not _all_held(found, held):
                 messages[id(inside)] = (
                     f"{path} ({type(found).__name__}) is in no checkpoint: add it to the session, "
-                    f"Session({_unused(name, objects)}=...), unless it never changes"
+                    f"Session({unused_keyword(name, objects)}=...), unless it never changes"
                 )
     return messages.values()
 
 
-def _unused(name: str, objects: Mapping[str, Any]) -> str:
+def unused_keyword(name: str, objects: Mapping[str, Any]) -> str:
+    """`name`, or with a number, so that no object of the session has it."""
     numbered = (f"{name}{number}" for number in itertools.count(2))
     return next(each for each in itertools.chain([name], numbered) if each not in objects)
 
@@ -72,7 +73,7 @@ def _untrained(objects: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"{keyword} trains {len(strange)} tensors, the first of shape {tuple(strange[0].shape)}, that "
                 "are in no module of the session: their values are in no checkpoint. Give their module, "
-                f"Session({_unused('model', objects)}=...), or put them into holdfast.Variables"
+                f"Session({unused_keyword('model', objects)}=...), or put them into holdfast.Variables"
             )
 
 

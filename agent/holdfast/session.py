@@ -530,6 +530,8 @@ class Session:
 
     def _boundary(self, metrics: dict[str, Any]) -> None:
         self._training.boundary()
+        for what in self._training.unknown_loaders():
+            self._reporter.notice("warning", "loader", what)
         if not self._resumed:  # a loop that neither resumes nor draws its batches here wants a fresh start
             try:
                 self._begin_afresh()

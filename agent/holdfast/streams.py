@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from holdfast.indexed import Position
+from holdfast.indexed import Epochs, Position
 from holdfast.order import hashed
 from holdfast.seeding import random_state_kept, seed_all
 
@@ -30,7 +30,7 @@ class Streamed:
         self._dataset, self._seed, self._world_size = dataset, seed, world_size
         self._stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         self._keeps_state = self._stateful and not options.get("num_workers")
-        self._watched = _Watched(dataset)
+        self._watched, self.epochs = _Watched(dataset), Epochs(dataset, always=True)
         self.loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
             self._watched if self._keeps_state else dataset, **options
         )
@@ -40,6 +40,11 @@ class Streamed:
         """The dataset is somewhere within an epoch."""
         self.state: dict[str, Any] | None = None
         """What `state_dict` gave, for when `batches` is asked for the position that it belongs to."""
+
+    @property
+    def exclusive(self) -> bool:
+        """A new iterator takes over from an open one: the dataset is in one place, or the workers persist."""
+        return self._keeps_state or self.loader.persistent_workers
 
     @property
     def extent(self) -> str:
@@ -93,8 +98,6 @@ class Streamed:
 
     def _set_up(self, start: Position) -> int:
         """Make the dataset ready for `start`; how many batches are behind it then."""
-        if hasattr(self._dataset, "set_epoch"):
-            self._dataset.set_epoch(start.epoch)
         state, self.state = self.state, None
         self._watched.ended = False
         if not self._keeps_state:

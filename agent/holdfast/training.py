@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast import inventory, restore
 from holdfast.cursor import Cursor, cursor_over
-from holdfast.data import DataLoader
+from holdfast.data import DataLoader, drawn_from
 from holdfast.errors import IncompatibleCheckpoint
 from holdfast.format import Manifest, saved_rank, state_for
 from holdfast.kinds import Shapes
@@ -54,6 +54,12 @@ class Training:
         self._standing, self._controller = standing, controller
         self._loaders: list[tuple[Iterable[Any], Cursor]] = []
         """In the order in which the script first drew from them."""
+        self._given_loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
+        for loader in self._given_loaders:
+            loader.follow()
+        drawn_from.clear()  # of what is only looked at before a session begins, it has nothing to say
+        self._told_of: list[DataLoader] = []
+        """Loaders that the script draws from and that are in no checkpoint."""
         self._current = -1
         """Which of them it draws from."""
         self._loaded: list[dict[str, Any]] = []
@@ -137,12 +143,33 @@ class Training:
         """Leave the script's objects as they were given."""
         for hook in self._hooks:
             hook.remove()
+        for loader in (*self._given_loaders, *(each for each, _ in self._loaders)):
+            if isinstance(loader, DataLoader):
+                loader.unfollow()
 
     def boundary(self) -> None:
         """An iteration has ended here."""
+        for loader in self._given_loaders:
+            loader.iteration_ended()
         self._moved = False
         self._ended += 1
         self.trained += 1
+
+    def unknown_loaders(self) -> list[str]:
+        """In words: what the script draws from, and the session was not given; each loader once."""
+        told = []
+        while drawn_from:
+            loader = drawn_from.pop()
+            known = (*self._given_loaders, *(each for each, _ in self._loaders), *self._told_of)
+            if not any(each is loader for each in known):
+                self._told_of.append(loader)
+                keyword = inventory.unused_keyword("loader", self.registry.given)
+                told.append(
+                    f"the script draws from a holdfast.DataLoader over {type(loader.dataset).__name__} that is in "
+                    "no checkpoint: after a resume it begins again at epoch 0. Give it to the session, "
+                    f"Session({keyword}=...)"
+                )
+        return told
 
     @property
     def total_iterations(self) -> int | None:
@@ -163,8 +190,7 @@ class Training:
         """The one that the script draws from, as far as that can be seen."""
         if self._loaders:
             return self._loaders[self._current][0]
-        given = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
-        return given[0] if len(given) == 1 else None
+        return self._given_loaders[0] if len(self._given_loaders) == 1 else None
 
     @property
     def batches_an_iteration(self) -> float | None:
@@ -177,6 +203,8 @@ class Training:
         known = [each for each, _ in self._loaders]
         self._current = next((i for i, each in enumerate(known) if each is loader), len(known))
         if self._current == len(known):
+            if isinstance(loader, DataLoader):
+                loader.follow()
             cursor = cursor_over(loader)
             # where it stood; the start for a new one, which a look at its first batch may have moved
             cursor.load_state_dict(self._loaded[self._current] if self._current < len(self._loaded) else None)
@@ -218,8 +246,12 @@ class Training:
             self._round_trip = captured.round_trip = self.registry.round_trip(captured)
         if self._ranks.world_size > 1:
             # two ranks that count iterations differently have states of different moments under the same number
-            loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
-            places = [f"sample {each.position.taken} of epoch {each.position.epoch}" for each in loaders]
+            # a loader that each rank reads whole may be read by some ranks alone, for a validation say
+            places = [
+                f"sample {each.position.taken} of epoch {each.position.epoch}"
+                for each in self._given_loaders
+                if each.world_size > 1
+            ]
             # ranks that train nothing together may make other updates
             together = captured.shards or self.registry.replicated
             updates = [f"{self._updates} updates"] if together else []
@@ -284,7 +316,7 @@ class Training:
         """
         if self._said is not None:
             return None if self._said else "the script says so itself (rewinds=False)"
-        if any(isinstance(item, DataLoader) and item.drawn_directly for item in self.registry.objects.values()):
+        if any(loader.drawn_directly for loader in self._given_loaders):
             return (
                 "this script iterates over its loader itself, and a loop over epochs cannot be taken back from "
                 "inside, as one over session.batches(...) can"
@@ -300,7 +332,7 @@ class Training:
 
     def gaps(self) -> list[str]:
         """What loaders that the script draws from itself cannot promise."""
-        return [item.gap for item in self.registry.objects.values() if isinstance(item, DataLoader) and item.gap]
+        return [loader.gap for loader in self._given_loaders if loader.gap]
 
     def missing(self, loaded: Loaded | None) -> list[str]:
         """What changes in training, as far as its objects show it, and is in no checkpoint."""

@@ -131,6 +131,22 @@ def test_an_epoch_is_told_to_whatever_takes_one():
     assert sampler.epoch == 1
 
 
+def test_a_session_sets_the_epoch_of_a_sampler_unless_the_script_does():
+    def orders(first):
+        sampler = DistributedSampler(range(8), num_replicas=1, rank=0)
+        cursor, found = cursor_over(holdfast.DataLoader(range(8), sampler=sampler)), []
+        for number in range(3):
+            if first is not None:
+                sampler.set_epoch(first + number)
+            found.append([batch.item() for batch in cursor.batches()])
+        return found, sampler.epoch
+
+    from_0, last = orders(None)
+    assert (from_0, last) == orders(0)
+    assert last == 2
+    assert orders(1)[0][:2] == from_0[1:]
+
+
 @pytest.mark.parametrize("keeps_end", [True, False])
 @pytest.mark.parametrize("stop", [0, 1, 2, 3, "end"])
 def test_a_loader_with_a_position_of_its_own_repeats_and_misses_nothing(keeps_end, stop):

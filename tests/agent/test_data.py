@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, def
 
 from holdfast import DataLoader
 from holdfast.data import Position
+from holdfast.rng import restore_rng, rng_state
 
 shuffled = functools.partial(DataLoader, Noisy(), batch_size=4, shuffle=True, seed=3)
 PERSISTENT = {"num_workers": 2, "persistent_workers": True}
@@ -82,15 +83,16 @@ def draws(samples):
     [{}, {"num_workers": 1}, {"collate_fn": draws}, {"batch_size": None}],
     ids=["as it is", "a worker", "collate_fn", "no batches"],
 )
-def test_the_training_process_keeps_its_random_state(options):
-    before = random_states()
-    for _ in shuffled(**options):
-        pass
-    assert random_states() == before
-    sampler = RandomSampler(Noisy())
-    for _ in DataLoader(Noisy(), sampler=sampler, **{"batch_size": 4} | options):
-        pass
-    assert random_states() == before
+def test_an_epoch_draws_a_base_seed_from_the_training_process_and_no_more(options):
+    before = rng_state()
+    iter(torch.utils.data.DataLoader(Noisy()))
+    expected = random_states()
+    own_sampler = DataLoader(Noisy(), sampler=RandomSampler(Noisy()), **{"batch_size": 4} | options)
+    for loader in (shuffled(**options), own_sampler):
+        restore_rng(before)
+        for _ in loader:
+            pass
+        assert random_states() == expected
 
 
 def test_workers_that_persist_follow_a_rewind():
@@ -367,3 +369,254 @@ def test_the_end_of_an_epoch_is_where_the_loop_finds_no_more():
     seen = [loader.epoch for _ in loader]
     assert seen == [0] * 6
     assert (loader.epoch, loader.position) == (1, Position(epoch=1))
+
+
+def by_for(loader):
+    return [batch[0].tolist() for batch in loader]
+
+
+def by_next(loader):
+    batches = iter(loader)
+    return [next(batches)[0].tolist() for _ in range(len(loader))]
+
+
+def by_zip(loader):
+    return [batch[0].tolist() for _, batch in zip(range(len(loader)), loader, strict=False)]
+
+
+def as_lightning_does(loader):
+    """Its fetcher asks for no batch after the last one, and keeps the iterator until it makes the next."""
+    loader.fetcher, found = iter(loader), []
+    while len(found) < len(loader):
+        found.append(next(loader.fetcher)[0].tolist())
+    return found
+
+
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2}, PERSISTENT], ids=str)
+@pytest.mark.parametrize("epoch_of", [by_for, by_next, by_zip, as_lightning_does])
+def test_every_epoch_is_whole_however_a_loop_ends_it(epoch_of, how):
+    loader, expected = shuffled(**how), shuffled()
+    assert [epoch_of(loader) for _ in range(4)] == [by_for(expected) for _ in range(4)]
+
+
+def test_an_epoch_of_an_iterable_dataset_is_whole_although_its_end_was_never_met():
+    class Numbers(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(8))
+
+        def __len__(self):
+            return 8
+
+    loader = DataLoader(Numbers(), batch_size=4)
+    for epoch_number in range(3):
+        batches = iter(loader)
+        assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert loader.epoch == epoch_number
+
+
+def test_each_iterator_takes_a_new_epoch_as_long_as_no_session_counts_iterations(two_epochs):
+    loader = shuffled()
+    for batches in two_epochs:
+        assert epoch([next(iter(loader))]) == batches[:1]
+    for _, batch in zip(range(2), loader, strict=False):
+        assert epoch([batch]) != two_epochs[1][:1]
+    assert loader.epoch == 2
+
+
+def followed(**options):
+    loader = shuffled(**options)
+    loader.follow()
+    return loader
+
+
+def test_what_is_only_looked_at_comes_again(two_epochs):
+    loader = shuffled()
+    next(iter(loader))
+    loader.follow()
+    assert loader.position == Position()
+    kept = iter(loader)  # as in images, labels = next(dataiter)
+    next(kept)
+    assert epoch([next(iter(loader))]) == two_epochs[0][:1]
+    for batches in two_epochs:
+        assert epoch([next(iter(loader))]) == batches[:1]
+        assert epoch(trained(loader)) == batches
+    assert loader.epoch == 2
+
+
+def trained(loader):
+    for batch in loader:
+        yield batch
+        loader.iteration_ended()
+
+
+def test_a_pass_before_the_session_costs_no_epoch(two_epochs):
+    loader = shuffled()
+    assert epoch(loader) == two_epochs[0]
+    loader.follow()
+    assert (loader.epoch, epoch(trained(loader))) == (0, two_epochs[0])
+    loader.unfollow()
+    loader.follow()
+    assert (loader.epoch, epoch(trained(loader))) == (1, two_epochs[1])
+
+
+def test_a_batch_fetched_ahead_before_the_session_does_not_come_again(two_epochs):
+    loader = shuffled()
+    batches = iter(loader)
+    ahead = next(batches)
+    loader.follow()
+    assert epoch([ahead, *batches]) == two_epochs[0]
+
+
+def test_an_epoch_that_is_left_after_training_on_it_is_over_and_that_is_said_once(two_epochs, caplog):
+    loader, seen = followed(), []
+    for _ in range(3):
+        for batch in loader:
+            seen += epoch([batch])
+            loader.iteration_ended()
+            break
+    assert seen[:2] == [two_epochs[0][0], two_epochs[1][0]]
+    assert loader.epoch == 2
+    assert caplog.text.count("left epoch") == 1
+    assert "left epoch 0 early, and the next one begins epoch 1" in caplog.text
+
+
+def test_a_loop_that_was_left_before_an_iteration_ended_begins_with_the_next_epoch_after_a_resume(two_epochs):
+    loader, resumed = followed(), followed()
+    next(iter(loader))
+    assert loader.position == Position()
+    loader.iteration_ended()
+    resumed.load_state_dict(loader.state_dict())
+    assert epoch(resumed) == epoch(loader) == two_epochs[1]
+
+
+def test_a_position_is_kept_where_a_loop_may_be_made_longer(two_epochs):
+    """A job that ends in the middle of an epoch and is then given more iterations."""
+    loader, longer = followed(), followed()
+    for number, _ in enumerate(loader):
+        loader.iteration_ended()
+        if number == 1:
+            break
+    longer.load_state_dict(loader.state_dict())
+    assert epoch(longer) == two_epochs[0][2:]
+
+
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2}, PERSISTENT], ids=str)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_look_within_a_loop_changes_nothing_of_it(how, keeps, two_epochs, caplog):
+    loader, seen, kept = followed(**how), [], []
+    for batch in loader:
+        seen += epoch([batch])
+        place = loader.position
+        looking = iter(loader)
+        next(looking)
+        if keeps:
+            kept.append(looking)
+        else:
+            looking.close()
+            assert loader.position == place
+        loader.iteration_ended()
+    assert seen == two_epochs[0]
+    assert loader.position == Position(epoch=1)
+    assert ("two loops draw from one" in caplog.text) == keeps
+
+
+def test_a_whole_pass_within_a_loop_changes_nothing_of_it(two_epochs):
+    loader, seen = followed(), []
+    for batch in trained(loader):
+        seen += epoch([batch])
+        place = loader.position
+        assert len(epoch(loader)) == 6
+        assert loader.position == place
+    assert seen == two_epochs[0]
+    assert epoch(loader) == two_epochs[1]
+
+
+def test_a_resumed_epoch_without_a_batch_left_is_over_for_a_loop_that_asks_for_none(two_epochs, caplog):
+    caplog.set_level("INFO", "holdfast")
+    before, after = followed(), followed()
+    batches = iter(before)
+    for _ in range(6):
+        next(batches)
+        before.iteration_ended()
+    after.load_state_dict(before.state_dict())
+    assert after.batches_left(1) == 0
+    iter(after)
+    assert (after.epoch, epoch(after)) == (1, two_epochs[1])
+    assert "taken after the last batch of epoch 0" in caplog.text
+
+
+def test_a_look_after_a_resume_leaves_the_rest_of_the_epoch_as_it_is(two_epochs):
+    before, after = followed(), followed()
+    batches = iter(before)
+    next(batches), next(batches)
+    after.load_state_dict(before.state_dict())
+    for _ in range(2):
+        assert epoch([next(iter(after))]) == two_epochs[0][2:3]
+    assert epoch(trained(after)) == two_epochs[0][2:]
+    assert epoch(trained(after)) == two_epochs[1]
+
+
+class Distributed(torch.utils.data.DistributedSampler):
+    def __init__(self, **options):
+        super().__init__(range(23), num_replicas=1, rank=0, **options)
+
+
+def torchs_order(number):
+    sampler = Distributed()
+    sampler.set_epoch(number)
+    return [batch.tolist() for batch in torch.utils.data.DataLoader(range(23), 4, sampler=sampler)]
+
+
+def over_distributed(**options):
+    return DataLoader(range(23), batch_size=4, **{"sampler": Distributed()} | options)
+
+
+def test_what_was_given_is_given_back():
+    sampler = Distributed()
+    assert over_distributed(sampler=sampler).sampler is sampler
+    batches = BatchSampler(sampler, 2, drop_last=False)
+    loader = DataLoader(range(23), batch_sampler=batches)
+    assert loader.batch_sampler is batches
+    assert isinstance(loader.sampler, SequentialSampler)
+    plain = DataLoader(range(23), batch_size=4, drop_last=True)
+    assert (type(plain.sampler), len(plain.sampler), len(plain.batch_sampler)) == (SequentialSampler, 23, 5)
+    assert isinstance(shuffled().sampler, RandomSampler)
+    assert DataLoader(range(23), batch_size=None).batch_sampler is None
+
+
+def test_a_sampler_whose_epoch_the_script_never_sets_gives_one_order_as_in_torch_and_that_is_said_once(caplog):
+    loader = over_distributed()
+    assert [indices(loader) for _ in range(3)] == [torchs_order(0)] * 3
+    assert caplog.text.count("Distributed.set_epoch was not called: epoch 1 comes in the order") == 1
+    caplog.clear()
+    loader = over_distributed(sampler=Distributed(shuffle=False))
+    assert indices(loader) == indices(loader)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2], [1, 2, 3], [5, 5, 5], [0, 0, 7]], ids=str)
+@pytest.mark.parametrize("stop", [0, 2, 6])
+def test_the_epoch_that_a_script_sets_decides_on_the_order_also_after_a_resume(numbers, stop):
+    def begin(loader, number):
+        loader.sampler.set_epoch(number)
+        return iter(loader)
+
+    loader, whole = over_distributed(), [torchs_order(number) for number in numbers]
+    seen = [[batch.tolist() for batch in begin(loader, number)] for number in numbers[:2]]
+    batches = begin(loader, numbers[2])
+    last = [next(batches).tolist() for _ in range(stop)]
+    resumed = over_distributed()
+    resumed.load_state_dict(loader.state_dict())
+    assert [*seen, last + [batch.tolist() for batch in begin(resumed, numbers[2])]] == whole
+    assert [batch.tolist() for batch in begin(resumed, 9)] == torchs_order(9)
+
+
+def test_a_resume_within_an_epoch_goes_on_in_the_order_of_the_checkpoint_whatever_the_script_sets():
+    loader = over_distributed()
+    indices(loader)
+    loader.sampler.set_epoch(6)
+    next(iter(loader))
+    resumed = over_distributed()
+    resumed.load_state_dict(loader.state_dict())
+    resumed.sampler.set_epoch(1)
+    assert indices(resumed) == torchs_order(6)[1:]

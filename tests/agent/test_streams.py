@@ -7,6 +7,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from holdfast import DataLoader
 from holdfast.data import Position
+from holdfast.rng import restore_rng, rng_state
 
 
 class Stream(IterableDataset):
@@ -137,13 +138,16 @@ def test_a_state_that_was_loaded_and_not_used_is_still_there():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_reading_a_stream_leaves_the_training_process_its_random_state(workers):
+def test_reading_a_stream_draws_a_base_seed_from_the_training_process_and_no_more(workers):
     loader = DataLoader(Stream(), batch_size=4, num_workers=workers)
-    before = random_states()
+    before = rng_state()
     batches(loader)
     loader.seek(Position(taken=3))
     batches(loader)
-    assert random_states() == before
+    after = random_states()
+    restore_rng(before)
+    iter(torch.utils.data.DataLoader(Stream()))
+    assert random_states() == after
 
 
 @pytest.mark.parametrize(
