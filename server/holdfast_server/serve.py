@@ -245,10 +245,11 @@ def _listener(settings: ServerSettings) -> socket.socket:
         family = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        reason = error.strerror or str(error)
+        # socket.create_server adds the address to the system's words
+        reason = (error.strerror or str(error)).partition(" (while")[0]
         _refuse(
-            f"cannot listen on {settings.host} port {settings.port} ({reason}): "
-            "another server may be there already; choose another with --port"
+            f"cannot listen on {settings.host} port {settings.port}: {reason}. Another server may run there; "
+            "choose another port with --port"
         )
 
 
