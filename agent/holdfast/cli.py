@@ -146,7 +146,7 @@ def run(
     It is restarted on any signal and any exit status but 0, first at once, then ever more slowly, and no more
     when 5 starts in a row (--starts) ended without a new iteration. Ctrl-C goes to the trainer, which ends as it
     would without Holdfast; a second one, two seconds later or more, kills it and all its processes on the spot.
-    The exit code is the trainer's.
+    The exit code is the trainer's; 128 + the signal where a signal to this process ended it, and 1 would be it.
 
     One that hangs (no iteration for 50 usual ones, and for 10 minutes at least) is killed and started again, once
     the stacks of all ranks are on the job's timeline. After it gave up, it waits for an order to restore from the

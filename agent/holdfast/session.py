@@ -434,7 +434,8 @@ class Session:
     def _begin(self, start: Start) -> None:
         self._resumed = True
         self._starter.begin(start)
-        if self._ranks.leads and (page := self._reporter.link.page) is not None:
+        page = self._reporter.link.page if self._ranks.leads else None
+        if page is not None and not supervision.is_supervised():  # which says it, and whether the server answers
             logger.info("%s: dashboard: %s", self.job, page)
         self._introduce()
         for gap in self._training.gaps():
