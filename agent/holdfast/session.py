@@ -467,7 +467,6 @@ class Session:
             reason = "preempted"
         if self._relaunch:
             reason = "relaunched"
-        self._leaving.close()
         self._progress.rest()
         atexit.unregister(self._at_exit)
         parts: tuple[Callable[[], object], ...] = (
@@ -483,6 +482,7 @@ class Session:
             self._progress.close,
             self._training.close,
             self._tell_what_is_kept,
+            self._leaving.close,  # last: a SIGTERM that comes a second time must not cut the last checkpoint short
         )
         for part in parts:
             try:

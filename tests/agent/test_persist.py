@@ -28,10 +28,11 @@ from persisting import (
 )
 
 from holdfast import format as fmt
+from holdfast.arena import Arena
 from holdfast.persist import Persister
-from holdfast.persist.backend import Lost
+from holdfast.persist.backend import HUNG_SECONDS, Lost
 from holdfast.persist.fork import ForkBackend
-from holdfast.persist.process import ProcessBackend
+from holdfast.persist.process import Helper, ProcessBackend
 from holdfast.persist.task import Task
 from holdfast.store import open_store
 
@@ -342,6 +343,15 @@ def test_signals_for_the_trainer_do_not_stop_the_writing(tmp_path, backend):
         tell(tmp_path / "go", "on")
         assert snapshot.settled.wait(300)
     assert snapshot.outcome == "durable", snapshot.reason
+
+
+def test_signals_for_the_trainer_do_not_end_a_helper_that_is_starting(tmp_path):
+    helper = Helper(open_store(tmp_path), Arena(), HUNG_SECONDS)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        helper._process.send_signal(number)
+    helper._channel.close()
+    assert helper._process.wait(300) == 0
+    helper.end()
 
 
 @pytest.mark.parametrize("backend", PROCESSES)
