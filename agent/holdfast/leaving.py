@@ -105,7 +105,7 @@ def begun(loader: Iterable[T]) -> Iterator[T]:
     """Return `iter(loader)`, with loader workers that leave SIGTERM to the trainer.
 
     They ignore the signal as long as the trainer handles it. The signal is blocked while they start, so that it
-    cannot kill one before it has its handler.
+    cannot kill one before it has its handler. A fork server is not protected, and its workers end with it.
     """
     if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn") or not _is_handled_here():
         return iter(loader)

@@ -104,7 +104,6 @@ PREEMPTED = {
     "group, torch's loader": Preempted(to_group, options=("--loader", "torch")),
     "group, torch's loader by hand": Preempted(to_group, options=("--loader", "by hand")),
     "group, spawned workers": Preempted(to_group, options=("--start-method", "spawn")),
-    "group, fork server": Preempted(to_group, options=("--start-method", "forkserver")),
     "GNU timeout": Preempted(to_one, ("timeout", "--preserve-status", "10000")),
     "run in GNU timeout": Preempted(to_one, ("timeout", "--preserve-status", "10000", *RUN)),
     "run, all processes": Preempted(to_all, RUN),
