@@ -374,6 +374,7 @@ class Checkpointer:
             if snapshot.kind == "requested":
                 with self._asked_for_lock:
                     self._asked_for.append(snapshot.id)
+            self._reporter.durable(snapshot.id, settled.seconds)
             if settled.newest:  # one that took long may settle after those that were begun later
                 self.head = snapshot.id
         elif settled.state == "torn":

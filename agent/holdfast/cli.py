@@ -152,7 +152,8 @@ def run(
     The command is restarted after any signal and any exit status but 0: first at once, then with growing delays.
     The supervisor gives up after 5 starts in a row (--starts) without a new iteration. Ctrl-C goes to the trainer,
     which ends as it would without Holdfast; a second Ctrl-C, two or more seconds later, kills the trainer and its
-    processes. The exit code is that of the trainer.
+    processes. The exit code is that of the trainer; where a signal to this process ended a trainer that exits with
+    1, as torchrun does, it is 128 + the signal.
 
     A hung trainer (no iteration for 50 usual iteration times and at least 10 minutes) is killed and restarted; the
     stacks of all ranks are recorded on the job's timeline first. After giving up, the supervisor keeps running if

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -175,6 +176,8 @@ class Conversation:
         return f"{self.server}/api/v1{path}"
 
     def _unreachable(self, error: urllib3.exceptions.HTTPError) -> UnreachableError:
+        if (fault := fault_of_http(error)) is not None:
+            return UnreachableError(f"what answers at {self.server} is no Holdfast server ({fault})")
         why = str(error).rpartition(": ")[2] or type(error).__name__
         reason = f"no Holdfast server answers at {self.server} ({why})"
         return UnreachableError(f"{reason}: start one with `holdfast serve` or give --server")
@@ -197,6 +200,14 @@ class Conversation:
             kind = _KINDS.get(reply.status, ServerBusy if reply.status >= 500 else ServerError)
             raise kind(reply.status, answer if isinstance(answer, dict) else {})
         return answer
+
+
+def fault_of_http(error: BaseException) -> str | None:
+    """Say what is wrong with an answer that no web server gives; None where the error is another one."""
+    cause = error.args[-1] if isinstance(error, urllib3.exceptions.ProtocolError) and error.args else error
+    if isinstance(cause, http.client.RemoteDisconnected):
+        return "it closed the connection without an answer"
+    return "it does not speak HTTP" if isinstance(cause, http.client.HTTPException) else None
 
 
 def filled(template: str, **parts: object) -> str:

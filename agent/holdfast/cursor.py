@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from holdfast.data import DataLoader, Position
+from holdfast.leaving import begun
 from holdfast.rng import restore_rng, rng_state
 
 
@@ -92,13 +93,13 @@ class _StatefulCursor:
         _set_epoch(self._loader, self.epoch)
         resumed, self._begun = self._given, True
         now = rng_state()
-        source = iter(self._loader)
+        source = begun(self._loader)
         if resumed:
             restore_rng(now)  # the epoch began before, and what beginning it draws was drawn then
         yield from self._counted(source)
         if self._loaded and not resumed and not self._given:
             # some go on from the end of an epoch with the next one, others end there again
-            yield from self._counted(iter(self._loader))
+            yield from self._counted(begun(self._loader))
         self.epoch, self._given, self._loaded = self.epoch + 1, 0, False
 
     def batches_left(self, epochs: int) -> int:
@@ -164,7 +165,7 @@ class _CountingCursor:
     def _begun(self) -> Iterator[Any]:
         self._start = rng_state()
         _set_epoch(self._loader, self.epoch)
-        return iter(self._loader)
+        return begun(self._loader)
 
     def _begun_again(self) -> Iterator[Any]:
         now, start = rng_state(), self._start

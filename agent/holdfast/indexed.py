@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler
 
+from holdfast.leaving import begun
 from holdfast.order import Permutation, Share
 from holdfast.seeding import Key, Seeded, as_it_is, random_state_kept, seed_all
 
@@ -273,7 +274,7 @@ class Indexed:
         # drawn here, once for all that workers read ahead: meanwhile the loader may be set elsewhere
         remaining = self._indices.remaining = _Ahead(self._keyed(start.epoch, items))
         try:
-            for number, batch in enumerate(self.loader, start=1):
+            for number, batch in enumerate(begun(self.loader), start=1):
                 place, padded = self._share.after(first, number, drawn.size)
                 yield replace(start, taken=place * self._order.shards, padded=start.padded + padded), batch
         finally:

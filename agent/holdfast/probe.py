@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from holdfast.data import DataLoader
 from holdfast.errors import NoProbe
+from holdfast.leaving import begun
 from holdfast.rng import restore_rng, rng_state
 
 BATCHES = 50
@@ -89,7 +90,7 @@ def _told_apart(cold: Sequence[float], warm: Sequence[float], first: int, worker
 def _read(reading: torch.utils.data.DataLoader[Any], most: int, until: float, clock: Clock) -> list[float]:
     """What each of the first batches took, of as many as are read by then."""
     taken: list[float] = []
-    source: Any = iter(reading)
+    source: Any = begun(reading)
     while len(taken) < most and (left := until - clock()) > 0:
         source._timeout = left if reading.num_workers else 0  # torch's own is for each batch, this one for all
         try:

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -33,6 +33,30 @@ def adopt_orphans() -> None:
 def die_with_parent() -> None:
     """Runs in the child: a supervisor that is itself killed must not leave a trainer that nobody watches."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def blocked(*signals: signal.Signals) -> Iterator[None]:
+    """Block signals in this thread and in the processes that it starts, which inherit the mask: one that ignores
+    them must not be killed before it has come so far."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def started_at(pid: int) -> float | None:
+    """Return when a process started, in seconds since the epoch, or None where that is not known.
+
+    It may be up to a second too early: the kernel gives the time of the boot in whole seconds.
+    """
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        booted_at = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    except (OSError, StopIteration):
+        return None
+    return int(booted_at.split()[1]) + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def has_ended(pid: int) -> bool:

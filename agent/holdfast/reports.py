@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
-from holdfast import fingerprint, protocol
+from holdfast import fingerprint, protocol, supervision
 from holdfast.link import Link, NoLink
 from holdfast.pacing import Controller, Plan, Profile
+from holdfast.pacing.policy import duration, percent
 from holdfast.profile import DATA_STALLS, Iteration
 from holdfast.protocol import OrderState, RestoreMode, StallKind, parse_checkpoint_id
 from holdfast.store import Lineage
@@ -23,7 +24,10 @@ logger = logging.getLogger("holdfast")
 NOT_TOLD_ELSEWHERE = ("internal", "ranks")
 """Notices that are about one rank of several."""
 TOLD_RATIO = 2.0
-"""By how much an interval has to change for another line in the log."""
+"""The factor by which an interval has to change for another line in the log at INFO."""
+DURABLE_EVERY_SECONDS = 60.0
+"""The least time between two lines in the log, at INFO, that say that a checkpoint is durable."""
+LOG_FORMAT = "%(asctime)s %(levelname)s holdfast: %(message)s"
 PACED_EVERY_SECONDS = 5.0
 """How often the measured overhead is told while the plan does not change."""
 
@@ -56,6 +60,7 @@ class Reporter:
         self.link: Link | NoLink = NoLink()
         self._paced_at = 0.0
         self._told_interval: int | None = None
+        self._durable_told_at = -math.inf
 
     @property
     def heard(self) -> bool:
@@ -91,7 +96,7 @@ class Reporter:
     ) -> None:
         self.event(
             protocol.AttemptStarted(
-                at=time.time(),
+                at=supervision.attempt_began_at(),
                 iteration=self.standing.iteration,
                 lineage=self.standing.lineage,
                 resumed_from=resumed_from,
@@ -99,7 +104,7 @@ class Reporter:
                 pid=os.getpid(),
                 world_size=world_size,
                 supervised="HOLDFAST_SUPERVISED" in os.environ,
-                previous_exit=os.environ.get("HOLDFAST_PREVIOUS_EXIT") or None,
+                previous_exit=os.environ.get(supervision.PREVIOUS_EXIT) or None,
                 versions=versions,
                 owner=text(self._owner),
                 labels={text(key): text(value) for key, value in self._labels.items()},
@@ -186,7 +191,7 @@ class Reporter:
         self._paced_at = now
         plan, profile = controller.plan, controller.profile
         if changed and plan is not None and not self._quiet:
-            self._tell(plan)
+            self._tell(plan, controller.settings.budget)
         curve = controller.life.progress.curve if controller.wants_losses else None
         self.event(
             protocol.Paced(
@@ -210,16 +215,32 @@ class Reporter:
             )
         )
 
-    def _tell(self, plan: Plan) -> None:
-        """In the log, where the interval is much another than was told before; the server hears of each."""
+    def _tell(self, plan: Plan, budget: float) -> None:
+        """Log a new interval; why the policy chose it is on the dashboard, and here at DEBUG."""
         before, now = self._told_interval, plan.interval
-        if before is not None and now is not None and before / TOLD_RATIO < now < before * TOLD_RATIO:
+        if before == now:
             return
-        if (before, now) == (None, None):
+        near = before is not None and now is not None and before / TOLD_RATIO <= now <= before * TOLD_RATIO
+        if not near:
+            self._told_interval = now
+        every = "none for now" if now is None else f"every {now:,} iterations" if now > 1 else "every iteration"
+        figures = f"policy {plan.policy}"
+        if plan.overhead is not None:
+            figures += f", predicted overhead {percent(plan.overhead)}, budget {percent(budget)}"
+        level = logging.DEBUG if near else logging.INFO
+        logger.log(level, "%s: checkpoint interval: %s (%s)", self.job, every, figures)
+        logger.debug("%s: checkpoint interval: %s", self.job, plan.reason)
+
+    def durable(self, checkpoint: str, seconds: float) -> None:
+        """Log that a checkpoint is durable, at most every minute; the server hears of each."""
+        if self._quiet:
             return
-        self._told_interval = now
-        every = "none" if now is None else f"every {now:,} iterations" if now > 1 else "every iteration"
-        logger.info("%s: checkpoints: %s (%s): %s", self.job, every, plan.policy, plan.reason)
+        level, now = logging.DEBUG, time.monotonic()
+        if now - self._durable_told_at >= DURABLE_EVERY_SECONDS:
+            level, self._durable_told_at = logging.INFO, now
+        iteration, _ = parse_checkpoint_id(checkpoint)
+        what = f"checkpoint of iteration {iteration:,} is durable, written in {duration(seconds)}"
+        logger.log(level, "%s: %s", self.job, what)
 
     def damaged(self, checkpoint: str, error: Exception | str, what: str = "damaged and passed over") -> None:
         self.notice("warning", "damaged", f"checkpoint {checkpoint} is {what}: {error}")
@@ -261,7 +282,7 @@ def show_log() -> None:
     """What holdfast has to say goes to stderr, unless the script has set up logging of its own."""
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("holdfast: %(message)s"))
+        handler.setFormatter(logging.Formatter(LOG_FORMAT, supervision.LOG_TIME))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False  # or logging set up later would tell everything twice

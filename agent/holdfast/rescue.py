@@ -8,6 +8,7 @@ has loaded itself. Imports no torch.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -29,7 +30,7 @@ from holdfast.persist.writing import write_checkpoint
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.slots import Slot
 from holdfast.store import Store, open_store
-from holdfast.supervision import Trained
+from holdfast.supervision import Trained, say
 
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HELPER_SECONDS = 600.0
@@ -123,7 +124,7 @@ def _tell(trained: Trained, saved: Saved, end: str) -> None:
     iteration = saved.task.iteration
     gained = f"{iteration - saved.before:,} iterations that no checkpoint held"
     told = f"iteration {iteration:,} was saved out of memory after the trainer ended ({end}): {gained}"
-    print(f"holdfast run: {told}", file=sys.stderr, flush=True)
+    say(told)
     if trained.server:
         from holdfast.standby import tell_of_rescue
 
@@ -157,7 +158,7 @@ def main(folder: str, told: str, end: str, dead: str, *pids: str) -> None:
     except Fenced:
         return
     except (OSError, HoldfastError) as error:
-        print(f"holdfast run: what is in memory was not saved: {error}", file=sys.stderr, flush=True)
+        say(f"what is in memory was not saved: {error}", logging.WARNING)
         return
     if saved is not None:
         _tell(trained, saved, end)

@@ -435,7 +435,8 @@ class Session:
         self._resumed = True
         self._starter.begin(start)
         self._training.begin()
-        if self._ranks.leads and (page := self._reporter.link.page) is not None:
+        page = self._reporter.link.page if self._ranks.leads else None
+        if page is not None and not supervision.is_supervised():  # which says it, and whether the server answers
             logger.info("%s: dashboard: %s", self.job, page)
         self._introduce()
         for gap in self._training.gaps():
@@ -467,7 +468,6 @@ class Session:
             reason = "preempted"
         if self._relaunch:
             reason = "relaunched"
-        self._leaving.close()
         self._progress.rest()
         atexit.unregister(self._at_exit)
         parts: tuple[Callable[[], object], ...] = (
@@ -483,6 +483,7 @@ class Session:
             self._progress.close,
             self._training.close,
             self._tell_what_is_kept,
+            self._leaving.close,  # last: a SIGTERM that comes a second time must not cut the last checkpoint short
         )
         for part in parts:
             try:

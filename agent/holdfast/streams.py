@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from holdfast.indexed import Epochs, Position
+from holdfast.leaving import begun
 from holdfast.order import hashed
 from holdfast.seeding import random_state_kept, seed_all
 
@@ -80,7 +81,7 @@ class Streamed:
         self.loader.generator.manual_seed(hashed(self._seed, "workers", start.epoch) >> 1)
         with random_state_kept():
             seed_all(self._seed, "stream", start.epoch)
-            source = iter(self.loader)
+            source = begun(self.loader)
         for number in itertools.count(behind):
             with random_state_kept():
                 seed_all(self._seed, "stream", start.epoch, number)

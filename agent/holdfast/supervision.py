@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import itertools
 import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from typing import IO
 
 import msgspec
 
+from holdfast import processes
 from holdfast.protocol import RestoreOrder
 
 logger = logging.getLogger("holdfast")
@@ -38,10 +41,15 @@ EXIT_RELAUNCH = 79
 """How it ends when it is to be started again for an order to restore, which it cannot carry out while it runs."""
 STARTED_AT = "HOLDFAST_STARTED_AT"
 """When the supervisor started the trainer, in seconds since the epoch."""
+LOG_TIME = "%Y-%m-%d %H:%M:%S"
+PREVIOUS_EXIT = "HOLDFAST_PREVIOUS_EXIT"
+"""How the start before this one ended, where the supervisor restarted the trainer."""
 _TRAINED = "trained.json"
 _ASKED, _NOTED = "relaunch.json", "order.json"
 _STACKS = "rank-{rank}.{pid}.stacks"
 
+_attempts = itertools.count()
+"""Attempts that this process has reported."""
 _files: list[IO[bytes]] = []
 """Held open: the signal handler writes to their descriptors."""
 
@@ -92,6 +100,12 @@ def _remove_abandoned(place: Path) -> None:
                 os.close(fd)
 
 
+def say(line: str, level: int = logging.INFO) -> None:
+    """Write a line of the supervisor to stderr, in the form of the trainer's own."""
+    at, name = time.strftime(LOG_TIME), logging.getLevelName(level)
+    print(f"{at} {name} holdfast run: {line}", file=sys.stderr, flush=True)
+
+
 def introduce(trained: Trained) -> None:
     """Tell the supervisor, if there is one, what is trained here. Never raises."""
     if not (folder := os.environ.get(VARIABLE)):
@@ -140,6 +154,18 @@ def age_seconds() -> float | None:
         return max(0.0, time.time() - float(os.environ[STARTED_AT]))
     except (KeyError, ValueError):
         return None
+
+
+def attempt_began_at() -> float:
+    """Return when the attempt began that this process reports now.
+
+    Where a supervisor restarted the trainer, that is when the process started: the job is not down while it
+    imports torch and loads a checkpoint. A further attempt of the same process begins now.
+    """
+    now, first = time.time(), next(_attempts) == 0
+    if not first or PREVIOUS_EXIT not in os.environ or (age := age_seconds()) is None:
+        return now
+    return min(now, max(now - age, processes.started_at(os.getpid()) or 0.0))
 
 
 def ask_relaunch(order: RestoreOrder) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
 import random
 import select
@@ -20,7 +21,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -47,6 +48,11 @@ Stay = Literal["never", "failure", "always"]
 STAYS: tuple[Stay, ...] = get_args(Stay)
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Passed on, and no new start after them."""
+CANNOT_START = (2, 126, 127)
+"""Exit statuses of a command that cannot start: Python's for a script that is not there, a program's for arguments
+that it does not know, a shell's for a program that it cannot run or find."""
+CONTACT_SECONDS = 2.0
+"""How long the server may take to say that it is there."""
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 """For the trainer alone: Slurm, for one, announces a preemption by SIGUSR1."""
 
@@ -153,10 +159,6 @@ class _Signals:
             self.waker.send(b"\0")
 
 
-def _say(line: str) -> None:
-    print(f"holdfast run: {line}", file=sys.stderr, flush=True)
-
-
 class Supervisor:
     """Runs `command` until it ends by itself, is told to end, or gets nowhere.
 
@@ -166,7 +168,6 @@ class Supervisor:
         environment: added to this process's own; HOLDFAST_STORE and its like.
         stay: after which end to wait for an order to restore, where the trainer has named a server.
         memory_tier: hold memory for the trainer's snapshots, which so outlive it.
-        say: takes one line per event.
     """
 
     def __init__(
@@ -177,7 +178,6 @@ class Supervisor:
         environment: Mapping[str, str] | None = None,
         stay: Stay = "failure",
         memory_tier: bool = True,
-        say: Callable[[str], None] = _say,
     ) -> None:
         if not command:
             raise ValueError("no command to run: holdfast run -- python train.py")
@@ -186,7 +186,7 @@ class Supervisor:
         self.environment = dict(environment or {})
         self.stay = stay
         self.memory_tier = memory_tier
-        self.say = say
+        self.say = supervision.say
         self.starts = 0
         self._progress = Progress()
         self._folder = Path()
@@ -196,6 +196,8 @@ class Supervisor:
         self._orders: collections.Counter[str] = collections.Counter()
         """That starts were made for."""
         self._told: Told | None = None
+        self._greeted = False
+        """It has been said where the job's page is, and whether the server answers."""
         self._not_ours: frozenset[int] = frozenset()
         self._held: Held | None = None
         self._rescue: subprocess.Popen[bytes] | None = None
@@ -223,9 +225,10 @@ class Supervisor:
             self._start_rescue(previous_exit)
             if signals.stops and status != 0:
                 self.say(f"stopped: the trainer ended ({previous_exit})")
-                return shell_status(status)
+                # 1: the signal raised an exception, as in torchrun, however its ranks have ended
+                return 128 + signals.stops[0][0] if status == 1 else shell_status(status)
             if (other := self._taken_over(status)) is not None:
-                self.say(f"{other}: this one ends, and starts the trainer no more")
+                self.say(f"{other}: this one ends, and starts the trainer no more", logging.ERROR)
                 return EXIT_FENCED
             if (order := supervision.take_relaunch(self._folder)) is not None:
                 self.say(f"the trainer ended to be taken back to {order.checkpoint}: starting it again")
@@ -235,13 +238,18 @@ class Supervisor:
             fruitless = 0 if self._progress.end() else fruitless + 1
             if status == 0:
                 end = f"the trainer ended with exit status 0 at iteration {self._progress.reached}"
+            elif status in CANNOT_START and not self._has_begun:
+                end = (
+                    f"giving up: the command cannot start ({previous_exit}, before a session began). Correct it, "
+                    f"as the error above says, and run it again: {shlex.join(self.command)}"
+                )
             elif fruitless >= self.limits.fruitless_starts:
                 end = self._gave_up(fruitless, previous_exit)
             elif self._wait(signals, fruitless, previous_exit):
                 continue
             else:
                 return 128 + signals.stops[0][0]
-            self.say(end)
+            self.say(end, logging.ERROR if status else logging.INFO)
             if not self._stays(signals, status, end):
                 return 128 + signals.stops[0][0] if signals.stops and status else shell_status(status)
             fruitless = 0
@@ -255,15 +263,16 @@ class Supervisor:
         told = msgspec.json.encode(trained).decode()
         words = [str(self._folder), told, end, dead, *map(str, processes.helpers())]
         try:
-            self._rescue = subprocess.Popen(  # noqa: S603  this interpreter
-                [sys.executable, "-P", "-m", processes.RESCUE, *words],
-                env=os.environ | self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the trainer
-            )
+            with processes.blocked(*STOPS):
+                self._rescue = subprocess.Popen(  # noqa: S603  this interpreter
+                    [sys.executable, "-P", "-m", processes.RESCUE, *words],
+                    env=os.environ | self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the trainer
+                )
         except OSError as error:
-            self.say(f"what is in memory is not saved before the next start: {error}")
+            self.say(f"what is in memory is not saved before the next start: {error}", logging.WARNING)
 
     def _await_rescue(self, signals: _Signals) -> None:
         """It is the last one: whoever waits for this process counts on what it saves."""
@@ -321,12 +330,20 @@ class Supervisor:
             self._told = Told()
         self._told.tell(trained, self._progress.reached, level, code, *messages)
 
+    @property
+    def _has_begun(self) -> bool:
+        """A start has come as far as its session."""
+        return self._progress.highest > 0 or supervision.introduced(self._folder) is not None
+
     def _gave_up(self, fruitless: int, previous_exit: str) -> str:
         starts = "1 start" if fruitless == 1 else f"{fruitless} starts in a row"
+        if not self._has_begun:
+            found, then = "before a session began", ""
+        else:
+            found, then = f"at iteration {self._progress.reached}", ": it resumes from its newest checkpoint"
         return (
-            f"giving up: {starts} ended without a new iteration, the last one ({previous_exit}) at "
-            f"iteration {self._progress.reached}. Mend the cause above and run it again: it goes on from the "
-            "newest checkpoint"
+            f"giving up: {starts} ended without a new iteration, the last one ({previous_exit}) {found}. Correct "
+            f"the cause, as shown above, and run it again{then}"
         )
 
     def _wait(self, signals: _Signals, fruitless: int, previous_exit: str) -> bool:
@@ -335,7 +352,8 @@ class Supervisor:
         tries = f", try {fruitless + 1} of {self.limits.fruitless_starts}" if fruitless else ""
         self.say(
             f"the trainer ended ({previous_exit}) at iteration {self._progress.reached}; "
-            f"starting it again in {seconds:.1f} s{tries}"
+            f"starting it again in {seconds:.1f} s{tries}",
+            logging.WARNING,
         )
         deadline = time.monotonic() + seconds
         while not signals.stops and (left := deadline - time.monotonic()) > 0:
@@ -359,7 +377,7 @@ class Supervisor:
                 self._watch(trainer, signals, progress)
             finally:
                 if left := processes.kill_below(trainer.pid, self._not_ours):
-                    self.say(f"still there after SIGKILL: {', '.join(map(str, left))}")
+                    self.say(f"still there after SIGKILL: {', '.join(map(str, left))}", logging.ERROR)
                 status = trainer.wait()
             self._progress.see(*_read_progress(progress))
         return status
@@ -370,9 +388,9 @@ class Supervisor:
         environment[supervision.VARIABLE] = str(self._folder)
         environment[supervision.STARTED_AT] = f"{time.time():.3f}"
         environment.setdefault("HOLDFAST_GRACE", f"{self.limits.grace_seconds:g}")
-        environment.pop("HOLDFAST_PREVIOUS_EXIT", None)
+        environment.pop(supervision.PREVIOUS_EXIT, None)
         if previous_exit is not None:
-            environment["HOLDFAST_PREVIOUS_EXIT"] = previous_exit
+            environment[supervision.PREVIOUS_EXIT] = previous_exit
         return subprocess.Popen(  # noqa: S603
             self.command,
             env=environment,
@@ -396,14 +414,38 @@ class Supervisor:
             if reason is None and not signals.stops and pulse.hangs(time.monotonic()):
                 reason = self._hangs(pulse)
             if reason is not None and not killed:
-                self.say(reason)
+                self.say(reason, logging.WARNING)
                 processes.kill_below(trainer.pid, self._not_ours)
                 killed = True
             processes.reap_orphans(trainer.pid)
+            if not self._greeted and not signals.stops:
+                self._greet()
             _sleep_until_signal(signals, self.limits.poll_seconds)
             iteration, steps = _read_progress(progress)
             self._progress.see(iteration, steps)
             pulse.see(steps, time.monotonic())
+
+    def _greet(self) -> None:
+        """Say, once the trainer has named its job, where the job's page is and whether the server answers."""
+        trained = supervision.introduced(self._folder)
+        if trained is None:
+            return
+        self._greeted = True
+        if not trained.server:
+            return
+        from holdfast.client import Client, ServerError
+
+        token = (os.environ | self.environment).get("HOLDFAST_TOKEN")
+        page = f"dashboard: {trained.server.rstrip('/')}/jobs/{trained.job}"
+        try:
+            with Client(trained.server, token, timeout_seconds=CONTACT_SECONDS, retries=0) as client:
+                client.job(trained.job)
+        except ServerError:  # it answers, and has not heard of the job yet
+            pass
+        except Exception as error:  # whatever answers there, the trainer must be watched over
+            self.say(f"{page}: {error}. Training goes on; reports are kept meanwhile", logging.WARNING)
+            return
+        self.say(f"{page} (the server answers)")
 
     def _hangs(self, pulse: Pulse) -> str:
         """Note where every rank is stuck, here and on the timeline, before anything is done about it."""
@@ -415,7 +457,7 @@ class Supervisor:
         stacks = captured(supervision.ranks(self._folder))
         told = [f"rank {rank}:\n{text}" for rank, text in stacks.items()] or ["no rank can be asked"]
         for line in "\n".join(told).splitlines():
-            self.say(line)
+            self.say(line, logging.ERROR)
         # a rank each, for one notice holds the stacks of one
         more = [f"and {len(told) - MOST_STACKS} more ranks: see the log"] if len(told) > MOST_STACKS else []
         self._tell("error", "hang", f"{after}: the trainer is killed", *told[:MOST_STACKS], *more)

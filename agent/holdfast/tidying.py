@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Collection
-from pathlib import Path
 
 import msgspec
 
-from holdfast import restore
+from holdfast import processes, restore
 from holdfast.retention import Retention, expendable
 from holdfast.sizes import Sizes
 from holdfast.store import Attempt, Store
@@ -104,17 +103,7 @@ def running_where(attempt: Attempt) -> str | None:
         return None
     except PermissionError:  # there is one of that number, of somebody else
         pass
-    started_at = _started_at(attempt.pid)
+    started_at = processes.started_at(attempt.pid)
     if started_at is not None and started_at > attempt.started_at + SLACK_SECONDS:
         return None  # its number went to a process that began later
     return f"runs here, as attempt {attempt.number} in process {attempt.pid}"
-
-
-def _started_at(pid: int) -> float | None:
-    """When a process began, in seconds since the epoch; None where that cannot be known."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        booted_at = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-    except (OSError, StopIteration):
-        return None
-    return int(booted_at.split()[1]) + int(after_name[19]) / os.sysconf("SC_CLK_TCK")

@@ -262,7 +262,9 @@ def _check(settings: ServerSettings) -> None:
         short = f"the token (HOLDFAST_TOKEN) has {len(settings.token)} characters"
         advice = f"use at least {MIN_TOKEN}; {HOW_TO_MAKE_ONE} makes one"
         if exposed_by:
-            _refuse(f"{short}, and {exposed_by} lets other machines reach this server, which can guess it: {advice}")
+            _refuse(
+                f"{short}, and {exposed_by} lets other machines reach this server, which can guess it: {advice}"
+            )
         print(f"holdfast serve: warning: {short} and can be guessed: {advice}", file=sys.stderr, flush=True)
     try:
         settings.url  # noqa: B018 - it is read for what it refuses
@@ -304,10 +306,11 @@ def _listener(settings: ServerSettings) -> socket.socket:
         family = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        reason = error.strerror or str(error)
+        # socket.create_server adds the address to the system's words
+        reason = (error.strerror or str(error)).partition(" (while")[0]
         _refuse(
-            f"cannot listen on {settings.host} port {settings.port} ({reason}): "
-            "another server may be there already; choose another with --port"
+            f"cannot listen on {settings.host} port {settings.port}: {reason}. Another server may run there; "
+            "choose another port with --port"
         )
 
 

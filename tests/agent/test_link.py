@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
+from other_servers import SILENT, SSH, WEB, other_server
 
 from holdfast.link import Link, NoLink, outbox
 from holdfast.profile import Iteration
@@ -300,6 +301,25 @@ def test_a_server_that_never_answers_holds_up_the_start_no_longer_than_allowed(l
         begun = monotonic()
         assert link.first_desired(0.2) is None
         assert monotonic() - begun < PATIENCE_SECONDS / 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (SILENT, "it closed the connection without an answer; a Holdfast server would"),
+        (SSH, "it does not speak HTTP; a Holdfast server would"),
+        (WEB, "HTTP 404: what answers there is no Holdfast server"),
+    ],
+)
+def test_what_is_no_holdfast_server_is_named_in_one_plain_line(
+    links: Callable[..., Link], caplog: pytest.LogCaptureFixture, answer: bytes, said: str
+) -> None:
+    with other_server(answer) as address:
+        links(address).start()
+        assert eventually(lambda: bool(caplog.messages))
+    assert caplog.messages == [
+        f"{address} does not take reports ({said}). Training goes on; reports are kept and sent when it answers."
+    ]
 
 
 def test_a_change_is_delivered_by_the_long_poll(server: Server, links: Callable[..., Link]) -> None:

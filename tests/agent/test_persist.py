@@ -28,9 +28,10 @@ from persisting import (
 
 from holdfast import format as fmt
 from holdfast import hostmemory
+from holdfast.arena import Arena
 from holdfast.persist import Persister, process
-from holdfast.persist.backend import Lost
-from holdfast.persist.process import ProcessBackend
+from holdfast.persist.backend import HUNG_SECONDS, Lost
+from holdfast.persist.process import Helper, ProcessBackend
 from holdfast.persist.task import Task
 from holdfast.store import open_store
 
@@ -330,6 +331,15 @@ def test_signals_for_the_trainer_do_not_stop_the_writing(tmp_path):
         tell(tmp_path / "go", "on")
         assert snapshot.settled.wait(300)
     assert snapshot.outcome == "durable", snapshot.reason
+
+
+def test_signals_for_the_trainer_do_not_end_a_helper_that_is_starting(tmp_path):
+    helper = Helper(open_store(tmp_path), Arena(), HUNG_SECONDS)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        helper._process.send_signal(number)
+    helper._channel.close()
+    assert helper._process.wait(300) == 0
+    helper.end()
 
 
 def test_a_writing_process_holds_nothing_of_the_trainer_open(tmp_path):

@@ -110,18 +110,19 @@ def test_a_loader_that_cannot_be_counted_leaves_the_interval_as_it_is(tmp_path, 
 
 
 def test_the_log_says_when_checkpoints_are_taken_and_why(tmp_path, caplog):
-    caplog.set_level("INFO", "holdfast")
+    caplog.set_level("DEBUG", "holdfast")
     model, optimizer, session = begun(tmp_path, policy="fixed", every=5)
     with session:
         train(model, optimizer, session, iterations=2)
         session.every(7)
         session.every(20)
-    told = [record.getMessage() for record in caplog.records if "checkpoints: every" in record.getMessage()]
-    assert [line.partition(": ")[2].partition(" (")[0] for line in told] == [
-        "checkpoints: every 5 iterations",
-        "checkpoints: every 20 iterations",
+    told = [(record.levelname, record.message) for record in caplog.records if "interval: every" in record.message]
+    assert told == [
+        ("INFO", "job: checkpoint interval: every 5 iterations (policy fixed)"),
+        ("DEBUG", "job: checkpoint interval: every 7 iterations (policy fixed)"),
+        ("INFO", "job: checkpoint interval: every 20 iterations (policy fixed)"),
     ]
-    assert "set to every 5 iterations" in told[0]
+    assert "job: checkpoint interval: set to every 5 iterations; cost not known yet" in caplog.messages
 
 
 def first_of(store, *, trained_seconds):

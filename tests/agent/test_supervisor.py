@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from other_servers import other_server
 
 from holdfast.pulse import Pulse
 from holdfast.supervisor import Limits, Progress, describe_exit, shell_status
@@ -46,6 +48,7 @@ def die():
 
 """
 
+UNKNOWN_JOB = b'HTTP/1.1 404 Not Found\r\nContent-Length: 25\r\n\r\n{"error": "unknown_job"} \n'
 QUICK = {"first_backoff_seconds": 0.01, "longest_backoff_seconds": 0.05, "poll_seconds": 0.02}
 
 
@@ -146,6 +149,54 @@ def test_starts_that_get_nowhere_end_with_the_trainers_own_status(stage: Stage) 
     assert "giving up: 3 starts in a row ended without a new iteration" in ended.lines[-1]
 
 
+@pytest.mark.parametrize("status", [2, 126, 127])
+def test_a_command_that_cannot_start_is_started_once(stage: Stage, status: int) -> None:
+    """2 is what Python ends with for a script that is not there."""
+    ended = stage.run(f"sys.exit({status})")
+    assert (ended.status, stage.starts) == (status, 1)
+    assert f"giving up: the command cannot start (exit status {status}, before a" in ended.lines[-1]
+
+
+def test_a_status_of_a_trainer_that_has_trained_is_no_failed_start(stage: Stage) -> None:
+    assert stage.run(TRAINS + "if start < 3: sys.exit(2)").status == 0
+    assert stage.starts == 3
+
+
+def test_where_no_session_began_no_checkpoint_is_promised(stage: Stage) -> None:
+    ended = stage.run("sys.exit(9)", fruitless_starts=2)
+    assert "before a session began" in ended.lines[-1]
+    assert "checkpoint" not in ended.lines[-1]
+
+
+def test_each_line_has_a_time_and_a_level(stage: Stage) -> None:
+    ended = stage.run("die()", fruitless_starts=2)
+    levels = [
+        re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ([A-Z]+) holdfast run: .*", line) for line in ended.lines
+    ]
+    assert [each and each[1] for each in levels] == ["INFO", "WARNING", "INFO", "ERROR"]
+
+
+def test_the_page_of_the_job_is_named_and_whether_the_server_answers(stage: Stage) -> None:
+    with other_server(UNKNOWN_JOB) as address:
+        body = TRAINS.replace("server=None", f"server={address!r}") + "wait_for('told')"
+        supervisor = stage.start(body)
+        assert supervisor.stderr is not None
+        page = next(line for line in supervisor.stderr if "dashboard" in line)
+    assert page.endswith(f"INFO holdfast run: dashboard: {address}/jobs/job (the server answers)\n")
+    (stage.folder / "told").touch()
+    assert stage.end().status == 0
+
+
+def test_a_server_that_does_not_answer_is_named_and_changes_nothing(stage: Stage) -> None:
+    body = TRAINS.replace("server=None", "server='http://127.0.0.1:1'") + "wait_for('told')"
+    supervisor = stage.start(body)
+    assert supervisor.stderr is not None
+    page = next(line for line in supervisor.stderr if "dashboard" in line)
+    assert "WARNING holdfast run: dashboard: http://127.0.0.1:1/jobs/job: no Holdfast server answers" in page
+    (stage.folder / "told").touch()
+    assert stage.end().status == 0
+
+
 def test_a_signal_that_always_comes_back_is_reported_as_a_shell_would(stage: Stage) -> None:
     assert stage.run("die()", fruitless_starts=2).status == 128 + signal.SIGKILL
 
@@ -195,6 +246,18 @@ def test_a_trainer_that_dies_of_the_signal_passed_on_is_not_started_again(stage:
     supervisor.send_signal(signal.SIGTERM)
     assert stage.end().status == 128 + signal.SIGTERM
     assert stage.starts == 1
+
+
+@pytest.mark.parametrize(("own", "expected"), [(1, 128 + signal.SIGTERM), (7, 7)])
+def test_a_trainer_in_which_the_signal_raised_is_reported_as_ended_by_it(
+    stage: Stage, own: int, expected: int
+) -> None:
+    supervisor = stage.start(
+        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({own}))\nnote('ready')\nwhile True: time.sleep(0.05)"
+    )
+    stage.wait_for("ready")
+    supervisor.terminate()
+    assert stage.end().status == expected
 
 
 def test_a_hangup_that_nohup_ignores_is_not_taken_for_an_order(stage: Stage) -> None:
@@ -252,9 +315,9 @@ def test_a_second_signal_kills_at_once(stage: Stage) -> None:
     supervisor.send_signal(signal.SIGINT)
     ended = stage.end()
     assert ended.status == 128 + signal.SIGKILL
-    assert ended.lines[-2:] == [
-        "holdfast run: second signal: killed",
-        "holdfast run: stopped: the trainer ended (killed by SIGKILL)",
+    assert [line.partition("holdfast run: ")[2] for line in ended.lines[-2:]] == [
+        "second signal: killed",
+        "stopped: the trainer ended (killed by SIGKILL)",
     ]
 
 
@@ -456,7 +519,7 @@ def test_a_helper_that_finishes_a_checkpoint_is_left_to_it(stage: Stage) -> None
 def test_a_trainer_that_was_fenced_is_not_started_again(stage: Stage) -> None:
     ended = stage.run("sys.exit(75)")
     assert (ended.status, stage.starts) == (75, 1)
-    assert ended.lines[-1] == "holdfast run: the trainer was fenced: this one ends, and starts the trainer no more"
+    assert ended.lines[-1].endswith("run: the trainer was fenced: this one ends, and starts the trainer no more")
 
 
 TRAINS = """

@@ -2,6 +2,9 @@
 
 import gc
 import logging
+import re
+import subprocess
+import sys
 import weakref
 
 from small_session import iterate, session_of
@@ -26,6 +29,24 @@ def test_at_the_end_it_is_said_what_no_checkpoint_holds(tmp_path, caplog):
     iterate(model, optimizer, session)
     session._close("interrupted")
     assert "the iterations after 0 are in no checkpoint: the next attempt starts at iteration 0" in caplog.text
+
+
+def test_a_durable_checkpoint_is_told_once_a_minute(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG, "holdfast")
+    model, optimizer, session = session_of(tmp_path, backend="thread")
+    with session:
+        for _ in range(2):
+            iterate(model, optimizer, session)
+            assert session._checkpoints.wait_settled(300)
+    told = [(record.levelname, record.message) for record in caplog.records if "is durable" in record.message]
+    assert [level for level, _ in told] == ["INFO", "DEBUG"]
+    assert re.fullmatch(r"\S+: checkpoint of iteration 1 is durable, written in \S+ \S+", told[0][1])
+
+
+def test_the_log_of_a_script_without_logging_has_a_time_and_a_level():
+    program = "from holdfast.reports import logger, show_log; show_log(); logger.warning('job: something')"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARNING holdfast: job: something\n", said)
 
 
 def test_a_computation_beside_is_let_go_of_when_it_is_done():

@@ -62,10 +62,15 @@ def environment(store: Path, server: str = "") -> dict[str, str]:
 
 
 @contextmanager
-def spawned(command: Sequence[str], log: Path, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process whose output goes to `log`; terminated, and its log shown on failure, at the end."""
+def spawned(
+    command: Sequence[str], log: Path, env: dict[str, str], *, group: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose output goes to `log`; terminated, and its log shown on failure, at the end.
+
+    `group`: its process group, 0 for one of its own.
+    """
     with open(log, "ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, process_group=group)
     try:
         yield process
     except BaseException:  # whatever went wrong, what the process said explains it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -9,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import leaving_ranks
 import pytest
@@ -19,7 +22,8 @@ from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, read_
 
 from holdfast import restore
 from holdfast.client import Client
-from holdfast.leaving import EXIT_ASKED, FACTOR, SPARE_SECONDS, Leaving
+from holdfast.leaving import EXIT_ASKED, FACTOR, REPEAT_SECONDS, SPARE_SECONDS, Leaving
+from holdfast.processes import below
 from holdfast.store import open_store
 
 pytestmark = pytest.mark.processes
@@ -27,6 +31,13 @@ pytestmark = pytest.mark.processes
 
 def trainer(ledger: Path, job: str, *options: str) -> list[str]:
     return [sys.executable, str(TRAINER), str(ledger), "--job", job, *options]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def newest(store: Path, job: str) -> int:
@@ -62,25 +73,68 @@ def test_all_ranks_end_at_one_boundary_whichever_is_told(crowd: Crowd, tmp_path:
     assert restore.verify(store, "leaving", checkpoints[-1]).world_size == 3
 
 
-@pytest.mark.parametrize(("times", "grace"), [(2, 30.0), pytest.param(100, 5.0, marks=pytest.mark.long)])
+def to_one(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+
+
+def to_group(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGTERM)
+
+
+def to_all(process: subprocess.Popen[bytes]) -> None:
+    """As systemd does, and a Slurm step; the order is that of the process table."""
+    for pid in random.sample(everybody := [process.pid, *below(process.pid)], len(everybody)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+class Preempted(NamedTuple):
+    """A way to start a trainer, and the processes that SIGTERM reaches."""
+
+    told: Callable[[subprocess.Popen[bytes]], None]
+    run: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+RUN = (*HOLDFAST, "run", "--")
+PREEMPTED = {
+    "trainer": Preempted(to_one),
+    "group without workers": Preempted(to_group, options=("--workers", "0")),
+    "group": Preempted(to_group),
+    "group, torch's loader": Preempted(to_group, options=("--loader", "torch")),
+    "group, torch's loader by hand": Preempted(to_group, options=("--loader", "by hand")),
+    "group, spawned workers": Preempted(to_group, options=("--start-method", "spawn")),
+    "GNU timeout": Preempted(to_one, ("timeout", "--preserve-status", "10000")),
+    "run in GNU timeout": Preempted(to_one, ("timeout", "--preserve-status", "10000", *RUN)),
+    "run, all processes": Preempted(to_all, RUN),
+    "run, all processes without workers": Preempted(to_all, RUN, ("--workers", "0")),
+}
+
+
+@pytest.mark.parametrize("preempted", PREEMPTED.values(), ids=PREEMPTED)
+@pytest.mark.parametrize(("times", "grace"), [(2, 30.0), pytest.param(50, 30.0, marks=pytest.mark.long)])
 @pytest.mark.timeout(3600)
-def test_sigterm_at_any_moment_ends_in_time_and_loses_nothing(tmp_path: Path, times: int, grace: float) -> None:
+def test_sigterm_at_any_moment_ends_in_time_and_loses_nothing(
+    tmp_path: Path, preempted: Preempted, times: int, grace: float
+) -> None:
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
     print(f"repeat these moments with HOLDFAST_TEST_SEED={seed}")
     moments, ledger, store = random.Random(seed), tmp_path / "ledger.txt", tmp_path / "store"
     env = environment(store) | {"HOLDFAST_GRACE": f"{grace:g}"}
-    command = trainer(ledger, "any-moment", "--epochs", "4000", "--every", "7")
+    options = ("--epochs", "4000", "--every", "7", *preempted.options)
+    command = [*preempted.run, *trainer(ledger, "any-moment", *options)]
     reached = 0
     for _ in range(times):
         seen = len(read_ledger(ledger))
-        with spawned(command, tmp_path / "log", env) as process:
+        with spawned(command, tmp_path / "log", env, group=0) as process:
             steps = moments.choice([1, 2, 5, 20])
             until(lambda at=seen + steps: len(read_ledger(ledger)) >= at, "training")
             time.sleep(moments.uniform(0, 0.02))  # where in an iteration it falls is left to chance
-            asked_at = time.monotonic()
-            process.terminate()
+            there, asked_at = below(process.pid), time.monotonic()
+            preempted.told(process)
             assert process.wait(PATIENCE_SECONDS) == EXIT_ASKED
             assert time.monotonic() - asked_at < grace
+        until(lambda there=there: not any(map(lives, there)), "the end of all processes")
         steps_here = read_ledger(ledger)[seen:]
         assert steps_here[0].iteration == reached + 1, "nothing is trained twice, nothing left out"
         reached = steps_here[-1].iteration
@@ -88,22 +142,62 @@ def test_sigterm_at_any_moment_ends_in_time_and_loses_nothing(tmp_path: Path, ti
     opened = open_store(store)
     for checkpoint in opened.checkpoints("any-moment"):
         restore.verify(opened, "any-moment", checkpoint)
+    print(f"{times} of {times} saved, with exit status {EXIT_ASKED}")
+
+
+TORCHRUN = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2")
+BARE = Preempted(to_all, TORCHRUN)
+RANKS = {
+    "torchrun": BARE,
+    "run torchrun": Preempted(to_one, (*RUN, *TORCHRUN)),
+    "run torchrun, all processes": Preempted(to_all, (*RUN, *TORCHRUN)),
+}
+
+
+@pytest.mark.parametrize("preempted", RANKS.values(), ids=RANKS)
+@pytest.mark.parametrize("times", [1, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.timeout(3600)
+def test_all_ranks_of_torchrun_are_saved_when_sigterm_ends_them(
+    tmp_path: Path, preempted: Preempted, times: int
+) -> None:
+    command = [*preempted.run, str(TRAINER.with_name("preempted_ranks.py")), str(tmp_path), "ranks"]
+    env = environment(tmp_path / "store") | {"OMP_NUM_THREADS": "1"}
+    ledgers, store, reached = [tmp_path / f"ledger-{rank}" for rank in range(2)], tmp_path / "store", 0
+
+    def iterations() -> list[list[int]]:
+        return [list(map(int, ledger.read_text().split())) if ledger.exists() else [] for ledger in ledgers]
+
+    for _ in range(times):
+        with spawned(command, tmp_path / "log", env, group=0) as process:
+            until(lambda at=reached: all(len(each) > at + 10 for each in iterations()), "training")
+            there = below(process.pid)
+            preempted.told(process)
+            # torchrun has an exit status of its own: 1, with the traceback of a SignalException
+            assert process.wait(PATIENCE_SECONDS) == (1 if preempted is BARE else EXIT_ASKED)
+        until(lambda there=there: not any(map(lives, there)), "the end of all processes")
+        first, second = iterations()
+        reached = first[-1]
+        assert first == second == list(range(1, reached + 1)), "nothing is trained twice, nothing left out"
+        opened = open_store(store)
+        manifest = restore.verify(opened, "ranks", opened.checkpoints("ranks")[-1])
+        assert (manifest.iteration, manifest.world_size) == (reached, 2)
+    print(f"{times} of {times} saved")
 
 
 ENDS = """
-import signal, sys, time
+import itertools, signal, sys, time
 {before}
 import holdfast
 from holdfast.leaving import Leaving
-leaving = Leaving({grace})
+leaving = Leaving({grace}, clock={clock})
 print("ready", flush=True)
 while True: time.sleep(0.01)
 """
 
 
-def ended(grace: float, before: str = "", *, signals: int = 1) -> tuple[int, float]:
+def ended(grace: float, before: str = "", *, clock: str = "time.monotonic", signals: int = 1) -> tuple[int, float]:
     """How a process that never comes to a boundary ends, and after how long."""
-    program = ENDS.format(before=before, grace=grace)
+    program = ENDS.format(before=before, grace=grace, clock=clock)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -121,9 +215,11 @@ def test_what_comes_to_no_boundary_ends_with_its_grace() -> None:
 
 
 def test_a_second_signal_ends_at_once() -> None:
-    status, seconds = ended(60.0, signals=2)
-    assert status == -signal.SIGTERM
-    assert seconds < 30
+    assert ended(60.0, clock=f"itertools.count(step={REPEAT_SECONDS}).__next__", signals=2)[0] == -signal.SIGTERM
+
+
+def test_the_same_signal_on_two_ways_is_one() -> None:
+    assert ended(1.0, clock="lambda: 0.0", signals=2)[0] == EXIT_ASKED
 
 
 @pytest.mark.parametrize(
@@ -187,3 +283,32 @@ def test_the_example_for_kubernetes_gives_the_time_that_it_tells_of() -> None:
     (period,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
     (grace,) = re.findall(r'"--grace", "(\d+)"', text)
     assert 0 < int(grace) < int(period)
+
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+def with_workers(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(TRAINER.with_name("worker_ends.py")), str(folder), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(folder))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_end_with_a_script_that_ends(tmp_path: Path, method: str) -> None:
+    """multiprocessing sends them SIGTERM, which they ignore while training goes on, and waits for them."""
+    with with_workers(tmp_path, method) as process:
+        told, _ = process.communicate()
+        assert process.returncode == 0
+    workers = [int(pid) for pid in told.split()]
+    assert len(workers) == 2
+    until(lambda: not any(map(lives, workers)), "the end of the workers")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_end_with_a_trainer_that_is_killed(tmp_path: Path, method: str) -> None:
+    with with_workers(tmp_path, method, "wait") as process:
+        assert process.stdout is not None
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(workers) == 2
+        process.kill()
+    until(lambda: not any(map(lives, workers)), "the end of the workers")

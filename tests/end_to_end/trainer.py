@@ -15,7 +15,7 @@ import time
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import holdfast
 
@@ -44,6 +44,11 @@ def main():
     parser.add_argument("--fail-at", type=int, help="an iteration that is not survived ...")
     parser.add_argument("--unless-there-is", metavar="FILE", help="... as long as there is no such file")
     parser.add_argument("--until-there-is", metavar="FILE", help="do not end before")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--start-method", choices=["fork", "spawn", "forkserver"], default="fork", help="of workers"
+    )
+    parser.add_argument("--loader", choices=["holdfast", "torch", "by hand"], default="holdfast")
     options = parser.parse_args()
     torch.manual_seed(7)
     torch.set_num_threads(1)
@@ -53,10 +58,21 @@ def main():
     session = holdfast.Session(
         options.job, model=model, optimizer=optimizer, scheduler=scheduler, every=options.every
     )
-    loader = holdfast.DataLoader(Points(), batch_size=8, shuffle=True, seed=3, num_workers=2)
+    reading = {"batch_size": 8, "shuffle": True, "num_workers": options.workers}
+    if options.workers:
+        reading["multiprocessing_context"] = options.start_method
+    if options.loader == "holdfast":
+        loader = holdfast.DataLoader(Points(), seed=3, **reading)
+    else:
+        loader = DataLoader(Points(), **reading)
+    if options.loader == "by hand":
+        session.resume()
+        batches = (batch for _ in range(options.epochs) for batch in loader)
+    else:
+        batches = session.batches(loader, epochs=options.epochs)
     ledger = os.open(options.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    for indices, points, kinds in session.batches(loader, epochs=options.epochs):
+    for indices, points, kinds in batches:
         loss = F.cross_entropy(model(points), kinds)
         loss.backward()
         optimizer.step()

@@ -67,6 +67,16 @@ def test_an_empty_secret_is_none(refused, tmp_path):
     assert "HOLDFAST_TOKEN" in said
 
 
+def test_a_port_in_use_is_said_once(refused, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("--port", str(port), "--db", str(tmp_path / "x.db"))
+    assert said.splitlines()[-1] == (
+        f"holdfast serve: cannot listen on 127.0.0.1 port {port}: Address already in use. Another server may run "
+        "there; choose another port with --port"
+    )
+
+
 @ON_SQLITE
 def test_the_first_start_beyond_loopback_prints_a_link_that_sets_it_up_once(serve):
     server = serve("--host", "0.0.0.0", "--address", "https://holdfast.example")

@@ -17,6 +17,7 @@ import msgspec
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from holdfast.conversation import fault_of_http
 from holdfast.protocol import Ack, Desired
 
 CONNECT_SECONDS = 5.0
@@ -242,6 +243,8 @@ class _Watch:
 
 def _in_words(error: BaseException) -> str:
     """The system's own words where urllib3 has wrapped them in its own."""
+    if (fault := fault_of_http(error)) is not None:
+        return f"{fault}; a Holdfast server would"
     cause = error.__cause__ or error
     return getattr(cause, "strerror", None) or str(error) or type(error).__name__
 
@@ -257,6 +260,11 @@ def _no_answer(answer: Answer) -> NoAnswer:
         return Later(f"HTTP {status}", retry_seconds=answer.retry_after_seconds)
     if 300 <= status < 400:
         return NoAnswer(f"HTTP {status}: it points elsewhere, and redirects are not followed")
+    if 400 <= status < 500 or status == HTTPStatus.NOT_IMPLEMENTED:
+        try:
+            msgspec.json.decode(answer.body)
+        except msgspec.DecodeError:
+            return NoAnswer(f"HTTP {status}: what answers there is no Holdfast server")
     return NoAnswer(f"HTTP {status}", retry_seconds=answer.retry_after_seconds)
 
 

@@ -19,6 +19,7 @@ from holdfast.hostmemory import can_share
 from holdfast.persist.backend import HUNG_SECONDS, Lost, await_reply, require_shared
 from holdfast.persist.messages import Channel, Hurry, Write
 from holdfast.persist.task import Task, Written
+from holdfast.processes import blocked
 from holdfast.store import Store
 
 if TYPE_CHECKING:
@@ -175,12 +176,13 @@ class Helper:
 
 
 def _start(store: Store, fd: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603  this interpreter, and nothing that a user typed
-        [sys.executable, "-P", "-m", "holdfast.persist.worker", str(fd), str(opener(store)), store.url],
-        env=environment(),
-        pass_fds=[fd],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # a pipe of the trainer's must end with the trainer
-        stderr=errors,
-        start_new_session=True,  # Ctrl-C is for the trainer, which waits for the last checkpoint
-    )
+    with blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        return subprocess.Popen(  # noqa: S603  this interpreter, and nothing that a user typed
+            [sys.executable, "-P", "-m", "holdfast.persist.worker", str(fd), str(opener(store)), store.url],
+            env=environment(),
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # a pipe of the trainer's must end with the trainer
+            stderr=errors,
+            start_new_session=True,  # Ctrl-C is for the trainer, which waits for the last checkpoint
+        )

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from fake_server import FakeServer, Holdfast
+from other_servers import SILENT, SSH, other_server
 
 
 def test_jobs_are_listed_with_what_they_cost(holdfast: Holdfast) -> None:
@@ -100,6 +101,19 @@ def test_somebody_else_on_the_port_is_recognised(holdfast: Holdfast, server: Fak
     result = holdfast("jobs")
     assert result.exit_code == 3
     assert "is no Holdfast server" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(SILENT, "it closed the connection without an answer"), (SSH, "it does not speak HTTP")],
+)
+def test_what_does_not_answer_as_a_web_server_does_is_recognised_in_one_plain_line(
+    holdfast: Holdfast, answer: bytes, said: str
+) -> None:
+    with other_server(answer) as address:
+        result = holdfast("jobs", "--server", address)
+    assert result.exit_code == 3
+    assert result.stderr == f"holdfast: what answers at {address} is no Holdfast server ({said})\n"
 
 
 def test_json_of_another_shape_is_recognised(holdfast: Holdfast, server: FakeServer) -> None:
