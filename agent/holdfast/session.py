@@ -366,10 +366,11 @@ class Session:
             if first is None and (noted := supervision.noted_order()) is not None:
                 first = protocol.Desired(restore=noted)
         # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
-        at_least = first.latest_attempt + 1 if first else 1
+        latest = first.latest_attempt if first else 0
+        at_least = latest + 1 if 0 <= latest < protocol.MAX_ATTEMPT else 1
         checkpoints.latest_lineage = first.latest_lineage if first else 0
         wanted = first.restore.id if first is not None and first.restore is not None else None
-        checkpoints.acquire_attempt(at_least, order=wanted)
+        checkpoints.acquire_attempt(latest + 1, order=wanted)
         self._orders.start(first, checkpoints.attempt)
         if server and leads:
             self._reporter.link = Link(

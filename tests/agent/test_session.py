@@ -410,6 +410,54 @@ def test_a_job_that_was_down_takes_its_order_at_its_next_start(store, linked, un
     assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restoring", "restored"]
 
 
+def told_numbers(trainer):
+    """Of the numbers that a server has seen, and the job's own."""
+    return trainer.session.attempt, trainer.session.lineage
+
+
+@pytest.mark.parametrize(
+    ("latest_attempt", "latest_lineage"),
+    [(1001, 1002), (2**31 - 1, 999_999_999), (2**53, 10**9), (10**300, 10**300), (-5, -5)],
+    ids=["a step too far", "the largest", "too large", "no machine's word", "negative"],
+)
+def test_numbers_far_beyond_the_stores_are_ignored_and_the_job_keeps_its_checkpoints(
+    store, linked, caplog, latest_attempt, latest_lineage
+):
+    FakeLink.first = Desired(version=1, latest_attempt=latest_attempt, latest_lineage=latest_lineage)
+    trainer = Trainer(store, **linked).run(until=4)
+    trainer.session.restore(3)
+    trainer.run(until=5).crash()
+    assert told_numbers(trainer) == (1, 2)
+    ignored = [message for message in caplog.messages if "the server's number is ignored" in message]
+    assert len(ignored) == (2 if latest_attempt > 0 else 0)
+    FakeLink.first = None
+    again = Trainer(store, **linked)
+    assert (again.session.resume(), *told_numbers(again)) == (3, 2, 2)
+    again.crash()
+
+
+def test_numbers_a_little_beyond_the_stores_are_not_used_again(store, linked, caplog):
+    FakeLink.first = Desired(version=1, latest_attempt=1000, latest_lineage=1000)
+    trainer = Trainer(store, **linked).run(until=4).crash()
+    assert told_numbers(trainer) == (1001, 1001)
+    assert "is ignored" not in caplog.text
+    assert committed(store) == [3]
+
+
+def test_an_attempt_without_a_writable_store_reports_under_no_number_that_there_cannot_be(
+    store, linked, monkeypatch
+):
+    made = []
+    monkeypatch.setattr(FakeLink, "__init__", lambda link, **given: made.append(given["attempt"]))
+    monkeypatch.setattr(FakeLink, "events", [], raising=False)
+    monkeypatch.setattr(FakeLink, "desired", None, raising=False)
+    FakeLink.first = Desired(version=1, latest_attempt=10**300)
+    store.parent.mkdir(exist_ok=True)
+    store.write_text("no directory")
+    Trainer(store, **linked).crash()
+    assert made == [0, 1]
+
+
 def wanted_at_start(**more):
     return Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1, **more))
 
