@@ -42,6 +42,8 @@ logger = logging.getLogger("holdfast")
 
 FREE_SECONDS = 10.0
 """How long a rank waits for memory that the one that decides already had: far longer than that takes."""
+LEAST_KEPT = 3
+"""So many of the newest sound checkpoints stay under rules of retention that a server has sent."""
 MOST_FREE_BYTES = 2**53
 RETURN_SECONDS = 0.05
 """Training waits no longer to learn whether a store that was away is back."""
@@ -67,8 +69,8 @@ class Checkpointer:
         self._number = 0
         """How many were begun by this attempt: the same on all ranks."""
         self.store, self.job, self.uid = store, job, uid
-        self.retention = retention
-        """The rules in force."""
+        self.retention = self._own_retention = retention
+        """The rules in force; and those of the script."""
         self.attempt = 0
         """0 while the store could not be written to."""
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
@@ -421,7 +423,8 @@ class Checkpointer:
             committed = self.store.checkpoints(self.job)
             pins = self.pinned.checkpoints
             sizes = self._sizes.of(committed) if self.retention.size_bytes is not None else {}
-            gone = expendable(committed, self.retention, never=self._protected(), pinned=pins, sizes=sizes)
+            never = self._protected() | self._least(committed)
+            gone = expendable(committed, self.retention, never=never, pinned=pins, sizes=sizes)
             waits = held(self.store, self.job) if gone else set()
             gone = {each: why for each, why in gone.items() if each not in waits}
             deleted = self._delete(gone)
@@ -449,6 +452,13 @@ class Checkpointer:
             asked_for = list(self._asked_for)
         kept = protected(self.store.lineages(self.job), self.lineage.number, asked_for)
         return kept | {each for each in (self.head, *list(self._wanted.values())) if each is not None}
+
+    def _least(self, committed: Iterable[str]) -> set[str]:
+        """What rules from a server leave, whatever they say; the script's own may keep fewer."""
+        if self.retention == self._own_retention:
+            return set()
+        sound = (each for each in committed if each not in self.damaged)
+        return set(sorted(sound, key=lambda each: parse_checkpoint_id(each)[::-1])[-LEAST_KEPT:])
 
     def _new_lineage(
         self, attempt: int, iteration: int, parent: str | None, order: str | None = None, left: str | None = None

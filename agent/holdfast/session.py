@@ -175,6 +175,9 @@ class Session:
         self._looked_at = 0.0
         """When it was asked last whether another rank was told to end."""
         self._preempted = self._relaunch = False
+        self._taken_at = time.monotonic()
+        """When this attempt began, or began its last checkpoint."""
+        self._told_withheld = False
         self._ask_store_at = 0.0
         self._over = False
         """A newer attempt of the job has begun, and this one is to end."""
@@ -705,6 +708,16 @@ class Session:
     def _is_due(self, iteration: int) -> bool:
         if self._wanted or self._retry_at_once:
             return True
+        if self._orders.withhold(time.monotonic() - self._taken_at):
+            if not self._told_withheld:
+                self._told_withheld = True
+                self._reporter.notice(
+                    "warning",
+                    "withheld",
+                    "settings from the server have kept this job from checkpoints for a day: one is taken now, "
+                    "and then one a day for as long as they do",
+                )
+            return True
         if not self._controller.due(iteration):
             return False
         self._meter.learn()  # after which it may not be
@@ -724,6 +737,7 @@ class Session:
                 at_once=decision.at_once,
             )
             self._controller.started(self.iteration)
+            self._taken_at = time.monotonic()
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
         if not self._knows_end:
             self._controller.life.total_iterations = self._training.total_iterations
