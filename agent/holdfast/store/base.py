@@ -99,7 +99,7 @@ def decode_record(data: bytes, kind: type[T], number: int | None = None) -> T:
 def require_number(number: int, most: int, what: str, job: str, url: str) -> None:
     """OSError for the number of a record beyond the largest that there may be."""
     if number > most:
-        way_out = f"`holdfast store repair {url} --job {job}` removes the records that led there"
+        way_out = f"remove the records in {job}/{what}s/ whose numbers lie far beyond the others"
         raise OSError(
             errno.ERANGE, f"{what} {number} of {job} is beyond {most}, the largest number: {way_out}", url
         )
