@@ -20,7 +20,13 @@ from holdfast.fingerprint import fingerprint, of_thread
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist import Origin, Persister, RetentionQueue, Settled
 from holdfast.pins import Pinned
-from holdfast.protocol import CheckpointKind, CheckpointState, checkpoint_id, parse_checkpoint_id
+from holdfast.protocol import (
+    PLAUSIBLE_STEP,
+    CheckpointKind,
+    CheckpointState,
+    checkpoint_id,
+    parse_checkpoint_id,
+)
 from holdfast.ranks import Ranks, SideGroup
 from holdfast.remote import told
 from holdfast.reports import Reporter, text
@@ -36,6 +42,8 @@ logger = logging.getLogger("holdfast")
 
 FREE_SECONDS = 10.0
 """How long a rank waits for memory that the one that decides already had: far longer than that takes."""
+LEAST_KEPT = 3
+"""So many of the newest sound checkpoints stay under rules of retention that a server has sent."""
 MOST_FREE_BYTES = 2**53
 RETURN_SECONDS = 0.05
 """Training waits no longer to learn whether a store that was away is back."""
@@ -61,13 +69,15 @@ class Checkpointer:
         self._number = 0
         """How many were begun by this attempt: the same on all ranks."""
         self.store, self.job, self.uid = store, job, uid
-        self.retention = retention
-        """The rules in force."""
+        self.retention = self._own_retention = retention
+        """The rules in force; and those of the script."""
         self.attempt = 0
         """0 while the store could not be written to."""
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
         self.latest_lineage = 0
-        """The highest number a server has seen."""
+        """The highest number a server says that it has seen."""
+        self._disbelieved: set[str] = set()
+        """Kinds of numbers that were told by a server, ignored, and reported so."""
         self.head: str | None = None
         """The newest durable checkpoint on this lineage."""
         self._reporter, self._standing = reporter, reporter.standing
@@ -414,7 +424,8 @@ class Checkpointer:
             committed = self.store.checkpoints(self.job)
             pins = self.pinned.checkpoints
             sizes = self._sizes.of(committed) if self.retention.size_bytes is not None else {}
-            gone = expendable(committed, self.retention, never=self._protected(), pinned=pins, sizes=sizes)
+            never = self._protected() | self._least(committed)
+            gone = expendable(committed, self.retention, never=never, pinned=pins, sizes=sizes)
             waits = held(self.store, self.job) if gone else set()
             gone = {each: why for each, why in gone.items() if each not in waits}
             deleted = self._delete(gone)
@@ -443,13 +454,21 @@ class Checkpointer:
         kept = protected(self.store.lineages(self.job), self.lineage.number, asked_for)
         return kept | {each for each in (self.head, *list(self._wanted.values())) if each is not None}
 
+    def _least(self, committed: Iterable[str]) -> set[str]:
+        """What rules from a server leave, whatever they say; the script's own may keep fewer."""
+        if self.retention == self._own_retention:
+            return set()
+        sound = (each for each in committed if each not in self.damaged)
+        return set(sorted(sound, key=lambda each: parse_checkpoint_id(each)[::-1])[-LEAST_KEPT:])
+
     def _new_lineage(
         self, attempt: int, iteration: int, parent: str | None, order: str | None = None, left: str | None = None
     ) -> Lineage:
         known = [lineage.number for lineage in self.store.lineages(self.job)]
         known += [parse_checkpoint_id(checkpoint)[1] for checkpoint in self.store.checkpoints(self.job)]
+        newest = max(known, default=0)
         return Lineage(
-            number=max([*known, self.latest_lineage]) + 1,
+            number=max(newest, self._believed("lineage", self.latest_lineage, newest)) + 1,
             iteration=iteration,
             parent=parent,
             order=order,
@@ -460,11 +479,31 @@ class Checkpointer:
 
     def _become_newest(self, at_least: int) -> int:
         """The number of this attempt, which from now on keeps what was asked for before it."""
+        if at_least > 1:
+            at_least = self._believed("attempt", at_least - 1, self.store.latest_attempt(self.job)) + 1
         number = self.store.acquire_attempt(self.job, self.uid, at_least, order=self._open_order).number
         with contextlib.suppress(OSError):  # asked again before anything is deleted
             self._learn_asked_for()
             self.pinned.learn()
         return number
+
+    def _believed(self, what: str, told: int, known: int) -> int:
+        """The highest number that a server has told, or 0 where the store makes it implausible.
+
+        A number that is noted in the store holds for good: one mistaken report must not use all of them up.
+        """
+        if told <= known + PLAUSIBLE_STEP:
+            return told
+        if what not in self._disbelieved:
+            self._disbelieved.add(what)
+            said = f"{what} {told:,}" if told < 2**63 else f"a number of {what}s beyond all bounds"
+            self._reporter.notice(
+                "warning",
+                "numbers",
+                f"the server has seen {said}, and the newest in store {self.store.url} is {known:,}: the server's "
+                "number is ignored. Unless the store was emptied, somebody has reported a wrong one",
+            )
+        return 0
 
     def _learn_asked_for(self) -> None:
         found = restore.of_kind(self.store, self.job, "requested")

@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from holdfast.errors import DamagedCheckpoint, UnknownFormat
-from holdfast.protocol import Origin
+from holdfast.protocol import MAX_ITERATION, MAX_LINEAGE, Origin, is_checkpoint_id
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -32,6 +32,13 @@ ITEM_BYTES = {
     "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
+PAIRS = {"complex128": "F64", "complex32": "F16"}
+"""What views are stored as whose elements are pairs; any other view is of single bytes."""
+MOST_BYTES = 2**53
+"""In a file, or in a tensor."""
+MOST_HEADER_BYTES = 1 << 30
+MOST_DIMENSIONS = 64
+"""torch copies no tensor of more."""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -109,6 +116,10 @@ _SEAL_BYTES = len(SEAL % bytes(32))
 _SEALED = Manifest.__struct_fields__[:-1]
 
 
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+_VIEW = re.compile(r"[a-z][a-z0-9_]{0,99}")
+_RANK = re.compile(r"[0-9]{1,9}")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 ABSENT = {"$absent": True}
 
 
@@ -258,7 +269,7 @@ def decode_manifest(data: bytes, file: str = MANIFEST) -> Manifest:
         raise DamagedCheckpoint(file, "does not match its digest")
     try:
         number = msgspec.json.decode(data, type=_Numbered).format
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedCheckpoint(file, f"is not a manifest ({error})") from error
     if number != FORMAT:
         raise UnknownFormat(
@@ -269,8 +280,90 @@ def decode_manifest(data: bytes, file: str = MANIFEST) -> Manifest:
         raise DamagedCheckpoint(file, "is not a manifest that ends with its digest")
     try:
         return msgspec.json.decode(body + b"}", type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedCheckpoint(file, f"is not a manifest of format {FORMAT}: {error}") from error
+
+
+def require_sound(manifest: Manifest) -> None:
+    """DamagedCheckpoint when what a manifest says of itself, its files or its tensors cannot be.
+
+    A digest shows what happened to bytes, not who wrote them: what is computed from a manifest is checked here.
+    """
+    if reason := _fault(manifest):
+        raise DamagedCheckpoint(MANIFEST, reason)
+
+
+def _fault(manifest: Manifest) -> str | None:
+    if not (0 <= manifest.iteration <= MAX_ITERATION and 0 <= manifest.lineage <= MAX_LINEAGE):
+        return f"there is no iteration {manifest.iteration} of lineage {manifest.lineage}"
+    if manifest.attempt < 0 or manifest.world_size < 1:
+        return f"there is no attempt {manifest.attempt} of {manifest.world_size} ranks"
+    if manifest.digest != DIGEST:
+        return f"its digests are {manifest.digest!r}, not {DIGEST}"
+    if manifest.parent is not None and not is_checkpoint_id(manifest.parent):
+        return f"its parent {manifest.parent!r} is no checkpoint"
+    for rank in manifest.rank_states:
+        if not (_RANK.fullmatch(rank) and int(rank) < manifest.world_size):
+            return f"it has a state of rank {rank!r}, of {manifest.world_size} ranks"
+    files: dict[str, File] = {}
+    for file in manifest.files:
+        if not _PLAIN_NAME.fullmatch(file.name) or file.name == MANIFEST:
+            return f"{file.name!r} is no name of a file of tensors"
+        if files.setdefault(file.name, file) is not file:
+            return f"{file.name} is named twice"
+        if not 0 <= file.header_bytes <= file.size_bytes <= MOST_BYTES:
+            return f"{file.name} cannot have {file.size_bytes} bytes, {file.header_bytes} of them a header"
+        if file.header_bytes > MOST_HEADER_BYTES:
+            return f"{file.name} cannot have a header of {file.header_bytes} bytes"
+    faults = (_tensor_fault(tensor, files.get(tensor.file), manifest.world_size) for tensor in manifest.tensors)
+    return next(filter(None, faults), None) or _gap(manifest, files)
+
+
+def _gap(manifest: Manifest, files: dict[str, File]) -> str | None:
+    """Bytes of a file that no digest covers, or two do, in words."""
+    at = {file.name: file.header_bytes for file in manifest.files}
+    for tensor in sorted(manifest.tensors, key=lambda tensor: (tensor.start, tensor.end)):
+        if tensor.start != at[tensor.file]:
+            return f"tensor {tensor.name} does not begin where the one before it ends in {tensor.file}"
+        at[tensor.file] = tensor.end
+    short = (file for file in manifest.files if at[file.name] != file.size_bytes)
+    return next((f"it says nothing of {file.name} from byte {at[file.name]:,} on" for file in short), None)
+
+
+def _tensor_fault(tensor: Tensor, file: File | None, world_size: int) -> str | None:
+    name, shape, size_bytes = tensor.name, tensor.shape, tensor.end - tensor.start
+    item_bytes = ITEM_BYTES.get(tensor.dtype)
+    if file is None:
+        return f"tensor {name} is in {tensor.file!r}, which is no file of the checkpoint"
+    if item_bytes is None:
+        return f"tensor {name} has the unknown dtype {tensor.dtype!r}"
+    if not len(shape) == len(tensor.offsets) == len(tensor.global_shape) <= MOST_DIMENSIONS:
+        return f"tensor {name} has shape {shape} at {tensor.offsets} of {tensor.global_shape}"
+    for sides in (shape, tensor.global_shape) if shape != tensor.global_shape else (shape,):
+        # an empty tensor has strides as well
+        if any(side < 0 for side in sides) or item_bytes * math.prod(side or 1 for side in sides) > MOST_BYTES:
+            return f"tensor {name} cannot have the shape {sides}"
+    if not file.header_bytes <= tensor.start <= tensor.end <= file.size_bytes:
+        return f"tensor {name} is not within {file.name}: bytes {tensor.start} to {tensor.end}"
+    if math.prod(shape) * item_bytes != size_bytes:
+        return f"tensor {name} has {size_bytes} bytes, which are no {tensor.dtype} of shape {shape}"
+    if tensor.rank is not None and not 0 <= tensor.rank < world_size:
+        return f"tensor {name} is of rank {tensor.rank}, of {world_size} ranks"
+    if tensor.chunks is not None:
+        count = -(-size_bytes // CHUNK_BYTES)
+        if len(tensor.chunks) != count or not all(map(_DIGEST.fullmatch, tensor.chunks)):
+            return f"tensor {name} has other digests than one for each of {count} chunks"
+        if digest_of_chunks(tensor.chunks) != tensor.digest:
+            return f"the chunks of tensor {name} do not match its digest"
+    elif size_bytes > CHUNK_BYTES:
+        return f"tensor {name} has one digest for {size_bytes:,} bytes"
+    if tensor.view is None:
+        return None
+    if (stored := PAIRS.get(tensor.view)) is not None:
+        is_sound = tensor.dtype == stored and shape[-1:] == tensor.global_shape[-1:] == (2,)
+    else:
+        is_sound = tensor.dtype == "U8" and _VIEW.fullmatch(tensor.view) is not None
+    return None if is_sound else f"tensor {name} is no {tensor.view!r}: it has {tensor.dtype} of shape {shape}"
 
 
 def _lines(value: Any) -> bytes:
@@ -281,20 +374,10 @@ def _lines(value: Any) -> bytes:
     return b"[\n  %b\n ]" % b",\n  ".join(map(encode, value))
 
 
-def check_layout(manifest: Manifest, file: File, size_bytes: int) -> None:
-    """DamagedCheckpoint when a file is not as long as it was, or its digests do not cover all of it."""
+def check_size(file: File, size_bytes: int) -> None:
+    """DamagedCheckpoint when a file is not as long as it was."""
     if size_bytes != file.size_bytes:
         raise DamagedCheckpoint(file.name, f"is {size_bytes:,} bytes long, not {file.size_bytes:,}")
-    at = 0
-    for piece in pieces(manifest, file):
-        if piece.start != at or piece.end < at:
-            raise DamagedCheckpoint(file.name, f"its manifest leaves a gap before {piece.what}")
-        at = piece.end
-    if at != file.size_bytes:
-        raise DamagedCheckpoint(file.name, f"its manifest says nothing of the bytes from {at:,} on")
-    for tensor in tensors_of(manifest, file.name):
-        if tensor.chunks is not None and digest_of_chunks(tensor.chunks) != tensor.digest:
-            raise DamagedCheckpoint(file.name, f"the chunks of tensor {tensor.name} do not match its digest")
 
 
 def check_digest(file: File, piece: Piece, found: str) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.pacing import Settings, find_policy
+from holdfast.pacing import Settings, find_policy, parse_budget, parse_every
 from holdfast.protocol import Desired, RestoreOrder
 from holdfast.reports import Reporter
 from holdfast.retention import Retention, parse_retention
 from holdfast.store import Store
 
+MOST_WITHHELD_SECONDS = 86400.0
+"""A server's settings keep an attempt from checkpoints no longer: then one is taken all the same."""
 MOST_TRIES = 3
 """Starts of a job that end before one order is carried out: then it is the order that is at fault."""
+
+T = TypeVar("T")
 
 
 class Orders:
@@ -75,11 +80,27 @@ class Orders:
             policy = base.policy
         return replace(
             base,
-            budget=seen.budget if seen.budget is not None else base.budget,
+            budget=self._parsed("budget", parse_budget, seen.budget, base.budget),
             policy=policy,
-            every=seen.every if seen.every is not None else base.every,
+            every=self._parsed("every", parse_every, seen.every, base.every),
             paused=seen.paused or self.pauses > 0,
         )
+
+    def withhold(self, seconds: float) -> bool:
+        """Whether a server's settings, not the script's, have kept the job from checkpoints for too long."""
+        seen = self._seen
+        orders = seen.paused or (seen.every, seen.budget, seen.policy) != (None, None, None)
+        return seconds >= MOST_WITHHELD_SECONDS and orders and not self.pauses and not self.base.paused
+
+    def _parsed(self, name: str, parse: Callable[[Any], T], wanted: object, own: T) -> T:
+        """What a server wants of a setting; the script's own where it says nothing, or what cannot be."""
+        if wanted is None:
+            return own
+        try:
+            return parse(wanted)
+        except ValueError as error:
+            self._reporter.notice("warning", name, f"{error}; the script's own {name} holds")
+            return own
 
     def retention(self, desired: Desired | None = None) -> Retention:
         """The same of the rules by which checkpoints are kept; as `desired`, or what was seen last, has them."""

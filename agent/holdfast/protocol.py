@@ -12,7 +12,7 @@ order follows (attempt, sequence) and (lineage, iteration).
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -33,8 +33,10 @@ MAX_LINEAGE = 999_999_999
 """Largest lineage number: a checkpoint's name has room for nine digits."""
 MAX_ATTEMPT = 2**31 - 1
 """Largest attempt number."""
-MAX_ITERATION = 2**53
-"""Largest iteration number: a JSON reader holds whole numbers up to here exactly."""
+MAX_ITERATION = 999_999_999_999
+"""Largest iteration number: a checkpoint's name has room for twelve digits."""
+MAX_INTEGER = 2**53
+"""Largest whole number of any kind: JSON readers hold those up to here exactly."""
 PLAUSIBLE_STEP = 1_000
 """How far an attempt or lineage number from outside may lie beyond the largest known one."""
 
@@ -70,7 +72,7 @@ ASKED_TO_END = ("killed by SIGINT", "killed by SIGTERM", "exit status 143", "exi
 """What a supervisor saw of an attempt that did not live to say more: it was told to go, by a scheduler mostly."""
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_CHECKPOINT = re.compile(r"(\d{12})-(\d{1,9})")
+_CHECKPOINT = re.compile(r"([0-9]{12})-([0-9]{1,9})")
 
 
 def validate_job(job: str) -> str:
@@ -427,10 +429,14 @@ class Ack(msgspec.Struct, kw_only=True):
     """Of what is desired, so that an agent behind a proxy that cuts long polls still learns of a change."""
 
 
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
+"""A count that a message can hold: an answer with another number is not decoded."""
+
+
 class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
     id: str
     checkpoint: str
-    fence: int
+    fence: _Number
     """The lowest attempt that may act on it."""
     expires_in_seconds: float | None = None
     """What was left of its time, on the server's clock, when this was sent. None: it does not say."""
@@ -439,7 +445,7 @@ class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
 class VerifyRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Read a checkpoint back, from where it is kept, and compare every byte with its digests."""
 
-    id: int
+    id: _Number
     """The version of what is desired that it came with."""
     checkpoint: str
     against: str | None = None
@@ -449,16 +455,16 @@ class VerifyRequest(msgspec.Struct, kw_only=True, frozen=True):
 class Desired(msgspec.Struct, kw_only=True, frozen=True):
     """What people want a job to be. None: no order of theirs, the script's own setting stands."""
 
-    version: int = 0
+    version: _Number = 0
     budget: float | None = None
     policy: str | None = None
     every: int | None = None
     paused: bool = False
     retention: str | None = None
     """Which checkpoints stay, as `holdfast.retention` reads it."""
-    checkpoint_request: int = 0
+    checkpoint_request: _Number = 0
     """Counts the clicks on "checkpoint now"."""
-    probe_request: int = 0
+    probe_request: _Number = 0
     """Counts the clicks on "probe data loading"."""
     restore: RestoreOrder | None = None
     """The open order, if there is one."""
@@ -469,4 +475,5 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     """The first first, one at a time; at most `MOST_VERIFICATIONS`. One that has its verdict is not among them."""
     latest_attempt: int = 0
     latest_lineage: int = 0
-    """The highest numbers the server has seen, so that a job whose store was deleted does not reuse them."""
+    """The highest numbers the server has seen, so that a job whose store was deleted does not reuse them. An agent
+    ignores one that lies more than `PLAUSIBLE_STEP` beyond what its store knows."""

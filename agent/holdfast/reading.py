@@ -69,8 +69,6 @@ class _Reading:
         self, store: Store, job: str, checkpoint: str, manifest: fmt.Manifest, runs: list[Run], keep: bool
     ) -> None:
         self._threads, self._keep = store.readers, keep
-        for run in runs if keep else ():
-            run.reserve()  # all of it here: `meanwhile` may look at it while threads read
         blocks = [(run, start, end) for run in runs for start, end in run.blocks()]
         self._blocks = iter(blocks)
         self._count = len(blocks)
@@ -82,13 +80,20 @@ class _Reading:
         def open_file(file: fmt.File) -> FileReader:
             with contextlib.ExitStack() as undo:
                 opened = undo.enter_context(store.open_file(job, checkpoint, file.name, from_disk=not keep))
-                fmt.check_layout(manifest, file, opened.size_bytes)
+                fmt.check_size(file, opened.size_bytes)
                 undo.pop_all()
                 return opened
 
         self._sources = {run.file.name: _Source(run.file, open_file, left[run.file.name]) for run in runs}
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
+        try:
+            for run in runs if keep else ():
+                run.reserve()  # all of it here: `meanwhile` may look at it while threads read
+        except MemoryError:
+            for file in {run.file.name: run.file for run in runs}.values():
+                open_file(file).close()  # DamagedCheckpoint where a file is not as large as its manifest says
+            raise
 
     def run(self, progress: Progress | None, meanwhile: Callable[[], None]) -> None:
         try:

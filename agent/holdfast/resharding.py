@@ -12,7 +12,7 @@ import torch
 
 from holdfast import format as fmt
 from holdfast.dtypes import DTYPES, PAIRED, dtype_of_view
-from holdfast.errors import DamagedCheckpoint
+from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.shards import fault
 
 
@@ -116,8 +116,26 @@ def shape_of(stored: fmt.Tensor) -> tuple[str, tuple[int, ...]]:
 @functools.cache
 def _kind(dtype: str, view: str | None) -> tuple[str, bool]:
     """The dtype as torch says it, and whether each element is stored as a pair."""
-    found = DTYPES[dtype] if view is None else dtype_of_view(view)
+    found = dtype_of(dtype, view)
     return str(found), found in PAIRED
+
+
+def dtype_of(dtype: str, view: str | None) -> torch.dtype:
+    """Torch's dtype of a stored tensor.
+
+    Raises:
+        IncompatibleCheckpoint: this torch has none of that name.
+        DamagedCheckpoint: it is none that is stored in that way.
+    """
+    if view is None:
+        return DTYPES[dtype]
+    try:
+        found = dtype_of_view(view)
+    except ValueError as error:
+        raise IncompatibleCheckpoint(str(error)) from error
+    if found not in PAIRED and found.itemsize != 1:
+        raise DamagedCheckpoint(fmt.MANIFEST, f"a tensor stored as {dtype} cannot be viewed as {view}")
+    return found
 
 
 def _as_stored(name: str, stored: fmt.Tensor, region: Region) -> Region:

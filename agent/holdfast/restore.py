@@ -124,6 +124,8 @@ def manifest(store: Store, job: str, checkpoint: str) -> fmt.Manifest:
             f"{checkpoint}/{fmt.MANIFEST}",
             f"is that of {found.job}, iteration {found.iteration}, lineage {found.lineage}",
         )
+    fmt.require_sound(found)
+    require_whole(found)
     return found
 
 
@@ -151,7 +153,6 @@ def verify(store: Store, job: str, checkpoint: str, *, progress: Progress | None
         OSError: the store cannot be read, which says nothing about the checkpoint.
     """
     found = manifest(store, job, checkpoint)
-    require_whole(found)
     runs = [run for file in found.files for run in runs_to_verify(found, file)]
     reading.read(store, job, checkpoint, found, runs, keep=False, progress=progress)
     return found
@@ -318,9 +319,9 @@ def _placed(
 def _viewed(tensor: torch.Tensor, view: str) -> torch.Tensor:
     import torch
 
-    from holdfast.dtypes import dtype_of_view
+    from holdfast.resharding import dtype_of
 
-    dtype = dtype_of_view(view)
+    dtype = dtype_of("U8", view)
     if dtype.is_complex:  # a clone, since the file aligns to elements only
         return torch.view_as_complex(tensor.clone())
     return tensor.view(dtype)

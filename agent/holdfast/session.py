@@ -175,6 +175,9 @@ class Session:
         self._looked_at = 0.0
         """When it was asked last whether another rank was told to end."""
         self._preempted = self._relaunch = False
+        self._taken_at = time.monotonic()
+        """When this attempt began, or began its last checkpoint."""
+        self._told_withheld = False
         self._ask_store_at = 0.0
         self._over = False
         """A newer attempt of the job has begun, and this one is to end."""
@@ -366,10 +369,11 @@ class Session:
             if first is None and (noted := supervision.noted_order()) is not None:
                 first = protocol.Desired(restore=noted)
         # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
-        at_least = first.latest_attempt + 1 if first else 1
+        latest = first.latest_attempt if first else 0
+        at_least = latest + 1 if 0 <= latest < protocol.MAX_ATTEMPT else 1
         checkpoints.latest_lineage = first.latest_lineage if first else 0
         wanted = first.restore.id if first is not None and first.restore is not None else None
-        checkpoints.acquire_attempt(at_least, order=wanted)
+        checkpoints.acquire_attempt(latest + 1, order=wanted)
         self._orders.start(first, checkpoints.attempt)
         if server and leads:
             self._reporter.link = Link(
@@ -708,6 +712,16 @@ class Session:
     def _is_due(self, iteration: int) -> bool:
         if self._wanted or self._retry_at_once:
             return True
+        if self._orders.withhold(time.monotonic() - self._taken_at):
+            if not self._told_withheld:
+                self._told_withheld = True
+                self._reporter.notice(
+                    "warning",
+                    "withheld",
+                    "settings from the server have kept this job from checkpoints for a day: one is taken now, "
+                    "and then one a day for as long as they do",
+                )
+            return True
         if not self._controller.due(iteration):
             return False
         self._meter.learn()  # after which it may not be
@@ -727,6 +741,7 @@ class Session:
                 at_once=decision.at_once,
             )
             self._controller.started(self.iteration)
+            self._taken_at = time.monotonic()
         if (change := self._training.structure_change()) is not None:
             self._reporter.notice(
                 "warning",

@@ -63,10 +63,33 @@ def together(parts: Iterable[Part], world_size: int) -> Whole:
 
 
 def require_whole(manifest: fmt.Manifest) -> None:
-    """DamagedCheckpoint when the shards of a tensor do not make all of it."""
-    for (name, _), stored in _grouped(manifest.tensors).items():
+    """DamagedCheckpoint when the shards of a tensor are not all of it, or a rank's trees refer to one that is not
+    stored for it."""
+    groups = _grouped(manifest.tensors)
+    for (name, _), stored in groups.items():
         if reason := fault(stored):
             raise DamagedCheckpoint(fmt.MANIFEST, f"tensor {name}: {reason}")
+    if reason := _missing(manifest, groups):
+        raise DamagedCheckpoint(fmt.MANIFEST, reason)
+
+
+def _missing(manifest: fmt.Manifest, groups: Groups) -> str | None:
+    """What a rank's trees refer to and is neither its own nor shared, in words."""
+    shared = {name for name, rank in groups if rank is None}
+    own: dict[int, set[str]] = {int(rank): set() for rank in manifest.rank_states}
+    for name, rank in groups:
+        if rank is not None:
+            own.setdefault(rank, set()).add(name)
+    wanted = {keyword: names_in(tree) - shared for keyword, tree in manifest.state.items()}
+    first = {keyword: names for keyword, names in wanted.items() if names}
+    # of ranks with nothing of their own one stands for all
+    for rank in [*own, *([len(own)] if len(own) < manifest.world_size else [])]:
+        trees = manifest.rank_states.get(str(rank), {})
+        names = {keyword: names_in(tree) - shared for keyword, tree in trees.items()}
+        for keyword, found in (first | names if trees else first).items():
+            if missing := found - own.get(rank, set()):
+                return f"tensor {min(missing)}: it is in {keyword!r} of rank {rank}, and not stored for it"
+    return None
 
 
 def fault(
@@ -197,7 +220,8 @@ def names_in(tree: Any) -> set[str]:
             left += item
         elif isinstance(item, dict):
             if "$tensor" in item:
-                found.add(item["$tensor"])
+                name = item["$tensor"]
+                found.add(name if isinstance(name, str) else repr(name))  # of which there is no tensor
             else:
                 left += item.values()
     return found

@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -92,7 +93,10 @@ def _remove_abandoned(place: Path) -> None:
     """Those whose lock nobody holds any more: a number of a process would prove nothing."""
     for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError):  # of somebody else, or held
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+            folder = os.lstat(lock.parent)
+            if folder.st_uid != os.geteuid() or not stat.S_ISDIR(folder.st_mode):
+                continue
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(lock.parent, ignore_errors=True)

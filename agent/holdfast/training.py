@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 from holdfast import inventory, restore
 from holdfast.cursor import Cursor, cursor_over
 from holdfast.data import DataLoader, drawn_from
-from holdfast.errors import IncompatibleCheckpoint
-from holdfast.format import Manifest, saved_rank, state_for
+from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
+from holdfast.format import MANIFEST, Manifest, saved_rank, state_for
 from holdfast.kinds import Shapes
 from holdfast.pacing import Controller
 from holdfast.ranks import Ranks
@@ -305,9 +305,12 @@ class Training:
         )
 
     def check(self, manifest: Manifest) -> None:
-        """IncompatibleCheckpoint when a checkpoint does not fit the objects."""
+        """IncompatibleCheckpoint when a checkpoint does not fit the objects, DamagedCheckpoint when no session can
+        have written it."""
         rank = saved_rank(manifest, self._ranks.rank)
-        self.registry.check(state_for(manifest, rank), restore.shapes(manifest, rank))
+        trees = state_for(manifest, rank)
+        _require_position(trees)
+        self.registry.check(trees, restore.shapes(manifest, rank))
 
     def no_way_back(self, loader: int | None = None) -> str | None:
         """Why the running script cannot be taken back, in words; None where it can.
@@ -376,6 +379,15 @@ class Training:
         self.rewinds += 1
         for i, (_, cursor) in enumerate(self._loaders):
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
+
+
+def _require_position(trees: Mapping[str, Any]) -> None:
+    session = trees.get("session")
+    kinds = {"loaders": list, "loader": int, "controller": dict}
+    if not isinstance(session, dict) or not all(isinstance(session.get(key), kind) for key, kind in kinds.items()):
+        raise DamagedCheckpoint(MANIFEST, "says nothing, or what cannot be, of the position in training")
+    if not isinstance(trees.get("rng"), dict):
+        raise DamagedCheckpoint(MANIFEST, "says nothing, or what cannot be, of the random state")
 
 
 def named_objects(

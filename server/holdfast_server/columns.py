@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.protocol import MAX_LINEAGE, Counts, Numbers, Samples
+from holdfast.protocol import MAX_ITERATION, MAX_LINEAGE, Counts, Numbers, Samples
 from holdfast_server.compression import compress, decompress
-from holdfast_server.samples import MAX_ITERATION, MAX_METRICS, MAX_NAME, MAX_SECONDS
+from holdfast_server.samples import MAX_METRICS, MAX_NAME, MAX_SECONDS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -14,9 +14,9 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast.protocol import MAX_LINEAGE, MOST_LABELS
+from holdfast.protocol import MAX_INTEGER, MAX_ITERATION, MAX_LINEAGE, MOST_LABELS
 from holdfast_server import batches, checkpoints, desired, models, orders, pins, verifications, work
-from holdfast_server.samples import MAX_ITERATION, MAX_NAME, is_span, is_time
+from holdfast_server.samples import MAX_NAME, is_span, is_time
 
 MAX_TEXT = 4000
 MAX_ENTRIES = 200
@@ -70,6 +70,9 @@ def decode(raw: msgspec.Raw, decoder: EventDecoder, *, ahead: float, latest: flo
     return event
 
 
+_LARGEST = {"lineage": MAX_LINEAGE, "iteration": MAX_ITERATION, "durable_iteration": MAX_ITERATION}
+
+
 def _settle(event: protocol.Event) -> None:
     """ValueError for what no column holds; texts are cut to a length that a page can show."""
     for field in msgspec.structs.fields(event):
@@ -78,9 +81,7 @@ def _settle(event: protocol.Event) -> None:
             if NoneType not in get_args(field.type):
                 raise ValueError(f"{field.name} is {value}")
             setattr(event, field.name, None)
-        elif isinstance(value, int) and not 0 <= value <= (
-            MAX_LINEAGE if field.name == "lineage" else MAX_ITERATION
-        ):
+        elif isinstance(value, int) and not 0 <= value <= _LARGEST.get(field.name, MAX_INTEGER):
             raise ValueError(f"{field.name} is {value}")
         elif isinstance(value, str):
             setattr(event, field.name, value[:MAX_TEXT])
@@ -125,7 +126,7 @@ def _short(told: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _is_span_of_a_rank(span: protocol.RankSpan) -> bool:
     seconds = (span.snapshot_seconds, span.stall_seconds, span.persist_seconds)
-    return 0 <= span.rank <= MAX_ITERATION and all(map(is_span, seconds))
+    return 0 <= span.rank <= MAX_INTEGER and all(map(is_span, seconds))
 
 
 def _is_time_field(name: str) -> bool:

@@ -13,6 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast import protocol
 from holdfast.protocol import (
     MAX_ATTEMPT,
+    MAX_INTEGER,
+    MAX_ITERATION,
     MAX_LINEAGE,
     PLAUSIBLE_STEP,
     Ack,
@@ -25,7 +27,7 @@ from holdfast.protocol import (
 from holdfast_server import batches, checkpoints, columns, events, models, standing
 from holdfast_server.db import Database
 from holdfast_server.errors import TooManyJobs, UnknownJob
-from holdfast_server.samples import MAX_AHEAD_SECONDS, MAX_ITERATION, MAX_METRICS, MAX_NAME, is_time
+from holdfast_server.samples import MAX_AHEAD_SECONDS, MAX_METRICS, MAX_NAME, is_time
 from holdfast_server.settings import MAX_JOBS
 from holdfast_server.standing import recent_of as recent_of
 
@@ -185,7 +187,8 @@ def _validate(batch: _Incoming) -> None:
     validate_job(batch.job)
     if not 1 <= len(batch.uid) <= MAX_UID:
         raise ValueError(f"uid has 1 to {MAX_UID} characters")
-    _within(batch, "rank", "sequence", "iteration", "dropped_samples")
+    _within(batch, "rank", "sequence", "dropped_samples")
+    _within(batch, "iteration", most=MAX_ITERATION)
     _within(batch, "attempt", most=MAX_ATTEMPT)
     _within(batch, "lineage", most=MAX_LINEAGE)
     if len(batch.events) > MAX_EVENTS:
@@ -193,11 +196,12 @@ def _validate(batch: _Incoming) -> None:
     if len(batch.gaps) > MAX_GAPS:
         raise ValueError(f"{len(batch.gaps)} gaps: send at most {MAX_GAPS} at once")
     for gap in batch.gaps:
-        _within(gap, "first_iteration", "last_iteration", "dropped")
+        _within(gap, "dropped")
+        _within(gap, "first_iteration", "last_iteration", most=MAX_ITERATION)
         _within(gap, "lineage", most=MAX_LINEAGE)
 
 
-def _within(part: msgspec.Struct, *names: str, most: int = MAX_ITERATION) -> None:
+def _within(part: msgspec.Struct, *names: str, most: int = MAX_INTEGER) -> None:
     for name in names:
         if not 0 <= getattr(part, name) <= most:
             raise ValueError(f"{name} {getattr(part, name)} is outside 0 to {most}")

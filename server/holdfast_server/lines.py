@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.protocol import MAX_ITERATION
 from holdfast_server.rollups import LEVELS
-from holdfast_server.samples import MAX_ITERATION
 
 MOST_WHOLE_ROWS = 16_384
 MOST_BUCKETS = 2048

@@ -8,8 +8,6 @@ from itertools import pairwise
 
 import msgspec
 
-from holdfast.protocol import MAX_ITERATION as MAX_ITERATION
-
 MAX_METRICS = 100
 MAX_NAME = 200
 TIMES_END = 253_402_300_800.0

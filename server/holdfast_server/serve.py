@@ -262,9 +262,7 @@ def _check(settings: ServerSettings) -> None:
         short = f"the token (HOLDFAST_TOKEN) has {len(settings.token)} characters"
         advice = f"use at least {MIN_TOKEN}; {HOW_TO_MAKE_ONE} makes one"
         if exposed_by:
-            _refuse(
-                f"{short}, and {exposed_by} lets other machines reach this server, which can guess it: {advice}"
-            )
+            _refuse(f"{short}, and {exposed_by} lets other machines reach and guess it: {advice}")
         print(f"holdfast serve: warning: {short} and can be guessed: {advice}", file=sys.stderr, flush=True)
     try:
         settings.url  # noqa: B018 - it is read for what it refuses

@@ -16,13 +16,14 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.protocol import MAX_ITERATION
 from holdfast_server import desired, lines, marks, models, reading, rollups
 from holdfast_server import orders as restore_orders
 from holdfast_server.columns import BUILT_IN
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
 from holdfast_server.rollups import LAST, SUM, Rollup
-from holdfast_server.samples import MAX_ITERATION, TIMES_END
+from holdfast_server.samples import TIMES_END
 from holdfast_server.series import AT, SECONDS, Contents
 from holdfast_server.summaries import find_job
 from holdfast_server.timeline import MAX_MARKS, MAX_POINTS, MAX_ROWS

@@ -104,7 +104,8 @@ def committed_bytes(store, checkpoint):
     with store.open_file(JOB, checkpoint, file.name) as opened:
         data = bytearray(opened.size_bytes)
         opened.read_into(0, memoryview(data))
-    fmt.check_layout(manifest, file, len(data))
+    fmt.require_sound(manifest)
+    fmt.check_size(file, len(data))
     for piece in fmt.pieces(manifest, file):
         assert fmt.digest(memoryview(data)[piece.start : piece.end]) == piece.digest, piece.what
     return {tensor.name: bytes(data[tensor.start : tensor.end]) for tensor in manifest.tensors}

@@ -291,6 +291,26 @@ def test_the_first_desired_state_is_there_before_training_starts(
     assert link.desired == Desired(version=4, budget=0.02)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"version": -1}',
+        b'{"version": 1%s}' % (b"0" * 300),
+        b'{"checkpoint_request": 9007199254740993}',
+        b'{"probe_request": -1}',
+        b'{"restore": {"id": "o", "checkpoint": "000000000001-1", "fence": 1180591620717411303424}}',
+        b'{"verify": [{"id": -1, "checkpoint": "000000000001-1"}]}',
+        b'{"latest_attempt": 1%s}' % (b"0" * 9000),
+        b'{"unknown": ' + b"[" * 200_000,
+    ],
+)
+def test_an_answer_that_holds_what_none_can_hold_is_no_desired_state(
+    server: Server, links: Callable[..., Link], body: bytes
+) -> None:
+    server.answer_poll = lambda handler: handler.reply(200, body) or True  # type: ignore[attr-defined]
+    assert links(server).first_desired(60.0) is None
+
+
 def test_no_first_desired_state_without_a_server(links: Callable[..., Link]) -> None:
     assert links(f"http://127.0.0.1:{free_port()}").first_desired(5.0) is None
 

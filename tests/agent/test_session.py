@@ -410,6 +410,54 @@ def test_a_job_that_was_down_takes_its_order_at_its_next_start(store, linked, un
     assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restoring", "restored"]
 
 
+def told_numbers(trainer):
+    """Of the numbers that a server has seen, and the job's own."""
+    return trainer.session.attempt, trainer.session.lineage
+
+
+@pytest.mark.parametrize(
+    ("latest_attempt", "latest_lineage"),
+    [(1001, 1002), (2**31 - 1, 999_999_999), (2**53, 10**9), (10**300, 10**300), (-5, -5)],
+    ids=["a step too far", "the largest", "too large", "no machine's word", "negative"],
+)
+def test_numbers_far_beyond_the_stores_are_ignored_and_the_job_keeps_its_checkpoints(
+    store, linked, caplog, latest_attempt, latest_lineage
+):
+    FakeLink.first = Desired(version=1, latest_attempt=latest_attempt, latest_lineage=latest_lineage)
+    trainer = Trainer(store, **linked).run(until=4)
+    trainer.session.restore(3)
+    trainer.run(until=5).crash()
+    assert told_numbers(trainer) == (1, 2)
+    ignored = [message for message in caplog.messages if "the server's number is ignored" in message]
+    assert len(ignored) == (2 if latest_attempt > 0 else 0)
+    FakeLink.first = None
+    again = Trainer(store, **linked)
+    assert (again.session.resume(), *told_numbers(again)) == (3, 2, 2)
+    again.crash()
+
+
+def test_numbers_a_little_beyond_the_stores_are_not_used_again(store, linked, caplog):
+    FakeLink.first = Desired(version=1, latest_attempt=1000, latest_lineage=1000)
+    trainer = Trainer(store, **linked).run(until=4).crash()
+    assert told_numbers(trainer) == (1001, 1001)
+    assert "is ignored" not in caplog.text
+    assert committed(store) == [3]
+
+
+def test_an_attempt_without_a_writable_store_reports_under_no_number_that_there_cannot_be(
+    store, linked, monkeypatch
+):
+    made = []
+    monkeypatch.setattr(FakeLink, "__init__", lambda link, **given: made.append(given["attempt"]))
+    monkeypatch.setattr(FakeLink, "events", [], raising=False)
+    monkeypatch.setattr(FakeLink, "desired", None, raising=False)
+    FakeLink.first = Desired(version=1, latest_attempt=10**300)
+    store.parent.mkdir(exist_ok=True)
+    store.write_text("no directory")
+    Trainer(store, **linked).crash()
+    assert made == [0, 1]
+
+
 def wanted_at_start(**more):
     return Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1, **more))
 
@@ -697,7 +745,7 @@ def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked)
 
 
 def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monkeypatch):
-    model, optimizer, session = session_of(store, keep=1, backend="thread")
+    model, optimizer, session = session_of(store, retention="last 1", backend="thread")
     deletes = SlowDeletes(session, monkeypatch)
     session._checkpoints.retention = parse_retention("last 9")
     for _ in range(3):
@@ -748,12 +796,69 @@ def test_an_operators_rules_hold_from_the_next_boundary_on_until_they_are_taken_
 
     trainer = Trainer(store, every=1, keep=6, **linked).run(until=15, after=operator)
     trainer.session._checkpoints.wait_settled(60)
-    assert committed(store) == [14, 15]
+    assert committed(store) == [13, 14, 15]
     trainer.run(until=40, after=operator).crash()
     assert len(committed(store)) == 6
     (told,) = [each.message for each in trainer.link.of(protocol.Notice) if each.code == "retention"]
     assert "'first 2' is no rule" in told
     assert told.endswith("'spaced 6' stays")
+
+
+@pytest.mark.parametrize("rules", ["last 1", "size 1B", "every 1000000", "spaced 1", "last 1, per lineage"])
+def test_no_rules_of_a_server_leave_fewer_than_three_checkpoints(store, linked, rules):
+    Trainer(store, every=1, keep=6).run(until=9).crash()
+    FakeLink.first = Desired(version=2, retention=rules)
+    Trainer(store, every=1, keep=6, **linked).run(until=12).crash()
+    assert committed(store)[-3:] == [10, 11, 12]
+    assert len(committed(store)) in (3, 4)
+
+
+def test_the_scripts_own_rules_may_leave_fewer(store, linked):
+    FakeLink.first = Desired(version=2)
+    Trainer(store, every=1, retention="last 1", **linked).run(until=9).crash()
+    assert committed(store) == [9]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("every", -5), ("every", 0), ("every", 10**30), ("budget", -1.0), ("budget", 1e300)]
+)
+def test_a_setting_that_cannot_be_leaves_the_scripts_own_in_force(store, linked, name, value):
+    FakeLink.first = Desired(version=2, **{name: value})
+    trainer = Trainer(store, every=3, **linked)
+    trainer.link.desired = FakeLink.first
+    trainer.run(until=7).crash()
+    assert committed(store) == [3, 6]
+    (told,) = notices(trainer, name)
+    assert told.endswith(f"the script's own {name} holds")
+
+
+@pytest.mark.parametrize("order", [{"paused": True}, {"every": 10**9}])
+def test_a_server_withholds_checkpoints_for_a_day_at_most(store, linked, monkeypatch, order):
+    def operator(trainer):
+        if trainer.session.iteration == 4:
+            trainer.link.desired = Desired(version=2, **order)
+        if trainer.session.iteration == 7:
+            monkeypatch.setattr(orders, "MOST_WITHHELD_SECONDS", 0.0)
+        if trainer.session.iteration == 8:
+            monkeypatch.setattr(orders, "MOST_WITHHELD_SECONDS", 86400.0)
+
+    trainer = Trainer(store, every=3, **linked).run(until=12, after=operator)
+    trainer.crash()
+    assert committed(store) == [3, 8]
+    (told,) = notices(trainer, "withheld")
+    assert told.startswith("settings from the server have kept this job from checkpoints for a day")
+
+
+def test_what_the_script_withholds_itself_is_not_taken(store, linked, monkeypatch):
+    monkeypatch.setattr(orders, "MOST_WITHHELD_SECONDS", 0.0)
+    Trainer(store, every=10**9, **linked).run(until=6).crash()
+    assert committed(store) == []
+    trainer = Trainer(store, **linked)
+    trainer.link.desired = Desired(version=2, paused=True)
+    with trainer.session.paused():
+        trainer.run(until=6)
+        assert committed(store) == []
+    trainer.crash()
 
 
 def test_what_an_open_order_names_stays_until_the_order_has_ended(store, linked):

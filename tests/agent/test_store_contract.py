@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 import random
 import subprocess
@@ -9,12 +10,13 @@ import sys
 import threading
 import uuid
 
+import msgspec
 import object_servers
 import pytest
 from small_checkpoints import FILE, FIRST, JOB, OTHER_FILE, SECOND, commit, joined, prepared, read
 
 from holdfast.errors import DamagedCheckpoint, Fenced
-from holdfast.store import Ending, Hold, Lineage, Pins, open_store
+from holdfast.store import Ending, Hold, Lineage, Pins, local, objects, open_store
 
 MIB = 1 << 20
 
@@ -241,6 +243,103 @@ def test_a_lineage_is_noted_once(store):
         store.begin_lineage(JOB, lineage(2, attempt=2))
     store.begin_lineage(JOB, lineage(3, attempt=2))
     assert store.lineages(JOB) == [lineage(1), lineage(2), lineage(3, attempt=2)]
+
+
+def put(store, name, data):
+    """Something that a store did not write itself."""
+    if hasattr(store, "root"):
+        path = store.root / JOB / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+    else:
+        store.bucket.put_new(f"{JOB}/{name}", data)
+
+
+def record_name(store, kind, number):
+    """Of an attempt or a lineage, as this store names it."""
+    if hasattr(store, "root"):
+        return f"{kind}/{number:08d}.json" if kind == "attempts" else f"{kind}/{number:06d}.json"
+    return f"{kind}/{number:08d}-uid.json" if kind == "attempts" else f"{kind}/{number:06d}-00000001.json"
+
+
+def put_lineage(store, named, **changes):
+    record = msgspec.to_builtins(lineage()) | {"number": named} | changes
+    put(store, record_name(store, "lineages", named), json.dumps(record).encode())
+
+
+@pytest.mark.parametrize("number", [2**31, 2**53, 10**40])
+def test_an_attempt_of_a_number_that_there_cannot_be_is_none(store, number):
+    record = {"number": number, "uid": "uid", "host": "h", "pid": 1, "started_at": 1.0}
+    put(store, record_name(store, "attempts", number), json.dumps(record).encode())
+    assert store.latest_attempt(JOB) == 1
+    assert [each.number for each in store.attempts(JOB)] == [1]
+    assert store.newest_attempt(JOB).number == 1
+    assert store.acquire_attempt(JOB, "second").number == 2
+    commit(store, attempt=2)
+    assert store.checkpoints(JOB) == [FIRST]
+
+
+@pytest.mark.parametrize("number", [10**9, 10**9 + 1, 10**40])
+def test_a_lineage_of_a_number_that_there_cannot_be_is_none(store, number):
+    put_lineage(store, number)
+    store.begin_lineage(JOB, lineage())
+    assert store.lineages(JOB) == [lineage()]
+
+
+@pytest.mark.parametrize(
+    "change", [{"number": 3}, {"number": 10**9}, {"iteration": -1}, {"iteration": 10**12}, {"iteration": 2**70}]
+)
+def test_a_lineage_whose_record_says_what_cannot_be_is_passed_over(store, change):
+    store.begin_lineage(JOB, lineage())
+    put_lineage(store, 2, **change)
+    assert store.lineages(JOB) == [lineage()]
+
+
+@pytest.mark.parametrize("name", ["", "latest", "../000000000001-1", "000000000001-1 ", "٠٠٠٠٠٠٠٠٠٠٠١-1"])
+def test_a_lineage_counts_without_the_parent_that_no_checkpoint_can_be(store, name):
+    put_lineage(store, 2, parent=name, left=name)
+    assert store.lineages(JOB) == [lineage(2)]
+
+
+def test_a_record_nested_without_end_is_passed_over(store):
+    store.begin_lineage(JOB, lineage())
+    put(store, record_name(store, "lineages", 2), b'{"a":' + b"[" * 400_000)
+    assert store.lineages(JOB) == [lineage()]
+
+
+def test_no_record_gets_a_number_beyond_the_largest(store):
+    with pytest.raises(OSError, match=r"lineage 1000000000 of job is beyond 999999999.*records in job/lineages/"):
+        store.begin_lineage(JOB, lineage(10**9))
+    with pytest.raises(OSError, match=r"attempt 2147483648 of job is beyond 2147483647.*records in job/attempts/"):
+        store.acquire_attempt(JOB, "uid", 2**31)
+    assert (store.lineages(JOB), store.latest_attempt(JOB)) == ([], 1)
+    store.begin_lineage(JOB, lineage(999_999_999))
+    assert store.acquire_attempt(JOB, "uid", 2**31 - 1).number == 2**31 - 1
+
+
+def test_digits_of_other_scripts_make_no_number(store):
+    put(store, "attempts/٠٠٠٠٠٠٠٩-uid.json" if not hasattr(store, "root") else "attempts/٠٠٠٠٠٠٠٩.json", b"{}")
+    put(store, "٠٠٠٠٠٠٠٠٠٠٠٩-1/manifest.json", b"{}")
+    assert (store.latest_attempt(JOB), store.checkpoints(JOB)) == (1, [])
+
+
+def test_a_note_of_pins_of_an_attempt_that_there_cannot_be_counts_until_there_is_another(store, url):
+    put(
+        store,
+        f"pins/{2**53:08d}-000001.json",
+        msgspec.json.encode(Pins(attempt=2**53, checkpoints=(FIRST,), at=1.0)),
+    )
+    assert open_store(url).pins(JOB).checkpoints == (FIRST,)
+    store.note_pins(JOB, Pins(attempt=1, checkpoints=(SECOND,), at=2.0))
+    assert open_store(url).pins(JOB).checkpoints == (SECOND,)
+
+
+def test_a_manifest_larger_than_any_is_not_read_into_memory(store, monkeypatch):
+    prepared(store).commit(b"{}" + b" " * 1000)
+    monkeypatch.setattr(local, "MOST_MANIFEST_BYTES", 1000)
+    monkeypatch.setattr(objects, "MOST_MANIFEST_BYTES", 1000)
+    with pytest.raises(DamagedCheckpoint, match="is 1,002 bytes long: no manifest is"):
+        store.read_manifest(JOB, FIRST)
 
 
 def test_how_attempts_ended_is_noted(store, url):

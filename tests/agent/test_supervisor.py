@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from other_servers import other_server
 
+from holdfast import supervision
 from holdfast.pulse import Pulse
 from holdfast.supervisor import Limits, Progress, describe_exit, shell_status
 
@@ -583,3 +585,32 @@ def test_nothing_hangs_where_nobody_wants_to_know() -> None:
     for number in range(1, 9):
         pulse.see(number, float(number))
     assert not pulse.hangs(1e9)
+
+
+def test_folders_that_others_have_made_look_like_a_supervisors_are_left_alone(tmp_path: Path) -> None:
+    linked = tmp_path / "holdfast-run-linked"
+    linked.mkdir()
+    (tmp_path / "target").write_text("theirs")
+    (linked / "supervisor.lock").symlink_to(tmp_path / "target")
+    away = tmp_path / "away"
+    away.mkdir()
+    (away / "supervisor.lock").touch()
+    (tmp_path / "holdfast-run-elsewhere").symlink_to(away)
+    piped = tmp_path / "holdfast-run-own"
+    piped.mkdir()
+    (piped / "supervisor.lock").touch()
+    supervision._remove_abandoned(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "away", "holdfast-run-elsewhere", "holdfast-run-linked", "target",
+    ]  # fmt: skip
+    assert (away / "supervisor.lock").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder somebody else's")
+def test_a_folder_of_another_user_is_not_removed(tmp_path: Path) -> None:
+    theirs = tmp_path / "holdfast-run-theirs"
+    theirs.mkdir()
+    (theirs / "supervisor.lock").touch()
+    os.chown(theirs, 12345, 12345)
+    supervision._remove_abandoned(tmp_path)
+    assert theirs.exists()

@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import RedirectResponse, Response
 
+from holdfast.protocol import MAX_INTEGER
 from holdfast_server.accounts.principal import Principal, Role
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.errors import AlertOver
@@ -23,8 +24,8 @@ from holdfast_web.routing import Htmx, PageRoute, Text, local, status_of
 
 LOG_SHOWN = 8
 
-Number = Annotated[int, Path(ge=0, le=2**53)]
-Older = Annotated[int | None, Query(ge=0, le=2**53)]
+Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
+Older = Annotated[int | None, Query(ge=0, le=MAX_INTEGER)]
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

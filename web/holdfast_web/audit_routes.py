@@ -13,6 +13,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response, StreamingResponse
 
+from holdfast.protocol import MAX_INTEGER
 from holdfast_server import audit
 from holdfast_server.accounts.principal import Role
 from holdfast_server.audit import Entry, Question
@@ -34,7 +35,7 @@ def _question(
     action: str = "",
     job: str = "",
     project: str = "",
-    older_than: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+    older_than: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
 ) -> Question:
     return Question(
         who=who.strip(),

@@ -82,7 +82,9 @@ def fork(
 def _is_asked(made: Fork, iteration: str) -> bool:
     """The same wish again; the other job need not be there any more."""
     of = made.origin.checkpoint
-    return iteration == of or (iteration.isdecimal() and int(iteration) == parse_checkpoint_id(of)[0])
+    return iteration == of or (
+        iteration.isascii() and iteration.isdecimal() and int(iteration) == parse_checkpoint_id(of)[0]
+    )
 
 
 def _tell(made: Fork, server: str, token: str | None) -> bool:

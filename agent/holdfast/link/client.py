@@ -113,7 +113,7 @@ class Client:
             raise _no_answer(answer)
         try:
             ack = msgspec.msgpack.decode(answer.body, type=Ack)
-        except (msgspec.MsgspecError, ValueError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             raise NoAnswer("what it answered is not an acknowledgement") from None
         if ack.acked != sequence:
             raise NoAnswer(f"it acknowledged batch {ack.acked} when batch {sequence} was sent")
@@ -132,7 +132,7 @@ class Client:
             raise _no_answer(answer)
         try:
             return msgspec.json.decode(answer.body, type=Desired)
-        except (msgspec.MsgspecError, ValueError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             raise NoAnswer("what it answered is not a desired state") from None
 
     def shut(self) -> None:

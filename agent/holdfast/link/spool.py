@@ -106,7 +106,8 @@ class Spool:
             key = _key(entry.name)
             if key is not None:
                 with contextlib.suppress(OSError):
-                    yield key, entry.stat().st_size
+                    if entry.is_file():  # to read a pipe would wait for its writer
+                        yield key, entry.stat().st_size
 
     def _write(self, name: str, payload: bytes) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)

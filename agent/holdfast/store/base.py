@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import msgspec
 
-from holdfast.protocol import Origin
+from holdfast.protocol import MAX_ITERATION, Origin, is_checkpoint_id
+
+T = TypeVar("T")
+MOST_MANIFEST_BYTES = 1 << 30
+"""Far more than the manifest of any checkpoint takes; a larger file is not read into memory."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +70,39 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     checkpoint: str
     at: float
+
+
+def decode_record(data: bytes, kind: type[T], number: int | None = None) -> T:
+    """A record of a store, whose name says that it has this number.
+
+    What somebody else wrote into a store must not decide on the numbers of those to come, or end a start: a name
+    in a lineage's record that no checkpoint can have is left out.
+
+    Raises:
+        msgspec.DecodeError: it is no such record.
+    """
+    try:
+        record = msgspec.json.decode(data, type=kind)
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+    if number is not None and number != getattr(record, "attempt" if kind is Ending else "number"):
+        raise msgspec.DecodeError("it has another number than its name says")
+    if isinstance(record, Lineage):
+        if not 0 <= record.iteration <= MAX_ITERATION:
+            raise msgspec.DecodeError(f"it begins after iteration {record.iteration}")
+        named = {name: getattr(record, name) for name in ("parent", "left")}
+        wrong = {name: None for name, found in named.items() if found is not None and not is_checkpoint_id(found)}
+        return msgspec.structs.replace(record, **wrong) if wrong else record
+    return record
+
+
+def require_number(number: int, most: int, what: str, job: str, url: str) -> None:
+    """OSError for the number of a record beyond the largest that there may be."""
+    if number > most:
+        way_out = f"remove the records in {job}/{what}s/ whose numbers lie far beyond the others"
+        raise OSError(
+            errno.ERANGE, f"{what} {number} of {job} is beyond {most}, the largest number: {way_out}", url
+        )
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):

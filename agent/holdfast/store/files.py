@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 LOCK_SECONDS = 10.0
 """Locks are held for moments; whoever holds one for so long is stopped or cut off."""
 LOCK_POLL_SECONDS = 0.02
+RECORD_BYTES = 1 << 20
+"""Far more than any record takes."""
 CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EINTR)
 """How a file system declines what would only have helped."""
 
@@ -35,7 +38,12 @@ class Files:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 
     def open(self, path: Path) -> int:
-        return os.open(path, os.O_RDONLY)
+        """A regular file, for reading: to open a pipe would wait for its writer, and a device may have no end."""
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.ENXIO, "is no regular file", str(path))
+        return fd
 
     def set_direct(self, fd: int, direct: bool) -> bool:
         """Have an open file bypass the page cache, or not any more; False where it cannot.
@@ -107,13 +115,17 @@ class Files:
 
         flock, not a file with a process id in it: the kernel lets go when the holder dies, in whatever container.
         """
-        with open(path, "a") as handle:
-            self._wait_for_lock(handle.fileno(), path)
+        # without waiting: where a pipe stands in its place, that would be for good
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        try:
+            self._wait_for_lock(fd, path)
             try:
                 yield
             finally:
                 # closing is not enough: a data worker forked meanwhile holds the same lock through its copy
-                fcntl.flock(handle, fcntl.LOCK_UN)
+                fcntl.flock(fd, fcntl.LOCK_UN)
+        finally:
+            os.close(fd)
 
     def _wait_for_lock(self, fd: int, path: Path) -> None:
         deadline = self.clock() + LOCK_SECONDS
@@ -146,6 +158,16 @@ class Files:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def read_record(path: Path) -> bytes:
+    """A small file; OSError where there is something else in its place."""
+    fd = Files().open(path)
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(RECORD_BYTES + 1)
+    if len(data) > RECORD_BYTES:
+        raise OSError(errno.EFBIG, f"is larger than {RECORD_BYTES:,} bytes, which no record is", str(path))
+    return data
 
 
 def _if_it_can(call: Callable[..., None], *args: int) -> None:

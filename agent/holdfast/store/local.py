@@ -22,10 +22,28 @@ import msgspec
 
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format import MANIFEST
-from holdfast.protocol import checkpoint_id, is_checkpoint_id, parse_checkpoint_id, validate_job
+from holdfast.protocol import (
+    MAX_ATTEMPT,
+    MAX_LINEAGE,
+    checkpoint_id,
+    is_checkpoint_id,
+    parse_checkpoint_id,
+    validate_job,
+)
 from holdfast.store import directories, pin_notes
-from holdfast.store.base import Attempt, Ending, Hold, Leftover, Lineage, Pace, Pins
-from holdfast.store.files import Files
+from holdfast.store.base import (
+    MOST_MANIFEST_BYTES,
+    Attempt,
+    Ending,
+    Hold,
+    Leftover,
+    Lineage,
+    Pace,
+    Pins,
+    decode_record,
+    require_number,
+)
+from holdfast.store.files import Files, read_record
 from holdfast.store.pin_notes import PINS
 from holdfast.store.reading import LocalReader
 from holdfast.store.writing import Volume, write_durably
@@ -35,7 +53,7 @@ logger = logging.getLogger("holdfast")
 
 HEADROOM = 1.2
 """Free space asked for before a checkpoint is begun, as a multiple of its size."""
-LEFTOVER = re.compile(r"\.tmp-(\d+)-|\d+-\d+\.damaged-(\d+)-")
+LEFTOVER = re.compile(r"\.tmp-([0-9]+)-|[0-9]+-[0-9]+\.damaged-([0-9]+)-")
 """What an attempt was writing or deleting, or set aside: it may go once a newer attempt has begun."""
 ATTEMPTS = "attempts"
 ENDINGS = "endings"
@@ -73,6 +91,10 @@ class LocalStore:
 
     def read_manifest(self, job: str, checkpoint: str) -> bytes:
         with self.open_file(job, checkpoint, MANIFEST) as file:
+            if file.size_bytes > MOST_MANIFEST_BYTES:
+                raise DamagedCheckpoint(
+                    f"{checkpoint}/{MANIFEST}", f"is {file.size_bytes:,} bytes long: no manifest is"
+                )
             data = bytearray(file.size_bytes)
             file.read_into(0, memoryview(data))
         return bytes(data)
@@ -117,12 +139,13 @@ class LocalStore:
         return attempt
 
     def latest_attempt(self, job: str) -> int:
-        return max((int(p.stem) for p in _records(self._job(job) / ATTEMPTS)), default=0)
+        return max((int(p.stem) for p in _records(self._job(job) / ATTEMPTS, MAX_ATTEMPT)), default=0)
 
     def newest_attempt(self, job: str) -> Attempt | None:
-        newest = max(_records(self._job(job) / ATTEMPTS), key=lambda path: int(path.stem), default=None)
+        records = _records(self._job(job) / ATTEMPTS, MAX_ATTEMPT)
+        newest = max(records, key=lambda path: int(path.stem), default=None)
         try:
-            return None if newest is None else msgspec.json.decode(newest.read_bytes(), type=Attempt)
+            return None if newest is None else decode_record(read_record(newest), Attempt, int(newest.stem))
         except msgspec.DecodeError as error:
             raise OSError(errno.EIO, f"is not an attempt's record: {error}", str(newest)) from error
 
@@ -154,7 +177,7 @@ class LocalStore:
         while notes := self._pin_notes(job):
             path = self._job(job) / PINS / notes[-1]
             try:
-                return msgspec.json.decode(path.read_bytes(), type=Pins)
+                return decode_record(read_record(path), Pins)
             except FileNotFoundError:  # replaced just now
                 continue
             except msgspec.DecodeError as error:
@@ -174,8 +197,8 @@ class LocalStore:
     def holds(self, job: str) -> list[Hold]:
         found, directory = [], self._job(job) / HOLDS
         for path in sorted(directory.glob("*.json")) if directory.is_dir() else ():
-            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):  # taken back just now; none of ours
-                found.append(msgspec.json.decode(path.read_bytes(), type=Hold))
+            with contextlib.suppress(OSError, msgspec.DecodeError):  # taken back just now; none of ours
+                found.append(decode_record(read_record(path), Hold))
         return found
 
     def leftovers(self, job: str) -> list[Leftover]:
@@ -198,6 +221,7 @@ class LocalStore:
             directories.discard(self.files, path)
 
     def begin_lineage(self, job: str, lineage: Lineage) -> None:
+        require_number(lineage.number, MAX_LINEAGE, "lineage", job, self.url)
         self._prepare(job)
         path = self._job(job) / LINEAGES / f"{lineage.number:06d}.json"
         with self.only_newest(job, lineage.attempt):
@@ -251,17 +275,22 @@ class LocalStore:
         return self.files.lock(self._job(job) / ".lock")
 
     def _read_records(self, job: str, kind: str, record: type[T], since: int = 1) -> list[T]:
-        found = []
-        for path in (path for path in _records(self._job(job) / kind) if int(path.stem) >= since):
+        found, most = [], MAX_LINEAGE if kind == LINEAGES else MAX_ATTEMPT
+        for path in (path for path in _records(self._job(job) / kind, most) if int(path.stem) >= since):
             try:
-                found.append(msgspec.json.decode(path.read_bytes(), type=record))
+                found.append(decode_record(read_record(path), record, int(path.stem)))
             except msgspec.DecodeError as error:
                 logger.warning("%s is not a record of Holdfast's and is passed over: %s", path, error)
+            except OSError as error:
+                if error.errno not in (errno.ENXIO, errno.EFBIG):
+                    raise
+                logger.warning("%s is not a record of Holdfast's and is passed over: %s", path, error.strerror)
         return found
 
     def _record_attempt(self, job: str, uid: str, at_least: int, order: str | None) -> Attempt:
         while True:
             number = max(self.latest_attempt(job) + 1, at_least)
+            require_number(number, MAX_ATTEMPT, "attempt", job, self.url)
             attempt = Attempt(
                 number=number,
                 uid=uid,
@@ -320,7 +349,7 @@ class LocalWriter:
 
     def _copy(self, source: Path, target: Path) -> None:
         with (
-            open(source, "rb") as opened,
+            os.fdopen(self._files.open(source), "rb") as opened,
             mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as whole,
         ):
@@ -381,11 +410,12 @@ def _place_prefix(checkpoint: str, attempt: int) -> str:
     return f".tmp-{attempt:08d}-{checkpoint_id(*parse_checkpoint_id(checkpoint))}-"
 
 
-def _records(directory: Path) -> list[Path]:
-    """The numbered records in a directory; whatever else was put there is none of ours."""
+def _records(directory: Path, most: int) -> list[Path]:
+    """The records in a directory with numbers up to `most`; whatever else was put there is none of ours."""
     if not directory.is_dir():
         return []
-    return sorted(path for path in directory.glob("*.json") if path.stem.isdecimal())
+    numbered = (path for path in directory.glob("*.json") if path.stem.isascii() and path.stem.isdecimal())
+    return sorted(path for path in numbered if int(path.stem) <= most)
 
 
 def _size(directory: Path) -> int:

@@ -27,19 +27,19 @@ attempt first, and one that comes after that finds its `seen`, and agrees on wha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from holdfast.format import MANIFEST
-from holdfast.protocol import is_checkpoint_id
+from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, is_checkpoint_id
 
 ATTEMPTS, ENDINGS, LINEAGES, HOLDS = "attempts", "endings", "lineages", "holds"
-_ATTEMPT = re.compile(r"(\d{8,})-(.+?)(\.seen)?\.json")
-_LINEAGE = re.compile(r"(\d{6,})-(\d{8,})\.json")
-_ENDING = re.compile(r"(\d{8,})\.json")
-_FOLDER = re.compile(r"(\d{8,})(?:-(\d+))?")
+_ATTEMPT = re.compile(r"([0-9]{8,})-(.+?)(\.seen)?\.json")
+_LINEAGE = re.compile(r"([0-9]{6,})-([0-9]{8,})\.json")
+_ENDING = re.compile(r"([0-9]{8,})\.json")
+_FOLDER = re.compile(r"([0-9]{8,})(?:-([0-9]+))?")
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,14 +98,22 @@ def is_folder_of(name: str, attempt: int) -> bool:
 
 def attempts_of(names: Iterable[str]) -> list[tuple[int, str]]:
     """(number, uid) of the attempts recorded, those that were not to be included."""
-    found = (_ATTEMPT.fullmatch(name.removeprefix(f"{ATTEMPTS}/")) for name in names)
-    return [(int(match[1]), match[2]) for match in found if match and not match[3]]
+    return [(number, uid) for number, uid, seen in _attempts_in(names) if not seen]
 
 
 def newest_seen(names: Iterable[str]) -> tuple[int, str] | None:
     """(attempt, name) of the record that decides."""
-    found = (_ATTEMPT.fullmatch(name.removeprefix(f"{ATTEMPTS}/")) for name in names)
-    return max(((int(match[1]), f"{ATTEMPTS}/{match[0]}") for match in found if match and match[3]), default=None)
+    return max(
+        ((number, seen_name(number, uid)) for number, uid, seen in _attempts_in(names) if seen), default=None
+    )
+
+
+def _attempts_in(names: Iterable[str]) -> Iterator[tuple[int, str, bool]]:
+    """(number, uid, whether it is what the attempt saw); whatever has another name is none of ours."""
+    for name in names:
+        match = _ATTEMPT.fullmatch(name.removeprefix(f"{ATTEMPTS}/"))
+        if match and int(match[1]) <= MAX_ATTEMPT:
+            yield int(match[1]), match[2], bool(match[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +156,9 @@ class Survey:
         return found
 
 
-def lineage_number(name: str) -> int:
-    return int(name.partition("/")[2].partition("-")[0])
+def record_number(name: str) -> int:
+    """Of an attempt's, an ending's or a lineage's."""
+    return int(name.partition("/")[2].removesuffix(".json").partition("-")[0])
 
 
 def lineage_attempt(name: str) -> int:
@@ -158,7 +167,7 @@ def lineage_attempt(name: str) -> int:
 
 def is_lineage(name: str) -> bool:
     head, _, tail = name.partition("/")
-    return head == LINEAGES and _LINEAGE.fullmatch(tail) is not None
+    return head == LINEAGES and _LINEAGE.fullmatch(tail) is not None and record_number(name) <= MAX_LINEAGE
 
 
 def ending_name(attempt: int) -> str:
@@ -167,7 +176,7 @@ def ending_name(attempt: int) -> str:
 
 def is_ending(name: str) -> bool:
     head, _, tail = name.partition("/")
-    return head == ENDINGS and _ENDING.fullmatch(tail) is not None
+    return head == ENDINGS and _ENDING.fullmatch(tail) is not None and record_number(name) <= MAX_ATTEMPT
 
 
 def folders_of(sizes: Mapping[str, int]) -> list[Folder]:

@@ -17,10 +17,20 @@ import msgspec
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import MANIFEST
-from holdfast.protocol import checkpoint_id, parse_checkpoint_id, validate_job
+from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.store import connection, pin_notes
 from holdfast.store import object_keys as keys
-from holdfast.store.base import Attempt, Ending, Hold, Leftover, Lineage, Pins
+from holdfast.store.base import (
+    MOST_MANIFEST_BYTES,
+    Attempt,
+    Ending,
+    Hold,
+    Leftover,
+    Lineage,
+    Pins,
+    decode_record,
+    require_number,
+)
 from holdfast.store.bucket import Bucket
 from holdfast.store.bucket_errors import NoSuchObject, Place
 from holdfast.store.object_files import JoinedWriter, ObjectReader, ObjectWriter, require_newest
@@ -74,7 +84,11 @@ class ObjectStore:
 
     def read_manifest(self, job: str, checkpoint: str) -> bytes:
         folder = self._find(job, checkpoint)
-        return self._read(f"{job}/{folder.path}/{MANIFEST}")
+        name = f"{job}/{folder.path}/{MANIFEST}"
+        if folder.files[MANIFEST] > MOST_MANIFEST_BYTES:
+            size = f"{folder.files[MANIFEST]:,}"
+            raise DamagedCheckpoint(f"{self.url}/{name}", f"is {size} bytes long: no manifest is")
+        return self._read(name)
 
     def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> ObjectReader:
         folder = self._find(job, checkpoint)
@@ -144,17 +158,18 @@ class ObjectStore:
             logger.warning("what is half-done of %s stays in %s: %s", checkpoint, self.url, error.strerror)
 
     def begin_lineage(self, job: str, lineage: Lineage) -> None:
+        require_number(lineage.number, MAX_LINEAGE, "lineage", job, self.url)
         survey = self.survey(job)
         require_newest(survey.newest, job, lineage.attempt)
         name = f"{job}/{keys.lineage_name(lineage.number, lineage.attempt)}"
-        if lineage.number in map(keys.lineage_number, survey.counting_lineages()):
+        if lineage.number in map(keys.record_number, survey.counting_lineages()):
             raise FileExistsError(errno.EEXIST, "there is a lineage of that number", f"{self.url}/{name}")
         self._records[name] = msgspec.json.encode(lineage)
         self.bucket.put_new(name, self._records[name])
         require_newest(self.latest_attempt(job), job, lineage.attempt)
 
     def lineages(self, job: str) -> list[Lineage]:
-        names = sorted(self.survey(job).counting_lineages(), key=keys.lineage_number)
+        names = sorted(self.survey(job).counting_lineages(), key=keys.record_number)
         return self._read_records(job, names, Lineage)
 
     def note_ending(self, job: str, ending: Ending) -> None:
@@ -198,7 +213,7 @@ class ObjectStore:
         found = []
         for name in self._names(job, f"{keys.HOLDS}/"):
             with contextlib.suppress(NoSuchObject, msgspec.DecodeError):  # taken back just now; none of ours
-                found.append(msgspec.json.decode(self.bucket.get(f"{job}/{name}"), type=Hold))
+                found.append(decode_record(self.bucket.get(f"{job}/{name}"), Hold))
         return found
 
     def survey(self, job: str, checkpoint: str = "") -> Survey:
@@ -225,7 +240,7 @@ class ObjectStore:
         found = []
         for name in names:
             try:
-                found.append(msgspec.json.decode(self._record(f"{job}/{name}"), type=record))
+                found.append(decode_record(self._record(f"{job}/{name}"), record, keys.record_number(name)))
             except msgspec.DecodeError as error:
                 where = f"{self.url}/{job}/{name}"
                 logger.warning("%s is not a record of Holdfast's and is passed over: %s", where, error)
@@ -233,7 +248,7 @@ class ObjectStore:
 
     def _decoded(self, name: str, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(self._record(name), type=kind)
+            return decode_record(self._record(name), kind)
         except msgspec.DecodeError as error:
             reason = f"is no record of Holdfast's ({error}): remove it"
             raise OSError(errno.EIO, reason, f"{self.url}/{name}") from error
@@ -275,6 +290,7 @@ class ObjectStore:
         host, pid, started_at = socket.gethostname(), os.getpid(), time.time()
         for claim in range(CLAIMS):
             number = max(self.latest_attempt(job) + 1, at_least)
+            require_number(number, MAX_ATTEMPT, "attempt", job, self.url)
             attempt = Attempt(number=number, uid=uid, host=host, pid=pid, started_at=started_at, order=order)
             self.bucket.put_new(f"{job}/{keys.attempt_name(number, uid)}", msgspec.json.encode(attempt))
             others = [n for n, other in keys.attempts_of(self._attempts(job)) if other != uid]

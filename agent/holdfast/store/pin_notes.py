@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from holdfast.protocol import MAX_ATTEMPT
+
 PINS = "pins"
-_NOTE = re.compile(r"(\d{8,})-(\d{6,})\.json")
+_NOTE = re.compile(r"([0-9]{8,})-([0-9]{6,})\.json")
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """The notes among the names of files, the newest last."""
+    """The notes among the names of files, the newest last; first those of attempts that there can be none of."""
     found = [(int(match[1]), int(match[2]), match[0]) for match in map(_NOTE.fullmatch, names) if match]
-    return [name for _, _, name in sorted(found)]
+    return [name for _, _, name in sorted(found, key=lambda each: (each[0] <= MAX_ATTEMPT, each))]
 
 
 def following(names: Iterable[str], attempt: int) -> str:

@@ -19,7 +19,7 @@ from holdfast.store.writing import NOT_DIRECTLY, naming
 DIRECT_BYTES = 256 << 10
 """Smaller stretches gain nothing from direct I/O."""
 DAMAGE = {
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO,
     errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EBADMSG, errno.EUCLEAN,
 }  # fmt: skip
 """Errors that speak of the file: gone, or no longer readable where it lies. Others speak of this process or of

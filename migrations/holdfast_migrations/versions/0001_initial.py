@@ -715,7 +715,7 @@ def _forbid_changes_of_audit() -> None:
         op.execute(
             "CREATE TRIGGER audit_no_replace BEFORE INSERT ON audit "
             "WHEN EXISTS (SELECT 1 FROM audit WHERE id = NEW.id) "
-            f"BEGIN SELECT RAISE(ABORT, '{REFUSAL}'); END"
+            "BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END"
         )
         return
     op.execute(

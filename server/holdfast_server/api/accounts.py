@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.protocol import MAX_INTEGER
 from holdfast_server import audit
 from holdfast_server.accounts import people, tokens
 from holdfast_server.accounts.people import PersonRow
@@ -92,7 +93,7 @@ async def log(
     action: Annotated[str, Query(description="or the first word of one, as in `key`")] = "",
     job: str = "",
     project: str = "",
-    older_than: Annotated[int | None, Query(ge=0, le=2**53, description="only rows before this one")] = None,
+    older_than: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="only rows before this one")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """What was changed, the newest first: of everything, or of the projects that the asker is an admin of."""

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.protocol import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.channels import Channel, NewChannel
 from holdfast_server.alerts.deliveries import Delivery
@@ -26,9 +27,11 @@ NO_CHANNEL = "No such project or channel"
 OVER = "It has resolved already"
 
 Limit = Annotated[int, Query(ge=1, le=incidents.MAX_ROWS)]
-Before = Annotated[int | None, Query(ge=0, le=2**53, description="the number that the page before ended with")]
+Before = Annotated[
+    int | None, Query(ge=0, le=MAX_INTEGER, description="the number that the page before ended with")
+]
 Which = Annotated[Literal["open", "all"], Query(description="`all`: those that have resolved too")]
-Number = Annotated[int, Path(ge=0, le=2**53)]
+Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 
 router = APIRouter(tags=["alerts"])
 

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.protocol import MAX_INTEGER, MAX_ITERATION
 from holdfast_server import control, deletion, fleet, forks, goodput, plans, ranks, timeline
 from holdfast_server.api.answers import Json, Packed, encoding_for, parse
 from holdfast_server.api.desired import MAX_EDIT_BYTES
 from holdfast_server.api.schema import body, returns
 from holdfast_server.dependencies import Asker, Clock, Db, SharedAnswers, Who
 from holdfast_server.marks import Axis
-from holdfast_server.samples import MAX_ITERATION
 from holdfast_server.views import (
     CheckpointRow,
     Edit,
@@ -48,7 +48,7 @@ async def jobs(
     status: JobStatus | None = None,
     project: str | None = None,
     sort: Annotated[fleet.Order, Query(description="`living`: living jobs by name, then the others")] = "heard",
-    page: Annotated[int, Query(ge=1, le=MAX_ITERATION)] = 1,
+    page: Annotated[int, Query(ge=1, le=MAX_INTEGER)] = 1,
     size: Annotated[int, Query(ge=1, le=fleet.MOST_ROWS, description="most jobs on a page")] = fleet.PAGE_ROWS,
 ) -> Response:
     """One page of the jobs that match, and how many there are by status."""

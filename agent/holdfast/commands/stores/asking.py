@@ -67,7 +67,7 @@ def chosen(store: Store, job: str, named: str) -> str:
     if named == "latest":
         newest = next((checkpoint for checkpoint, _ in restore.candidates(store, job)), None)
         return newest or fail(f"{job} has no checkpoint in {store.url}")
-    if named.isdecimal():
+    if named.isascii() and named.isdecimal():
         try:
             return restore.find(store, job, int(named))
         except NoSuchCheckpoint as error:
