@@ -15,6 +15,7 @@ from sqlalchemy import Float, Integer, select
 from holdfast import protocol
 from holdfast.protocol import (
     MAX_ATTEMPT,
+    MAX_INTEGER,
     MAX_ITERATION,
     MAX_LINEAGE,
     Applied,
@@ -237,8 +238,14 @@ def out_of_bounds(client):
             return math.isfinite
         if isinstance(column.type, Integer):
             least = -1 if "sequence" in name else 0
-            of_attempts, of_lineages = name == "attempt", "lineage" in name
-            most = MAX_ATTEMPT if of_attempts else MAX_LINEAGE if of_lineages else MAX_ITERATION + 2**20
+            most = MAX_INTEGER + 2**20  # sums of what is reported, bytes for one
+            for part, largest in (
+                ("attempt", MAX_ATTEMPT),
+                ("lineage", MAX_LINEAGE),
+                ("iteration", MAX_ITERATION),
+            ):
+                if name in (part, f"first_{part}", f"last_{part}", f"latest_{part}", f"from_{part}"):
+                    most = largest
             return lambda value: least <= value <= most
         if name in ("checkpoint", "parent", "against", "from_checkpoint"):
             return protocol.is_checkpoint_id
