@@ -6,7 +6,7 @@ Digests prove the bytes of tensors. Everything else is compared here: types, val
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,11 +29,19 @@ class RoundTrip:
         states: what `state_dict()` of each object returns, by keyword.
         shapes: dtype and global shape of every tensor of the trees.
         refusal: why the objects would refuse their own state, if they would.
+        modules: keywords of modules, whose trees have more than their state.
     """
 
-    def __init__(self, states: Mapping[str, Any], shapes: Shapes, refusal: str | None = None) -> None:
+    def __init__(
+        self,
+        states: Mapping[str, Any],
+        shapes: Shapes,
+        refusal: str | None = None,
+        *,
+        modules: Collection[str] = (),
+    ) -> None:
         self._states = {keyword: dict(describe(keyword, state)) for keyword, state in states.items()}
-        self._shapes, self._refusal = shapes, refusal
+        self._shapes, self._refusal, self._modules = shapes, refusal, modules
         self.holds = False
         """A checkpoint was compared, and gives back what was captured."""
 
@@ -62,21 +70,17 @@ class RoundTrip:
         decoded = {key: decode(tree, tensors, copy=False) for key, tree in as_stored(trees).items()}
         for keyword, captured in self._states.items():
             state = decoded[keyword]
-            if is_module(trees[keyword]):
+            if keyword in self._modules:
                 state = state["state"]
             if (found := difference(captured, dict(describe(keyword, state)))) is not None:
                 raise HoldfastError(found)
-        self.holds = True
+        self._states, self.holds = {}, True  # the session keeps this for as long as it trains
 
 
 def as_stored(trees: Mapping[str, Tree]) -> dict[str, Tree]:
     """Trees as a manifest gives them back, without devices: to decode one moves no tensor to a device."""
     stored: dict[str, Tree] = msgspec.json.decode(msgspec.json.encode(trees))
     return {keyword: _without_devices(tree) for keyword, tree in stored.items()}
-
-
-def is_module(tree: Tree) -> bool:
-    return isinstance(tree, dict) and tree.keys() >= {"state", "metadata", "buffers"}
 
 
 def describe(path: str, value: Any) -> Iterator[tuple[str, Description]]:

@@ -158,3 +158,46 @@ def test_once_a_comparison_has_held_no_further_checkpoint_is_compared(tmp_path, 
     monkeypatch.setattr(RoundTrip, "require_same", require_same)
     run(tmp_path, backend="thread")
     assert [trip.holds for trip in made] == [True]
+
+
+class CallCounter:
+    """Says something else at each call of `state_dict`, as what reports the time that has passed."""
+
+    calls = 0
+
+    def state_dict(self):
+        self.calls += 1
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state_dict):
+        self.calls = state_dict["calls"]
+
+
+class NamedAsModules:
+    """Its state has the entries that the tree of a module has."""
+
+    def state_dict(self):
+        return {"state": 1, "metadata": 2, "buffers": 3}
+
+    def load_state_dict(self, state_dict):
+        assert state_dict == self.state_dict()
+
+
+class AddsFirst(torch.optim.AdamW):
+    def state_dict(self):
+        return {"added": 1, **super().state_dict()}
+
+
+@pytest.mark.parametrize("item", [CallCounter(), NamedAsModules()], ids=["changes", "named as modules"])
+def test_a_state_is_asked_for_once_and_compared_as_the_kind_of_object_that_it_is_of(tmp_path, item):
+    run(tmp_path, iterations=1, backend="thread", item=item)
+    assert len(open_store(tmp_path).checkpoints("m")) == 1
+
+
+def test_an_optimizer_may_put_entries_of_its_own_before_those_of_torch():
+    weight = torch.nn.Parameter(torch.ones(2))
+    registry = Registry({"optimizer": AddsFirst([weight])})
+    captured = registry.capture({})
+    trip = registry.round_trip(captured)
+    trip.require_same(captured.trees, [], {}, {})
+    assert trip.holds
