@@ -86,15 +86,15 @@ def as_stored(trees: Mapping[str, Tree]) -> dict[str, Tree]:
 def describe(path: str, value: Any) -> Iterator[tuple[str, Description]]:
     """The parts of a value by their paths. Functions are left out: no checkpoint holds them."""
     if isinstance(value, torch.Tensor):
-        yield path, ("tensor", f"of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}")
+        yield path, ("tensor", _outline(value))
     elif isinstance(value, Mapping):
         kind = "dict" if isinstance(value, collections.OrderedDict) else type(value).__name__
         entries = {key: item for key, item in value.items() if not _is_function(item)}
-        yield path, (kind, tuple(entries))
+        yield path, (kind, f"({', '.join(map(_text, entries))})")
         for key, item in entries.items():
-            yield from describe(f"{path}.{key}", item)
+            yield from describe(f"{path}.{key if isinstance(key, str) else _text(key)}", item)
     elif isinstance(value, (set, frozenset)):
-        yield path, (type(value).__name__, tuple(sorted(map(repr, value))))
+        yield path, (type(value).__name__, tuple(sorted(map(_text, value))))
     elif isinstance(value, (list, tuple, collections.deque)):
         limit = f", at most {value.maxlen}" if isinstance(value, collections.deque) else ""
         yield path, (type(value).__name__, f"of {len(value)} items{limit}")
@@ -117,6 +117,19 @@ def difference(captured: Mapping[str, Description], decoded: Mapping[str, Descri
             return f"{path} would come back as {_told(found)}, and is {_told(was)}"
     added = next((path for path in decoded if path not in captured), None)
     return None if added is None else f"{added} would come back, and is not there"
+
+
+def _text(value: Any) -> str:
+    """The text of a key, or of what is in a set: the order of what is in a frozenset is not part of it."""
+    if isinstance(value, frozenset):
+        return f"frozenset({', '.join(sorted(map(_text, value)))})"
+    if type(value) is tuple:
+        return f"({', '.join(map(_text, value))})"
+    return f"tensor {_outline(value)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _outline(tensor: torch.Tensor) -> str:
+    return f"of {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _told(description: Description) -> str:
