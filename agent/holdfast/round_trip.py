@@ -16,7 +16,7 @@ from holdfast.dtypes import DTYPES, dtype_of_view
 from holdfast.errors import HoldfastError
 from holdfast.format import Shard, Slot
 from holdfast.kinds import Shapes
-from holdfast.tree import Tree, decode
+from holdfast.tree import StandIns, Tree, decode
 
 Description = tuple[str, object]
 """A type, and a value of which no part can change."""
@@ -66,7 +66,7 @@ class RoundTrip:
         for name, (dtype, shape) in shapes.items():
             if (dtype, shape) != self._shapes[name]:
                 raise HoldfastError(f"{name} would come back as {shape} of {dtype}, and is {self._shapes[name]}")
-        tensors = {name: _stand_in(dtype, shape) for name, (dtype, shape) in shapes.items()}
+        tensors = StandIns(shapes)
         decoded = {key: decode(tree, tensors, copy=False) for key, tree in as_stored(trees).items()}
         for keyword, captured in self._states.items():
             state = decoded[keyword]
@@ -78,9 +78,9 @@ class RoundTrip:
 
 
 def as_stored(trees: Mapping[str, Tree]) -> dict[str, Tree]:
-    """Trees as a manifest gives them back, without devices: to decode one moves no tensor to a device."""
+    """Trees as a manifest gives them back."""
     stored: dict[str, Tree] = msgspec.json.decode(msgspec.json.encode(trees))
-    return {keyword: _without_devices(tree) for keyword, tree in stored.items()}
+    return stored
 
 
 def describe(path: str, value: Any) -> Iterator[tuple[str, Description]]:
@@ -141,16 +141,6 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, (torch.Tensor, type))
 
 
-def _without_devices(tree: Tree) -> Tree:
-    if isinstance(tree, list):
-        return [_without_devices(item) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    return {
-        key: _without_devices(item) for key, item in tree.items() if not (key == "device" and "$tensor" in tree)
-    }
-
-
 def _read_as(slot: Slot, views: Mapping[str, str]) -> tuple[str, tuple[int, ...]]:
     """Dtype and shape that a reader gives the bytes of a slot."""
     view = views.get(slot.name)
@@ -158,8 +148,3 @@ def _read_as(slot: Slot, views: Mapping[str, str]) -> tuple[str, tuple[int, ...]
         return str(DTYPES[slot.dtype]), slot.shape
     dtype = dtype_of_view(view)
     return str(dtype), slot.shape[:-1] if dtype.is_complex else slot.shape
-
-
-def _stand_in(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor that takes no memory, whatever its shape."""
-    return torch.empty((), dtype=dtype_of_view(dtype.removeprefix("torch.")), device="cpu").expand(shape)

@@ -13,7 +13,7 @@ from holdfast.dtypes import stored_as
 from holdfast.errors import HoldfastError
 from holdfast.format import Slot, lay_out
 from holdfast.kinds import ModulePart
-from holdfast.round_trip import RoundTrip, as_stored, describe, difference
+from holdfast.round_trip import RoundTrip, describe, difference
 from holdfast.state import Registry
 from holdfast.store import open_store
 
@@ -95,11 +95,6 @@ def test_the_layout_that_is_written_gives_back_dtypes_and_shapes(dtype):
     slots = [Slot(s.name, s.dtype, (*s.shape, 1), s.start, s.end) for s in slots]
     with pytest.raises(HoldfastError, match=r"would come back as"):
         trip.require_same(captured.trees, slots, views, {})
-
-
-def test_to_decode_moves_no_tensor_to_a_device():
-    tree = {"model": {"w": {"$tensor": "model.w", "device": "cuda"}, "device": "cuda"}}
-    assert as_stored(tree) == {"model": {"w": {"$tensor": "model.w"}, "device": "cuda"}}
 
 
 def notices_of(caplog):
