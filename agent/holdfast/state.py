@@ -165,7 +165,7 @@ class Registry:
         """What tells whether these objects get back what was just captured of them."""
         shapes, refusal = shapes_of(captured), None
         try:
-            self.check(as_stored(captured.trees), shapes)
+            self.require_fit(as_stored(captured.trees), shapes)  # that they decode is shown by `RoundTrip`
         except Exception as error:  # a resume would end with it
             refusal = f"{type(error).__name__}: {error}"
         # asked again, an object may say something else: the time that has passed
@@ -181,6 +181,10 @@ class Registry:
         """
         for keyword, tree in trees.items():
             require_readable(keyword, tree, shapes)
+        self.require_fit(trees, shapes)
+
+    def require_fit(self, trees: Mapping[str, Tree], shapes: Shapes) -> None:
+        """The same of trees that are known to decode: those of this session itself."""
         for keyword, part in self._parts.items():
             if keyword not in trees:
                 raise IncompatibleCheckpoint(f"the checkpoint holds no {keyword!r}; it has {', '.join(trees)}")
