@@ -54,8 +54,13 @@ class Part:
         """Tells later whether `encode_again` will do; None for what has to be encoded in full each time."""
         return None
 
-    def encode(self, encoder: Encoder, names: Names) -> Tree:
-        return encoder.encode(self.keyword, self._item.state_dict())
+    def state(self) -> Any:
+        """What the object's `state_dict()` returns, in the order in which its tree has it."""
+        return self._item.state_dict()
+
+    def encode(self, state: Any, encoder: Encoder, names: Names) -> Tree:
+        """The tree of what `state` returned."""
+        return encoder.encode(self.keyword, state)
 
     def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
         """The tree as it is now, from that of a time since when `watch` has seen no change."""
@@ -118,8 +123,7 @@ class ModulePart(Part):
     def watch(self) -> Watch | None:
         return watch_of(self._item)
 
-    def encode(self, encoder: Encoder, names: Names) -> Tree:
-        state = self._item.state_dict()
+    def encode(self, state: Any, encoder: Encoder, names: Names) -> Tree:
         buffers = {n: b for n, b in self._buffers().items() if n not in state}
         return {
             "state": {name: self._encode_entry(encoder, name, value) for name, value in state.items()},
@@ -238,8 +242,12 @@ class OptimizerPart(Part):
     def watch(self) -> Watch | None:
         return watch_of(self._item)
 
-    def encode(self, encoder: Encoder, names: Names) -> Tree:
-        keyword, state, parameters = self.keyword, self._item.state_dict(), self._parameters()
+    def state(self) -> Any:
+        state = self._item.state_dict()
+        return {"state": state["state"], **state}
+
+    def encode(self, state: Any, encoder: Encoder, names: Names) -> Tree:
+        keyword, parameters = self.keyword, self._parameters()
         per_parameter = []
         for index, values in state["state"].items():
             if not isinstance(index, int) or not isinstance(values, Mapping):

@@ -6,7 +6,7 @@ Digests prove the bytes of tensors. Everything else is compared here: types, val
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from holdfast.dtypes import DTYPES, dtype_of_view
 from holdfast.errors import HoldfastError
 from holdfast.format import Shard, Slot
 from holdfast.kinds import Shapes
-from holdfast.tree import Tree, decode
+from holdfast.tree import StandIns, Tree, decode
 
 Description = tuple[str, object]
 """A type, and a value of which no part can change."""
@@ -29,11 +29,19 @@ class RoundTrip:
         states: what `state_dict()` of each object returns, by keyword.
         shapes: dtype and global shape of every tensor of the trees.
         refusal: why the objects would refuse their own state, if they would.
+        modules: keywords of modules, whose trees have more than their state.
     """
 
-    def __init__(self, states: Mapping[str, Any], shapes: Shapes, refusal: str | None = None) -> None:
+    def __init__(
+        self,
+        states: Mapping[str, Any],
+        shapes: Shapes,
+        refusal: str | None = None,
+        *,
+        modules: Collection[str] = (),
+    ) -> None:
         self._states = {keyword: dict(describe(keyword, state)) for keyword, state in states.items()}
-        self._shapes, self._refusal = shapes, refusal
+        self._shapes, self._refusal, self._modules = shapes, refusal, modules
         self.holds = False
         """A checkpoint was compared, and gives back what was captured."""
 
@@ -58,39 +66,35 @@ class RoundTrip:
         for name, (dtype, shape) in shapes.items():
             if (dtype, shape) != self._shapes[name]:
                 raise HoldfastError(f"{name} would come back as {shape} of {dtype}, and is {self._shapes[name]}")
-        tensors = {name: _stand_in(dtype, shape) for name, (dtype, shape) in shapes.items()}
+        tensors = StandIns(shapes)
         decoded = {key: decode(tree, tensors, copy=False) for key, tree in as_stored(trees).items()}
         for keyword, captured in self._states.items():
             state = decoded[keyword]
-            if is_module(trees[keyword]):
+            if keyword in self._modules:
                 state = state["state"]
             if (found := difference(captured, dict(describe(keyword, state)))) is not None:
                 raise HoldfastError(found)
-        self.holds = True
+        self._states, self.holds = {}, True  # the session keeps this for as long as it trains
 
 
 def as_stored(trees: Mapping[str, Tree]) -> dict[str, Tree]:
-    """Trees as a manifest gives them back, without devices: to decode one moves no tensor to a device."""
+    """Trees as a manifest gives them back."""
     stored: dict[str, Tree] = msgspec.json.decode(msgspec.json.encode(trees))
-    return {keyword: _without_devices(tree) for keyword, tree in stored.items()}
-
-
-def is_module(tree: Tree) -> bool:
-    return isinstance(tree, dict) and tree.keys() >= {"state", "metadata", "buffers"}
+    return stored
 
 
 def describe(path: str, value: Any) -> Iterator[tuple[str, Description]]:
     """The parts of a value by their paths. Functions are left out: no checkpoint holds them."""
     if isinstance(value, torch.Tensor):
-        yield path, ("tensor", f"of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}")
+        yield path, ("tensor", _outline(value))
     elif isinstance(value, Mapping):
         kind = "dict" if isinstance(value, collections.OrderedDict) else type(value).__name__
         entries = {key: item for key, item in value.items() if not _is_function(item)}
-        yield path, (kind, tuple(entries))
+        yield path, (kind, f"({', '.join(map(_text, entries))})")
         for key, item in entries.items():
-            yield from describe(f"{path}.{key}", item)
+            yield from describe(f"{path}.{key if isinstance(key, str) else _text(key)}", item)
     elif isinstance(value, (set, frozenset)):
-        yield path, (type(value).__name__, tuple(sorted(map(repr, value))))
+        yield path, (type(value).__name__, tuple(sorted(map(_text, value))))
     elif isinstance(value, (list, tuple, collections.deque)):
         limit = f", at most {value.maxlen}" if isinstance(value, collections.deque) else ""
         yield path, (type(value).__name__, f"of {len(value)} items{limit}")
@@ -115,6 +119,19 @@ def difference(captured: Mapping[str, Description], decoded: Mapping[str, Descri
     return None if added is None else f"{added} would come back, and is not there"
 
 
+def _text(value: Any) -> str:
+    """The text of a key, or of what is in a set: the order of what is in a frozenset is not part of it."""
+    if isinstance(value, frozenset):
+        return f"frozenset({', '.join(sorted(map(_text, value)))})"
+    if type(value) is tuple:
+        return f"({', '.join(map(_text, value))})"
+    return f"tensor {_outline(value)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _outline(tensor: torch.Tensor) -> str:
+    return f"of {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
 def _told(description: Description) -> str:
     kind, value = description
     return f"{kind} {str(value)[:80]}"
@@ -124,16 +141,6 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, (torch.Tensor, type))
 
 
-def _without_devices(tree: Tree) -> Tree:
-    if isinstance(tree, list):
-        return [_without_devices(item) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    return {
-        key: _without_devices(item) for key, item in tree.items() if not (key == "device" and "$tensor" in tree)
-    }
-
-
 def _read_as(slot: Slot, views: Mapping[str, str]) -> tuple[str, tuple[int, ...]]:
     """Dtype and shape that a reader gives the bytes of a slot."""
     view = views.get(slot.name)
@@ -141,8 +148,3 @@ def _read_as(slot: Slot, views: Mapping[str, str]) -> tuple[str, tuple[int, ...]
         return str(DTYPES[slot.dtype]), slot.shape
     dtype = dtype_of_view(view)
     return str(dtype), slot.shape[:-1] if dtype.is_complex else slot.shape
-
-
-def _stand_in(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor that takes no memory, whatever its shape."""
-    return torch.empty((), dtype=dtype_of_view(dtype.removeprefix("torch.")), device="cpu").expand(shape)

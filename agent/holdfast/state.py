@@ -51,6 +51,8 @@ class Captured:
     """The state of one instant, as references to live tensors."""
 
     trees: dict[str, Tree] = field(default_factory=dict)
+    states: Mapping[str, Any] = field(default_factory=dict)
+    """What the trees of objects that are walked in full were made of, by keyword."""
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """By name; tensors that share memory (tied weights) once, under the first name met. Of what several ranks
     have, those that this rank stores."""
@@ -124,9 +126,11 @@ class Registry:
         """
         known, is_current = self._look(later=later)
         encoder, trees = self._encoder(known.step_storages, known.shared_storages, known.encoder), {}
+        states = {}
         for keyword, part in self._parts.items():
             if (watch := known.watches.get(keyword)) is None:
-                trees[keyword] = part.encode(encoder, known.names)
+                states[keyword] = part.state()
+                trees[keyword] = part.encode(states[keyword], encoder, known.names)
             else:
                 trees[keyword] = part.encode_again(known.trees[keyword], watch, encoder)
         trees["session"] = encoder.encode("session", session)
@@ -138,6 +142,7 @@ class Registry:
             require_synchronized(known.fully_sharded if watched else fully_sharded(self.modules))
         captured = Captured(
             trees=trees,
+            states=states,
             tensors=ChainMap(self._stored(encoder), known.tensors),
             deferred=known.encoder.deferred | encoder.deferred if encoder.deferred else known.encoder.deferred,
             kept=known.encoder.kept | encoder.kept if encoder.kept else known.encoder.kept,
@@ -160,11 +165,14 @@ class Registry:
         """What tells whether these objects get back what was just captured of them."""
         shapes, refusal = shapes_of(captured), None
         try:
-            self.check(as_stored(captured.trees), shapes)
+            self.require_fit(as_stored(captured.trees), shapes)  # that they decode is shown by `RoundTrip`
         except Exception as error:  # a resume would end with it
             refusal = f"{type(error).__name__}: {error}"
-        states = {keyword: item.state_dict() for keyword, item in self.objects.items()}
-        return RoundTrip(states, shapes, refusal)
+        # asked again, an object may say something else: the time that has passed
+        states = {
+            k: captured.states[k] if k in captured.states else part.state() for k, part in self._parts.items()
+        }
+        return RoundTrip(states, shapes, refusal, modules=self.modules)
 
     def check(self, trees: Mapping[str, Tree], shapes: Shapes) -> None:
         """IncompatibleCheckpoint, naming keyword and tensor, when a checkpoint does not fit these objects.
@@ -173,6 +181,10 @@ class Registry:
         """
         for keyword, tree in trees.items():
             require_readable(keyword, tree, shapes)
+        self.require_fit(trees, shapes)
+
+    def require_fit(self, trees: Mapping[str, Tree], shapes: Shapes) -> None:
+        """The same of trees that are known to decode: those of this session itself."""
         for keyword, part in self._parts.items():
             if keyword not in trees:
                 raise IncompatibleCheckpoint(f"the checkpoint holds no {keyword!r}; it has {', '.join(trees)}")
@@ -271,7 +283,7 @@ class Registry:
         names, step_storages = self._parameter_names(), self._step_storages()
         shared_storages = {each for ddp in self.replicated.values() for each in storages(_kept_the_same(ddp))}
         encoder = self._encoder(step_storages, shared_storages)
-        trees = {keyword: self._parts[keyword].encode(encoder, names) for keyword in watches}
+        trees = {k: self._parts[k].encode(self._parts[k].state(), encoder, names) for k in watches}
         tensors = self._stored(encoder)
         return _Known(
             watched=watched,
@@ -336,7 +348,7 @@ class Registry:
             return {}
         encoder, names = Encoder((), self._warned), self._parameter_names()
         for part in self._parts.values():
-            part.encode(encoder, names)
+            part.encode(part.state(), encoder, names)
         found = {n: t for n, t in encoder.sharded.items() if n in shapes and shapes[n][1] == tuple(t.shape)}
         for keyword, part in self._parts.items():
             if keyword in trees:

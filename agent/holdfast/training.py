@@ -228,7 +228,7 @@ class Training:
             return None
         self._compared = self._structure
         try:
-            self.registry.check(*self._start)
+            self.registry.require_fit(*self._start)
         except IncompatibleCheckpoint as error:
             self._start = None
             return str(error)

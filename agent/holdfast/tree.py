@@ -404,15 +404,18 @@ def require_readable(keyword: str, tree: Tree, shapes: Mapping[str, tuple[str, t
         IncompatibleCheckpoint: this Holdfast, or this torch, does not know all that is in it.
     """
     try:
-        return decode(tree, _StandIns(shapes), copy=False)
+        return decode(tree, StandIns(shapes), copy=False)
     except ImportError as error:  # no NumPy here
         raise IncompatibleCheckpoint(f"{keyword}: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise DamagedCheckpoint(MANIFEST, f"state.{keyword}: {type(error).__name__}: {error}") from error
 
 
-class _StandIns(Mapping[str, torch.Tensor]):
-    """Tensors of which only dtype and shape are known."""
+class StandIns(Mapping[str, torch.Tensor]):
+    """Tensors of which only dtype and shape are known.
+
+    They take no memory: `decode` moves none to a device, and gives none the strides that its tree says.
+    """
 
     def __init__(self, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         self._shapes = shapes
@@ -433,6 +436,7 @@ class _Decoder:
         self, tensors: Mapping[str, torch.Tensor], copy: bool, adopt: Collection[str], live: Live | None
     ) -> None:
         self._tensors, self._copy, self._adopt, self._live = tensors, copy, adopt, live
+        self._only_shapes = isinstance(tensors, StandIns)
         self._made: dict[str, tuple[Tree, torch.Tensor]] = live.made if live is not None else {}
         self._shared: dict[str, Any] = {}
 
@@ -513,9 +517,10 @@ class _Decoder:
                 return trained.requires_grad_("requires_grad" in tree)
         tensor = stored = self._tensors[name]
         if "device" in tree:
-            tensor = tensor.to(_device(tree["device"]))
+            device = _device(tree["device"])
+            tensor = tensor if self._only_shapes else tensor.to(device)
         if "strides" in tree:
-            tensor = _laid_out(tensor, tree["strides"])
+            tensor = self._laid_out(tensor, tree["strides"])
         if self._copy and tensor is stored and not (name in self._adopt and _can_stay(local(tensor))):
             tensor = tensor.clone()
         return _as_stored(tensor, tree)
@@ -527,14 +532,19 @@ class _Decoder:
         if strides is None:
             array: Any = tensor.detach().numpy()
         elif all(stride >= 0 for stride in strides):
-            array = (tensor if tensor.stride() == tuple(strides) else _laid_out(tensor, strides)).numpy()
+            array = (tensor if tensor.stride() == tuple(strides) else self._laid_out(tensor, strides)).numpy()
         else:
             backward = [axis for axis, stride in enumerate(strides) if stride < 0]
-            array = _laid_out(tensor.flip(backward), list(map(abs, strides))).numpy()
+            flipped = tensor if self._only_shapes else tensor.flip(backward)
+            array = self._laid_out(flipped, list(map(abs, strides))).numpy()
             array = array[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in strides)]
         if "readonly" in tree:
             array.flags.writeable = False
         return array
+
+    def _laid_out(self, tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+        _require_strides(tensor.shape, strides)
+        return tensor if self._only_shapes else _laid_out(tensor, strides)
 
 
 def _met_twice(path: str, value: Any) -> Collection[int]:
@@ -643,13 +653,18 @@ def _most_elements(shape: Sequence[int]) -> int:
     return max(_LARGEST_GAPS * math.prod(shape), 1 << 18)
 
 
+def _require_strides(shape: Sequence[int], strides: Sequence[int]) -> None:
+    """ValueError for what are no strides, or ones that take far more memory than the tensor."""
+    if len(strides) != len(shape) or any(type(stride) is not int or stride < 0 for stride in strides):
+        raise ValueError(f"{strides} are no strides of a tensor of shape {tuple(shape)}")
+    if _extent(shape, strides) > _most_elements(shape):
+        raise ValueError(f"strides {strides} of a tensor of shape {tuple(shape)} have too large gaps")
+
+
 def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """A copy with these strides, which are none below zero."""
     shape = tensor.shape
-    if len(strides) != len(shape) or any(type(stride) is not int or stride < 0 for stride in strides):
-        raise ValueError(f"{strides} are no strides of a tensor of shape {tuple(shape)}")
-    if (extent := _extent(shape, strides)) > _most_elements(shape):
-        raise ValueError(f"strides {strides} of a tensor of shape {tuple(shape)} have too large gaps")
+    extent = _extent(shape, strides)
     memory = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
     found = memory.as_strided(shape, strides)
     if _overlaps(shape, strides):  # elements in the same place have the same value, so that any order will do

@@ -148,7 +148,7 @@ def moments_after_their_source_is_overwritten(stage, rows):
 
     (parameter, optimizer), (other, target) = trained(), trained()
     encoder = Encoder((), set())
-    tree = part_of("optimizer", optimizer).encode(encoder, {})
+    tree = part_of("optimizer", optimizer).encode(optimizer.state_dict(), encoder, {})
     borrowed = {name: local(tensor).clone() for name, tensor in encoder.tensors.items()}
     given = {
         name: like(encoder.sharded[name], t) if name in encoder.sharded else t for name, t in borrowed.items()

@@ -141,7 +141,7 @@ def test_an_optimizer_whose_tensors_share_memory_is_loaded_all_the_same(sharing)
         other["exp_avg"] = one["exp_avg"]
         one["exp_avg_sq"] = one["exp_avg_sq"].double()
     encoder = Encoder((), set())
-    tree = part_of("optimizer", source).encode(encoder, {})
+    tree = part_of("optimizer", source).encode(source.state_dict(), encoder, {})
     borrowed = {name: tensor.clone() for name, tensor in encoder.tensors.items()}
     part_of("optimizer", target).load(tree, borrowed, adopt=False)
     for tensor in borrowed.values():
@@ -177,7 +177,7 @@ def test_what_a_module_keeps_of_its_state_is_its_own(kind):
     module = torch.nn.Sequential(kind())
     before = copy.deepcopy(module.state_dict())
     encoder = Encoder((), set())
-    tree = part_of("model", module).encode(encoder, {})
+    tree = part_of("model", module).encode(module.state_dict(), encoder, {})
     borrowed = {name: tensor.clone() for name, tensor in encoder.tensors.items()}
     part_of("model", module).load(tree, borrowed, adopt=False)
     for tensor in borrowed.values():

@@ -13,7 +13,7 @@ from holdfast.dtypes import stored_as
 from holdfast.errors import HoldfastError
 from holdfast.format import Slot, lay_out
 from holdfast.kinds import ModulePart
-from holdfast.round_trip import RoundTrip, as_stored, describe, difference
+from holdfast.round_trip import RoundTrip, describe, difference
 from holdfast.state import Registry
 from holdfast.store import open_store
 
@@ -97,11 +97,6 @@ def test_the_layout_that_is_written_gives_back_dtypes_and_shapes(dtype):
         trip.require_same(captured.trees, slots, views, {})
 
 
-def test_to_decode_moves_no_tensor_to_a_device():
-    tree = {"model": {"w": {"$tensor": "model.w", "device": "cuda"}, "device": "cuda"}}
-    assert as_stored(tree) == {"model": {"w": {"$tensor": "model.w"}, "device": "cuda"}}
-
-
 def notices_of(caplog):
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
@@ -158,3 +153,68 @@ def test_once_a_comparison_has_held_no_further_checkpoint_is_compared(tmp_path, 
     monkeypatch.setattr(RoundTrip, "require_same", require_same)
     run(tmp_path, backend="thread")
     assert [trip.holds for trip in made] == [True]
+
+
+class CallCounter:
+    """Says something else at each call of `state_dict`, as what reports the time that has passed."""
+
+    calls = 0
+
+    def state_dict(self):
+        self.calls += 1
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state_dict):
+        self.calls = state_dict["calls"]
+
+
+class NamedAsModules:
+    """Its state has the entries that the tree of a module has."""
+
+    def state_dict(self):
+        return {"state": 1, "metadata": 2, "buffers": 3}
+
+    def load_state_dict(self, state_dict):
+        assert state_dict == self.state_dict()
+
+
+class AddsFirst(torch.optim.AdamW):
+    def state_dict(self):
+        return {"added": 1, **super().state_dict()}
+
+
+@pytest.mark.parametrize("item", [CallCounter(), NamedAsModules()], ids=["changes", "named as modules"])
+def test_a_state_is_asked_for_once_and_compared_as_the_kind_of_object_that_it_is_of(tmp_path, item):
+    run(tmp_path, iterations=1, backend="thread", item=item)
+    assert len(open_store(tmp_path).checkpoints("m")) == 1
+
+
+def require_same(registry):
+    captured = registry.capture({})
+    stored = {name: stored_as(name, tensor) for name, tensor in captured.tensors.items()}
+    slots = lay_out((name, dtype, shape) for name, (dtype, shape, _) in stored.items())
+    registry.round_trip(captured).require_same(captured.trees, slots, {}, {})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{math.nan: 1}, {torch.arange(3)}],
+    ids=["NaN", "a tensor"],
+)
+def test_keys_and_items_of_sets_are_compared_by_what_is_in_them(value):
+    require_same(Registry({"loop": holdfast.Variables(value=value)}))
+
+
+def test_the_order_of_what_is_in_a_frozenset_is_not_compared():
+    one, other = frozenset([0, 8]), frozenset([8, 0])
+    assert repr(one) != repr(other)
+    assert compared({one: {(1, one)}}, {other: {(1, other)}}) is None
+
+
+def test_keys_that_are_equal_and_of_different_types_are_different():
+    assert compared({True: 1}, {1: 1}) == "x would come back as dict (1), and is dict (True)"
+
+
+def test_an_optimizer_may_put_entries_of_its_own_before_those_of_torch():
+    weight = torch.nn.Parameter(torch.ones(2))
+    require_same(Registry({"optimizer": AddsFirst([weight])}))

@@ -462,13 +462,6 @@ def test_a_large_payload_comes_back_in_any_ranges_on_several_threads(store):
     assert found == data
 
 
-def test_a_checkpoint_can_be_written_without_threads(store):
-    writer = store.begin(JOB, FIRST, 1, 7)
-    writer.write(FILE, [b"ten", b"sors"], threads=False)
-    writer.commit(b"{}")
-    assert read(store) == b"tensors"
-
-
 def test_a_write_that_its_pace_breaks_off_leaves_nothing(store):
     class TrainingEnded(Exception):
         pass

@@ -60,11 +60,11 @@ PARTS = st.lists(
 
 
 @settings(deadline=None, max_examples=150)
-@given(PARTS, st.sampled_from(PLACES), st.sampled_from([None, "says so", "refuses"]), st.booleans())
-def test_what_is_written_is_what_was_given(parts, place, without_direct, threads):
+@given(PARTS, st.sampled_from(PLACES), st.sampled_from([None, "says so", "refuses"]))
+def test_what_is_written_is_what_was_given(parts, place, without_direct):
     files = CacheFiles(says_so=without_direct == "says so") if without_direct else Files()
     with tempfile.TemporaryDirectory(dir=place) as directory:
-        data = written(Path(directory, "file"), parts, files, threads=threads)
+        data = written(Path(directory, "file"), parts, files)
     assert data == b"".join(parts)
 
 
@@ -127,7 +127,7 @@ def test_what_is_written_does_not_stay_in_the_page_cache(disk, files):
 
 def test_a_file_system_that_refuses_direct_io_is_asked_once(tmp_path):
     files, volume, data = CacheFiles(says_so=False), Volume(), pages(8 * WRITE_BYTES)
-    assert written(tmp_path / "file", [data], files, volume=volume, threads=False) == data
+    assert written(tmp_path / "file", [data], files, volume=volume) == data
     assert files.refused == 1
     assert written(tmp_path / "file", [data], files, volume=volume) == data
     assert files.refused == 1
@@ -196,7 +196,7 @@ def test_every_block_is_paced_by_the_thread_that_writes_it(tmp_path):
     here, calls = threading.get_ident(), []
     parts = [b"h" * BLOCK_BYTES, pages(5 * WRITE_BYTES + 10)]
     pace = lambda size: calls.append((size, threading.get_ident()))  # noqa: E731
-    written(tmp_path / "file", parts, threads=False, pace=pace)
+    written(tmp_path / "file", parts, pace=pace)
     assert sum(size for size, _ in calls) == sum(map(len, parts))
     assert {thread for _, thread in calls} == {here}
 
@@ -212,18 +212,6 @@ def test_one_two_and_four_threads_are_tried(disk):
             pace=lambda _, b=together: counts.append(b.wait()),
         )
     assert len(counts) == 4 * len(CHOICES) * TRIALS
-
-
-def test_a_forked_child_can_write(tmp_path):
-    data, path = pages(8 * WRITE_BYTES), tmp_path / "file"
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            write_durably(Files(), path, [data], Volume(), threads=False)
-            os._exit(0)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert path.read_bytes() == data
 
 
 def writers():

@@ -290,3 +290,18 @@ def test_what_a_tree_refers_to_is_looked_at_without_its_memory():
     shapes = {name: (str(t.dtype), tuple(t.shape)) for name, t in encoder.tensors.items()}
     shapes["x.a"] = ("torch.float32", (1 << 40,))
     assert require_readable("x", tree, shapes)["a"].shape == (1 << 40,)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"$tensor": "large", "strides": [1, 1 << 20]},
+        {"$tensor": "large", "device": "meta"},
+        {"$ndarray": {"$tensor": "large"}, "strides": [1, 1 << 20]},
+        {"$ndarray": {"$tensor": "large"}, "strides": [-(1 << 20), 1]},
+    ],
+)
+def test_a_stand_in_stays_where_it_takes_no_memory(tree):
+    found = require_readable("x", tree, {"large": ("torch.float32", (1 << 20, 1 << 20))})
+    assert tuple(found.shape) == (1 << 20, 1 << 20)
+    assert isinstance(found, numpy.ndarray) or found.device.type == "cpu"

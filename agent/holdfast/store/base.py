@@ -126,14 +126,11 @@ class CheckpointWriter(Protocol):
         """Where in the store it is being made, as another process can be told: for `Store.join`."""
         ...
 
-    def write(
-        self, file: str, parts: Sequence[memoryview | bytes], *, threads: bool = True, pace: Pace | None = None
-    ) -> None:
+    def write(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
         """Write a file from its parts, one behind the other, and make its bytes durable.
 
         The parts must not change until it returns. Parts that begin at a page go to the device without a
-        copy where the store can do that. Without `threads` it is all done on the calling thread, as a forked
-        child must. `pace` is called before each stretch of bytes is written and may wait.
+        copy where the store can do that. `pace` is called before each stretch of bytes is written and may wait.
 
         Raises:
             Fenced: a newer attempt has begun, and removed what was written; a store need not notice yet.

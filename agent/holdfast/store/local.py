@@ -328,12 +328,10 @@ class LocalWriter:
         self._temporary = self._final.with_name(place)
         self._volume = store.volume(self._final.parent)
 
-    def write(
-        self, file: str, parts: Sequence[memoryview | bytes], *, threads: bool = True, pace: Pace | None = None
-    ) -> None:
+    def write(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
         with self._unless_cleared_away():
             path = self._temporary / file
-            write_durably(self._files, path, parts, self._volume, threads=threads, pace=pace)
+            write_durably(self._files, path, parts, self._volume, pace=pace)
 
     def adopt(self, job: str, checkpoint: str, file: str) -> None:
         source, target = self._store.path(job, checkpoint) / Path(file).name, self._temporary / Path(file).name

@@ -68,10 +68,7 @@ class ObjectWriter:
         self._told = True
         return self._folder.name
 
-    def write(
-        self, file: str, parts: Sequence[memoryview | bytes], *, threads: bool = True, pace: Pace | None = None
-    ) -> None:
-        # nothing to do for `threads`: obstore's are there already, and no thread of ours is started
+    def write(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
         self._folder.files[file] = sum(len(part) for part in parts)
         self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)
 

@@ -37,7 +37,6 @@ def write_durably(
     parts: Sequence[memoryview | bytes],
     volume: Volume,
     *,
-    threads: bool = True,
     pace: Pace | None = None,
 ) -> None:
     """Create a file of these bytes; when it returns they are on the device, though perhaps not yet its name.
@@ -48,7 +47,7 @@ def write_durably(
     with naming(path):
         fd = files.create(path)
         try:
-            _Writing(files, fd, parts, volume, pace).run(threads=threads)
+            _Writing(files, fd, parts, volume, pace).run()
             files.sync(fd)
         except BaseException:  # the first error is the one to tell, not that of closing after it
             with contextlib.suppress(OSError):
@@ -81,11 +80,11 @@ class _Writing:
         self._direct = self._large and volume.direct and files.set_direct(fd, True)
         self._seconds: list[float] = []
 
-    def run(self, *, threads: bool) -> None:
+    def run(self) -> None:
         size = padded(self._size) if self._direct else self._size
         if self._large:
             self._files.reserve(self._fd, size)
-        if threads and self._direct and self._size >= SHARED_BYTES:
+        if self._direct and self._size >= SHARED_BYTES:
             self._run_shared(self._volume.crew)
         else:
             self._drain()
