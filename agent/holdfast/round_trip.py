@@ -15,8 +15,7 @@ import torch
 from holdfast.dtypes import DTYPES, dtype_of_view
 from holdfast.errors import HoldfastError
 from holdfast.format import Shard, Slot
-from holdfast.kinds import Shapes
-from holdfast.tree import Tree, decode
+from holdfast.tree import Shapes, Tree, decode_without_memory
 
 Description = tuple[str, object]
 """A type, and a value of which no part can change."""
@@ -46,8 +45,8 @@ class RoundTrip:
     ) -> None:
         """Decode what is about to be written; for any thread, since it reads no object of the script's.
 
-        HoldfastError names the keyword and the path of what would come back otherwise. What `decode` raises passes
-        through.
+        HoldfastError names the keyword and the path of what would come back otherwise. What the decoder raises
+        passes through.
         """
         if self._refusal is not None:
             raise HoldfastError(self._refusal)
@@ -58,8 +57,7 @@ class RoundTrip:
         for name, (dtype, shape) in shapes.items():
             if (dtype, shape) != self._shapes[name]:
                 raise HoldfastError(f"{name} would come back as {shape} of {dtype}, and is {self._shapes[name]}")
-        tensors = {name: _stand_in(dtype, shape) for name, (dtype, shape) in shapes.items()}
-        decoded = {key: decode(tree, tensors, copy=False) for key, tree in as_stored(trees).items()}
+        decoded = {key: decode_without_memory(tree, shapes) for key, tree in as_stored(trees).items()}
         for keyword, captured in self._states.items():
             state = decoded[keyword]
             if is_module(trees[keyword]):
@@ -70,9 +68,9 @@ class RoundTrip:
 
 
 def as_stored(trees: Mapping[str, Tree]) -> dict[str, Tree]:
-    """Trees as a manifest gives them back, without devices: to decode one moves no tensor to a device."""
+    """Trees as a manifest gives them back."""
     stored: dict[str, Tree] = msgspec.json.decode(msgspec.json.encode(trees))
-    return {keyword: _without_devices(tree) for keyword, tree in stored.items()}
+    return stored
 
 
 def is_module(tree: Tree) -> bool:
@@ -124,16 +122,6 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, (torch.Tensor, type))
 
 
-def _without_devices(tree: Tree) -> Tree:
-    if isinstance(tree, list):
-        return [_without_devices(item) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    return {
-        key: _without_devices(item) for key, item in tree.items() if not (key == "device" and "$tensor" in tree)
-    }
-
-
 def _read_as(slot: Slot, views: Mapping[str, str]) -> tuple[str, tuple[int, ...]]:
     """Dtype and shape that a reader gives the bytes of a slot."""
     view = views.get(slot.name)
@@ -141,8 +129,3 @@ def _read_as(slot: Slot, views: Mapping[str, str]) -> tuple[str, tuple[int, ...]
         return str(DTYPES[slot.dtype]), slot.shape
     dtype = dtype_of_view(view)
     return str(dtype), slot.shape[:-1] if dtype.is_complex else slot.shape
-
-
-def _stand_in(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor that takes no memory, whatever its shape."""
-    return torch.empty((), dtype=dtype_of_view(dtype.removeprefix("torch.")), device="cpu").expand(shape)
