@@ -113,6 +113,19 @@ def _is_unsynchronized(parameter: Any) -> bool:
     return parameter.unsharded_accumulated_grad is not None or getattr(gathered, "grad", None) is not None
 
 
+def require_gradients(modules: Mapping[str, torch.nn.Module], saved: Any) -> None:
+    """ValueError for what `put_back` cannot put back."""
+    if not isinstance(saved, dict) or not all(isinstance(each, dict) for each in saved.values()):
+        raise ValueError("it does not hold gradients by keyword and name")
+    for keyword, gradients in saved.items():
+        parameters = dict(modules[keyword].named_parameters()) if keyword in modules else {}
+        for name, gradient in gradients.items():
+            if not isinstance(gradient, torch.Tensor):
+                raise ValueError(f"{keyword}.{name} is no tensor")
+            if name in parameters and gradient.shape != parameters[name].shape:
+                raise ValueError(f"{keyword}.{name} has another shape than its parameter")
+
+
 def put_back(modules: Mapping[str, torch.nn.Module], saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
     """Give parameters the gradients that were saved, and the others none, as at the checkpoint."""
     given = {keyword: dict(module.named_parameters()) for keyword, module in modules.items()}

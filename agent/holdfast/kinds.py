@@ -22,7 +22,7 @@ from holdfast.hostmemory import copy_plain, duplicates, is_plain, populate
 from holdfast.rng import OwnGenerator
 from holdfast.sharding import is_sharded, local
 from holdfast.shards import is_module, names_in
-from holdfast.tree import Encoder, Live, Tree, decode, require_readable
+from holdfast.tree import Encoder, Live, Shapes, Tree, decode, require_readable
 from holdfast.variables import Variables
 from holdfast.wrappers import has_plain_state
 
@@ -33,8 +33,6 @@ ALONE_BYTES = 1 << 30
 
 Names = Mapping[int, str]
 """What the script calls its parameters, by their `id`."""
-Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Dtype and shape of a checkpoint's tensors, by name."""
 
 
 @runtime_checkable
@@ -153,6 +151,12 @@ class ModulePart(Part):
             raise IncompatibleCheckpoint(
                 f"{self.keyword}: a module here, another kind of object in the checkpoint"
             )
+        parts = require_readable(self.keyword, tree, shapes)
+        kinds = {"state": Mapping, "metadata": Mapping, "buffers": Mapping, "frozen": list}
+        if not all(isinstance(parts[name], kind) for name, kind in kinds.items()):
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} is no state of a module")
+        if not all(isinstance(name, str) for name in parts["frozen"]):
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.frozen holds other things than names")
         own, saved = self._item.state_dict(), tree["state"]
         if missing := sorted(own.keys() - saved.keys()) or sorted(saved.keys() - own.keys()):
             raise IncompatibleCheckpoint(
@@ -162,7 +166,14 @@ class ModulePart(Part):
         for holder, name in ((name.rpartition(".")[0], name) for name in tree["buffers"]):
             if holder not in holders:
                 raise IncompatibleCheckpoint(f"{self.keyword}.{name}: the model has no module {holder!r}")
+        if not all(isinstance(parts["metadata"].get(holder, {}), Mapping) for holder in holders):
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.metadata is none of a module")
         buffers = {n: b for n, b in self._buffers().items() if n in tree["buffers"]}
+        copied_into = {n for n, _ in self._item.named_parameters(remove_duplicate=False)} | self._buffers().keys()
+        for name, value in {**parts["state"], **parts["buffers"]}.items():
+            is_tensor = name not in saved or (name in copied_into and isinstance(own[name], torch.Tensor))
+            if is_tensor and not isinstance(value, torch.Tensor):
+                raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.{name} is no tensor")
         for name, tensor in {**own, **buffers}.items():
             entry = saved[name] if name in saved else tree["buffers"][name]
             if not isinstance(tensor, torch.Tensor) or not isinstance(entry, dict) or "$tensor" not in entry:
@@ -287,13 +298,20 @@ class OptimizerPart(Part):
             raise IncompatibleCheckpoint(
                 f"{self.keyword}: an optimizer here, another kind of object in the checkpoint"
             )
-        saved = dict(tree["$pairs"])["param_groups"]
+        state = require_readable(self.keyword, tree, shapes)
+        saved, count = state.get("param_groups"), len(self._parameters())
+        if not _are_groups(saved) or not isinstance(state.get("state"), Mapping):
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} is no state of an optimizer")
+        numbers = [number for group in saved for number in group["params"]]
+        numbers += [number for number in state["state"] if isinstance(number, int)]
         here = [len(group["params"]) for group in self._item.param_groups]
         there = [len(group["params"]) for group in saved]
         if here != there:
             raise IncompatibleCheckpoint(
                 f"{self.keyword}: parameter groups of {here} parameters here, of {there} in the checkpoint"
             )
+        if not all(isinstance(number, int) and 0 <= number < count for number in numbers):
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} numbers a parameter as none is")
         for group, before in zip(self._item.param_groups, saved, strict=True):
             new, gone = sorted(group.keys() - before.keys()), sorted(before.keys() - group.keys())
             if new and gone:  # a newer torch or a schedule alone adds settings, another optimizer has others
@@ -400,6 +418,12 @@ def part_of(keyword: str, item: Stateful) -> Part:
     if isinstance(item, OwnGenerator):
         return GeneratorPart(keyword, item)
     return Part(keyword, item)
+
+
+def _are_groups(saved: Any) -> bool:
+    return isinstance(saved, list) and all(
+        isinstance(group, dict) and isinstance(group.get("params"), list) for group in saved
+    )
 
 
 def _require_attributes(path: str, item: object, state: Any) -> None:

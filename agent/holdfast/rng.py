@@ -24,6 +24,32 @@ def rng_state() -> dict[str, Any]:
     return state
 
 
+def require_rng(state: Any) -> None:
+    """ValueError for what is no state that `rng_state` gave, as far as it shows without the values of tensors."""
+    match state:
+        case {
+            "python": [int(), torch.Tensor(dtype=torch.int64) as words, float() | None],
+            "torch": torch.Tensor(dtype=torch.uint8),
+        }:
+            if tuple(words.shape) != (625,):
+                raise ValueError("the state of Python's generator has another length")
+        case _:
+            raise ValueError("it holds no state of Python's generator and of torch's")
+    match state.get("numpy"):
+        case None if "numpy" not in state:
+            pass
+        case ["MT19937", torch.Tensor(dtype=torch.int64, shape=(624,)), int(), int(), float()]:
+            pass
+        case _:
+            raise ValueError("the state of NumPy's generator is none")
+    cuda = state.get("cuda", [])
+    if not isinstance(cuda, list) or not all(isinstance(each, torch.Tensor) for each in cuda):
+        raise ValueError("the state of CUDA's generators is none")
+    device = state.get("cuda_device", 0)
+    if cuda and not (isinstance(device, int) and 0 <= device < len(cuda)):
+        raise ValueError("it names a CUDA device that it holds no state of")
+
+
 def restore_rng(state: Mapping[str, Any]) -> None:
     """Put back what `rng_state` gave; what this process has no use for is passed over.
 

@@ -15,8 +15,7 @@ import torch
 from holdfast.dtypes import DTYPES, dtype_of_view
 from holdfast.errors import HoldfastError
 from holdfast.format import Shard, Slot
-from holdfast.kinds import Shapes
-from holdfast.tree import StandIns, Tree, decode
+from holdfast.tree import Shapes, Tree, decode_without_memory
 
 Description = tuple[str, object]
 """A type, and a value of which no part can change."""
@@ -54,8 +53,8 @@ class RoundTrip:
     ) -> None:
         """Decode what is about to be written; for any thread, since it reads no object of the script's.
 
-        HoldfastError names the keyword and the path of what would come back otherwise. What `decode` raises passes
-        through.
+        HoldfastError names the keyword and the path of what would come back otherwise. What the decoder raises
+        passes through.
         """
         if self._refusal is not None:
             raise HoldfastError(self._refusal)
@@ -66,8 +65,7 @@ class RoundTrip:
         for name, (dtype, shape) in shapes.items():
             if (dtype, shape) != self._shapes[name]:
                 raise HoldfastError(f"{name} would come back as {shape} of {dtype}, and is {self._shapes[name]}")
-        tensors = StandIns(shapes)
-        decoded = {key: decode(tree, tensors, copy=False) for key, tree in as_stored(trees).items()}
+        decoded = {key: decode_without_memory(tree, shapes) for key, tree in as_stored(trees).items()}
         for keyword, captured in self._states.items():
             state = decoded[keyword]
             if keyword in self._modules:

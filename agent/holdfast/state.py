@@ -17,16 +17,23 @@ from torch.nn.parameter import is_lazy
 
 from holdfast import replicas
 from holdfast.capture import Watch, Watched
-from holdfast.errors import IncompatibleCheckpoint
-from holdfast.format import Shard
-from holdfast.gradients import Gradients, Parameters, fully_sharded, put_back, require_synchronized
+from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
+from holdfast.format import MANIFEST, Shard
+from holdfast.gradients import (
+    Gradients,
+    Parameters,
+    fully_sharded,
+    put_back,
+    require_gradients,
+    require_synchronized,
+)
 from holdfast.hostmemory import can_peek
-from holdfast.kinds import Names, Shapes, Stateful, part_of
+from holdfast.kinds import Names, Stateful, part_of
 from holdfast.resharding import Region
-from holdfast.rng import OwnGenerator, branch_rng, is_generator, restore_rng, rng_state
+from holdfast.rng import OwnGenerator, branch_rng, is_generator, require_rng, restore_rng, rng_state
 from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.sharding import is_possible, is_sharded, like, local, place_of, shared_out, storages
-from holdfast.tree import Encoder, Live, Trained, Tree, decode, require_readable, trained_in
+from holdfast.tree import Encoder, Live, Shapes, Trained, Tree, decode, require_readable, trained_in
 from holdfast.witness import Witness
 from holdfast.wrappers import (
     AcceleratorCounter,
@@ -179,8 +186,13 @@ class Registry:
 
         DamagedCheckpoint when its state cannot be decoded.
         """
-        for keyword, tree in trees.items():
-            require_readable(keyword, tree, shapes)
+        readable = {keyword: require_readable(keyword, tree, shapes) for keyword, tree in trees.items()}
+        try:
+            if "rng" in readable:
+                require_rng(readable["rng"])
+            require_gradients(self.modules, readable.get("gradients", {}))
+        except ValueError as error:
+            raise DamagedCheckpoint(MANIFEST, f"of the random state or the gradients: {error}") from error
         self.require_fit(trees, shapes)
 
     def require_fit(self, trees: Mapping[str, Tree], shapes: Shapes) -> None:

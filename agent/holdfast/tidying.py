@@ -1,17 +1,20 @@
-"""What of a store may go while no session looks after it: by retention's rules, and what nobody reads any more."""
+"""Maintenance of a store that no session looks after: retention, leftovers, records with implausible numbers."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import msgspec
 
 from holdfast import processes, restore
+from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, PLAUSIBLE_STEP, parse_checkpoint_id
 from holdfast.retention import Retention, expendable
 from holdfast.sizes import Sizes
-from holdfast.store import Attempt, Store
+from holdfast.store import Attempt, Pins, Record, Store
+from holdfast.store.base import decode_record
 from holdfast.store.retention import held, protected
 
 SLACK_SECONDS = 60.0
@@ -40,6 +43,17 @@ class Plan(msgspec.Struct, kw_only=True):
     items: list[Item]
     stays: int
     """How many checkpoints are left."""
+
+
+class RepairPlan(Plan):
+    """Records of a job to remove, since their numbers are implausible."""
+
+    newest_left: int
+    """The newest attempt that stays; 0: none does."""
+    pins: Pins | None
+    """Noted under an attempt beyond that, and to be noted again."""
+    unmended: list[str]
+    """Numbers that have run out and cannot be freed, in words."""
 
 
 def plan(
@@ -93,13 +107,97 @@ def carry_out(store: Store, planned: Plan) -> None:
         item.removed = True
 
 
+def plan_repair(store: Store, job: str, *, has_ended: bool = False) -> RepairPlan:
+    """Records to remove: of attempts, and of lineages without checkpoints.
+
+    A number is implausible if it is out of range or about to be, or lies far beyond the number before it. The
+    lowest is the start of the job's numbers, wherever that is.
+
+    Args:
+        store: where the job's checkpoints are.
+        job: its name.
+        has_ended: attempts on other machines have ended; otherwise they may still run.
+    """
+    records, committed = store.records(job), store.checkpoints(job)
+    attempts = [each for each in records if each.kind == "attempt"]
+    lineages = [each for each in records if each.kind == "lineage"]
+    writers = {each.number for each in attempts if each.is_needed}
+    trained = {parse_checkpoint_id(each)[1] for each in committed}
+    gone = dict(_implausible(attempts, MAX_ATTEMPT, writers))
+    newest_left = max((each.number for each in attempts if each.name not in gone), default=0)
+    suspects = [each for each in attempts if each.name in gone or each.number == newest_left]
+    gone |= _implausible(lineages, MAX_LINEAGE, trained)
+    gone |= {
+        each.name: "its attempt is not on record"
+        for each in records
+        if each.kind == "ending" and each.number > newest_left
+    }
+    noted = store.pins(job)
+    kept = {"attempt": (writers | {newest_left}, MAX_ATTEMPT), "lineage": (trained, MAX_LINEAGE)}
+    return RepairPlan(
+        job=job,
+        attempt=store.latest_attempt(job),
+        running=_running(store, job, suspects, has_ended=has_ended),
+        items=[
+            Item(name=each.name, why=gone[each.name], size_bytes=None) for each in records if each.name in gone
+        ],
+        stays=len(committed),
+        newest_left=newest_left,
+        pins=noted if noted is not None and noted.attempt > newest_left else None,
+        unmended=[
+            f"{what} {max(numbers):,} stays, since checkpoints are stored under it, and few numbers are left: "
+            f"to train on, fork the job with holdfast fork"
+            for what, (numbers, most) in kept.items()
+            if any(most - PLAUSIBLE_STEP < number <= most for number in numbers)
+        ],
+    )
+
+
+def repair(store: Store, planned: RepairPlan) -> None:
+    """Remove what was planned, mark each item when it is gone, and note pins again. Raises as `carry_out` does."""
+    for item in planned.items:
+        store.remove_record(planned.job, item.name, planned.attempt)
+        item.removed = True
+    if planned.pins is not None:
+        store.note_pins(planned.job, msgspec.structs.replace(planned.pins, attempt=planned.newest_left))
+
+
+def _implausible(records: list[Record], most: int, needed: Collection[int]) -> Iterator[tuple[str, str]]:
+    """(name, why) of records of one kind."""
+    known = sorted(each for each in needed if each <= most)
+    for record in sorted(records, key=lambda each: each.number):
+        before = max((each for each in known if each <= record.number), default=None)
+        if record.number > most:
+            yield record.name, f"beyond {most:,}, the largest number"
+        elif record.number > most - PLAUSIBLE_STEP and record.number not in needed:
+            yield record.name, f"leaves too few numbers up to {most:,}, the largest"
+        elif before is not None and record.number > before + PLAUSIBLE_STEP:
+            yield record.name, f"far beyond {before:,}, the number before it"
+        else:
+            known.append(record.number)
+
+
+def _running(store: Store, job: str, suspects: list[Record], *, has_ended: bool) -> str | None:
+    """Where one of these attempts runs or may run. A record that cannot be read is of none."""
+    for record in reversed(suspects):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            attempt = decode_record(store.read_record(job, record.name), Attempt, record.number)
+            if has_ended and attempt.host != socket.gethostname():
+                continue
+            if (where := running_where(attempt)) is not None:
+                return where
+    return None
+
+
 def running_where(attempt: Attempt) -> str | None:
     """Where an attempt runs or, on another machine, may run; None when its process has ended."""
     if attempt.host != socket.gethostname():
         return f"may still run on {attempt.host}, as attempt {attempt.number}"
+    if attempt.pid <= 0:
+        return None
     try:
         os.kill(attempt.pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return None
     except PermissionError:  # there is one of that number, of somebody else
         pass

@@ -16,7 +16,6 @@ from holdfast.cursor import Cursor, cursor_over
 from holdfast.data import DataLoader, drawn_from
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST, Manifest, saved_rank, state_for
-from holdfast.kinds import Shapes
 from holdfast.pacing import Controller
 from holdfast.ranks import Ranks
 from holdfast.reducers import bucket_layout, warm_up
@@ -27,7 +26,7 @@ from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.shards import names_in
 from holdfast.state import RESERVED, Captured, Registry, shapes_of
 from holdfast.store import Store
-from holdfast.tree import decode
+from holdfast.tree import Shapes, decode
 from holdfast.variables import Variables
 
 logger = logging.getLogger("holdfast")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import bisect
 import collections
+import contextlib
 import enum
 import functools
 import itertools
@@ -32,6 +33,8 @@ from holdfast.sharding import is_repeated, is_sharded, is_stored_here, local, pl
 logger = logging.getLogger("holdfast")
 
 Tree = Any
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Dtype and shape of a checkpoint's tensors, by name."""
 Trained = Mapping[int, tuple[str, int]]
 """Parameters outside every module by `id`: the keyword of the optimizer that trains it, and its number there."""
 
@@ -396,28 +399,33 @@ def trained_in(tree: Tree) -> Iterator[Tree]:
             yield from trained_in(item)
 
 
-def require_readable(keyword: str, tree: Tree, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> Any:
-    """Decode a tree with stand-ins for its tensors, which take no memory; the value.
+def decode_without_memory(tree: Tree, shapes: Shapes) -> Any:
+    """The value of a tree, with stand-ins for its tensors: they take no memory on any device.
+
+    Dtype, shape and type of a tensor are those that `decode` gives it; its device is the CPU, its strides are 0.
+    """
+    return _StandInDecoder(_StandIns(shapes), copy=False, adopt=(), live=None).decode(tree)
+
+
+def require_readable(keyword: str, tree: Tree, shapes: Shapes) -> Any:
+    """Decode a tree without memory; the value.
 
     Raises:
         DamagedCheckpoint: it cannot be decoded.
         IncompatibleCheckpoint: this Holdfast, or this torch, does not know all that is in it.
     """
     try:
-        return decode(tree, StandIns(shapes), copy=False)
+        return decode_without_memory(tree, shapes)
     except ImportError as error:  # no NumPy here
         raise IncompatibleCheckpoint(f"{keyword}: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise DamagedCheckpoint(MANIFEST, f"state.{keyword}: {type(error).__name__}: {error}") from error
 
 
-class StandIns(Mapping[str, torch.Tensor]):
-    """Tensors of which only dtype and shape are known.
+class _StandIns(Mapping[str, torch.Tensor]):
+    """Tensors of which only dtype and shape are known."""
 
-    They take no memory: `decode` moves none to a device, and gives none the strides that its tree says.
-    """
-
-    def __init__(self, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -436,7 +444,6 @@ class _Decoder:
         self, tensors: Mapping[str, torch.Tensor], copy: bool, adopt: Collection[str], live: Live | None
     ) -> None:
         self._tensors, self._copy, self._adopt, self._live = tensors, copy, adopt, live
-        self._only_shapes = isinstance(tensors, StandIns)
         self._made: dict[str, tuple[Tree, torch.Tensor]] = live.made if live is not None else {}
         self._shared: dict[str, Any] = {}
 
@@ -517,8 +524,7 @@ class _Decoder:
                 return trained.requires_grad_("requires_grad" in tree)
         tensor = stored = self._tensors[name]
         if "device" in tree:
-            device = _device(tree["device"])
-            tensor = tensor if self._only_shapes else tensor.to(device)
+            tensor = self._on_device(tensor, tree["device"])
         if "strides" in tree:
             tensor = self._laid_out(tensor, tree["strides"])
         if self._copy and tensor is stored and not (name in self._adopt and _can_stay(local(tensor))):
@@ -528,23 +534,41 @@ class _Decoder:
     def _decode_array(self, tree: dict[str, Tree]) -> Any:
         import numpy  # noqa: F401  # ImportError where torch would raise another
 
-        tensor, strides = self._decode_tensor(tree["$ndarray"]), tree.get("strides")
-        if strides is None:
-            array: Any = tensor.detach().numpy()
-        elif all(stride >= 0 for stride in strides):
-            array = (tensor if tensor.stride() == tuple(strides) else self._laid_out(tensor, strides)).numpy()
-        else:
-            backward = [axis for axis, stride in enumerate(strides) if stride < 0]
-            flipped = tensor if self._only_shapes else tensor.flip(backward)
-            array = self._laid_out(flipped, list(map(abs, strides))).numpy()
+        tensor = self._decode_tensor(tree["$ndarray"]).detach().cpu()
+        strides: Any = tree.get("strides")
+        backward = [] if strides is None else [axis for axis, stride in enumerate(strides) if stride < 0]
+        if strides is not None and (backward or tensor.stride() != tuple(strides)):
+            tensor = self._laid_out(tensor, list(map(abs, strides)), backward)
+        array: Any = tensor.numpy()
+        if backward:
             array = array[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in strides)]
         if "readonly" in tree:
             array.flags.writeable = False
         return array
 
-    def _laid_out(self, tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    def _on_device(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return tensor.to(_device(name))
+
+    def _laid_out(
+        self, tensor: torch.Tensor, strides: Sequence[int], backward: list[int] | None = None
+    ) -> torch.Tensor:
+        """A copy with these strides, in which the axes `backward` run the other way."""
         _require_strides(tensor.shape, strides)
-        return tensor if self._only_shapes else _laid_out(tensor, strides)
+        return _copied(tensor.flip(backward) if backward else tensor, strides)
+
+
+class _StandInDecoder(_Decoder):
+    """Checks where tensors are to lie, and leaves the stand-ins for them as they are."""
+
+    def _on_device(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        _known_device(name)
+        return tensor
+
+    def _laid_out(
+        self, tensor: torch.Tensor, strides: Sequence[int], backward: list[int] | None = None
+    ) -> torch.Tensor:
+        _require_strides(tensor.shape, strides)
+        return tensor
 
 
 def _met_twice(path: str, value: Any) -> Collection[int]:
@@ -654,17 +678,16 @@ def _most_elements(shape: Sequence[int]) -> int:
 
 
 def _require_strides(shape: Sequence[int], strides: Sequence[int]) -> None:
-    """ValueError for what are no strides, or ones that take far more memory than the tensor."""
+    """ValueError for strides that no tensor of this shape is stored with."""
     if len(strides) != len(shape) or any(type(stride) is not int or stride < 0 for stride in strides):
         raise ValueError(f"{strides} are no strides of a tensor of shape {tuple(shape)}")
     if _extent(shape, strides) > _most_elements(shape):
         raise ValueError(f"strides {strides} of a tensor of shape {tuple(shape)} have too large gaps")
 
 
-def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+def _copied(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """A copy with these strides, which are none below zero."""
-    shape = tensor.shape
-    extent = _extent(shape, strides)
+    shape, extent = tensor.shape, _extent(tensor.shape, strides)
     memory = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
     found = memory.as_strided(shape, strides)
     if _overlaps(shape, strides):  # elements in the same place have the same value, so that any order will do
@@ -723,6 +746,8 @@ def _can_stay(tensor: torch.Tensor) -> bool:
 
 
 def _known_device(name: str) -> torch.device:
+    if not isinstance(name, str):
+        raise ValueError(f"{name!r} is no name of a device")
     try:
         return torch.device(name)
     except RuntimeError as error:
@@ -731,8 +756,13 @@ def _known_device(name: str) -> torch.device:
 
 def _device(name: str) -> torch.device:
     """Where a tensor was; the CPU on a machine that has no such device."""
-    device = _known_device(name)
-    return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+    device, is_here = _known_device(name), False
+    if device.type == "cuda":
+        is_here = torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+    elif device.type not in ("cpu", "meta"):
+        with contextlib.suppress(Exception):  # each backend raises another where it is missing
+            is_here = torch.empty((), device=device).device.type == device.type
+    return device if is_here else torch.device("cpu")
 
 
 def _named(device: torch.device) -> str:

@@ -308,9 +308,13 @@ def test_a_record_nested_without_end_is_passed_over(store):
 
 
 def test_no_record_gets_a_number_beyond_the_largest(store):
-    with pytest.raises(OSError, match=r"lineage 1000000000 of job is beyond 999999999.*records in job/lineages/"):
+    with pytest.raises(
+        OSError, match=r"lineage 1000000000 of job is beyond 999999999.*holdfast store repair .* --job job"
+    ):
         store.begin_lineage(JOB, lineage(10**9))
-    with pytest.raises(OSError, match=r"attempt 2147483648 of job is beyond 2147483647.*records in job/attempts/"):
+    with pytest.raises(
+        OSError, match=r"attempt 2147483648 of job is beyond 2147483647.*holdfast store repair .* --job job"
+    ):
         store.acquire_attempt(JOB, "uid", 2**31)
     assert (store.lineages(JOB), store.latest_attempt(JOB)) == ([], 1)
     store.begin_lineage(JOB, lineage(999_999_999))

@@ -292,16 +292,22 @@ def test_what_a_tree_refers_to_is_looked_at_without_its_memory():
     assert require_readable("x", tree, shapes)["a"].shape == (1 << 40,)
 
 
-@pytest.mark.parametrize(
-    "tree",
-    [
-        {"$tensor": "large", "strides": [1, 1 << 20]},
-        {"$tensor": "large", "device": "meta"},
-        {"$ndarray": {"$tensor": "large"}, "strides": [1, 1 << 20]},
-        {"$ndarray": {"$tensor": "large"}, "strides": [-(1 << 20), 1]},
-    ],
-)
-def test_a_stand_in_stays_where_it_takes_no_memory(tree):
-    found = require_readable("x", tree, {"large": ("torch.float32", (1 << 20, 1 << 20))})
-    assert tuple(found.shape) == (1 << 20, 1 << 20)
-    assert isinstance(found, numpy.ndarray) or found.device.type == "cpu"
+@pytest.mark.parametrize("device", ["cuda:0", "mps", "meta"])  # every torch can make a tensor on the last
+def test_a_stand_in_takes_no_memory_on_the_device_that_its_tensor_was_on(device):
+    tree = {"$tensor": "a", "device": device, "strides": [1, 1 << 20], "requires_grad": True}
+    found = require_readable("x", {"a": tree}, {"a": ("torch.float32", (1 << 20, 1 << 20))})["a"]
+    assert (found.shape, found.dtype, found.requires_grad) == ((1 << 20, 1 << 20), torch.float32, True)
+    assert (found.device.type, found.untyped_storage().nbytes()) == ("cpu", 4)
+
+
+@pytest.mark.parametrize("strides", [[1 << 20, 1], [-(1 << 20), -1], [1, 1 << 20]])
+def test_the_stand_in_of_an_array_takes_no_memory(strides):
+    tree = {"$ndarray": {"$tensor": "a"}, "strides": strides}
+    found = require_readable("x", {"a": tree}, {"a": ("torch.uint8", (1 << 20, 1 << 20))})["a"]
+    assert (found.shape, found.dtype) == ((1 << 20, 1 << 20), numpy.uint8)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "mps", "xpu", "meta"])
+def test_a_tensor_of_a_device_that_is_not_here_comes_back_on_the_cpu(device):
+    found = decode({"$tensor": "a", "device": device}, {"a": torch.ones(2)}, copy=True)
+    assert (found.device.type, found.tolist()) == ("cpu", [1, 1])

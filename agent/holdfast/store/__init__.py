@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.store.base import Attempt, CheckpointWriter, Ending, Hold, Leftover, Lineage, Pins, Store
+from holdfast.store.base import Attempt, CheckpointWriter, Ending, Hold, Leftover, Lineage, Pins, Record, Store
 from holdfast.store.local import LocalStore
 
 __all__ = [
-    "Attempt", "CheckpointWriter", "Ending", "Hold", "Leftover", "Lineage", "LocalStore", "Pins", "Store",
-    "open_store",
+    "Attempt", "CheckpointWriter", "Ending", "Hold", "Leftover", "Lineage", "LocalStore", "Pins", "Record",
+    "Store", "open_store",
 ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from typing import Protocol, Self, TypeVar
+from typing import Literal, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -99,10 +99,20 @@ def decode_record(data: bytes, kind: type[T], number: int | None = None) -> T:
 def require_number(number: int, most: int, what: str, job: str, url: str) -> None:
     """OSError for the number of a record beyond the largest that there may be."""
     if number > most:
-        way_out = f"remove the records in {job}/{what}s/ whose numbers lie far beyond the others"
+        way_out = f"run: holdfast store repair {url} --job {job}"
         raise OSError(
             errno.ERANGE, f"{what} {number} of {job} is beyond {most}, the largest number: {way_out}", url
         )
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A record as its name gives it. Somebody else may have written it: the number may be out of range."""
+
+    name: str
+    kind: Literal["attempt", "ending", "lineage"]
+    number: int
+    is_needed: bool = False
+    """The store cannot manage its checkpoints without this record."""
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,6 +325,18 @@ class Store(Protocol):
 
     def remove_leftover(self, job: str, name: str) -> None:
         """Remove one of these, as far as that can be done."""
+        ...
+
+    def records(self, job: str) -> list[Record]:
+        """All records of attempts, endings and lineages, in an order in which they may be removed."""
+        ...
+
+    def read_record(self, job: str, name: str) -> bytes:
+        """OSError where there is none, or something else in its place."""
+        ...
+
+    def remove_record(self, job: str, name: str, attempt: int) -> None:
+        """Remove one of these; Fenced when `attempt` is no longer the newest."""
         ...
 
     def forsake(self, job: str, checkpoint: str, attempt: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import mmap
 import os
 import re
@@ -16,7 +17,7 @@ import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -40,6 +41,7 @@ from holdfast.store.base import (
     Lineage,
     Pace,
     Pins,
+    Record,
     decode_record,
     require_number,
 )
@@ -59,6 +61,9 @@ ATTEMPTS = "attempts"
 ENDINGS = "endings"
 LINEAGES = "lineages"
 HOLDS = "holds"
+RECORDS: dict[Literal["attempt", "ending", "lineage"], str] = {
+    "attempt": ATTEMPTS, "ending": ENDINGS, "lineage": LINEAGES,
+}  # fmt: skip
 NOT_LINKED = (errno.EXDEV, errno.EMLINK, *directories.NO_LINKS)
 """How a file system, or the rights on a file of somebody else's, refuse another name for it."""
 
@@ -202,11 +207,13 @@ class LocalStore:
         return found
 
     def leftovers(self, job: str) -> list[Leftover]:
-        newest, leftovers = self.latest_attempt(job), []
-        for path in sorted(self._job(job).iterdir()):
+        # listed first: what is being written then is of the newest attempt, or of one whose record was removed
+        paths, leftovers = sorted(self._job(job).iterdir()), []
+        newest = self.latest_attempt(job)
+        for path in paths:
             if found := LEFTOVER.match(path.name):
                 half_done, damaged = found.groups()
-                if damaged or int(half_done) < newest:
+                if damaged or int(half_done) != newest:
                     what = f"set aside as damaged by attempt {int(damaged)}" if damaged else ""
                     what = what or f"left half-done by attempt {int(half_done)}"
                     leftovers.append(Leftover(name=path.name, what=what, size_bytes=_size(path)))
@@ -215,6 +222,22 @@ class LocalStore:
     def remove_leftover(self, job: str, name: str) -> None:
         if LEFTOVER.match(name) and os.sep not in name:
             directories.remove(self.files, self._job(job) / name)
+
+    def records(self, job: str) -> list[Record]:
+        return [
+            Record(name=f"{folder}/{path.name}", kind=kind, number=int(path.stem))
+            for kind, folder in RECORDS.items()
+            for path in _records(self._job(job) / folder)
+        ]
+
+    def read_record(self, job: str, name: str) -> bytes:
+        return read_record(self._job(job) / name)
+
+    def remove_record(self, job: str, name: str, attempt: int) -> None:
+        path = self._job(job) / name
+        with self.only_newest(job, attempt):
+            self.files.unlink(path)
+            self.files.sync_directory(path.parent)
 
     def forsake(self, job: str, checkpoint: str, attempt: int) -> None:
         for path in self._job(job).glob(f"{_place_prefix(checkpoint, attempt)}*"):
@@ -408,7 +431,7 @@ def _place_prefix(checkpoint: str, attempt: int) -> str:
     return f".tmp-{attempt:08d}-{checkpoint_id(*parse_checkpoint_id(checkpoint))}-"
 
 
-def _records(directory: Path, most: int) -> list[Path]:
+def _records(directory: Path, most: float = math.inf) -> list[Path]:
     """The records in a directory with numbers up to `most`; whatever else was put there is none of ours."""
     if not directory.is_dir():
         return []

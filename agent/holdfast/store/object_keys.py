@@ -29,6 +29,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -36,6 +37,7 @@ from holdfast.format import MANIFEST
 from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, is_checkpoint_id
 
 ATTEMPTS, ENDINGS, LINEAGES, HOLDS = "attempts", "endings", "lineages", "holds"
+SEEN = ".seen.json"
 _ATTEMPT = re.compile(r"([0-9]{8,})-(.+?)(\.seen)?\.json")
 _LINEAGE = re.compile(r"([0-9]{6,})-([0-9]{8,})\.json")
 _ENDING = re.compile(r"([0-9]{8,})\.json")
@@ -151,9 +153,21 @@ class Survey:
             by = committed[folder.checkpoint].order[0] if folder.checkpoint in committed else 0
             if folder in counting and folder != committed[folder.checkpoint]:
                 found.append((folder, f"set aside as damaged by attempt {by}"))
-            elif folder not in counting and folder.order[0] < self.decider:
+            elif folder not in counting and not self.decider <= folder.order[0] <= self.newest:
                 found.append((folder, f"left half-done by attempt {folder.order[0]}"))
         return found
+
+
+def record_of(name: str) -> tuple[Literal["attempt", "ending", "lineage"], int] | None:
+    """(kind, number), which may be out of range; None for the name of anything else."""
+    head, _, tail = name.partition("/")
+    if head == ATTEMPTS and _ATTEMPT.fullmatch(tail):
+        return "attempt", record_number(name)
+    if head == ENDINGS and _ENDING.fullmatch(tail):
+        return "ending", record_number(name)
+    if head == LINEAGES and _LINEAGE.fullmatch(tail):
+        return "lineage", record_number(name)
+    return None
 
 
 def record_number(name: str) -> int:

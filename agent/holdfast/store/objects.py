@@ -28,6 +28,7 @@ from holdfast.store.base import (
     Leftover,
     Lineage,
     Pins,
+    Record,
     decode_record,
     require_number,
 )
@@ -149,6 +150,25 @@ class ObjectStore:
 
     def remove_leftover(self, job: str, name: str) -> None:
         self._delete(job, [folder for folder, _ in self.survey(job).leftovers() if folder.path == name])
+
+    def records(self, job: str) -> list[Record]:
+        names, survey = self._names(job), self.survey(job)
+        # an attempt deletes no folder of a later one, so that this must stay on record
+        writers = {folder.order[0] for folder in survey.counting_folders()}
+        found = [(*each, name) for name in names if (each := keys.record_of(name)) is not None]
+        return [
+            Record(name=name, kind=kind, number=number, is_needed=kind == "attempt" and number in writers)
+            # what an attempt saw goes first: on its own it would rule out what later attempts write
+            for kind, number, name in sorted(found, key=lambda each: (*each[:2], not each[2].endswith(keys.SEEN)))
+        ]
+
+    def read_record(self, job: str, name: str) -> bytes:
+        return self.bucket.get(f"{validate_job(job)}/{name}")
+
+    def remove_record(self, job: str, name: str, attempt: int) -> None:
+        require_newest(self.latest_attempt(job), job, attempt)
+        self._records.pop(f"{job}/{name}", None)
+        self.bucket.delete([f"{job}/{name}"])
 
     def forsake(self, job: str, checkpoint: str, attempt: int) -> None:
         try:

@@ -58,6 +58,7 @@ SURFACE = {
         "--while-running", "--yes", "-y",
     ],
     "store ls": ["PATH", "--job", "--json"],
+    "store repair": ["PATH", "--dry-run", "--ended", "--job", "--json", "--yes", "-y"],
     "store show": ["PATH", "JOB", "CHECKPOINT", "TENSOR", "--json"],
     "store verify": ["PATH", "--checkpoint", "--job", "--json"],
     "token": [],

@@ -7,6 +7,7 @@ import typer
 from holdfast.commands.console import EXIT_CODES
 from holdfast.commands.stores.exporting import export
 from holdfast.commands.stores.listing import ls
+from holdfast.commands.stores.repairing import repair
 from holdfast.commands.stores.showing import show
 from holdfast.commands.stores.tidying import gc
 from holdfast.commands.stores.verifying import verify
@@ -15,7 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help=f"List, show, verify, export and remove checkpoints in a store; needs no server.\n\n{EXIT_CODES}",
 )
-for _command in (ls, show, verify, export, gc):
+for _command in (ls, show, verify, export, gc, repair):
     app.command()(_command)
 
 __all__ = ["app"]

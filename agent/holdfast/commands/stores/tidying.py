@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
 
 import msgspec
 import typer
@@ -27,6 +28,8 @@ from holdfast.options import weigh_retention
 from holdfast.retention import Retention
 from holdfast.store import Store
 from holdfast.tidying import Item, Plan
+
+P = TypeVar("P", bound=Plan)
 
 _KEEP = "About how many checkpoints of each job stay, as in holdfast.Session(keep=...): 12, or HOLDFAST_KEEP."
 _RETENTION = "Rules in its place, as in holdfast.Session(retention=...): 'last 5, every 1000, size 200GB'."
@@ -67,13 +70,13 @@ def gc(
         _require_known(store, job, drop)
         ours = [each for each in plans if while_running or each.running is None]
         if not json:
-            _print(plans, ours, dry_run=dry_run)
+            print_plans(plans, ours, "--while-running includes it", dry_run=dry_run)
         if not dry_run and any(each.items for each in ours):
             if not yes:
                 typer.confirm("Remove these?", abort=True)
-            _carry_out(store, ours)
+            carry_out(ours, lambda each: tidying.carry_out(store, each))
     if json:
-        print_json([_as_told(each, each in ours) for each in plans])
+        print_json([as_carried_out(each, each in ours) for each in plans])
 
 
 def _rules(retention: str | None, keep: int | None) -> Retention:
@@ -107,23 +110,26 @@ def _require_known(store: Store, job: str | None, drop: list[str] | None) -> Non
             fail(f"{job} has no checkpoint {', '.join(unknown)}")
 
 
-def _carry_out(store: Store, plans: list[Plan]) -> None:
+def carry_out(plans: list[P], remove: Callable[[P], None]) -> None:
+    """Do what was planned; what was removed is printed even if that ends with an error."""
     try:
         for each in plans:
-            tidying.carry_out(store, each)
+            remove(each)
     finally:
         gone = [item for each in plans for item in each.items if item.removed]
         print(f"removed {counted(len(gone), 'item')}, {_sum(gone)}", file=sys.stderr)
 
 
-def _as_told(planned: Plan, ours: bool) -> Plan:
+def as_carried_out(planned: P, ours: bool) -> P:
+    """A plan as printed for scripts: without items where its job was passed over."""
     return planned if ours else msgspec.structs.replace(planned, items=[])
 
 
-def _print(plans: list[Plan], ours: list[Plan], *, dry_run: bool) -> None:
+def print_plans(plans: Sequence[Plan], ours: Sequence[Plan], way_in: str, *, dry_run: bool) -> None:
+    """What would go, and which jobs are passed over: `way_in` says how they would not be."""
     for each in plans:
         if each not in ours:
-            print(f"{each.job} {each.running}: passed over; --while-running includes it")
+            print(f"{each.job} {each.running}: passed over; {way_in}")
     rows = [(each.job, item.name, _size(item), item.why) for each in ours for item in each.items]
     if not rows:
         print("nothing to remove")
