@@ -60,9 +60,8 @@ async def _end(session: AsyncSession, *, job: str, heard_at: float) -> None:
             f"job {job!r} reported again while it was being deleted: what it had reported before is gone; stop "
             "it, and delete it again"
         )
-    for (
-        table
-    ) in _tables():  # nearly always nothing: what came in between, of an attempt that is not the current one
+    # usually nothing: only rows that came in between, of an attempt that is not the current one
+    for table in _tables():
         await session.execute(delete(table).where(_of_job(table, job)))
     await session.execute(delete(_jobs).where(_jobs.c.name == job))
 
