@@ -31,7 +31,8 @@ async def delete_job(db: Database, job: str, *, who: str, now: float) -> None:
     """
     heard_at = await db.write(partial(_begin, job=job, who=who, now=now), job=job)
     for table in _tables():
-        while await db.write(partial(_delete_some, table=table, job=job), job=job) == ROWS_AT_ONCE:
+        some = partial(_delete_some, table=table, job=job, heard_at=heard_at)
+        while await db.write(some, job=job) == ROWS_AT_ONCE:
             pass
     await db.write(partial(_end, job=job, heard_at=heard_at), job=job, at_once=True)
 
@@ -53,21 +54,26 @@ async def _begin(session: AsyncSession, *, job: str, who: str, now: float) -> fl
     return row.last_contact_at
 
 
-async def _end(session: AsyncSession, *, job: str, heard_at: float) -> None:
+async def _require_silent(session: AsyncSession, job: str, heard_at: float) -> None:
+    """NotPossible for a job that reported again, or that another deletion removed and a report began anew."""
     row = await find_job(session, job)
     if row.last_contact_at != heard_at:
         raise NotPossible(
-            f"job {job!r} reported again while it was being deleted: what it had reported before is gone; stop "
-            "it, and delete it again"
+            f"job {job!r} reported again while it was being deleted: part of what it had reported before is gone; "
+            "stop it, and delete it again"
         )
-    for (
-        table
-    ) in _tables():  # nearly always nothing: what came in between, of an attempt that is not the current one
+
+
+async def _end(session: AsyncSession, *, job: str, heard_at: float) -> None:
+    await _require_silent(session, job, heard_at)
+    # usually nothing: only rows that came in between, of an attempt that is not the current one
+    for table in _tables():
         await session.execute(delete(table).where(_of_job(table, job)))
     await session.execute(delete(_jobs).where(_jobs.c.name == job))
 
 
-async def _delete_some(session: AsyncSession, *, table: Table, job: str) -> int:
+async def _delete_some(session: AsyncSession, *, table: Table, job: str, heard_at: float) -> int:
+    await _require_silent(session, job, heard_at)
     key = list(table.primary_key.columns)
     some = select(*key).where(_of_job(table, job)).limit(ROWS_AT_ONCE)
     gone = delete(table).where((key[0] if len(key) == 1 else tuple_(*key)).in_(some))

@@ -106,7 +106,13 @@ class UnknownSession(NotThere):
         super().__init__("this browser is signed out already")
 
 
-class TooManyJobs(Refused):
+class RetryLater(Refused):
+    """Refused for now: the same request may be accepted in `retry_seconds`."""
+
+    retry_seconds: float
+
+
+class TooManyJobs(RetryLater):
     """A report would begin a new job in a project that has as many as it may."""
 
     retry_seconds = 60.0
@@ -118,7 +124,7 @@ class TooManyJobs(Refused):
         )
 
 
-class TooManyStreams(Refused):
+class TooManyStreams(RetryLater):
     """A person, with all keys of theirs, listens to as much at a time as they may."""
 
     retry_seconds = 5.0
@@ -138,7 +144,7 @@ class NotSignedIn(Refused):
         super().__init__("the name or the password is not right")
 
 
-class TooManyTries(Refused):
+class TooManyTries(RetryLater):
     """Somebody guesses passwords, or has forgotten one."""
 
     def __init__(self, retry_seconds: float) -> None:

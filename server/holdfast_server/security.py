@@ -196,7 +196,10 @@ def _hostname(host: str) -> str:
 
 
 def _sign_of_a_proxy(scope: Scope, headers: Headers) -> str | None:
-    """What shows that a request was forwarded. nginx adds no header unless configured to, but speaks HTTP/1.0."""
+    """What shows that a request was forwarded; None also for a proxy that shows nothing.
+
+    nginx adds no header unless configured to. Before 1.29.7 it speaks HTTP/1.0 by default, and HTTP/1.1 since.
+    """
     if scope["http_version"] == "1.0":
         return "HTTP/1.0"
     names = (name for name in headers if name in PROXY_HEADERS or name.startswith("x-forwarded-"))

@@ -171,6 +171,31 @@ def test_a_job_that_reports_while_it_is_deleted_stays_and_the_one_who_deletes_is
     assert client.get(JOB).json()["iteration"] == 6
 
 
+def test_a_second_deletion_takes_nothing_of_the_job_that_began_anew(client, clock, finished, monkeypatch):
+    database, anew = client.app.state.database, []
+    write = database.write
+
+    async def begun_anew(session):
+        at = {"created_at": clock.now, "last_contact_at": clock.now}
+        session.add(models.Job(name="char-gpt", project="default", **at))
+        await session.flush()
+        session.add(models.Notice(
+            job="char-gpt", at=1.0, iteration=1, lineage=1, level="info", code="anew", message="",
+        ))  # fmt: skip
+
+    async def after_the_first(work, **about):
+        if getattr(work, "func", None) is deletion._delete_some and not anew:
+            anew.append(True)
+            await deletion.delete_job(database, "char-gpt", who="the first", now=clock.now)
+            clock.now += 1
+            await write(begun_anew)
+        return await write(work, **about)
+
+    monkeypatch.setattr(database, "write", after_the_first)
+    assert client.delete(JOB).status_code == 409
+    assert [notice["code"] for notice in client.get(f"{JOB}/notices").json()["notices"]] == ["anew"]
+
+
 def test_the_audit_log_says_who_deleted_what(client, finished):
     client.delete(JOB).raise_for_status()
     entry = client.get("/api/v1/audit", params={"action": "job"}).json()["entries"][0]

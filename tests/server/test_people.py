@@ -417,7 +417,9 @@ def test_an_address_that_a_proxy_made_up_is_no_address(stage: Stage):
     stage.person_with_password("ada", admin=True)
     for address in ("<b>10.0.0.1", "unknown", "10.0.0.1:80:90", "", "localhost"):
         assert sign_in(at(stage, address)) == 303
+    assert sign_in(at(stage, "fe80::1%<b>")) == 303
     page = at(stage, "10.0.0.1").get("/audit", headers=stage.cookie("ada")).text
+    assert "fe80::1" in page
     assert "&lt;b&gt;" not in page
     use_up_address(stage, "unknown")
     assert [sign_in(at(stage, address), "a guess") for address in ("<i>1", "<i>2")] == [429, 429]

@@ -289,6 +289,15 @@ def test_the_secret_is_not_guessed_by_programs(guessed, clock):
     assert client.get(JOBS, headers=bearer(TOKEN)).status_code == 200
 
 
+def test_guesses_do_not_lock_out_those_who_share_the_address_of_the_guesser(guessed):
+    client = guessed("10.0.0.9")
+    assert client.get(JOBS, headers=bearer(TOKEN)).status_code == 200
+    told = [client.get(JOBS, headers=bearer(f"guess-{number}")).status_code for number in range(42)]
+    assert told == [401] * 40 + [429] * 2
+    assert client.get(JOBS, headers=bearer(TOKEN)).status_code == 200
+    assert client.get(JOBS, headers=bearer("one more guess")).status_code == 429
+
+
 def test_an_agent_that_repeats_a_token_of_yesterday_locks_its_neighbors_out_of_nothing(guessed):
     client = guessed("10.0.0.9")
     assert {client.get(JOBS, headers=bearer("of yesterday")).status_code for _ in range(100)} == {401}

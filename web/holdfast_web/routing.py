@@ -16,8 +16,7 @@ from holdfast_server.errors import (
     NotPermitted,
     NotThere,
     Refused,
-    TooManyStreams,
-    TooManyTries,
+    RetryLater,
     UnknownJob,
     UnknownOrder,
 )
@@ -34,13 +33,13 @@ def status_of(refusal: Refused) -> int:
         return 404
     if isinstance(refusal, NotPermitted):
         return 403
-    if isinstance(refusal, TooManyStreams | TooManyTries):
+    if isinstance(refusal, RetryLater):
         return 429
     return 409 if isinstance(refusal, Conflict) else 422
 
 
 def headers_of(refusal: Refused) -> dict[str, str]:
-    if isinstance(refusal, TooManyTries):
+    if isinstance(refusal, RetryLater):
         return {"Retry-After": str(max(1, math.ceil(refusal.retry_seconds)))}
     return {}
 

@@ -27,7 +27,7 @@ from holdfast_web.routing import PageRoute, Text, headers_of, local
 
 STATE_COOKIE = "holdfast_provider"
 DEVICE_SECONDS = 365 * 86400
-AGAIN = "A restore, or a new key, takes a password that was typed within the hour: sign in, and ask for it again."
+AGAIN = "This action needs a password typed within the hour: sign in and repeat it."
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -28,6 +28,8 @@ MOST_REMEMBERED = 10_000
 SHARED_SESSION_SECONDS = sign_ins.LASTS_SECONDS
 WRONG_SECONDS = 3600.0
 """How long a wrong token is remembered: an agent that repeats it all day guesses nothing, and uses up no tries."""
+TRUSTED_SECONDS = 3600.0
+"""How long guesses from a network do not lock out its holders of the token, after one of them showed it."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -92,11 +94,13 @@ class SharedSecret:
         self._secret = secret.encode()
         self._db = db
         self._wrong: Remembered[bytes, None] = Remembered(WRONG_SECONDS, seconds)
+        self._trusted: Remembered[str, None] = Remembered(TRUSTED_SECONDS, seconds)
+        """Networks from which the right token came."""
         self._refused_until: dict[str, float] = {}
         """By network, when it may send a token again."""
 
     async def who(self, shown: Shown, *, now: float) -> Principal:
-        """Raises TooManyTries from an address that guesses: there the right token does not work either."""
+        """Raises TooManyTries from a network that guesses: there a token works only if it worked lately."""
         if shown.bearer is not None and await self._opens(shown.bearer, shown.address, now=now):
             return OPERATOR
         if shown.cookie is not None and await self._in_session(shown.cookie, now=now):
@@ -105,9 +109,12 @@ class SharedSecret:
 
     async def _opens(self, text: str, address: str, *, now: float) -> bool:
         network = allowances.network_of(address)
-        if (wait := self._refused_until.get(network, now) - now) > 0:
+        right = self.is_it(text)
+        # All clients of a NAT, or of a proxy that hides them, have one address: a guesser must not lock them out.
+        if not (right and network in self._trusted) and (wait := self._refused_until.get(network, now) - now) > 0:
             raise TooManyTries(wait)
-        if self.is_it(text):
+        if right:
+            self._trusted[network] = None
             return True
         known = digest(text)
         if known not in self._wrong:

@@ -191,7 +191,8 @@ def address_of(scope: Scope) -> str:
     """
     client = scope.get("client")
     try:
-        return str(ipaddress.ip_address(client[0])) if client else UNKNOWN
+        # an IPv6 zone (fe80::1%eth0) may be any text
+        return str(ipaddress.ip_address(client[0].partition("%")[0])) if client else UNKNOWN
     except ValueError:
         return UNKNOWN
 

@@ -145,7 +145,7 @@ async def answered(request: Request, error: Exception) -> Response:
 async def _refused(_: Request, error: Exception) -> Response:
     status, code, details = _REFUSALS[type(error)]
     answer = refusal(status, code, str(error), **{name: getattr(error, name) for name in details})
-    if isinstance(error, errors.TooManyTries | errors.TooManyJobs | errors.TooManyStreams):
+    if isinstance(error, errors.RetryLater):
         answer.headers["Retry-After"] = str(max(1, math.ceil(error.retry_seconds)))
     return answer
 
