@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from holdfast.streams import Streamed
 __all__ = ["DataLoader", "Position"]
 
 logger = logging.getLogger("holdfast")
+
+_HOW_TO_COUNT = "loop over the loader, or over range(loader.batches_left(loader.epoch + 1))"
 
 drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 """Loaders that gave a batch since a session last looked: it warns of one that it was not given."""
@@ -191,9 +193,11 @@ class DataLoader:
                 "batch, the next one begins epoch %d",
                 *(self.epoch, self.epoch + 1),
             )
+            ended = f"epoch {self.epoch} had no batch left after the resume"
             self.position = _after(self.position)
-            return iter(())
-        return self._by_hand()
+            return _none_left(f"{ended}: {_HOW_TO_COUNT}")
+        resumed = f"epoch {self.epoch} had fewer batches left after the resume than a whole epoch: {_HOW_TO_COUNT}"
+        return self._by_hand(resumed if self._goes_on else None)
 
     def rest_of_epoch(self) -> Iterator[Any]:
         """What is left of the epoch, for `session.batches`, which decides itself which epoch comes next."""
@@ -207,7 +211,8 @@ class DataLoader:
             if self._current is iterator:
                 self._current, self._counted = None, False
 
-    def _by_hand(self) -> Iterator[Any]:
+    def _by_hand(self, why_short: str | None) -> Generator[Any, None, str | None]:
+        """Give the batches; `why_short` is the message of the StopIteration at their end."""
         iterator, placed = object(), self._placed
         before = self._current, self.position, self._began, self._counted
         dataset_state = self._dataset_state
@@ -238,6 +243,7 @@ class DataLoader:
                     self._inner.state = dataset_state
                     if not interrupted:
                         self._current, self._looked = None, True
+        return why_short
 
     def _batches(self, iterator: object, *, by_hand: bool) -> Iterator[Any]:
         """From `position` to the end of its epoch; `position` follows, also to where a restore has set it."""
@@ -427,3 +433,9 @@ def _place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, i
     if rank is None or world_size is None or not 0 <= rank < world_size:
         raise ValueError(f"DataLoader(rank={rank}, world_size={world_size}): give both, 0 <= rank < world_size")
     return rank, world_size
+
+
+def _none_left(why: str) -> Generator[Any, None, str]:
+    """An iterator without batches; `why` is the message of its StopIteration."""
+    yield from ()
+    return why

@@ -120,6 +120,11 @@ class Progress:
             self.highest = iteration
         self.reached = iteration
 
+    @property
+    def place(self) -> str:
+        """How far this start has come, for people."""
+        return f"at iteration {self.reached:,}" if self.reached else "before it finished an iteration"
+
     def taken_back(self, iteration: int) -> None:
         """The next start goes on from there: what comes then is new on its lineage."""
         self.highest = iteration
@@ -340,7 +345,7 @@ class Supervisor:
         if not self._has_begun:
             found, then = "before a session began", ""
         else:
-            found, then = f"at iteration {self._progress.reached}", ": it resumes from its newest checkpoint"
+            found, then = self._progress.place, ": it resumes from its newest checkpoint"
         return (
             f"giving up: {starts} ended without a new iteration, the last one ({previous_exit}) {found}. Correct "
             f"the cause, as shown above, and run it again{then}"
@@ -351,7 +356,7 @@ class Supervisor:
         seconds = self.limits.backoff_seconds(fruitless)
         tries = f", try {fruitless + 1} of {self.limits.fruitless_starts}" if fruitless else ""
         self.say(
-            f"the trainer ended ({previous_exit}) at iteration {self._progress.reached}; "
+            f"the trainer ended ({previous_exit}) {self._progress.place}; "
             f"starting it again in {seconds:.1f} s{tries}",
             logging.WARNING,
         )

@@ -228,7 +228,7 @@ class Training:
         self._compared = self._structure
         try:
             self.registry.require_fit(*self._start)
-        except IncompatibleCheckpoint as error:
+        except (IncompatibleCheckpoint, DamagedCheckpoint) as error:
             self._start = None
             return str(error)
         return None

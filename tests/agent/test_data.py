@@ -53,6 +53,18 @@ def test_a_resumed_epoch_goes_on_with_the_next_sample_although_workers_had_read_
     assert epoch(after) == two_epochs[1]
 
 
+def test_a_loop_that_asks_for_more_than_a_resumed_epoch_has_left_is_told_why():
+    loader = shuffled()
+    loader.load_state_dict({**loader.state_dict(), "taken": 20})
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(StopIteration, match="epoch 0 had fewer batches left after the resume than a whole epoch"):
+        next(batches)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "taken": 23})
+    with pytest.raises(StopIteration, match=r"epoch 0 had no batch left .* range\(loader\.batches_left"):
+        next(iter(loader))
+
+
 def test_a_run_that_is_resumed_again_and_again_sees_what_one_run_sees(two_epochs):
     seen, state = [], shuffled().state_dict()
     while state["epoch"] < 2:

@@ -245,7 +245,8 @@ def test_a_missing_file_is_damage_to_those_that_need_it(large):
 def test_a_manifest_that_lacks_a_shard_is_damaged(tmp_path, asked):
     whole = commit(tmp_path / "whole", 4, {"w": by_rows(random(8, 3), 4)})
     lacking = [tensor for tensor in whole.manifest.tensors if tensor.file != "rank-3.safetensors"]
-    manifest = msgspec.structs.replace(whole.manifest, tensors=lacking)
+    files = [file for file in whole.manifest.files if file.name != "rank-3.safetensors"]
+    manifest = msgspec.structs.replace(whole.manifest, tensors=lacking, files=files)
     whole.store.acquire_attempt("job", "again")
     manifest = msgspec.structs.replace(manifest, iteration=2, attempt=2)
     commit_manifest(whole.store, manifest, payloads(4, {"w": by_rows(random(8, 3), 4)}))

@@ -16,7 +16,7 @@ from holdfast_server.lines import Strand
 
 JOB = "/api/v1/jobs/char-gpt"
 EXPORT = f"{JOB}/export"
-FAR = 2**52
+FAR = 10**11
 
 
 @pytest.fixture

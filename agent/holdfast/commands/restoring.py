@@ -130,10 +130,12 @@ def _order(client: Client, job: str, iteration: int, expires_seconds: float | No
             which, there = "oldest that exists", oldest.iteration
         else:
             raise
-    print(f"holdfast: {job} has no checkpoint at iteration {iteration}.", file=sys.stderr)
+    missing = f"{job} has no checkpoint at iteration {iteration}"
     if not nearest or there > iteration:
+        print(f"holdfast: {missing}.", file=sys.stderr)
         alternative = f", or {iteration} --nearest" if there <= iteration else ""
         fail(f"the {which} is at {there}: holdfast restore {job} {there}{alternative}")
+    print(f"{missing}: restoring the {which}, {there}", file=sys.stderr)
     return client.restore(job, there, expires_seconds=expires_seconds)
 
 

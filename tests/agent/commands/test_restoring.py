@@ -47,7 +47,7 @@ def test_the_nearest_earlier_checkpoint_is_offered_and_not_used(
 def test_the_nearest_earlier_checkpoint_is_taken_on_request(holdfast: Holdfast, server: FakeServer) -> None:
     result = holdfast("restore", "gpt", "199", "--nearest")
     assert result.exit_code == 0
-    assert "gpt has no checkpoint at iteration 199" in result.stderr
+    assert result.stderr == "gpt has no checkpoint at iteration 199: restoring the nearest earlier one, 100\n"
     assert "restored   gpt to iteration 100" in result.stdout
 
 
