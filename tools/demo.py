@@ -22,7 +22,7 @@ from pathlib import Path
 
 from demo_summary import Story, read_losses, summary
 
-from holdfast.client import CheckpointRow, Client, Job, ServerError, UnreachableError
+from holdfast.client import CheckpointRow, Client, JobSummary, ServerError, UnreachableError
 from holdfast.protocol import DEFAULT_PORT
 
 JOB = "char-gpt"
@@ -78,7 +78,7 @@ class Demo:
                 process.kill()
                 process.wait()
 
-    def job(self) -> Job | None:
+    def job(self) -> JobSummary | None:
         """Read the job; None until its first report."""
         try:
             return self.client.job(JOB)
@@ -261,7 +261,7 @@ def restore_earlier(demo: Demo, ticker: Ticker, story: Story) -> None:
     ticker.watch(lambda: _iteration(demo.job()) >= again or time.monotonic() > patience, "the replay", 120)
 
 
-def _progress(job: Job | None) -> str:
+def _progress(job: JobSummary | None) -> str:
     if job is None:
         return "the trainer is starting (importing torch, reading the training text) ..."
     last = job.last_durable.iteration if job.last_durable else "none yet"
@@ -274,15 +274,15 @@ def _progress(job: Job | None) -> str:
     )
 
 
-def _applied(job: Job | None, version: int) -> bool:
+def _applied(job: JobSummary | None, version: int) -> bool:
     return job is not None and (job.applied_version or 0) >= version
 
 
-def _exposed(job: Job | None) -> bool:
+def _exposed(job: JobSummary | None) -> bool:
     return job is not None and job.exposure_iterations >= 1
 
 
-def _nearly_due(job: Job | None) -> bool:
+def _nearly_due(job: JobSummary | None) -> bool:
     """Over half of an interval has passed, and the next checkpoint does not begin before the kill arrives."""
     if job is None or job.interval is None:
         return False
@@ -295,11 +295,11 @@ def _interval(demo: Demo) -> int:
     return (job.interval if job else None) or 0
 
 
-def _overhead(job: Job) -> tuple[float | None, int]:
+def _overhead(job: JobSummary) -> tuple[float | None, int]:
     return job.measured_overhead, job.measured_window_iterations
 
 
-def _iteration(job: Job | None) -> int:
+def _iteration(job: JobSummary | None) -> int:
     return job.iteration if job else 0
 
 

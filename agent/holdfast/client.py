@@ -26,9 +26,9 @@ from holdfast.answers import (
     Family,
     Fleet,
     Goodput,
-    Job,
     JobNumbers,
     JobPlan,
+    JobSummary,
     NoticeRow,
     Order,
     RankTimes,
@@ -59,7 +59,7 @@ PAGE = 500
 """The most rows that the server gives at once."""
 
 __all__ = [
-    "DEFAULT_SERVER", "CheckpointRow", "Client", "Conflict", "Edit", "Goodput", "Invalid", "Job", "JobPlan",
+    "DEFAULT_SERVER", "CheckpointRow", "Client", "Conflict", "Edit", "Goodput", "Invalid", "JobPlan", "JobSummary",
     "NotFound", "NotPermitted", "NoticeRow", "Order", "ServerBusy", "ServerError", "Tensors", "UnreachableError",
     "Verification", "validate_server",
 ]  # fmt: skip
@@ -106,9 +106,9 @@ class Client(Administration):
 
     def jobs(
         self, *, search: str | None = None, status: str | None = None, project: str | None = None
-    ) -> list[Job]:
+    ) -> list[JobSummary]:
         """All jobs that match, page by page."""
-        found: list[Job] = []
+        found: list[JobSummary] = []
         pages = 1
         while len(found) < pages * PAGE and (page := len(found) // PAGE + 1) <= pages:
             fleet = self.fleet(search=search, status=status, project=project, page=page, size=PAGE, sort="name")
@@ -131,9 +131,9 @@ class Client(Administration):
         query = {"search": search, "status": status, "project": project, "sort": sort, "page": page, "size": size}
         return self._ask("GET", asked("/jobs", **query), Fleet)
 
-    def job(self, job: str) -> Job:
+    def job(self, job: str) -> JobSummary:
         """Raises NotFound."""
-        return self._ask("GET", filled("/jobs/{job}", job=job), Job)
+        return self._ask("GET", filled("/jobs/{job}", job=job), JobSummary)
 
     def delete_job(self, job: str) -> None:
         """Remove a job and all that the server has stored of it. Its store stays.
@@ -160,14 +160,14 @@ class Client(Administration):
         changes = {name: value for name, value in given.items() if value is not None}
         return self._ask("PATCH", filled("/jobs/{job}/numbers", job=job), JobNumbers, changes, twice=True)
 
-    def watch(self, job: str) -> Iterator[Job]:
+    def watch(self, job: str) -> Iterator[JobSummary]:
         """The job as it is, again each time that it changes, for as long as the server keeps the stream.
 
         Raises:
             NotFound.
         """
         for answer in self._server.stream(filled("/jobs/{job}/stream", job=job)):
-            yield convert(answer, Job)
+            yield convert(answer, JobSummary)
 
     def checkpoints(self, job: str, *, limit: int = 50, before: str | None = None) -> list[CheckpointRow]:
         """The last taken first, in every state.

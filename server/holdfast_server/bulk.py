@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.answers import BulkOutcome, DesiredChanges
 from holdfast_server import control, models
 from holdfast_server.accounts.principal import Principal, Role
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting, Refused, UnknownJob
-from holdfast_server.views import BulkOutcome, DesiredChanges
 
 MOST_JOBS = 200
 

@@ -12,12 +12,12 @@ from sqlalchemy import BindParameter, ColumnElement, Select, and_, bindparam, fu
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
+from holdfast.answers import CheckpointRow, Failing, LineageRow
 from holdfast.protocol import MAX_ITERATION, MOST_RANKS_TOLD, RankSpan
 from holdfast_server import models, ways
 from holdfast_server.ancestry import Ancestry, Branch
 from holdfast_server.db import named_jobs
 from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint
-from holdfast_server.views import CheckpointRow, Failing, LineageRow
 
 _COLUMNS = tuple(name for name in protocol.Checkpoint.__struct_fields__ if name != "ranks")
 _OPERATORS = ("label", "pinned_by", "pinned_at")

@@ -10,16 +10,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, OPEN_ORDER_STATES
-from holdfast_server import audit, checkpoints, models, orders, pins, verifications
-from holdfast_server import desired as wanted
-from holdfast_server.checkpoints import DURABLE, ancestry_of, as_row
-from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, NotPossible, NotRestorable
-from holdfast_server.previews import preview_restore as preview_restore
-from holdfast_server.previews import preview_settings as preview_settings
-from holdfast_server.summaries import find_job
-from holdfast_server.views import (
+from holdfast.answers import (
     CheckpointChanges,
     CheckpointRow,
     DesiredChanges,
@@ -29,6 +20,15 @@ from holdfast_server.views import (
     Tensors,
     Verification,
 )
+from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, OPEN_ORDER_STATES
+from holdfast_server import audit, checkpoints, models, orders, pins, verifications
+from holdfast_server import desired as wanted
+from holdfast_server.checkpoints import DURABLE, ancestry_of, as_row
+from holdfast_server.db import Database
+from holdfast_server.errors import InvalidSetting, NotPossible, NotRestorable
+from holdfast_server.previews import preview_restore as preview_restore
+from holdfast_server.previews import preview_settings as preview_settings
+from holdfast_server.summaries import find_job
 
 MAX_KEY = 200
 

@@ -11,12 +11,12 @@ from msgspec import UNSET
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import Change, DesiredChanges, Edit, Order
 from holdfast.pacing import parse_budget, parse_every, parse_policy
 from holdfast.protocol import OPEN_ORDER_STATES, Desired, Paced, RestoreOrder, VerifyRequest
 from holdfast.retention import parse_retention
 from holdfast_server import models
 from holdfast_server.errors import Conflict, InvalidSetting
-from holdfast_server.views import Change, DesiredChanges, Edit, Order
 
 T = TypeVar("T")
 

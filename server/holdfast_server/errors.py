@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_server.views import CheckpointRow, Order
+from holdfast.answers import CheckpointRow, Order
 
 
 class Refused(Exception):

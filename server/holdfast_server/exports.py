@@ -19,6 +19,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from sqlalchemy import select
 
+from holdfast.answers import CheckpointRow
 from holdfast_server import lines, models, reading, rollups
 from holdfast_server.ancestry import Ancestry
 from holdfast_server.checkpoints import ancestry_of, as_row
@@ -29,7 +30,6 @@ from holdfast_server.rollups import LAST, MAXIMUM, MINIMUM, SUM, Rollup
 from holdfast_server.series import AT, DATA_SECONDS, SECONDS, STALL_SECONDS, Contents
 from holdfast_server.stretches import names_of
 from holdfast_server.summaries import find_job
-from holdfast_server.views import CheckpointRow
 
 AT_ONCE = 2
 """Parts that one server makes at the same time, for all who export together: each keeps a processor busy."""

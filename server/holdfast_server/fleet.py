@@ -9,11 +9,11 @@ from typing import Any, Literal
 from sqlalchemy import ColumnExpressionArgument, Select, case, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import Fleet, JobStatus
 from holdfast_server import models, worst
 from holdfast_server.db import Database
 from holdfast_server.status import ALIVE, STATUSES, current_attempt, status_in_sql
 from holdfast_server.summaries import summaries
-from holdfast_server.views import Fleet, JobStatus
 
 PAGE_ROWS, MOST_ROWS = 50, 500
 

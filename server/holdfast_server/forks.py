@@ -8,11 +8,11 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import Family, ForkRow, ForkSource
 from holdfast.protocol import parse_checkpoint_id
 from holdfast_server import models
 from holdfast_server.db import Database
 from holdfast_server.summaries import find_job
-from holdfast_server.views import Family, ForkRow, ForkSource
 
 MOST_FORKS = 200
 

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import Bucket, Goodput, ShortWindow, TimeBucket, Window
 from holdfast.protocol import PLANNED_ENDS
 from holdfast_server import models
 from holdfast_server.ancestry import Ancestry
@@ -22,15 +23,13 @@ from holdfast_server.timesheet import (
     BUCKETS,
     DEFINITIONS,
     MICROSECONDS,
-    Bucket,
     Life,
     Restored,
     Span,
     Timesheet,
     timesheet,
 )
-from holdfast_server.views import Goodput, TimeBucket
-from holdfast_server.windows import ShortWindow, Window, begin_of
+from holdfast_server.windows import begin_of
 from holdfast_server.work import bucket_of
 
 MOST_SPANS = 2000

@@ -13,10 +13,10 @@ from sqlalchemy import BigInteger, ColumnElement, Integer, Select, and_, bindpar
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
+from holdfast.answers import Density, GapRow, PacedRow, StallDensity, StallRow
 from holdfast.protocol import StallKind
 from holdfast_server import models
 from holdfast_server.checkpoints import DURABLE, taken_at
-from holdfast_server.views import Density, GapRow, PacedRow, StallDensity, StallRow
 
 Axis = Literal["iteration", "time"]
 Moment = ColumnElement[float] | InstrumentedAttribute[float]

@@ -22,9 +22,9 @@ from prometheus_client import (
     generate_latest,
 )
 
+from holdfast.answers import JobStatus, JobSummary
 from holdfast_server.ingest import Received
 from holdfast_server.intake import TooMuch
-from holdfast_server.views import JobStatus, JobSummary
 
 # When a counter was made is of use to nobody here, and is told by a series beside each.
 disable_created_metrics()  # type: ignore[no-untyped-call]

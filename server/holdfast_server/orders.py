@@ -11,12 +11,12 @@ from sqlalchemy import Select, and_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
+from holdfast.answers import Change, Order, Transition
 from holdfast.protocol import OPEN_ORDER_STATES, OrderState
 from holdfast_server import desired, models
 from holdfast_server.checkpoints import DURABLE
 from holdfast_server.db import named_jobs
 from holdfast_server.errors import InvalidSetting, NotCancellable, OpenOrder, UnknownOrder
-from holdfast_server.views import Change, Order, Transition
 
 FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "delivered": ("requested",),

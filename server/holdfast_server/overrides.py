@@ -7,9 +7,9 @@ from functools import partial
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import DesiredChanges
 from holdfast_server import audit, desired, models
 from holdfast_server.db import Database
-from holdfast_server.views import DesiredChanges
 
 EVERY_SECONDS = 10.0
 SERVER = "the server"

@@ -6,11 +6,11 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
+from holdfast.answers import Change
 from holdfast.protocol import MOST_PINS
 from holdfast_server import desired, models
 from holdfast_server.checkpoints import DURABLE
 from holdfast_server.errors import InvalidSetting, NotPossible
-from holdfast_server.views import Change
 
 MOST_LABEL = 64
 """Characters."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from holdfast.answers import JobPlan, Origin
 from holdfast.pacing import DEFAULT_BUDGET, History, LossCurve, Settings, parse_budget, parse_every
 from holdfast.pacing.failures import Failures
 from holdfast.pacing.outlook import at_world_size, outlook
@@ -19,7 +20,6 @@ from holdfast_server.errors import InvalidSetting
 from holdfast_server.failures import Seen, failures_of
 from holdfast_server.pace import paced_of, profile_of
 from holdfast_server.summaries import find_job
-from holdfast_server.views import JobPlan, Origin
 
 MAX_RANKS = 10_000_000
 MAX_TYPED = 40

@@ -8,6 +8,7 @@ from operator import itemgetter
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import RestorePreview, SettingsPreview
 from holdfast.pacing import DEFAULT_BUDGET, Settings, parse_budget, parse_every, plan
 from holdfast.protocol import Paced
 from holdfast_server import models, modes
@@ -18,7 +19,6 @@ from holdfast_server.errors import InvalidSetting
 from holdfast_server.pace import in_force, paced_of, profile_of
 from holdfast_server.status import status_of
 from holdfast_server.summaries import find_job
-from holdfast_server.views import RestorePreview, SettingsPreview
 
 RESTORES_LOOKED_AT = 5
 

@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import RankRow, RankTimes, ShortWindow
 from holdfast_server import models
 from holdfast_server.db import Database
 from holdfast_server.stragglers import OWN, RankMeans, compare
 from holdfast_server.summaries import find_job
-from holdfast_server.views import RankRow, RankTimes
-from holdfast_server.windows import ShortWindow, begin_of
+from holdfast_server.windows import begin_of
 from holdfast_server.work import bucket_of
 
 

@@ -10,11 +10,11 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import Kept, RetentionChanges
 from holdfast_server import audit, models, thinning
 from holdfast_server import work as ranks_work
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting, UnknownProject
-from holdfast_server.views import Kept, RetentionChanges
 
 EVERY_SECONDS = 300.0
 LEAST_SECONDS = 3600.0

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from holdfast.answers import Band, Mean, Series
 from holdfast_server import columns, rollups
 from holdfast_server.columns import BUILT_IN, Floats, Ints, Table
 from holdfast_server.lines import Plan, Read
 from holdfast_server.rollups import DOWN, LAST, MAXIMUM, MINIMUM, NAN, SUM, UP, Rollup
 from holdfast_server.stretches import names_of
-from holdfast_server.views import Band, Mean, Series
 
 AT, SECONDS, STALL_SECONDS, DATA_SECONDS = range(len(BUILT_IN))
 

@@ -7,12 +7,12 @@ from typing import cast
 from sqlalchemy import BigInteger, case, func, select
 from sqlalchemy import cast as as_type
 
+from holdfast.answers import StallsOverTime, Window
 from holdfast.protocol import StallKind
 from holdfast_server import models
 from holdfast_server.db import Database
 from holdfast_server.summaries import find_job
-from holdfast_server.views import StallsOverTime
-from holdfast_server.windows import Window, begin_of
+from holdfast_server.windows import begin_of
 
 STRETCHES = 60
 _MS = 1000

@@ -8,9 +8,9 @@ from typing import get_args
 
 from sqlalchemy import ColumnElement, and_, case, literal, or_
 
+from holdfast.answers import JobStatus
 from holdfast_server import models
 from holdfast_server.samples import Recent, total
-from holdfast_server.views import JobStatus
 
 SILENT_AFTER_SECONDS = 20.0
 SILENT_AFTER_ITERATIONS = 3

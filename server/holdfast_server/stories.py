@@ -5,12 +5,12 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import CheckpointRow, CheckpointStory, Edit, LineageRow, Order
 from holdfast.protocol import MOST_RANKS_TOLD, parse_checkpoint_id
 from holdfast_server import checkpoints, desired, models, orders, verifications
 from holdfast_server.checkpoints import DURABLE, as_lineage, as_row
 from holdfast_server.db import Database
 from holdfast_server.summaries import find_job
-from holdfast_server.views import CheckpointRow, CheckpointStory, Edit, LineageRow, Order
 
 ORDERS_TOLD = 20
 

@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import Select, and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import CheckpointRow, Failing, JobSummary, LongestStall, Order
 from holdfast_server import checkpoints, desired, models, modes, orders, ways
 from holdfast_server.ancestry import Ancestry
 from holdfast_server.db import Database, named_jobs
@@ -18,7 +19,6 @@ from holdfast_server.ingest import recent_of
 from holdfast_server.pace import paced_of, reason_of
 from holdfast_server.samples import Recent
 from holdfast_server.status import current_attempt, iterations_per_second, seconds_of_last, sparkline, status_of
-from holdfast_server.views import CheckpointRow, Failing, JobSummary, LongestStall, Order
 
 _labels = msgspec.msgpack.Decoder(dict[str, str])
 

@@ -13,6 +13,15 @@ import msgspec
 from sqlalchemy import Select, bindparam, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import (
+    AttemptRow,
+    CheckpointRow,
+    Edit,
+    NoticeRow,
+    Order,
+    Series,
+    Timeline,
+)
 from holdfast_server import desired, lines, models, reading, series
 from holdfast_server import marks as marked
 from holdfast_server import orders as restore_orders
@@ -26,15 +35,6 @@ from holdfast_server.status import status_of
 from holdfast_server.stretches import names_of
 from holdfast_server.summaries import find_job
 from holdfast_server.summaries import job_summary as job_summary
-from holdfast_server.views import (
-    AttemptRow,
-    CheckpointRow,
-    Edit,
-    NoticeRow,
-    Order,
-    Series,
-    Timeline,
-)
 
 MAX_POINTS = 2000
 MAX_MARKS = 500

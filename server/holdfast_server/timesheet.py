@@ -8,23 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import get_args
+
+from holdfast.answers import Bucket
 
 MICROSECONDS = 1_000_000
 
-Bucket = Literal[
-    "productive",
-    "snapshot_wait",
-    "persist_backpressure",
-    "data_fetch",
-    "data_prep",
-    "barrier",
-    "restoring",
-    "starting",
-    "lost",
-    "down",
-    "unexplained",
-]
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 DEFINITIONS: dict[Bucket, str] = {
     "productive": "iterations that stand, without the waits in them",

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import Edit, Order, PacedRow
 from holdfast.protocol import MAX_ITERATION
 from holdfast_server import desired, lines, marks, models, reading, rollups
 from holdfast_server import orders as restore_orders
@@ -27,7 +28,6 @@ from holdfast_server.samples import TIMES_END
 from holdfast_server.series import AT, SECONDS, Contents
 from holdfast_server.summaries import find_job
 from holdfast_server.timeline import MAX_MARKS, MAX_POINTS, MAX_ROWS
-from holdfast_server.views import Edit, Order, PacedRow
 
 TRACKS = ("iterations", "snapshot", "persist", "stalls", "orders")
 MOST_ROWS = 20_000

@@ -13,11 +13,11 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
+from holdfast.answers import Change, TensorRow, Tensors, Verification
 from holdfast.protocol import MOST_TENSORS, MOST_VERIFICATIONS, TensorNorms, VerifyRequest
 from holdfast_server import compression, desired, models
 from holdfast_server.checkpoints import DURABLE
 from holdfast_server.errors import NotPossible
-from holdfast_server.views import Change, TensorRow, Tensors, Verification
 
 IN_REACH = (DURABLE, "damaged")
 OPEN = ("requested", "reading")

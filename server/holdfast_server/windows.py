@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from holdfast.answers import ShortWindow, Window
 
-Window = Literal["1h", "24h", "7d", "all"]
-ShortWindow = Literal["10m", "1h", "24h"]
 """For questions about each of a thousand ranks."""
 
 SECONDS: dict[str, float] = {"10m": 600.0, "1h": 3600.0, "24h": 86400.0, "7d": 604800.0}

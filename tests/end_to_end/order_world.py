@@ -18,6 +18,7 @@ from typing import Any
 import in_memory
 import msgspec
 
+from holdfast.answers import Order
 from holdfast.errors import Fenced
 from holdfast.orders import Orders
 from holdfast.pacing import Settings
@@ -41,7 +42,6 @@ from holdfast.store.local import LocalStore
 from holdfast_server import control, ingest, models, order_watch
 from holdfast_server.db import Database
 from holdfast_server.errors import NotCancellable, OpenOrder
-from holdfast_server.views import Order
 
 ITERATIONS = (10, 20, 30)
 """Of the checkpoints that orders go back to."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.client import Client, Job, ServerError
+from holdfast.client import Client, JobSummary, ServerError
 
 TRAINER = Path(__file__).with_name("trainer.py")
 SAMPLES = 211
@@ -107,7 +107,7 @@ def _address(log: Path) -> str | None:
     return found[1] if found else None
 
 
-def known(client: Client, job: str) -> Job | None:
+def known(client: Client, job: str) -> JobSummary | None:
     try:
         return client.job(job)
     except ServerError:

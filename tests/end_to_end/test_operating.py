@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, Step, environment, known, read_ledger, spawned, until
 
-from holdfast.client import Client, Job
+from holdfast.client import Client, JobSummary
 
 pytestmark = pytest.mark.processes
 
@@ -30,7 +30,7 @@ class Running:
     store: Path
     supervisor: subprocess.Popen[bytes]
 
-    def job(self) -> Job:
+    def job(self) -> JobSummary:
         return self.client.job(self.name)
 
     def newest(self) -> int:
@@ -47,7 +47,7 @@ class Running:
             command, capture_output=True, text=True, env=env, check=False, timeout=PATIENCE_SECONDS
         )
 
-    def wait(self, happened: Callable[[Job], bool], what: str) -> Job:
+    def wait(self, happened: Callable[[JobSummary], bool], what: str) -> JobSummary:
         until(lambda: happened(self.job()), what)
         return self.job()
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from holdfast.answers import Failing
 from holdfast.cli import app as cli
 from holdfast.protocol import AttemptFinished, OrderMoved, Paced
 from holdfast_server.accounts import projects
@@ -18,7 +19,6 @@ from holdfast_server.alerts import evaluation
 from holdfast_server.alerts import facts as job_facts
 from holdfast_server.alerts.facts import Ended, Facts
 from holdfast_server.alerts.kinds import KINDS
-from holdfast_server.views import Failing
 
 PROJECT = "/api/v1/projects/default"
 JOB = "/api/v1/jobs/char-gpt"

@@ -10,12 +10,12 @@ import asyncpg
 import pytest
 from clusters import ON_POSTGRES, ON_SQLITE, ask
 
+from holdfast.answers import DesiredChanges
 from holdfast_server import control, models
 from holdfast_server.chores import Chore, do, kept_up
 from holdfast_server.db import Database, DatabaseUnavailable, postgres, relay
 from holdfast_server.db import database as database_module
 from holdfast_server.settings import database_url
-from holdfast_server.views import DesiredChanges
 
 JOB = "char-gpt"
 NOW = 1_790_000_000.0

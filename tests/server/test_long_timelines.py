@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
+from holdfast.answers import RetentionChanges
 from holdfast.protocol import Samples
 from holdfast_server import compaction, lines, models, retention
 from holdfast_server.chores import Chore, do
-from holdfast_server.views import RetentionChanges
 
 JOB = "/api/v1/jobs/char-gpt"
 DAY = 86_400.0

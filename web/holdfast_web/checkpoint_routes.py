@@ -9,6 +9,15 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse, Response
 
+from holdfast.answers import (
+    CheckpointChanges,
+    CheckpointStory,
+    Edit,
+    Family,
+    JobSummary,
+    Tensors,
+    Verification,
+)
 from holdfast.protocol import validate_job
 from holdfast_server import control, forks, timeline
 from holdfast_server.db import Database
@@ -19,15 +28,6 @@ from holdfast_server.pins import MOST_LABEL
 from holdfast_server.stories import story
 from holdfast_server.summaries import job_summary
 from holdfast_server.verifications import IN_REACH
-from holdfast_server.views import (
-    CheckpointChanges,
-    CheckpointStory,
-    Edit,
-    Family,
-    JobSummary,
-    Tensors,
-    Verification,
-)
 from holdfast_web.controls import Ack, Typed
 from holdfast_web.filters import age
 from holdfast_web.pages import EDITS_MOST

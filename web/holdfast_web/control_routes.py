@@ -8,10 +8,10 @@ from dataclasses import replace
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
+from holdfast.answers import DesiredChanges, JobSummary
 from holdfast_server import control, timeline
 from holdfast_server.dependencies import Clock, Db, Who
 from holdfast_server.errors import Conflict, Refused, UnknownJob, UnknownOrder
-from holdfast_server.views import DesiredChanges, JobSummary
 from holdfast_web import controls, forms, pages
 from holdfast_web.routing import Htmx, PageRoute, Text, status_of
 

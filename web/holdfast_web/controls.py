@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from holdfast.answers import Edit, JobSummary, SettingsPreview
 from holdfast.pacing.profile import Plan
 from holdfast_server import control, timeline
 from holdfast_server.db import Database
 from holdfast_server.errors import Conflict, Refused
-from holdfast_server.views import Edit, JobSummary, SettingsPreview
 from holdfast_web.render import View
 
 SETTINGS = ("budget", "policy", "interval", "checkpoints", "retention")

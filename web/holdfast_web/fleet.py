@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import ClassVar, cast, get_args
 from urllib.parse import urlencode
 
+from holdfast.answers import BulkOutcome, Fleet, JobStatus, JobSummary, ShortWindow
 from holdfast_server import goodput
 from holdfast_server.alerts.incidents import AlertRow, open_of_jobs
 from holdfast_server.db import Database
@@ -15,8 +16,6 @@ from holdfast_server.errors import InvalidSetting
 from holdfast_server.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
 from holdfast_server.fleet import fleet as fleet_of
 from holdfast_server.status import STATUSES
-from holdfast_server.views import BulkOutcome, Fleet, JobStatus, JobSummary
-from holdfast_server.windows import ShortWindow
 from holdfast_web.render import View, values
 
 SIZES = (25, 50, 100, 200)

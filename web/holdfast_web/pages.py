@@ -6,13 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from holdfast_server import control, exports, forks, goodput, plans, timeline
-from holdfast_server.alerts import incidents
-from holdfast_server.alerts.incidents import AlertRow
-from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint, NotRestorable, Refused
-from holdfast_server.summaries import STALL_WINDOW_ITERATIONS
-from holdfast_server.views import (
+from holdfast.answers import (
     CheckpointRow,
     Edit,
     Family,
@@ -22,6 +16,12 @@ from holdfast_server.views import (
     Order,
     RestorePreview,
 )
+from holdfast_server import control, exports, forks, goodput, plans, timeline
+from holdfast_server.alerts import incidents
+from holdfast_server.alerts.incidents import AlertRow
+from holdfast_server.db import Database
+from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint, NotRestorable, Refused
+from holdfast_server.summaries import STALL_WINDOW_ITERATIONS
 from holdfast_web import forms
 from holdfast_web.alert_pages import SILENCES
 from holdfast_web.controls import Ack, Controls, acks_of

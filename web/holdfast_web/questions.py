@@ -8,14 +8,13 @@ from typing import Annotated, ClassVar, cast, get_args
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
+from holdfast.answers import Goodput, RankTimes, ShortWindow, StallsOverTime, Window
 from holdfast.protocol import StallKind
 from holdfast_server.dependencies import Clock, Db
 from holdfast_server.errors import InvalidSetting
 from holdfast_server.goodput import goodput
 from holdfast_server.ranks import rank_heat, rank_times
 from holdfast_server.stalls import stalls_over_time
-from holdfast_server.views import Goodput, RankTimes, StallsOverTime
-from holdfast_server.windows import ShortWindow, Window
 from holdfast_web.filters import duration
 from holdfast_web.render import View, values
 from holdfast_web.routing import Htmx, PageRoute

@@ -1,6 +1,7 @@
-"""What a Holdfast server answers, as `holdfast.client` gives it.
+"""What a Holdfast server answers: encoded by the server, rendered by the pages, decoded by `holdfast.client`.
 
-A client may be older or newer than its server: what it does not know of is left out, what it misses has a default.
+A field that a later version adds has a default, so that a client of that version can decode the answers of an
+earlier server; a client leaves out fields that it does not know.
 """
 
 from __future__ import annotations
@@ -13,37 +14,52 @@ from holdfast.answers.alerts import Alert as Alert
 from holdfast.answers.alerts import AlertChannel as AlertChannel
 from holdfast.answers.alerts import AlertDelivery as AlertDelivery
 from holdfast.answers.alerts import AlertRule as AlertRule
+from holdfast.answers.jobs import BulkOutcome as BulkOutcome
 from holdfast.answers.jobs import Change as Change
+from holdfast.answers.jobs import CheckpointChanges as CheckpointChanges
 from holdfast.answers.jobs import CheckpointRow as CheckpointRow
+from holdfast.answers.jobs import DesiredChanges as DesiredChanges
 from holdfast.answers.jobs import Edit as Edit
 from holdfast.answers.jobs import Failing as Failing
 from holdfast.answers.jobs import Family as Family
 from holdfast.answers.jobs import Fleet as Fleet
 from holdfast.answers.jobs import ForkRow as ForkRow
 from holdfast.answers.jobs import ForkSource as ForkSource
-from holdfast.answers.jobs import Job as Job
 from holdfast.answers.jobs import JobNumbers as JobNumbers
+from holdfast.answers.jobs import JobStatus as JobStatus
+from holdfast.answers.jobs import JobSummary as JobSummary
 from holdfast.answers.jobs import LongestStall as LongestStall
 from holdfast.answers.jobs import NoticeRow as NoticeRow
+from holdfast.answers.jobs import NumberChanges as NumberChanges
 from holdfast.answers.jobs import Order as Order
 from holdfast.answers.jobs import TensorRow as TensorRow
 from holdfast.answers.jobs import Tensors as Tensors
 from holdfast.answers.jobs import Transition as Transition
 from holdfast.answers.jobs import Verification as Verification
+from holdfast.answers.jobs import VerificationState as VerificationState
+from holdfast.answers.questions import Bucket as Bucket
+from holdfast.answers.questions import CheckpointStory as CheckpointStory
 from holdfast.answers.questions import Goodput as Goodput
 from holdfast.answers.questions import JobPlan as JobPlan
 from holdfast.answers.questions import Kept as Kept
+from holdfast.answers.questions import Origin as Origin
 from holdfast.answers.questions import RankRow as RankRow
 from holdfast.answers.questions import RankTimes as RankTimes
 from holdfast.answers.questions import RestorePreview as RestorePreview
+from holdfast.answers.questions import RetentionChanges as RetentionChanges
 from holdfast.answers.questions import SettingsPreview as SettingsPreview
 from holdfast.answers.questions import TimeBucket as TimeBucket
 from holdfast.answers.timeline import AttemptRow as AttemptRow
 from holdfast.answers.timeline import Band as Band
+from holdfast.answers.timeline import Density as Density
 from holdfast.answers.timeline import GapRow as GapRow
 from holdfast.answers.timeline import LineageRow as LineageRow
 from holdfast.answers.timeline import Mean as Mean
 from holdfast.answers.timeline import PacedRow as PacedRow
 from holdfast.answers.timeline import Series as Series
+from holdfast.answers.timeline import ShortWindow as ShortWindow
+from holdfast.answers.timeline import StallDensity as StallDensity
 from holdfast.answers.timeline import StallRow as StallRow
+from holdfast.answers.timeline import StallsOverTime as StallsOverTime
 from holdfast.answers.timeline import Timeline as Timeline
+from holdfast.answers.timeline import Window as Window

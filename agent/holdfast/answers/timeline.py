@@ -1,90 +1,88 @@
-"""What happened to a job, iteration by iteration."""
+"""The timeline of a job."""
 
 from __future__ import annotations
 
-import msgspec
+from typing import Literal
+
+from msgspec import Struct
 
 from holdfast.answers.jobs import CheckpointRow, Edit, Order
 from holdfast.protocol import StallKind
 
-
-class Mean(msgspec.Struct, kw_only=True, frozen=True):
-    """A column of a series, by bucket."""
-
-    mean: list[float] = []
-    max: list[float] = []
+Window = Literal["1h", "24h", "7d", "all"]
+ShortWindow = Literal["10m", "1h", "24h"]
 
 
-class Band(msgspec.Struct, kw_only=True, frozen=True):
-    """A metric of a series, by bucket."""
-
-    mean: list[float] = []
-    min: list[float] = []
-    max: list[float] = []
+class Mean(Struct, kw_only=True, frozen=True):
+    mean: list[float]
+    max: list[float]
 
 
-class Series(msgspec.Struct, kw_only=True, frozen=True):
+class Band(Struct, kw_only=True, frozen=True):
+    mean: list[float]
+    min: list[float]
+    max: list[float]
+
+
+class Series(Struct, kw_only=True, frozen=True):
     """One lineage, by column. A bucket carries the number of its last iteration."""
 
-    lineage: int = 0
-    abandoned: bool = False
+    lineage: int
+    abandoned: bool
     """The job has left it for another, maybe one that goes on from the middle of it, or it is lost."""
     lost: bool = False
     """On the lineage that the job is on, and ahead of the job: a restart took it back, to repeat them."""
-    iteration: list[int] = []
-    at: list[float] = []
-    seconds: Mean = Mean()
-    stall_seconds: list[float] = []
+    iteration: list[int]
+    at: list[float]
+    seconds: Mean
+    stall_seconds: list[float]
     """Sum over the bucket."""
-    data_seconds: list[float] = []
+    data_seconds: list[float]
     """Sum over the bucket."""
-    metrics: dict[str, Band] = {}
+    metrics: dict[str, Band]
 
 
-class LineageRow(msgspec.Struct, kw_only=True, frozen=True):
-    """One line of training, from a start or a restore."""
-
-    lineage: int = 0
-    iteration: int = 0
+class LineageRow(Struct, kw_only=True, frozen=True):
+    lineage: int
+    iteration: int
     """Where it starts: its first own iteration is the next one."""
-    parent: str | None = None
-    order: str | None = None
-    at: float = 0.0
-    last_iteration: int = 0
-    abandoned: bool = False
+    parent: str | None
+    order: str | None
+    at: float
+    last_iteration: int
+    abandoned: bool
+    """No part of it lies on the way to where the job is."""
 
 
-class StallRow(msgspec.Struct, kw_only=True, frozen=True):
-    """One wait."""
-
-    iteration: int = 0
-    lineage: int = 0
+class StallRow(Struct, kw_only=True, frozen=True):
+    iteration: int
+    lineage: int
     kind: StallKind
-    seconds: float = 0.0
-    at: float = 0.0
+    seconds: float
+    at: float
 
 
-class Density(msgspec.Struct, kw_only=True, frozen=True):
+class Density(Struct, kw_only=True, frozen=True):
     """Checkpoints by bar, by column, where there are more than can be told apart."""
 
-    width: float = 1.0
+    width: float
     """Of each bar, in what the axis counts: iterations or seconds."""
-    start: list[float] = []
-    count: list[int] = []
-    durable: list[int] = []
-    failed: list[int] = []
+    start: list[float]
+    count: list[int]
+    durable: list[int]
+    failed: list[int]
     """Failed, torn or damaged."""
-    snapshot_seconds: list[float] = []
+    snapshot_seconds: list[float]
     """The longest."""
-    persist_seconds: list[float] = []
+    persist_seconds: list[float]
     """The longest."""
 
 
-class StallDensity(msgspec.Struct, kw_only=True, frozen=True):
+class StallDensity(Struct, kw_only=True, frozen=True):
     """Stalls of one kind by bar, by column."""
 
     kind: StallKind
-    width: float = 1.0
+    width: float
     start: list[float] = []
     count: list[int] = []
     seconds: list[float] = []
@@ -92,49 +90,43 @@ class StallDensity(msgspec.Struct, kw_only=True, frozen=True):
     longest_seconds: list[float] = []
 
 
-class AttemptRow(msgspec.Struct, kw_only=True, frozen=True):
-    """One start of a job's processes."""
-
-    attempt: int = 0
-    started_at: float = 0.0
-    iteration: int = 0
-    lineage: int = 0
-    previous_exit: str | None = None
-    finished: str | None = None
+class AttemptRow(Struct, kw_only=True, frozen=True):
+    attempt: int
+    started_at: float
+    iteration: int
+    lineage: int
+    previous_exit: str | None
+    finished: str | None
     """Why it ended; None while it runs, or when nobody lived to say."""
-    last_iteration: int = 0
+    last_iteration: int
     host: str = ""
     resumed_from: str | None = None
 
 
-class PacedRow(msgspec.Struct, kw_only=True, frozen=True):
-    """An interval that was in force."""
-
-    iteration: int = 0
-    lineage: int = 0
-    at: float = 0.0
-    interval: int | None = None
-    measured_overhead: float | None = None
-    budget: float = 0.0
+class PacedRow(Struct, kw_only=True, frozen=True):
+    iteration: int
+    lineage: int
+    at: float
+    interval: int | None
+    measured_overhead: float | None
+    budget: float
 
 
-class GapRow(msgspec.Struct, kw_only=True, frozen=True):
+class GapRow(Struct, kw_only=True, frozen=True):
     """Samples that the agent thinned away, for want of room while no server took them."""
 
-    lineage: int = 0
-    first_iteration: int = 0
-    last_iteration: int = 0
-    dropped: int = 0
+    lineage: int
+    first_iteration: int
+    last_iteration: int
+    dropped: int
     """How many of the iterations from first to last."""
 
 
-class Timeline(msgspec.Struct, kw_only=True, frozen=True):
-    """What happened from one iteration to another."""
-
+class Timeline(Struct, kw_only=True, frozen=True):
     job: str
-    extent: tuple[int, int] | None = None
+    extent: tuple[int, int] | None
     """First and last iteration known; None before the first."""
-    window: tuple[int, int] | None = None
+    window: tuple[int, int] | None
     """The iterations asked for; None where time was."""
     times: tuple[float, float] | None = None
     """When the job began, and when the newest iteration that is known ended; seconds since the epoch."""
@@ -142,22 +134,34 @@ class Timeline(msgspec.Struct, kw_only=True, frozen=True):
     """When a job was last heard of that should have said something since; None: it has, or has ended."""
     time_window: tuple[float, float] | None = None
     """The stretch of time asked for; None where iterations were."""
-    now: float = 0.0
-    bucketed: bool = False
+    now: float
+    bucketed: bool
     metrics: list[str] = []
     """All that there are, whichever were asked for."""
-    series: list[Series] = []
-    lineages: list[LineageRow] = []
-    checkpoints: list[CheckpointRow] = []
+    series: list[Series]
+    lineages: list[LineageRow]
+    checkpoints: list[CheckpointRow]
     """All in the window or, of too many, some: then `checkpoint_density` counts all."""
-    checkpoints_total: int = 0
+    checkpoints_total: int
     checkpoint_density: Density | None = None
-    stalls: list[StallRow] = []
+    stalls: list[StallRow]
     """All in the window or, of too many, the longest: then `stall_density` counts all, by kind."""
     stalls_total: int = 0
     stall_density: list[StallDensity] = []
-    attempts: list[AttemptRow] = []
-    edits: list[Edit] = []
-    orders: list[Order] = []
-    paced: list[PacedRow] = []
+    attempts: list[AttemptRow]
+    edits: list[Edit]
+    orders: list[Order]
+    paced: list[PacedRow]
     gaps: list[GapRow] = []
+
+
+class StallsOverTime(Struct, kw_only=True, frozen=True):
+    """The waits that were long enough to be told one by one, summed up by kind over equal stretches of time."""
+
+    job: str
+    window: Window
+    begins_at: float
+    ends_at: float
+    stretch_seconds: float
+    seconds: dict[StallKind, list[float]]
+    """By kind, the one that took most first; of each stretch, what training waited."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.client import CheckpointRow, Client, Job
+from holdfast.client import CheckpointRow, Client, JobSummary
 from holdfast.commands.console import (
     DEFAULT_SERVER,
     JobName,
@@ -61,8 +61,8 @@ def checkpoint(
 
 
 def _follow(
-    client: Client, seen: Job, before: dict[str, CheckpointRow], since: tuple[int, int], deadline: float
-) -> tuple[CheckpointRow | None, Job]:
+    client: Client, seen: JobSummary, before: dict[str, CheckpointRow], since: tuple[int, int], deadline: float
+) -> tuple[CheckpointRow | None, JobSummary]:
     """The checkpoint as it ended, or as it stood when the job had gone or the time was up."""
     while True:
         rows = [row for row in client.checkpoints(seen.job) if before.get(row.id) != row]
@@ -85,7 +85,9 @@ def _asked_for(rows: list[CheckpointRow], lineage: int, iteration: int) -> Check
     return first
 
 
-def _conclude(seen: Job, desired: Desired, row: CheckpointRow | None, timeout: float, *, quiet: bool) -> None:
+def _conclude(
+    seen: JobSummary, desired: Desired, row: CheckpointRow | None, timeout: float, *, quiet: bool
+) -> None:
     if row is not None and row.state == "durable":
         if not quiet:
             took = "" if row.persist_seconds is None else f", written in {seconds(row.persist_seconds)}"

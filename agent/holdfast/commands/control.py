@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.client import Client, Job
+from holdfast.client import Client, JobSummary
 from holdfast.commands.console import (
     DEFAULT_SERVER,
     JobName,
@@ -159,24 +159,24 @@ def _acknowledge(client: Client, job: str, desired: Desired, said: str, *, no_wa
         print(f"{said}: {told(seen, desired.version)}")
 
 
-def is_applied(seen: Job, version: int) -> bool:
+def is_applied(seen: JobSummary, version: int) -> bool:
     return (seen.applied_version or 0) >= version
 
 
-def acknowledgement(seen: Job, desired: Desired) -> dict[str, object]:
+def acknowledgement(seen: JobSummary, desired: Desired) -> dict[str, object]:
     """For scripts."""
     applied = is_applied(seen, desired.version)
     iteration = seen.applied_iteration if applied else None
     return {"desired": desired, "applied": applied, "applied_iteration": iteration}
 
 
-def told(seen: Job, version: int) -> str:
+def told(seen: JobSummary, version: int) -> str:
     if is_applied(seen, version):
         return f"version {version}, applied at iteration {seen.applied_iteration}"
     return f"version {version}, not applied yet ({seen.job} is {seen.status})"
 
 
-def wait_until_applied(client: Client, job: str, version: int, within_seconds: float) -> Job:
+def wait_until_applied(client: Client, job: str, version: int, within_seconds: float) -> JobSummary:
     """The job once it acts on the version, is not there to do so, or the time is up."""
     deadline = time.monotonic() + within_seconds
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -183,6 +184,6 @@ def _premises_of_job(known: JobPlan, found: Outlook) -> list[Premise]:
     ]
 
 
-def _origin(origins: dict[str, str], name: str) -> str:
+def _origin(origins: Mapping[str, str], name: str) -> str:
     origin = origins.get(name, "")
     return "given" if origin == "stated" else origin

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.client import Client, Job, NoticeRow
+from holdfast.client import Client, JobSummary, NoticeRow
 from holdfast.commands.console import (
     DEFAULT_SERVER,
     JobName,
@@ -60,7 +60,7 @@ def probe(
         _conclude(seen, desired, answer, timeout, quiet=json)
 
 
-def _answer(client: Client, seen: Job, before: int, deadline: float) -> tuple[NoticeRow | None, Job]:
+def _answer(client: Client, seen: JobSummary, before: int, deadline: float) -> tuple[NoticeRow | None, JobSummary]:
     """The first notice about the data since; None when the job had gone or the time was up."""
     while True:
         since = [notice for notice in client.notices(seen.job) if notice.code == CODE and notice.id > before]
@@ -71,7 +71,9 @@ def _answer(client: Client, seen: Job, before: int, deadline: float) -> tuple[No
         seen = client.job(seen.job)
 
 
-def _conclude(seen: Job, desired: Desired, answer: NoticeRow | None, timeout: float, *, quiet: bool) -> None:
+def _conclude(
+    seen: JobSummary, desired: Desired, answer: NoticeRow | None, timeout: float, *, quiet: bool
+) -> None:
     if answer is not None and answer.level == "info":
         if not quiet:
             print("\n".join(answer.message.split(". ")))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from holdfast.client import CheckpointRow, Edit, Goodput, Job, Order
+from holdfast.client import CheckpointRow, Edit, Goodput, JobSummary, Order
 from holdfast.commands.console import (
     DEFAULT_SERVER,
     JobName,
@@ -112,7 +112,7 @@ def _sum(found: Goodput) -> str:
     return f"goodput {percent(found.goodput)} of {seconds(found.wall_seconds)}: {stood}{lost}"
 
 
-def _row(job: Job) -> tuple[str, ...]:
+def _row(job: JobSummary) -> tuple[str, ...]:
     return (
         job.job,
         job.status,
@@ -131,7 +131,7 @@ def _checkpoint_row(row: CheckpointRow) -> tuple[str, ...]:
     return str(row.iteration), row.id, row.kind, row.state, size(row.payload_bytes), taken, label
 
 
-def _facts(job: Job) -> list[tuple[str, str]]:
+def _facts(job: JobSummary) -> list[tuple[str, str]]:
     status = f"{job.status} ({job.status_reason})" if job.status_reason else job.status
     speed = f", {job.iterations_per_second:.3g} per second" if job.iterations_per_second else ""
     window = (
@@ -161,11 +161,11 @@ def _restore(order: Order) -> str:
     return f"to {order.iteration}: {order.state}{by} (order {order.id})"
 
 
-def _behind(job: Job) -> bool:
+def _behind(job: JobSummary) -> bool:
     return job.desired.version != (job.applied_version or 0)
 
 
-def _outstanding(job: Job, edits: Sequence[Edit]) -> list[tuple[str, str]]:
+def _outstanding(job: JobSummary, edits: Sequence[Edit]) -> list[tuple[str, str]]:
     """What was ordered and the job does not act on yet, the oldest first."""
     applied = job.applied_version or 0
     orders = [
@@ -176,7 +176,7 @@ def _outstanding(job: Job, edits: Sequence[Edit]) -> list[tuple[str, str]]:
     return [("not yet applied", order) for order in orders or [f"version {job.desired.version}"]]
 
 
-def _interval(job: Job) -> str:
+def _interval(job: JobSummary) -> str:
     if job.desired.paused:
         return "paused: no checkpoints"
     if job.interval is None:
@@ -184,11 +184,11 @@ def _interval(job: Job) -> str:
     return f"every {counted(job.interval, 'iteration')} ({job.policy or 'policy unknown'})"
 
 
-def _exposure(job: Job) -> str:
+def _exposure(job: JobSummary) -> str:
     if job.exposure_iterations is None:
         return "-"
     return f"{counted(job.exposure_iterations, 'iteration')}, {seconds(job.exposure_seconds)}"
 
 
-def _loss(job: Job) -> str:
+def _loss(job: JobSummary) -> str:
     return "-" if job.loss is None else f"{float(job.loss):.4g}"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.client import Client, Job, Order, ServerError
+from holdfast.client import Client, JobSummary, Order, ServerError
 from holdfast.commands.console import (
     DEFAULT_SERVER,
     EXIT_USAGE,
@@ -103,7 +103,7 @@ def _carry_out(client: Client, order: Order, timeout: float, *, no_wait: bool, j
         fail(f"the restore of {job} to iteration {order.iteration} ended as {order.state}: {order.reason}")
 
 
-def _when(seen: Job) -> str:
+def _when(seen: JobSummary) -> str:
     if not seen.alive:
         return f"; {seen.job} is {seen.status}, and it takes effect at its next start"
     if seen.restore_mode == "next_start":

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from sqlalchemy import and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import Failing, JobStatus
 from holdfast.protocol import OPEN_ORDER_STATES
 from holdfast_server import checkpoints, models
 from holdfast_server.ingest import recent_of
 from holdfast_server.pace import paced_of
 from holdfast_server.status import ENDED_WELL, current_attempt, longest_seconds, seconds_of_last, status_of
-from holdfast_server.views import Failing, JobStatus
 
 LOOKED_AT_SECONDS = 7 * 86400.0
 """A job that was not heard of for longer is looked at only as long as it has an open alert."""

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.answers import DesiredChanges, SettingsPreview
 from holdfast.protocol import Desired
 from holdfast_server import control
 from holdfast_server.api.answers import Json, parse, refusal
@@ -18,7 +19,6 @@ from holdfast_server.bus import LocalBus
 from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
 from holdfast_server.dependencies import Asker, Changes, Clock, Db, Jobs, Who
 from holdfast_server.errors import InvalidSetting
-from holdfast_server.views import DesiredChanges, SettingsPreview
 
 MAX_WAIT_SECONDS = 60.0
 MAX_EDIT_BYTES = 2**16

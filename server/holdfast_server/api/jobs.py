@@ -8,14 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.protocol import MAX_INTEGER, MAX_ITERATION
-from holdfast_server import control, deletion, fleet, forks, goodput, plans, ranks, timeline
-from holdfast_server.api.answers import Json, Packed, encoding_for, parse
-from holdfast_server.api.desired import MAX_EDIT_BYTES
-from holdfast_server.api.schema import body, returns
-from holdfast_server.dependencies import Asker, Clock, Db, SharedAnswers, Who
-from holdfast_server.marks import Axis
-from holdfast_server.views import (
+from holdfast.answers import (
     CheckpointRow,
     Edit,
     Family,
@@ -28,9 +21,17 @@ from holdfast_server.views import (
     NoticeRow,
     NumberChanges,
     RankTimes,
+    ShortWindow,
     Timeline,
+    Window,
 )
-from holdfast_server.windows import ShortWindow, Window
+from holdfast.protocol import MAX_INTEGER, MAX_ITERATION
+from holdfast_server import control, deletion, fleet, forks, goodput, plans, ranks, timeline
+from holdfast_server.api.answers import Json, Packed, encoding_for, parse
+from holdfast_server.api.desired import MAX_EDIT_BYTES
+from holdfast_server.api.schema import body, returns
+from holdfast_server.dependencies import Asker, Clock, Db, SharedAnswers, Who
+from holdfast_server.marks import Axis
 
 NOT_FOUND = "No such job"
 

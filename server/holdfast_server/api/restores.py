@@ -10,12 +10,12 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.answers import Order, RestorePreview
 from holdfast_server import control, timeline
 from holdfast_server.api.answers import Json, parse
 from holdfast_server.api.desired import MAX_EDIT_BYTES
 from holdfast_server.api.schema import body, returns
 from holdfast_server.dependencies import Clock, Db, Who
-from holdfast_server.views import Order, RestorePreview
 
 router = APIRouter(prefix="/jobs/{job}/restores", tags=["restores"])
 

@@ -10,7 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs
 
+from msgspec import inspect
 from typer.testing import Result
+
+from holdfast import answers
 
 Holdfast = Callable[..., Result]
 """The command line, as a function of its arguments."""
@@ -120,6 +123,26 @@ class FakeServer(ThreadingHTTPServer):
                 return 200, self._moved()
         return 404, {"error": "not_found", "message": path}
 
+    def kind_of(self, method: str, path: str) -> Any:
+        """What the server answers there; None for what has no fields that must be given."""
+        match method, path.partition("?")[0].removeprefix("/api/v1/jobs").split("/")[1:]:
+            case "GET", []:
+                return answers.Fleet
+            case "GET", [_]:
+                return answers.JobSummary
+            case "GET", [_, "checkpoints" | "edits" | "notices" | "restores" as listed]:
+                kinds = {"checkpoints": answers.CheckpointRow, "edits": answers.Edit, "notices": answers.NoticeRow}
+                return dict[str, list[kinds.get(listed, answers.Order)]]  # type: ignore[misc]
+            case "GET", [_, "plan"]:
+                return answers.JobPlan
+            case "GET", [_, "goodput"]:
+                return answers.Goodput
+            case "PATCH", [_, "checkpoints", _]:
+                return answers.CheckpointRow
+            case _, [_, "restores", *_]:
+                return answers.Order
+        return None
+
     def _edits(self) -> list[dict[str, Any]]:
         """Newest first."""
         version = self.desired["version"]
@@ -205,6 +228,38 @@ class FakeServer(ThreadingHTTPServer):
         return self.order
 
 
+def _completed(kind: inspect.Type, data: Any) -> Any:
+    """The same with a value for each required field that a test does not mention."""
+    match kind:
+        case inspect.StructType():
+            given = {} if data is None else data
+            return given | {
+                field.encode_name: _completed(field.type, given.get(field.encode_name))
+                for field in kind.fields
+                if field.encode_name in given or field.required
+            }
+        case inspect.UnionType():
+            if data is None and kind.includes_none:
+                return None
+            return _completed(next(each for each in kind.types if not isinstance(each, inspect.NoneType)), data)
+        case inspect.ListType():
+            return [_completed(kind.item_type, each) for each in data or []]
+        case inspect.DictType():
+            return {key: _completed(kind.value_type, each) for key, each in (data or {}).items()}
+    if data is not None:
+        return data
+    match kind:
+        case inspect.StrType():
+            return ""
+        case inspect.LiteralType():
+            return kind.values[0]
+        case inspect.BoolType():
+            return False
+        case inspect.NoneType():
+            return None
+    return 0
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: FakeServer
     protocol_version = "HTTP/1.1"
@@ -219,6 +274,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = 428, {"error": "precondition_required", "message": "If-Match is missing"}
         else:
             status, answer = self.server.answer(self.command, self.path, body)
+            if kind := self.server.kind_of(self.command, self.path) if status < 400 else None:
+                answer = _completed(inspect.type_info(kind), answer)
         data = self.server.plain_text or json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
