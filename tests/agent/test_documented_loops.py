@@ -1,5 +1,6 @@
 """The loops of docs/training.md, run as they are printed there."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,16 @@ def code_under(heading):
 
 
 def run(code, ending):
-    namespace = {}
-    exec(compile(code, str(PAGE), "exec"), namespace)
-    namespace["session"]._close(ending)
+    namespace = execute(code, ending)
     return namespace["session"].iteration, namespace["loop"].history, namespace["loop"].loss_sum
+
+
+def execute(code, ending):
+    namespace = {}
+    with contextlib.suppress(KeyboardInterrupt):
+        exec(compile(code, str(PAGE), "exec"), namespace)
+    namespace["session"]._close(ending)
+    return namespace
 
 
 def test_state_carried_between_iterations_resumes_exactly(settings, tmp_path):
@@ -37,3 +44,21 @@ def test_state_carried_between_iterations_resumes_exactly(settings, tmp_path):
     resumed = run(code.replace("manual_seed(0)", "manual_seed(1)"), "finished")
     assert resumed == whole
     assert run(code, "finished") == whole, "a finished job trains no further iteration"
+
+
+@pytest.mark.parametrize("killed_at", [7, 12, 29])  # an epoch has twelve iterations
+def test_a_loop_over_epochs_of_its_own_resumes_exactly(settings, tmp_path, killed_at):
+    code = code_under("Iterating over a loader yourself")
+    settings.setenv("HOLDFAST_EVERY", "1")
+    settings.setenv("HOLDFAST_STORE", str(tmp_path / "whole"))
+    whole = execute(code, "finished")
+    settings.setenv("HOLDFAST_STORE", str(tmp_path / "cut"))
+    step = "        session.step(loss=loss)\n"
+    killed = f"{step}        if session.iteration == {killed_at}: raise KeyboardInterrupt\n"
+    assert execute(code.replace(step, killed), "SIGKILL")["session"].iteration == killed_at
+    other = code.replace(
+        "model = torch", "torch.rand(5)\nmodel = torch"
+    )  # its weights are those of the checkpoint
+    resumed = execute(other, "finished")
+    assert resumed["session"].iteration == whole["session"].iteration == 36
+    assert resumed["sums"].loss == whole["sums"].loss
