@@ -28,7 +28,17 @@ class Server:
         self.most_points = 2000
 
     def restorable(self, job: str) -> list[CheckpointRow]:
-        return [CheckpointRow(id="000000000004-1", kind="scheduled", state="durable", payload_bytes=109_000_000)]
+        return [
+            CheckpointRow(
+                id="000000000004-1",
+                at=103.0,
+                iteration=4,
+                lineage=1,
+                kind="scheduled",
+                state="durable",
+                payload_bytes=109_000_000,
+            )
+        ]
 
     def get(self, path: str, *, points: int, **window: int) -> dict[str, Any]:
         first = [1.0, 0.9, 0.8, 0.7, 0.5, 0.4, 0.3]
@@ -89,6 +99,9 @@ def story(server: Server) -> Story:
         checkpoint="000000000004-1",
         iteration=4,
         state="restored",
+        created_at=104.0,
+        who="",
+        fence=1,
         from_iteration=7,
         from_lineage=1,
         new_lineage=2,
