@@ -124,69 +124,79 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+Host = Annotated[str, typer.Option(help="Address to listen on; on any but loopback, clients must authenticate.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")]
+DatabasePlace = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HOLDFAST_DB",
+        help="SQLite file, created if missing, or postgresql://USER@HOST/NAME.",
+        show_default="$XDG_DATA_HOME/holdfast/holdfast.db",
+    ),
+]
+SharedToken = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HOLDFAST_TOKEN",
+        help="Shared secret of agents and users, at least 16 characters. Set it in the environment: other "
+        "users of this machine can read command lines.",
+    ),
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HOLDFAST_HOSTS",
+        help="Host name by which browsers reach this server; repeatable. Clients must then authenticate.",
+    ),
+]
+HasAccounts = Annotated[
+    bool | None,
+    typer.Option(
+        "--accounts/--no-accounts",
+        envvar="HOLDFAST_ACCOUNTS",
+        help="Users sign in, and programs have their own keys.",
+        show_default="on once there are users, and on an exposed server without a token",
+    ),
+]
+PublicAddress = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HOLDFAST_ADDRESS",
+        help="Public URL, as in https://holdfast.example. Unless it is loopback, clients must authenticate.",
+    ),
+]
+MaxJobs = Annotated[
+    int,
+    typer.Option(
+        envvar="HOLDFAST_MAX_JOBS",
+        min=1,
+        help="Jobs that a project may have; a report that would begin one more is refused.",
+    ),
+]
+LogFormat = Annotated[
+    logs.Format, typer.Option(envvar="HOLDFAST_LOG_FORMAT", help="Plain text, or one JSON object per line.")
+]
+LogLevel = Annotated[
+    logs.Level | None,
+    typer.Option(
+        envvar="HOLDFAST_LOG_LEVEL",
+        help="Lowest level that is logged; info has a line per request.",
+        show_default="warning for text, info for JSON",
+    ),
+]
+
+
 def serve(
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; on any but loopback, clients must authenticate.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
-    db: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HOLDFAST_DB",
-            help="SQLite file, created if missing, or postgresql://USER@HOST/NAME.",
-            show_default="$XDG_DATA_HOME/holdfast/holdfast.db",
-        ),
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HOLDFAST_TOKEN",
-            help="Shared secret of agents and users, at least 16 characters. Set it in the environment: other "
-            "users of this machine can read command lines.",
-        ),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="HOLDFAST_HOSTS",
-            help="Host name by which browsers reach this server; repeatable. Clients must then authenticate.",
-        ),
-    ] = None,
-    accounts: Annotated[
-        bool | None,
-        typer.Option(
-            "--accounts/--no-accounts",
-            envvar="HOLDFAST_ACCOUNTS",
-            help="Users sign in, and programs have their own keys.",
-            show_default="on once there are users, and on an exposed server without a token",
-        ),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HOLDFAST_ADDRESS",
-            help="Public URL, as in https://holdfast.example. Unless it is loopback, clients must authenticate.",
-        ),
-    ] = None,
-    max_jobs: Annotated[
-        int,
-        typer.Option(
-            envvar="HOLDFAST_MAX_JOBS",
-            min=1,
-            help="Jobs that a project may have; a report that would begin one more is refused.",
-        ),
-    ] = MAX_JOBS,
-    log_format: Annotated[
-        logs.Format, typer.Option(envvar="HOLDFAST_LOG_FORMAT", help="Plain text, or one JSON object per line.")
-    ] = "human",
-    log_level: Annotated[
-        logs.Level | None,
-        typer.Option(
-            envvar="HOLDFAST_LOG_LEVEL",
-            help="Lowest level that is logged; info has a line per request.",
-            show_default="warning for text, info for JSON",
-        ),
-    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = DEFAULT_PORT,
+    db: DatabasePlace = None,
+    token: SharedToken = None,
+    allow_host: AllowedHosts = None,
+    accounts: HasAccounts = None,
+    address: PublicAddress = None,
+    max_jobs: MaxJobs = MAX_JOBS,
+    log_format: LogFormat = "human",
+    log_level: LogLevel = None,
 ) -> None:
     """Start the server and its dashboard.
 
