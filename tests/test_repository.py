@@ -305,3 +305,26 @@ def _name(requirement: str) -> str:
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+PRODUCTION = ("agent/holdfast", "server/holdfast_server", "web/holdfast_web", "migrations/holdfast_migrations")
+MOST_LINES = {"module": 450, "function": 60}
+
+
+@pytest.mark.parametrize("package", PRODUCTION)
+def test_modules_and_functions_are_short_enough_to_read(package: str) -> None:
+    long = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        tree = ast.parse(text := path.read_text())
+        sizes = [("module", path.name, text.count("\n"))]
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                docstring = node.body[0] if ast.get_docstring(node) is not None else None
+                counted = _lines(node) - (_lines(docstring) if docstring is not None else 0)
+                sizes.append(("function", node.name, counted))
+        long += [f"{path}: {name}, {lines}" for kind, name, lines in sizes if lines > MOST_LINES[kind]]
+    assert long == []
+
+
+def _lines(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
