@@ -278,14 +278,34 @@ class Reporter:
         )
 
 
-def show_log() -> None:
-    """What holdfast has to say goes to stderr, unless the script has set up logging of its own."""
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(LOG_FORMAT, supervision.LOG_TIME))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False  # or logging set up later would tell everything twice
+class ConsoleLog:
+    """Shows the log on stderr while a session is open, unless the script sets up logging, before or meanwhile."""
+
+    def __init__(self) -> None:
+        self._sessions, self._level = 0, logging.NOTSET
+        self._handler: logging.Handler | None = None
+
+    def open(self) -> None:
+        """A session begins."""
+        self._sessions += 1
+        if logger.hasHandlers():
+            return
+        self._handler, self._level = logging.StreamHandler(), logger.level
+        self._handler.setFormatter(logging.Formatter(LOG_FORMAT, supervision.LOG_TIME))
+        self._handler.addFilter(lambda _: not logging.getLogger().handlers)  # which show it as well
+        logger.addHandler(self._handler)
+        logger.setLevel(self._level or logging.INFO)
+
+    def close(self) -> None:
+        """A session ends; after the last one the logger is as it was found."""
+        self._sessions -= 1
+        if self._handler is not None and not self._sessions:
+            logger.removeHandler(self._handler)
+            logger.setLevel(self._level)
+            self._handler = None
+
+
+console_log = ConsoleLog()
 
 
 def text(value: str) -> str:

@@ -7,7 +7,7 @@ import logging
 import time
 
 from holdfast import restore, supervision
-from holdfast.checkpoints import Checkpointer
+from holdfast.checkpoints import Checkpointer, Protector
 from holdfast.errors import HoldfastError, RestoreFailed
 from holdfast.format import Manifest
 from holdfast.protocol import RestoreMode, RestoreOrder, parse_checkpoint_id
@@ -25,8 +25,6 @@ FROM_OUTSIDE = (
     "order it by `holdfast restore`, which the next start carries out, or give loop=holdfast.Variables() when the "
     "loop counts session.iteration"
 )
-TARGET = "a restore under way"
-"""Who wants its checkpoint kept."""
 WRITE_SECONDS = 600.0
 """How long a restore waits for the checkpoint of the state it leaves."""
 
@@ -67,11 +65,11 @@ class Rewinder:
             RestoreFailed: applying broke half-way, and so did putting the state back.
             RanksLost: another rank is gone, and nothing has changed on this one.
         """
-        self._checkpoints.want(TARGET, checkpoint)  # also where its order is cancelled meanwhile
+        self._checkpoints.want(Protector.RESTORE, checkpoint)  # also where its order is cancelled meanwhile
         try:
             return self._rewind(checkpoint, order)
         finally:
-            self._checkpoints.want(TARGET, None)
+            self._checkpoints.want(Protector.RESTORE, None)
 
     def _rewind(self, checkpoint: str, order: str | None) -> bool:
         started = time.perf_counter()
