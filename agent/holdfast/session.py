@@ -318,7 +318,7 @@ class Session:
             lambda: self._checkpoints.close(WRITE_SECONDS, finished=finished),
             self._ranks.close,
             self._boundary.settle,
-            lambda: self._boundary.noteending_of(reason),
+            lambda: self._boundary.note_ending(reason),
             self._meter.close,
             lambda: self._reporter.attempt_ended(reason),
             self._reporter.link.close,
