@@ -6,6 +6,7 @@ An operator's orders come above all these, live.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import getpass
 import math
 import os
@@ -262,3 +263,23 @@ def _read(declared: dataclasses.Field[Any], given: Any) -> Any:
         return parse(text)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def named_objects(state: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The objects of a session by name. TypeError or ValueError names one that cannot have been meant as such."""
+    from holdfast.rng import is_generator  # with torch, which the command line does without
+
+    if not isinstance(state, Mapping | None):
+        raise TypeError(
+            f'state={type(state).__name__}: give names and objects, as in state={{"policy": policy_net}}'
+        )
+    for name in state or ():
+        if not isinstance(name, str) or not name or "." in name:
+            raise ValueError(f"state={{{name!r}: ...}}: give a name without dots")
+        if name in keywords:
+            raise ValueError(f"{name!r} is given twice, in state= and as a keyword: give it once")
+    for name, item in keywords.items():
+        close = difflib.get_close_matches(name, SETTINGS, n=1)
+        if close and not hasattr(item, "state_dict") and not is_generator(item):
+            raise TypeError(f"Session({name}={repr(item)[:80]}): did you mean {close[0]}=?")
+    return {**(state or {}), **keywords}

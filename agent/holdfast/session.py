@@ -20,14 +20,14 @@ from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
 from holdfast.errors import RestoreFailed
 from holdfast.leaving import Leaving
 from holdfast.meter import Meter
-from holdfast.options import SETTINGS, Options
+from holdfast.options import SETTINGS, Options, named_objects
 from holdfast.orders import Orders
 from holdfast.pacing import Controller, parse_every
 from holdfast.reports import Reporter, Standing, console_log
 from holdfast.retention import Retention
 from holdfast.rewind import WRITE_SECONDS
 from holdfast.store import open_store
-from holdfast.training import Training, named_objects
+from holdfast.training import Training
 from holdfast.verifier import Verifier
 
 logger = logging.getLogger("holdfast")
@@ -118,7 +118,7 @@ class Session:
         except ValueError as error:
             # the message names the setting and the value: the frames of the parsers would only bury it
             raise error.with_traceback(None) from None
-        objects = named_objects(state, objects, SETTINGS)
+        objects = named_objects(state, objects)
         self._ranks = ranks.join()
         self._standing = Standing()
         self._controller = Controller(options.pacing, world_size=self._ranks.world_size, slots=options.slots)

@@ -17,14 +17,13 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckp
 from holdfast.link import Link
 from holdfast.link.backoff import Backoff
 from holdfast.link.spool import spool_of
-from holdfast.meter import Meter
+from holdfast.meter import Meter, Tally
 from holdfast.orders import Orders
 from holdfast.protocol import RestoreOrder
 from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
 from holdfast.restore import Loaded
 from holdfast.store import Lineage, Store
-from holdfast.tally import Tally
 from holdfast.tier import Found
 from holdfast.training import Training, left_out
 from holdfast.verifier import Verifier

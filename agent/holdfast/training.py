@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -21,7 +20,6 @@ from holdfast.ranks import Ranks
 from holdfast.reducers import bucket_layout, warm_up
 from holdfast.reports import Standing
 from holdfast.restore import Loaded, Regions
-from holdfast.rng import is_generator
 from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.shards import names_in
 from holdfast.state import RESERVED, Captured, Registry, shapes_of
@@ -180,7 +178,7 @@ class Training:
             return None
         try:
             left = self._loaders[self._current][1].batches_left(self._epochs)
-        except Exception:  # a loader without a length, or with one of somebody's own making
+        except (TypeError, NotImplementedError):  # a loader without a length
             return None
         return self._standing.iteration + left * self._ended // max(1, self._drawn)
 
@@ -387,26 +385,6 @@ def _require_position(trees: Mapping[str, Any]) -> None:
         raise DamagedCheckpoint(MANIFEST, "says nothing, or what cannot be, of the position in training")
     if not isinstance(trees.get("rng"), dict):
         raise DamagedCheckpoint(MANIFEST, "says nothing, or what cannot be, of the random state")
-
-
-def named_objects(
-    state: Mapping[str, Any] | None, keywords: Mapping[str, Any], settings: Iterable[str]
-) -> dict[str, Any]:
-    """The objects of a session by name. TypeError or ValueError names one that cannot have been meant as such."""
-    if not isinstance(state, Mapping | None):
-        raise TypeError(
-            f'state={type(state).__name__}: give names and objects, as in state={{"policy": policy_net}}'
-        )
-    for name in state or ():
-        if not isinstance(name, str) or not name or "." in name:
-            raise ValueError(f"state={{{name!r}: ...}}: give a name without dots")
-        if name in keywords:
-            raise ValueError(f"{name!r} is given twice, in state= and as a keyword: give it once")
-    for name, item in keywords.items():
-        close = difflib.get_close_matches(name, settings, n=1)
-        if close and not hasattr(item, "state_dict") and not is_generator(item):
-            raise TypeError(f"Session({name}={repr(item)[:80]}): did you mean {close[0]}=?")
-    return {**(state or {}), **keywords}
 
 
 def left_out(loaded: Loaded, world_size: int) -> str | None:

@@ -1039,15 +1039,14 @@ def test_one_of_several_ranks_needs_torch_distributed_first(store, monkeypatch):
 
 
 def test_the_supervisors_file_is_told_of_every_iteration(store, tmp_path, monkeypatch):
-    from holdfast.progress import LAYOUT
-
     path = tmp_path / "progress"
     path.write_bytes(bytes(16))
     monkeypatch.setenv("HOLDFAST_PROGRESS", str(path))
     trainer = Trainer(store).run(until=5)
-    assert LAYOUT.unpack(path.read_bytes()) == (5, 5)
+    layout = supervision.PROGRESS_LAYOUT
+    assert layout.unpack(path.read_bytes()) == (5, 5)
     trainer.crash()
-    assert LAYOUT.unpack(path.read_bytes()) == (5, -5)  # nothing more is to come
+    assert layout.unpack(path.read_bytes()) == (5, -5)  # nothing more is to come
 
 
 def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrupted, monkeypatch):

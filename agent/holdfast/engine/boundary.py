@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast import endings
+from holdfast import endings, supervision
 from holdfast.checkpoints import Checkpointer, Protector
 from holdfast.engine.decide import Requests, Situation, decide
 from holdfast.engine.lifecycle import Life, Lifecycle
@@ -20,7 +20,6 @@ from holdfast.options import Options
 from holdfast.orders import Orders
 from holdfast.pacing import FIRST_SECONDS, Controller
 from holdfast.probing import Prober
-from holdfast.progress import Progress
 from holdfast.protocol import checkpoint_id, parse_checkpoint_id
 from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
@@ -74,7 +73,7 @@ class Boundary:
         self._starter.open()
         self.rewinder = Rewinder(training, checkpoints, reporter, ranks)
         self._prober = Prober(training, meter, reporter)
-        self.progress = Progress(None if ranks.leads else "")
+        self.progress = supervision.ProgressFile(None if ranks.leads else "")
         self._steering = steering_of(ranks, self._choose)
         self._knows_end = controller.life.total_iterations is not None
         self._taken_at = time.monotonic()
