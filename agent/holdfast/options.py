@@ -10,6 +10,7 @@ import difflib
 import getpass
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -54,42 +55,29 @@ def _parse_labels(value: Mapping[str, str] | str) -> dict[str, str]:
     return labels
 
 
-def _parse_count(name: str, what: str, value: int | str) -> int:
-    try:
-        count = int(value)
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise ValueError(f"{name}={value!r}: give a whole number of {what}, at least 1")
-    return count
+def _number(name: str, kind: type[float], least: float, most: float, advice: str) -> Callable[[Any], float]:
+    """A parser for a number within bounds; its error names the setting and the value, and advises."""
+
+    def parse(value: float | str) -> float:
+        try:
+            number = kind(value)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            raise ValueError(f"{name}={value!r}: give {advice}")
+        return number
+
+    return parse
+
+
+def _count(name: str, what: str) -> Callable[[Any], float]:
+    return _number(name, int, 1, math.inf, f"a whole number of {what}, at least 1")
 
 
 def _parse_backend(value: str) -> str:
     if value not in BACKENDS:
         raise ValueError(f"backend {value!r}: choose one of {', '.join(BACKENDS)}")
     return value
-
-
-def _parse_spread(value: float | str) -> float:
-    try:
-        spread = float(value)
-    except ValueError:
-        spread = -1.0
-    if not 0 <= spread <= 1:
-        raise ValueError(f"spread={value!r}: give a share of the interval between checkpoints, from 0 to 1")
-    return spread
-
-
-def _parse_grace(value: float | str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < math.inf:
-        raise ValueError(
-            f"grace={value!r}: give the seconds from SIGTERM to the kill, or 0 to leave SIGTERM alone"
-        )
-    return seconds
 
 
 def _parse_flag(name: str, value: bool | str) -> bool:
@@ -145,13 +133,13 @@ class Options:
     iterations: int | None = setting(
         None,
         "how many the job is to have in all, for the same policies",
-        partial(_parse_count, "iterations", "iterations"),
+        _count("iterations", "iterations"),
         shown="as the loop has it",
     )
     keep: int = setting(
         DEFAULT_KEEP,
         "about how many checkpoints stay; the newest close together, older ones further apart",
-        partial(_parse_count, "keep", "checkpoints"),
+        _count("keep", "checkpoints"),
     )
     retention: Retention | None = setting(
         None,
@@ -162,7 +150,7 @@ class Options:
     slots: int = setting(
         1,
         "how many snapshots may be in flight, each in host memory of the state's size",
-        partial(_parse_count, "slots", "snapshots in flight"),
+        _count("slots", "snapshots in flight"),
     )
     backend: str = setting(
         DEFAULT_BACKEND,
@@ -172,7 +160,7 @@ class Options:
     spread: float = setting(
         0.0,
         "the share of the interval over which a checkpoint's writing is spread; 0: at full speed",
-        _parse_spread,
+        _number("spread", float, 0, 1, "a share of the interval between checkpoints, from 0 to 1"),
         shown="`0`",
     )
     debug: bool = setting(
@@ -201,7 +189,13 @@ class Options:
     grace: float = setting(
         DEFAULT_GRACE_SECONDS,
         "seconds from SIGTERM to the kill, within which the job saves and ends; 0: SIGTERM is left alone",
-        _parse_grace,
+        _number(
+            "grace",
+            float,
+            0,
+            sys.float_info.max,
+            "the seconds from SIGTERM to the kill, or 0 to leave SIGTERM alone",
+        ),
         shown="`30`",
     )
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.pacing import Settings, find_policy, parse_budget, parse_every
+from holdfast.pacing import Settings, parse_budget, parse_every, parse_policy
 from holdfast.protocol import Desired, RestoreOrder
 from holdfast.reports import Reporter
 from holdfast.retention import Retention, parse_retention
@@ -74,16 +74,10 @@ class Orders:
     def settings(self) -> Settings:
         """Operator's order > argument > environment > default."""
         seen, base = self._seen, self.base
-        policy = seen.policy or base.policy
-        try:
-            find_policy(policy)
-        except ValueError as error:
-            self._reporter.notice("warning", "policy", f"{error}; {base.policy} stays")
-            policy = base.policy
         return replace(
             base,
             budget=self._parsed("budget", parse_budget, seen.budget, base.budget),
-            policy=policy,
+            policy=self._parsed("policy", parse_policy, seen.policy, base.policy),
             every=self._parsed("every", parse_every, seen.every, base.every),
             paused=seen.paused or self.pauses > 0,
         )
@@ -118,13 +112,7 @@ class Orders:
     def retention(self, desired: Desired | None = None) -> Retention:
         """The same of the rules by which checkpoints are kept; as `desired`, or what was seen last, has them."""
         wanted = (self._seen if desired is None else desired).retention
-        if wanted is None:
-            return self._retention
-        try:
-            return parse_retention(wanted)
-        except ValueError as error:  # of a newer server, which knows rules that we do not
-            self._reporter.notice("warning", "retention", f"{error}; '{self._retention}' stays")
-            return self._retention
+        return self._parsed("retention", parse_retention, wanted, self._retention)
 
     def news(self, desired: Desired | None) -> bool:
         """Whether `desired` says something not acted on yet; from now on it counts as acted on."""

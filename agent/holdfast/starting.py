@@ -84,25 +84,18 @@ class Patience:
             except PermissionError:  # which time does not mend
                 raise
             except OSError as error:
-                if not self._paused(error):
+                now = self._clock()
+                self._until = now + PATIENCE_SECONDS if self._until is None else self._until
+                if now >= self._until:
                     raise
+                if not self._told:
+                    self._told = True
+                    self._tell(error)
+                self._wait(min(self._until - now, self._backoff.next_seconds()))
             else:
                 self._until = None
                 self._backoff.reset()
                 return answer
-
-    def _paused(self, error: OSError) -> bool:
-        """Wait before another try; False when the time for that is up."""
-        now = self._clock()
-        if self._until is None:
-            self._until = now + PATIENCE_SECONDS
-        if now >= self._until:
-            return False
-        if not self._told:
-            self._told = True
-            self._tell(error)
-        self._wait(min(self._until - now, self._backoff.next_seconds()))
-        return True
 
 
 class Starter:

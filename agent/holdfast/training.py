@@ -68,6 +68,8 @@ class Training:
         self.trained = 0
         """Iterations of this attempt, those included that a restore took back."""
         self._hooks: list[RemovableHandle] = []
+        self._unknown_buckets: set[str] = set()
+        """DistributedDataParallel modules that were reported as such."""
         self._round_trip: RoundTrip | None = None
         self._start: tuple[dict[str, Any], Shapes] | None = None
         """What a checkpoint of the start of training holds but for numbers, until something else was reported."""
@@ -178,7 +180,7 @@ class Training:
             return None
         try:
             left = self._loaders[self._current][1].batches_left(self._epochs)
-        except (TypeError, NotImplementedError):  # a loader without a length
+        except (TypeError, NotImplementedError, AttributeError):  # a loader without a length
             return None
         return self._standing.iteration + left * self._ended // max(1, self._drawn)
 
@@ -261,8 +263,14 @@ class Training:
         for name, ddp in self.registry.replicated.items():
             try:
                 layout = bucket_layout(ddp)
-            except Exception as error:  # it is about the last bits of sums: a checkpoint is worth more
-                logger.debug("%s: the buckets of gradients cannot be known: %s", name, error)
+            except Exception as error:  # private API of torch may raise anything
+                if name not in self._unknown_buckets:
+                    self._unknown_buckets.add(name)
+                    logger.warning(
+                        "%s: torch %s does not show how it sums up gradients (%s): after a resume the last "
+                        "bits of losses may differ",
+                        *(name, torch.__version__, error),
+                    )
                 continue
             if layout is not None:
                 found[name] = layout

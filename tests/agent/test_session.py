@@ -800,7 +800,7 @@ def test_an_operators_rules_hold_from_the_next_boundary_on_until_they_are_taken_
     assert len(committed(store)) == 6
     (told,) = [each.message for each in trainer.link.of(protocol.Notice) if each.code == "retention"]
     assert "'first 2' is no rule" in told
-    assert told.endswith("'spaced 6' stays")
+    assert told.endswith("the script's own retention holds")
 
 
 @pytest.mark.parametrize("rules", ["last 1", "size 1B", "every 1000000", "spaced 1", "last 1, per lineage"])

@@ -75,7 +75,7 @@ class Boundary:
         self._prober = Prober(training, meter, reporter)
         self.progress = supervision.ProgressFile(None if ranks.leads else "")
         self._steering = steering_of(ranks, self._choose)
-        self._knows_end = controller.life.total_iterations is not None
+        self._knows_end = options.iterations is not None
         self._taken_at = time.monotonic()
         """When this attempt began, or began its last checkpoint."""
         self._ranks_asked_at = 0.0
@@ -100,6 +100,8 @@ class Boundary:
     def run(self, metrics: dict[str, Any]) -> None:
         """End an iteration: begin a checkpoint and carry out orders, where there are any."""
         self._training.boundary()
+        for what in self._training.unknown_loaders():
+            self._reporter.notice("warning", "loader", what)
         if self._lifecycle.state is Life.STARTING:
             self._begin_afresh()
         try:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.steering import Decision, RestoreTarget
 
 FACTOR = 1.5
 """How much longer than usual a last checkpoint may take: it may be written while many jobs are being preempted."""
+
+
+NOTHING = Decision()
 
 
 @dataclass(slots=True)
@@ -23,8 +28,7 @@ class Requests:
     """The last copy was torn: take another one at once, while training waits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """What is wanted and what is possible at the boundary after an iteration."""
 
     lineage: int = 1
@@ -67,7 +71,7 @@ def decide(now: Situation) -> Decision:
         return Decision(restore=now.restore)
     urgent = now.requested or now.retry
     if not (urgent or now.due or now.withheld):
-        return Decision()
+        return NOTHING
     can_wait = not urgent and (not now.memory_ready or now.in_flight >= now.max_in_flight)
     if can_wait or not now.has_room:
         return Decision(waits=True)
