@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import enum
 import importlib.metadata
 import logging
 import platform
@@ -47,6 +48,15 @@ LEAST_KEPT = 3
 MOST_FREE_BYTES = 2**53
 RETURN_SECONDS = 0.05
 """Training waits no longer to learn whether a store that was away is back."""
+
+
+class Protector(enum.Enum):
+    """What protects a checkpoint from retention."""
+
+    ORDER = "an open order to restore it"
+    SCRIPT = "a restore that the script requested"
+    RESTORE = "a restore under way"
+    VERIFICATION = "a verification under way"
 
 
 class Checkpointer:
@@ -96,8 +106,7 @@ class Checkpointer:
         self._settled: collections.deque[Settled] = collections.deque()
         self.damaged: set[str] = set()
         """Found so by this attempt; a sound one may take their names."""
-        self._wanted: dict[str, str | None] = {}
-        """What must not be retired, by who wants it: the target of an open order, of a restore by the script."""
+        self._wanted: dict[Protector, str | None] = {}
         self.pinned = Pinned(store, job, reporter)
         self._sizes = Sizes(store, job)
         self._last_reason: str | None = None
@@ -184,9 +193,9 @@ class Checkpointer:
         if number != self.lineage.number:
             self.continue_lineage(msgspec.structs.replace(self.lineage, number=number), self.head)
 
-    def want(self, who: str, checkpoint: str | None) -> None:
-        """Keep what somebody wants to go back to, until they want another one or none. For any thread."""
-        self._wanted[who] = checkpoint
+    def want(self, protector: Protector, checkpoint: str | None) -> None:
+        """Protect a checkpoint from retention, until `protector` protects another one or none. For any thread."""
+        self._wanted[protector] = checkpoint
 
     def find_lineage(self) -> None:
         """Before a checkpoint that nobody announced: that which rank 0 is on, of a store that is back perhaps."""

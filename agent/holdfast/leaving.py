@@ -33,8 +33,6 @@ EXIT_ASKED = 128 + signal.SIGTERM
 """The exit status with which a shell reports a process that SIGTERM ended."""
 SPARE_SECONDS = 1.0
 """The part of the grace period that the exit itself takes."""
-FACTOR = 1.5
-"""How much longer than usual a last checkpoint may take: it may be written while many jobs are being preempted."""
 REPEAT_SECONDS = 2.0
 """A SIGTERM that follows another one sooner is the same request on a second way: from the kernel to the whole
 group, and passed on by a supervisor, by torchrun or by GNU `timeout`."""
@@ -70,11 +68,6 @@ class Leaving:
         """Of the grace; all of it where another rank was told, and not this one."""
         waited = 0.0 if self._asked_at is None else self._clock() - self._asked_at
         return max(0.0, self._grace_seconds - waited - SPARE_SECONDS)
-
-    def fits(self, persist_seconds: float | None) -> bool:
-        """Whether a checkpoint that takes so long as a rule can be durable in time; one of which nothing is known
-        is tried: half of it does no harm."""
-        return persist_seconds is None or FACTOR * persist_seconds <= self.left_seconds
 
     def close(self) -> None:
         """Leave the signal as it was found; the grace still ends."""

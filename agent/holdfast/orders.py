@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.pacing import Settings, find_policy, parse_budget, parse_every
+from holdfast.pacing import Settings, parse_budget, parse_every, parse_policy
 from holdfast.protocol import Desired, RestoreOrder
 from holdfast.reports import Reporter
 from holdfast.retention import Retention, parse_retention
@@ -51,6 +51,8 @@ class Orders:
         self.pauses = 0
         self._seen = self._before = Desired()
         self._answered: set[str] = set()
+        """Orders that were decided on, or that need nothing to be done."""
+        self._withheld_told = False
         self._ends_at: dict[str, float] = {}
         """When the time of an order is over, on this machine's clock."""
 
@@ -72,16 +74,10 @@ class Orders:
     def settings(self) -> Settings:
         """Operator's order > argument > environment > default."""
         seen, base = self._seen, self.base
-        policy = seen.policy or base.policy
-        try:
-            find_policy(policy)
-        except ValueError as error:
-            self._reporter.notice("warning", "policy", f"{error}; {base.policy} stays")
-            policy = base.policy
         return replace(
             base,
             budget=self._parsed("budget", parse_budget, seen.budget, base.budget),
-            policy=policy,
+            policy=self._parsed("policy", parse_policy, seen.policy, base.policy),
             every=self._parsed("every", parse_every, seen.every, base.every),
             paused=seen.paused or self.pauses > 0,
         )
@@ -91,6 +87,17 @@ class Orders:
         seen = self._seen
         orders = seen.paused or (seen.every, seen.budget, seen.policy) != (None, None, None)
         return seconds >= MOST_WITHHELD_SECONDS and orders and not self.pauses and not self.base.paused
+
+    def tell_withheld(self) -> None:
+        """Report, once, that a checkpoint is taken against these settings."""
+        if not self._withheld_told:
+            self._withheld_told = True
+            self._reporter.notice(
+                "warning",
+                "withheld",
+                "settings from the server have kept this job from checkpoints for a day: one is taken now, "
+                "and then one a day for as long as they do",
+            )
 
     def _parsed(self, name: str, parse: Callable[[Any], T], wanted: object, own: T) -> T:
         """What a server wants of a setting; the script's own where it says nothing, or what cannot be."""
@@ -105,13 +112,7 @@ class Orders:
     def retention(self, desired: Desired | None = None) -> Retention:
         """The same of the rules by which checkpoints are kept; as `desired`, or what was seen last, has them."""
         wanted = (self._seen if desired is None else desired).retention
-        if wanted is None:
-            return self._retention
-        try:
-            return parse_retention(wanted)
-        except ValueError as error:  # of a newer server, which knows rules that we do not
-            self._reporter.notice("warning", "retention", f"{error}; '{self._retention}' stays")
-            return self._retention
+        return self._parsed("retention", parse_retention, wanted, self._retention)
 
     def news(self, desired: Desired | None) -> bool:
         """Whether `desired` says something not acted on yet; from now on it counts as acted on."""
@@ -120,6 +121,11 @@ class Orders:
             return False
         self._before, self._seen = self._seen, desired
         return True
+
+    def reopen(self) -> None:
+        """Make the order of the start an open one again, which the next boundary carries out."""
+        if self.first.restore is not None:
+            self._answered.discard(self.first.restore.id)
 
     @property
     def checkpoint_requested(self) -> bool:
@@ -132,43 +138,51 @@ class Orders:
         return self._seen.probe_request not in (0, self._before.probe_request)
 
     def restore(self, desired: Desired | None = None) -> RestoreOrder | None:
-        """The open restore order, if it is for this attempt and was not carried out before."""
+        """The open restore order, if it is for this attempt and was not carried out before.
+
+        It is returned again until `accept` is called with it.
+        """
         order = (desired or self._seen).restore
         if order is None or order.id in self._answered:
             return None
         if self.attempt and order.fence > self.attempt:
             return None
-        self._answered.add(order.id)
-        began = next((each for each in self._store.lineages(self._job) if each.order == order.id), None)
+        try:
+            began = next((each for each in self._store.lineages(self._job) if each.order == order.id), None)
+        except OSError:
+            if desired is None:  # no further boundary waits for a store that is away: the next start asks again
+                self.accept(order.id)
+            raise
         if began is not None:
             reason = "carried out before the trainer was restarted"
+            self.accept(order.id)
             self._reporter.order(order.id, "restored", reason=reason, safety=began.left, began=began)
             return None
         if self._clock() >= self._ends_at.get(order.id, float("inf")):
+            self.accept(order.id)
             self._reporter.order(order.id, "expired", reason="its time was over when the job came to it")
             return None
         return order
 
+    def accept(self, order: str | None) -> None:
+        """An order was decided on: it is not open any more."""
+        if order is not None:
+            self._answered.add(order)
+
     def restore_at_start(self) -> RestoreOrder | None:
-        """The one that was open when this attempt started. After an OSError of the store it still is."""
-        try:
-            order = self.restore(self.first)
-            tries = self._tries(order) if order is not None else 0
-        except OSError:
-            self.reopen()
-            raise
-        if order is not None and tries > MOST_TRIES:
+        """The one that was open when this attempt started."""
+        order = self.restore(self.first)
+        if order is None:
+            return None
+        tries = self._tries(order)
+        self.accept(order.id)
+        if tries > MOST_TRIES:
             reason = f"{tries - 1} starts that were to carry it out ended before they had: none tries it again"
             self._reporter.order(order.id, "failed", reason=reason)
             told = f"the order to restore {order.checkpoint} is given up: {reason}"
             self._reporter.notice("error", "restore", told)
             return None
         return order
-
-    def reopen(self) -> None:
-        """Forget that the order of the start was looked at: the next boundary takes it for a new one."""
-        if self.first.restore is not None:
-            self._answered.discard(self.first.restore.id)
 
     def _tries(self, order: RestoreOrder) -> int:
         """How many attempts in a row, this one included, began with it to carry out and have not trained."""

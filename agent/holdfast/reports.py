@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from holdfast import fingerprint, protocol, supervision
 from holdfast.link import Link, NoLink
@@ -70,6 +70,10 @@ class Reporter:
     def event(self, event: protocol.Event) -> None:
         self.link.event(event)
 
+    def _here(self) -> dict[str, Any]:
+        """When and where in training an event happens."""
+        return {"at": time.time(), "iteration": self.standing.iteration, "lineage": self.standing.lineage}
+
     def sample(self, measured: Iteration, metrics: dict[str, float]) -> None:
         self.link.sample(measured, metrics)
 
@@ -96,9 +100,7 @@ class Reporter:
     ) -> None:
         self.event(
             protocol.AttemptStarted(
-                at=supervision.attempt_began_at(),
-                iteration=self.standing.iteration,
-                lineage=self.standing.lineage,
+                **self._here() | {"at": supervision.attempt_began_at()},
                 resumed_from=resumed_from,
                 host=platform.node(),
                 pid=os.getpid(),
@@ -116,11 +118,7 @@ class Reporter:
         self.event(protocol.Inventory(at=time.time(), checkpoints=checkpoints, pinned=list(pinned)))
 
     def attempt_ended(self, reason: str) -> None:
-        self.event(
-            protocol.AttemptFinished(
-                at=time.time(), iteration=self.standing.iteration, lineage=self.standing.lineage, reason=reason
-            )
-        )
+        self.event(protocol.AttemptFinished(**self._here(), reason=reason))
 
     def applied(self, version: int) -> None:
         self.event(
@@ -165,9 +163,7 @@ class Reporter:
     def restores(self, mode: RestoreMode, reason: str, start_seconds: float | None) -> None:
         self.event(
             protocol.Restores(
-                at=time.time(),
-                iteration=self.standing.iteration,
-                lineage=self.standing.lineage,
+                **self._here(),
                 mode=mode,
                 reason=text(reason),
                 start_seconds=start_seconds,
@@ -195,9 +191,7 @@ class Reporter:
         curve = controller.life.progress.curve if controller.wants_losses else None
         self.event(
             protocol.Paced(
-                at=now,
-                iteration=self.standing.iteration,
-                lineage=self.standing.lineage,
+                **self._here(),
                 policy=plan.policy if plan else controller.settings.policy,
                 interval=plan.interval if plan else None,
                 budget=controller.settings.budget,
@@ -268,9 +262,7 @@ class Reporter:
             logger.log(getattr(logging, level.upper()), "%s: %s", self.job, message)
         self.event(
             protocol.Notice(
-                at=time.time(),
-                iteration=self.standing.iteration,
-                lineage=self.standing.lineage,
+                **self._here(),
                 level=level,
                 code=code,
                 message=message,
@@ -278,14 +270,34 @@ class Reporter:
         )
 
 
-def show_log() -> None:
-    """What holdfast has to say goes to stderr, unless the script has set up logging of its own."""
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(LOG_FORMAT, supervision.LOG_TIME))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False  # or logging set up later would tell everything twice
+class ConsoleLog:
+    """Shows the log on stderr while a session is open, unless the script sets up logging, before or meanwhile."""
+
+    def __init__(self) -> None:
+        self._sessions, self._level = 0, logging.NOTSET
+        self._handler: logging.Handler | None = None
+
+    def open(self) -> None:
+        """A session begins."""
+        self._sessions += 1
+        if logger.hasHandlers():
+            return
+        self._handler, self._level = logging.StreamHandler(), logger.level
+        self._handler.setFormatter(logging.Formatter(LOG_FORMAT, supervision.LOG_TIME))
+        self._handler.addFilter(lambda _: not logging.getLogger().handlers)  # which show it as well
+        logger.addHandler(self._handler)
+        logger.setLevel(self._level or logging.INFO)
+
+    def close(self) -> None:
+        """A session ends; after the last one the logger is as it was found."""
+        self._sessions -= 1
+        if self._handler is not None and not self._sessions:
+            logger.removeHandler(self._handler)
+            logger.setLevel(self._level)
+            self._handler = None
+
+
+console_log = ConsoleLog()
 
 
 def text(value: str) -> str:

@@ -7,7 +7,7 @@ import logging
 import time
 
 from holdfast import restore, supervision
-from holdfast.checkpoints import Checkpointer
+from holdfast.checkpoints import Checkpointer, Protector
 from holdfast.errors import HoldfastError, RestoreFailed
 from holdfast.format import Manifest
 from holdfast.protocol import RestoreMode, RestoreOrder, parse_checkpoint_id
@@ -25,8 +25,6 @@ FROM_OUTSIDE = (
     "order it by `holdfast restore`, which the next start carries out, or give loop=holdfast.Variables() when the "
     "loop counts session.iteration"
 )
-TARGET = "a restore under way"
-"""Who wants its checkpoint kept."""
 WRITE_SECONDS = 600.0
 """How long a restore waits for the checkpoint of the state it leaves."""
 
@@ -67,76 +65,58 @@ class Rewinder:
             RestoreFailed: applying broke half-way, and so did putting the state back.
             RanksLost: another rank is gone, and nothing has changed on this one.
         """
-        self._checkpoints.want(TARGET, checkpoint)  # also where its order is cancelled meanwhile
-        try:
-            return self._rewind(checkpoint, order)
-        finally:
-            self._checkpoints.want(TARGET, None)
-
-    def _rewind(self, checkpoint: str, order: str | None) -> bool:
         started = time.perf_counter()
-        reason = self._ranks.decide(lambda: self._no_way_back(checkpoint), str | None)
-        if reason is not None:
-            return self._at_next_start(checkpoint, order, reason)
-        self._reporter.order(order, "restoring")
+        self._checkpoints.want(Protector.RESTORE, checkpoint)  # also where its order is cancelled meanwhile
         try:
+            reason = self._ranks.decide(lambda: self._no_way_back(checkpoint), str | None)
+            if reason is not None:
+                return self._at_next_start(checkpoint, order, reason)
+            self._reporter.order(order, "restoring")
             safety = self._leave_durable(checkpoint)
-        except RanksLost:  # the order stays open: the next start carries it out
+            # what is written by now leaves memory to read into, and a restore needs none beyond it
+            with self._checkpoints.snapshots.lent() as room:
+                loaded, restored = self._take_back(checkpoint, safety, order, room)
+        except (RanksLost, RestoreFailed):  # the order stays open: the next start carries it out
             raise
-        except Exception as error:  # the loop's edge: whatever is wrong with a restore, training goes on
+        except Exception as error:  # training goes on as it was, whatever is wrong with a restore
             self._refuse(checkpoint, order, error)
             return False
-        # what is written by now leaves memory to read into, and a restore needs none beyond it
-        with self._checkpoints.snapshots.lent() as room:
-            self._take_back(checkpoint, safety, order, room, started)
+        finally:
+            self._checkpoints.want(Protector.RESTORE, None)
+        seconds, position = time.perf_counter() - started, self._reporter.standing
+        self._reporter.lineage_began(self._checkpoints.lineage)
+        self._reporter.stall("restore", seconds, position.iteration, position.lineage)
+        if restored:
+            if self._ranks.leads:
+                logger.info(
+                    "%s: restored to iteration %d, lineage %d; the state that was left is kept as %s",
+                    *(self._checkpoints.job, position.iteration, position.lineage, safety),
+                )
+            self._reporter.trained_elsewhere(loaded.manifest.fingerprint)
+            self._reporter.order(order, "restored", seconds=seconds, safety=safety)
         return False
 
     def _take_back(
-        self, checkpoint: str, safety: str, order: str | None, room: memoryview | None, started: float
-    ) -> None:
-        try:
-            loaded = self._ranks.together(lambda: self._load(checkpoint, room))
-            self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
-        except RanksLost:
-            raise
-        except Exception as error:  # as above
-            self._refuse(checkpoint, order, error)
-            return
-        restored = self._apply_or_return(loaded, safety, order)
-        seconds = time.perf_counter() - started
-        standing = self._reporter.standing
-        self._reporter.lineage_began(self._checkpoints.lineage)
-        self._reporter.stall("restore", seconds, standing.iteration, standing.lineage)
-        if not restored:
-            return
-        if self._ranks.leads:
-            logger.info(
-                "%s: restored to iteration %d, lineage %d; the state that was left is kept as %s",
-                *(self._checkpoints.job, standing.iteration, standing.lineage, safety),
-            )
-        self._reporter.trained_elsewhere(loaded.manifest.fingerprint)
-        self._reporter.order(order, "restored", seconds=seconds, safety=safety)
+        self, checkpoint: str, safety: str, order: str | None, room: memoryview | None
+    ) -> tuple[Loaded, bool]:
+        """Load, note the new lineage, apply; whether it was applied, or the state put back."""
+        loaded = self._ranks.together(lambda: self._load(checkpoint, room))
+        self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
+        return loaded, self._apply_or_return(loaded, safety, order)
 
     def _at_next_start(self, checkpoint: str, order: str | None, reason: str) -> bool:
         """Not while it runs. Under a supervisor it saves what is left and ends; without one the order waits."""
         if order is None:
-            self._refuse(checkpoint, order, HoldfastError(f"{reason}; {FROM_OUTSIDE}"))
-            return False
+            raise HoldfastError(f"{reason}; {FROM_OUTSIDE}")
         if not self._ranks.decide(supervision.is_supervised, bool):
             told = f"the order to restore {checkpoint} waits for the next start: {reason}; {WAY_OUT}"
             self._reporter.notice("warning", "restore", told)
             return False
-        try:
-            safety = self._leave_durable(checkpoint)
-            with self._checkpoints.snapshots.lent() as room:
-                self._ranks.together(lambda: self._load(checkpoint, room))
-            wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=self._checkpoints.attempt)
-            self._ranks.decide(lambda: supervision.ask_relaunch(wanted), str)
-        except RanksLost:
-            raise
-        except Exception as error:  # as above
-            self._refuse(checkpoint, order, error)
-            return False
+        safety = self._leave_durable(checkpoint)
+        with self._checkpoints.snapshots.lent() as room:
+            self._ranks.together(lambda: self._load(checkpoint, room))
+        wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=self._checkpoints.attempt)
+        self._ranks.decide(lambda: supervision.ask_relaunch(wanted), str)
         told = f"the script ends here, and is started again at {checkpoint}: {reason}"
         self._reporter.notice("info", "relaunch", f"{told}. The state that is left is kept as {safety}")
         return True
@@ -191,7 +171,7 @@ class Rewinder:
             try:
                 self._checkpoints.begin_lineage(parse_checkpoint_id(safety)[0], safety, None, left=loaded.id)
                 self._ranks.together(lambda: self._training.apply(self._load(safety)))
-            except Exception as worse:  # as above
+            except Exception as worse:  # the state is half of either: no rank may train on it
                 raise RestoreFailed(
                     f"restoring {loaded.id} failed ({error}), and so did going back to {safety} ({worse}); "
                     f"start the script again: it goes on from {safety}"

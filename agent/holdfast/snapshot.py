@@ -279,10 +279,6 @@ class Snapshotter:
         """The snapshot is persisted or given up: its memory may be used again."""
         self._give_back(next(layout for layout in self._layouts if layout.arena is snapshot.arena))
 
-    def abandon(self) -> None:
-        """In a forked child, where nobody copies: nothing may wait for the copy."""
-        self._current = self._current_layout = None
-
     def close(self) -> None:
         if self._thread is not None:
             self._work.put(None)

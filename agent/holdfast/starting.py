@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -10,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from holdfast import endings, restore
-from holdfast.checkpoints import Checkpointer
+from holdfast import endings, protocol, restore, supervision
+from holdfast.checkpoints import Checkpointer, Protector
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
+from holdfast.link import Link
 from holdfast.link.backoff import Backoff
+from holdfast.link.spool import spool_of
+from holdfast.meter import Meter, Tally
 from holdfast.orders import Orders
 from holdfast.protocol import RestoreOrder
 from holdfast.ranks import Ranks, RanksLost
@@ -22,12 +26,17 @@ from holdfast.restore import Loaded
 from holdfast.store import Lineage, Store
 from holdfast.tier import Found
 from holdfast.training import Training, left_out
+from holdfast.verifier import Verifier
 
 T = TypeVar("T")
 logger = logging.getLogger("holdfast")
 
 PATIENCE_SECONDS = 30.0
 """How long a start waits for a store that does not answer."""
+FIRST_CONTACT_SECONDS = 2.0
+"""How long a starting job waits for a server to say whether a restore is wanted."""
+HEARTBEAT_SECONDS = 3600.0
+"""The server does not ask whether ranks other than 0 live: they send when there is something to report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +84,22 @@ class Patience:
             except PermissionError:  # which time does not mend
                 raise
             except OSError as error:
-                if not self._paused(error):
+                now = self._clock()
+                self._until = now + PATIENCE_SECONDS if self._until is None else self._until
+                if now >= self._until:
                     raise
+                if not self._told:
+                    self._told = True
+                    self._tell(error)
+                self._wait(min(self._until - now, self._backoff.next_seconds()))
             else:
                 self._until = None
                 self._backoff.reset()
                 return answer
 
-    def _paused(self, error: OSError) -> bool:
-        """Wait before another try; False when the time for that is up."""
-        now = self._clock()
-        if self._until is None:
-            self._until = now + PATIENCE_SECONDS
-        if now >= self._until:
-            return False
-        if not self._told:
-            self._told = True
-            self._tell(error)
-        self._wait(min(self._until - now, self._backoff.next_seconds()))
-        return True
-
 
 class Starter:
-    """Chooses and loads what a job goes on from, and begins the attempt there.
+    """Begins an attempt: in contact with the server, and on the checkpoint that it goes on from.
 
     All ranks of a job go through it together, rank 0 deciding.
     """
@@ -109,10 +111,118 @@ class Starter:
         orders: Orders,
         reporter: Reporter,
         ranks: Ranks,
+        verifier: Verifier,
+        meter: Meter,
+        *,
+        server: str | None,
+        token: str | None,
     ) -> None:
         self._training, self._checkpoints, self._orders = training, checkpoints, orders
-        self._reporter, self._ranks = reporter, ranks
+        self._reporter, self._ranks, self._verifier, self._meter = reporter, ranks, verifier, meter
+        self._server, self._token = server, token
         self._patience = Patience(self._tell_away)
+
+    def open(self) -> None:
+        """Become the newest attempt, and learn what is wanted before training starts."""
+        supervision.expose(self._ranks.rank)
+        checkpoints, leads = self._checkpoints, self._ranks.leads  # rank 0 reports and listens, for all
+        if leads:
+            supervision.announce(checkpoints.uid)
+        first = self._first_desired() if self._server and leads else None
+        # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
+        latest = first.latest_attempt if first else 0
+        at_least = latest + 1 if 0 <= latest < protocol.MAX_ATTEMPT else 1
+        checkpoints.latest_lineage = first.latest_lineage if first else 0
+        wanted = first.restore.id if first is not None and first.restore is not None else None
+        checkpoints.acquire_attempt(latest + 1, order=wanted)
+        self._orders.start(first, checkpoints.attempt)
+        if self._server and leads:
+            spool = spool_of(checkpoints.store.url, checkpoints.job) if checkpoints.attempt else None
+            self._reporter.link = Link(
+                server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid,
+                attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._arrived,
+            )  # fmt: skip
+            self._reporter.link.start()
+        if first is not None:
+            self._follow(first)
+            checkpoints.retention = self._orders.retention(first)
+        if self._ranks.world_size > 1:
+            self._report_this_rank(at_least)
+        self.introduce()
+
+    def _first_desired(self) -> protocol.Desired | None:
+        assert self._server is not None
+        checkpoints = self._checkpoints
+        probe = Link(
+            server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid, attempt=0, rank=0,
+            spool=None,
+        )  # fmt: skip
+        first = probe.first_desired(FIRST_CONTACT_SECONDS)
+        if first is None and (noted := supervision.noted_order()) is not None:
+            first = protocol.Desired(restore=noted)
+        return first
+
+    def _follow(self, desired: protocol.Desired) -> None:
+        """What holds as soon as it is known, also between two boundaries."""
+        checkpoints = self._checkpoints
+        self._protect(desired)
+        checkpoints.pinned.follow(desired.pins, checkpoints.attempt)
+        self._verifier.follow(desired.verify)
+
+    def _arrived(self, desired: protocol.Desired) -> None:
+        """Called by the link's thread, before the boundary that acts on it."""
+        self._protect(desired)
+        self._orders.arrived(desired)
+        self._follow(desired)
+
+    def _protect(self, desired: protocol.Desired) -> None:
+        self._checkpoints.want(Protector.ORDER, desired.restore.checkpoint if desired.restore else None)
+
+    def _report_this_rank(self, at_least: int) -> None:
+        """Have each rank report what its own iterations took, and nothing else."""
+        checkpoints, rank = self._checkpoints, self._ranks.rank
+        uid, attempt = self._ranks.decide(
+            lambda: (checkpoints.uid, checkpoints.attempt or at_least), tuple[str, int]
+        )
+        if not self._server:
+            return
+        link = self._reporter.link
+        if not isinstance(link, Link):
+            link = Link(
+                server=self._server, token=self._token, job=checkpoints.job, uid=uid, attempt=attempt, rank=rank,
+                spool=None, flush_seconds=HEARTBEAT_SECONDS, aside=True,
+            )  # fmt: skip
+            link.start()
+        self._meter.tally = Tally(link, rank, self._ranks.world_size)
+        self._training.after_gradients(self._meter.clock.gradients_end)
+
+    def introduce(self) -> None:
+        """Tell the supervisor, if there is one, what is trained here."""
+        if self._ranks.leads:
+            checkpoints = self._checkpoints
+            supervision.introduce(
+                supervision.Trained(
+                    job=checkpoints.job,
+                    uid=checkpoints.uid,
+                    attempt=checkpoints.attempt,
+                    lineage=self._reporter.standing.lineage,
+                    store=checkpoints.store.url,
+                    server=self._server,
+                )
+            )
+
+    def unused(self) -> str | None:
+        """In words: the checkpoints that a start at iteration 0 leaves aside; None where there are none."""
+        unused: list[str] = []
+        with contextlib.suppress(OSError):  # what cannot be listed cannot be reported
+            unused = self._checkpoints.store.checkpoints(self._checkpoints.job)
+        if not unused:
+            return None
+        return (
+            f"training starts at iteration 0 although the job has {len(unused)} checkpoints, the newest "
+            f"{unused[-1]}: to resume from it, call session.resume() or draw from session.batches(...) before "
+            "the first step"
+        )
 
     def choose(self) -> Start:
         """Load what an open order asks for, else the best sound checkpoint, and put it in place.
@@ -155,8 +265,17 @@ class Starter:
         self._reporter.order(start.order, "restored", safety=start.left)
         if start.loaded is not None:
             self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)
+        self._training.begin()
         if self._ranks.leads:
             logger.info("%s: %s", checkpoints.job, self._told(loaded))
+            page = self._reporter.link.page
+            if page is not None and not supervision.is_supervised():  # which says it, and whether a server answers
+                logger.info("%s: dashboard: %s", checkpoints.job, page)
+        self.introduce()
+        for gap in self._training.gaps():
+            self._reporter.notice("warning", "loader", gap)
+        for what in self._training.missing(start.loaded):
+            self._reporter.notice("warning", "inventory", what)
 
     def _retell(self) -> None:
         """Of orders that attempts before this one carried out, and perhaps did not live to say so."""

@@ -31,6 +31,8 @@ END_SECONDS = 60.0
 KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
 NUMBERS = 9
+RestoreTarget = tuple[str, str | None]
+"""A checkpoint to go back to, and the order that asks for it; None: the script does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,8 @@ class Decision:
     """Over which its bytes are written."""
     lineage: int = 0
     """The one that rank 0 is on."""
-    restore: tuple[str, str | None] | None = None
-    """(checkpoint, order); on ranks other than 0 a placeholder, they ask when it comes to that."""
+    restore: RestoreTarget | None = None
+    """On ranks other than 0 a placeholder: they learn the target when it comes to that."""
     end: bool = False
     """Somebody told a rank to end: all do, here, after the checkpoint."""
     waits: bool = False

@@ -12,10 +12,12 @@ import faulthandler
 import fcntl
 import itertools
 import logging
+import mmap
 import os
 import shutil
 import signal
 import stat
+import struct
 import sys
 import tempfile
 import time
@@ -42,6 +44,9 @@ EXIT_RELAUNCH = 79
 """How it ends when it is to be started again for an order to restore, which it cannot carry out while it runs."""
 STARTED_AT = "HOLDFAST_STARTED_AT"
 """When the supervisor started the trainer, in seconds since the epoch."""
+PROGRESS_VARIABLE = "HOLDFAST_PROGRESS"
+PROGRESS_LAYOUT = struct.Struct("<qq")
+"""The last finished iteration, and how many times that was told: negative once training is over."""
 LOG_TIME = "%Y-%m-%d %H:%M:%S"
 PREVIOUS_EXIT = "HOLDFAST_PREVIOUS_EXIT"
 """How the start before this one ended, where the supervisor restarted the trainer."""
@@ -232,3 +237,36 @@ def forget_ranks(folder: Path) -> None:
     for each in ranks(folder):
         with contextlib.suppress(OSError):
             each.path.unlink()
+
+
+class ProgressFile:
+    """The file named by HOLDFAST_PROGRESS, mapped: it shows the supervisor that a job moves. Without one it does
+    nothing."""
+
+    def __init__(self, path: str | None = None) -> None:
+        self._memory: mmap.mmap | None = None
+        self._updates = 0
+        path = path if path is not None else os.environ.get(PROGRESS_VARIABLE)
+        if not path:
+            return
+        try:
+            with open(path, "r+b") as handle:
+                self._memory = mmap.mmap(handle.fileno(), PROGRESS_LAYOUT.size)
+        except (OSError, ValueError) as error:
+            logger.warning("%s=%s cannot be used: %s", PROGRESS_VARIABLE, path, error)
+
+    def update(self, iteration: int) -> None:
+        if self._memory is not None:
+            self._updates += 1
+            PROGRESS_LAYOUT.pack_into(self._memory, 0, iteration, self._updates)
+
+    def rest(self) -> None:
+        """Training is over; what comes now may take as long as it likes."""
+        if self._memory is not None:
+            iteration, updates = PROGRESS_LAYOUT.unpack_from(self._memory, 0)
+            PROGRESS_LAYOUT.pack_into(self._memory, 0, iteration, -abs(updates))
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None

@@ -17,7 +17,6 @@ import select
 import shlex
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -38,7 +37,6 @@ from holdfast.supervision import EXIT_FENCED
 if TYPE_CHECKING:
     from holdfast.standby import Told
 
-_PROGRESS = struct.Struct("<qq")
 STARTS_FOR_AN_ORDER = 3
 """One that could not ask the server carries out nothing, nor does one that dies too soon; but not for ever."""
 MOST_STACKS = 64
@@ -523,7 +521,7 @@ def _progress_file(path: Path) -> Iterator[int]:
     path.parent.mkdir(exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        os.write(fd, _PROGRESS.pack(0, 0))
+        os.write(fd, supervision.PROGRESS_LAYOUT.pack(0, 0))
         yield fd
     finally:
         os.close(fd)
@@ -536,10 +534,10 @@ def _sleep_until_signal(signals: _Signals, seconds: float | None) -> None:
 
 
 def _read_progress(fd: int) -> tuple[int, int]:
-    found = os.pread(fd, _PROGRESS.size, 0)
-    if len(found) < _PROGRESS.size:
+    found = os.pread(fd, supervision.PROGRESS_LAYOUT.size, 0)
+    if len(found) < supervision.PROGRESS_LAYOUT.size:
         return 0, 0  # somebody cut it short; to go on watching matters more
-    iteration, steps = _PROGRESS.unpack(found)
+    iteration, steps = supervision.PROGRESS_LAYOUT.unpack(found)
     return iteration, steps
 
 

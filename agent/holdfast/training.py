@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -21,7 +20,6 @@ from holdfast.ranks import Ranks
 from holdfast.reducers import bucket_layout, warm_up
 from holdfast.reports import Standing
 from holdfast.restore import Loaded, Regions
-from holdfast.rng import is_generator
 from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.shards import names_in
 from holdfast.state import RESERVED, Captured, Registry, shapes_of
@@ -70,6 +68,8 @@ class Training:
         self.trained = 0
         """Iterations of this attempt, those included that a restore took back."""
         self._hooks: list[RemovableHandle] = []
+        self._unknown_buckets: set[str] = set()
+        """DistributedDataParallel modules that were reported as such."""
         self._round_trip: RoundTrip | None = None
         self._start: tuple[dict[str, Any], Shapes] | None = None
         """What a checkpoint of the start of training holds but for numbers, until something else was reported."""
@@ -180,7 +180,7 @@ class Training:
             return None
         try:
             left = self._loaders[self._current][1].batches_left(self._epochs)
-        except Exception:  # a loader without a length, or with one of somebody's own making
+        except (TypeError, NotImplementedError, AttributeError):  # a loader without a length
             return None
         return self._standing.iteration + left * self._ended // max(1, self._drawn)
 
@@ -263,8 +263,14 @@ class Training:
         for name, ddp in self.registry.replicated.items():
             try:
                 layout = bucket_layout(ddp)
-            except Exception as error:  # it is about the last bits of sums: a checkpoint is worth more
-                logger.debug("%s: the buckets of gradients cannot be known: %s", name, error)
+            except Exception as error:  # private API of torch may raise anything
+                if name not in self._unknown_buckets:
+                    self._unknown_buckets.add(name)
+                    logger.warning(
+                        "%s: torch %s does not show how it sums up gradients (%s): after a resume the last "
+                        "bits of losses may differ",
+                        *(name, torch.__version__, error),
+                    )
                 continue
             if layout is not None:
                 found[name] = layout
@@ -387,26 +393,6 @@ def _require_position(trees: Mapping[str, Any]) -> None:
         raise DamagedCheckpoint(MANIFEST, "says nothing, or what cannot be, of the position in training")
     if not isinstance(trees.get("rng"), dict):
         raise DamagedCheckpoint(MANIFEST, "says nothing, or what cannot be, of the random state")
-
-
-def named_objects(
-    state: Mapping[str, Any] | None, keywords: Mapping[str, Any], settings: Iterable[str]
-) -> dict[str, Any]:
-    """The objects of a session by name. TypeError or ValueError names one that cannot have been meant as such."""
-    if not isinstance(state, Mapping | None):
-        raise TypeError(
-            f'state={type(state).__name__}: give names and objects, as in state={{"policy": policy_net}}'
-        )
-    for name in state or ():
-        if not isinstance(name, str) or not name or "." in name:
-            raise ValueError(f"state={{{name!r}: ...}}: give a name without dots")
-        if name in keywords:
-            raise ValueError(f"{name!r} is given twice, in state= and as a keyword: give it once")
-    for name, item in keywords.items():
-        close = difflib.get_close_matches(name, settings, n=1)
-        if close and not hasattr(item, "state_dict") and not is_generator(item):
-            raise TypeError(f"Session({name}={repr(item)[:80]}): did you mean {close[0]}=?")
-    return {**(state or {}), **keywords}
 
 
 def left_out(loaded: Loaded, world_size: int) -> str | None:

@@ -18,7 +18,7 @@ from typing import IO
 import msgspec
 
 from holdfast import protocol
-from holdfast.checkpoints import Checkpointer
+from holdfast.checkpoints import Checkpointer, Protector
 from holdfast.persist.process import environment, opener
 from holdfast.protocol import VerifyRequest
 from holdfast.reports import Reporter, text
@@ -29,7 +29,6 @@ logger = logging.getLogger("holdfast")
 BYTES_PER_SECOND = 100e6
 """Read so slowly, a checkpoint leaves the way to the store to those that are being written."""
 TOLD_EVERY_SECONDS = 5.0
-WANTED = "a verification"
 
 
 class Verifier:
@@ -73,13 +72,13 @@ class Verifier:
                 if request is None:
                     self._thread = None
                     return
-            self._checkpoints.want(WANTED, request.checkpoint)
+            self._checkpoints.want(Protector.VERIFICATION, request.checkpoint)
             try:
                 self._verify(request)
             except Exception as error:  # a thread's edge: one that cannot be verified must not cost the next one
                 logger.exception("%s: %s was not verified", self._reporter.job, request.checkpoint)
                 self._tell(request, verdict="failed", reason=f"{type(error).__name__}: {error}")
-            self._checkpoints.want(WANTED, None)
+            self._checkpoints.want(Protector.VERIFICATION, None)
             with self._lock:
                 self._done.add(request)
 

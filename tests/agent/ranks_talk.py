@@ -414,7 +414,7 @@ def relaunched(stage, store):
         os.environ["HOLDFAST_SUPERVISION"] = folder  # rank 0's word counts
         job.session._reporter.link = Server()
     job.step(20)
-    job.session._wanted = "requested"
+    job.session.checkpoint()
     job.step(100)
     if leads:
         first = job.session._checkpoints.store.checkpoints("m")[0]

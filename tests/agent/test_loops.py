@@ -11,7 +11,7 @@ import torch
 from noisy import Noisy
 
 import holdfast
-import holdfast.session
+import holdfast.starting
 from holdfast.protocol import Desired, RestoreOrder
 
 EPOCHS = 3
@@ -265,7 +265,7 @@ class Server:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_any_loop_is_taken_back_when_it_is_started_again(loop, tmp_path, left_alone, monkeypatch):
     run(loop, tmp_path, dies_after=15)
-    monkeypatch.setattr(holdfast.session, "Link", Server)
+    monkeypatch.setattr(holdfast.starting, "Link", Server)
     monkeypatch.setenv("HOLDFAST_SERVER", "http://127.0.0.1:1")
     whole = left_alone(loop, 23)
     assert run(loop, tmp_path, seed=9) == whole[[entry[0] for entry in whole].index(9) :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -68,8 +68,7 @@ def test_a_policy_of_others_is_found_and_followed(install: Install) -> None:
 def test_a_session_takes_it_from_the_environment(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tidal=here("tidal"))
     monkeypatch.setenv("HOLDFAST_POLICY", "tidal")
-    arguments = [each.name for each in (*fields(Options), *fields(Settings))]
-    assert Options.weigh(**dict.fromkeys([*arguments, "mtbf", "grace", "keep"])).settings.policy == "tidal"
+    assert Options.from_arguments_and_environment(policy=None).policy == "tidal"
 
 
 def test_ours_keep_their_names(install: Install) -> None:

@@ -10,8 +10,7 @@ from torch.utils.data import IterableDataset
 from waiting import FakeClock
 
 import holdfast
-from holdfast import probing, protocol
-from holdfast import session as module
+from holdfast import probing, protocol, starting
 from holdfast.errors import NoProbe
 from holdfast.meter import Meter
 from holdfast.probe import Probed
@@ -27,7 +26,7 @@ FOUND = Probed(fetch_seconds=0.03, prep_seconds=0.01, batches=50, workers=0)
 
 @pytest.fixture
 def linked(monkeypatch):
-    monkeypatch.setattr(module, "Link", FakeLink)
+    monkeypatch.setattr(starting, "Link", FakeLink)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 

@@ -9,7 +9,7 @@ from test_session import FakeLink, committed
 from tiny_job import Trainer
 
 import holdfast
-from holdfast import protocol, session, supervision
+from holdfast import protocol, starting, supervision
 from holdfast.protocol import Desired, RestoreOrder
 from holdfast.store import open_store
 from holdfast.supervisor import Progress
@@ -32,7 +32,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def linked(monkeypatch):
-    monkeypatch.setattr(session, "Link", FakeLink)
+    monkeypatch.setattr(starting, "Link", FakeLink)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 

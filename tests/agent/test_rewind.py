@@ -103,7 +103,7 @@ def test_a_restore_without_memory_that_is_free_asks_for_its_own(job, monkeypatch
     with job.session._checkpoints.snapshots.lent() as room:
         assert room is None
         job.session._checkpoints.snapshots._free = taken
-        job.session._rewinder._take_back("000000000002-1", "000000000004-1", None, room, 0.0)
+        job.session._boundary.rewinder._take_back("000000000002-1", "000000000004-1", None, room)
     assert same(job.state(), job.states[2])
     assert sum(asked) > SIDE * SIDE * 4
 

@@ -13,9 +13,8 @@ from small_session import iterate, session_of
 from tiny_job import Points, Trainer
 
 import holdfast
-from holdfast import checkpoints, orders, protocol, reading, starting, supervision
+from holdfast import checkpoints, orders, protocol, reading, restore, starting, supervision
 from holdfast import format as fmt
-from holdfast import session as module
 from holdfast.copying import HostCopies
 from holdfast.forking import fork
 from holdfast.protocol import Desired, RestoreOrder, checkpoint_id
@@ -75,7 +74,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def linked(monkeypatch):
-    monkeypatch.setattr(module, "Link", FakeLink)
+    monkeypatch.setattr(starting, "Link", FakeLink)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 
@@ -754,7 +753,7 @@ def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monk
     session._checkpoints.retention = parse_retention("last 1")
     iterate(model, optimizer, session)
     assert deletes.begun.wait(60)
-    session._checkpoints.want("the script", checkpoint_id(3, 1))
+    session._checkpoints.want(checkpoints.Protector.SCRIPT, checkpoint_id(3, 1))
     deletes.go.set()
     session.close()
     assert committed(store, "m") == [3, 4]
@@ -801,7 +800,7 @@ def test_an_operators_rules_hold_from_the_next_boundary_on_until_they_are_taken_
     assert len(committed(store)) == 6
     (told,) = [each.message for each in trainer.link.of(protocol.Notice) if each.code == "retention"]
     assert "'first 2' is no rule" in told
-    assert told.endswith("'spaced 6' stays")
+    assert told.endswith("the script's own retention holds")
 
 
 @pytest.mark.parametrize("rules", ["last 1", "size 1B", "every 1000000", "spaced 1", "last 1, per lineage"])
@@ -1040,15 +1039,14 @@ def test_one_of_several_ranks_needs_torch_distributed_first(store, monkeypatch):
 
 
 def test_the_supervisors_file_is_told_of_every_iteration(store, tmp_path, monkeypatch):
-    from holdfast.progress import LAYOUT
-
     path = tmp_path / "progress"
     path.write_bytes(bytes(16))
     monkeypatch.setenv("HOLDFAST_PROGRESS", str(path))
     trainer = Trainer(store).run(until=5)
-    assert LAYOUT.unpack(path.read_bytes()) == (5, 5)
+    layout = supervision.PROGRESS_LAYOUT
+    assert layout.unpack(path.read_bytes()) == (5, 5)
     trainer.crash()
-    assert LAYOUT.unpack(path.read_bytes()) == (5, -5)  # nothing more is to come
+    assert layout.unpack(path.read_bytes()) == (5, -5)  # nothing more is to come
 
 
 def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrupted, monkeypatch):
@@ -1105,7 +1103,7 @@ def test_what_is_about_to_be_restored_outlives_retention(store, uninterrupted):
     trainer = Trainer(store, keep=1)
     monkey = trainer.session._checkpoints
     trainer.run(until=4)
-    monkey.want("a test", "000000000003-1")
+    monkey.want(checkpoints.Protector.VERIFICATION, "000000000003-1")
     trainer.run(until=11, after=back_once).crash()
     assert trainer.session.lineage == 2
     assert 3 in committed(store)  # where lineage 2 began
@@ -1209,8 +1207,8 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
     assert [name for name, _ in before] == ["a"] * 12 + ["b"] * 3
     assert [name for name, _ in after] == ["b"] * 3
     assert not {tuple(y) for _, y in before[12:]} & {tuple(y) for _, y in after}
-    assert "drew from another loader" in second.session._rewinder._no_way_back("000000000005-1")
-    assert second.session._rewinder._no_way_back("000000000015-1") is None
+    assert "drew from another loader" in second.session._boundary.rewinder._no_way_back("000000000005-1")
+    assert second.session._boundary.rewinder._no_way_back("000000000015-1") is None
     second.crash()
 
 
@@ -1268,7 +1266,7 @@ def test_what_was_asked_for_outlives_retention_when_the_start_could_not_read_it(
 
     Trainer(store, every=1, keep=2).run(until=6, after=ask).crash()
     with monkeypatch.context() as patched:
-        patched.setattr(module.restore, "of_kind", away)
+        patched.setattr(restore, "of_kind", away)
         trainer = Trainer(store, every=1, keep=2)
     trainer.run(until=14).crash()
     assert 4 in committed(store)
@@ -1457,7 +1455,7 @@ def test_a_checkpoint_of_the_line_that_training_descends_from_is_preferred(store
 
     trainer = Trainer(store, keep=40).run(until=15, after=script).crash()
     assert trainer.session.lineage == 3
-    assert module.restore.find(open_store(store), "job", 9) == "000000000009-1"
+    assert restore.find(open_store(store), "job", 9) == "000000000009-1"
 
 
 def test_a_full_disk_is_a_notice_once_and_so_is_its_end(store, linked, monkeypatch):

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from holdfast import protocol
+from holdfast.meter import LEAST_SECONDS, Tally
 from holdfast.profile import Iteration, IterationClock
-from holdfast.tally import LEAST_SECONDS, Tally
 
 
 class FakeLink:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 
+import pytest
 from small_session import iterate, session_of
 
 from holdfast.persist.beside import Beside
@@ -44,9 +45,37 @@ def test_a_durable_checkpoint_is_told_once_a_minute(tmp_path, caplog):
 
 
 def test_the_log_of_a_script_without_logging_has_a_time_and_a_level():
-    program = "from holdfast.reports import logger, show_log; show_log(); logger.warning('job: something')"
+    program = (
+        "from holdfast.reports import logger, console_log; console_log.open(); logger.warning('job: something')"
+    )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARNING holdfast: job: something\n", said)
+
+
+LOGGING = """
+import logging, sys
+from holdfast.reports import console_log, logger
+before = (logger.level, logger.propagate, list(logger.handlers))
+if sys.argv[1] == "before":
+    logging.basicConfig(format="script: %(message)s", stream=sys.stderr)
+for _ in range(2):
+    console_log.open()
+if sys.argv[1] == "meanwhile":
+    logging.basicConfig(format="script: %(message)s", stream=sys.stderr)
+logger.warning("once")
+console_log.close()
+logger.warning("twice")
+console_log.close()
+assert (logger.level, logger.propagate, list(logger.handlers)) == before
+"""
+
+
+@pytest.mark.parametrize("when", ["never", "before", "meanwhile"])
+def test_the_log_is_shown_once_and_the_logger_is_left_as_it_was(when):
+    command = [sys.executable, "-c", LOGGING, when]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+    ours = r"[\d-]{10} [\d:]{8} WARNING holdfast: " if when == "never" else "script: "
+    assert re.fullmatch(f"{ours}once\n{ours}twice", "\n".join(lines))
 
 
 def test_a_computation_beside_is_let_go_of_when_it_is_done():

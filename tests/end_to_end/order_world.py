@@ -174,6 +174,7 @@ class Agent:
         order = self.orders.restore()
         if order is None:
             return
+        self.orders.accept(order.id)
         self.world.taken(order)
         self.reporter.order(order.id, "restoring")
         yield

@@ -22,7 +22,7 @@ from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, read_
 
 from holdfast import restore
 from holdfast.client import Client
-from holdfast.leaving import EXIT_ASKED, FACTOR, REPEAT_SECONDS, SPARE_SECONDS, Leaving
+from holdfast.leaving import EXIT_ASKED, REPEAT_SECONDS, SPARE_SECONDS, Leaving
 from holdfast.processes import below
 from holdfast.store import open_store
 
@@ -230,7 +230,7 @@ def test_a_signal_that_is_not_ours_is_left_alone(grace: float, before: str, expe
     assert ended(grace, before)[0] == expected
 
 
-def test_a_checkpoint_is_taken_where_it_fits() -> None:
+def test_the_grace_runs_from_the_signal() -> None:
     now = [100.0]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "a session was left open by another test"
     leaving = Leaving(10.0, clock=lambda: now[0])
@@ -240,8 +240,7 @@ def test_a_checkpoint_is_taken_where_it_fits() -> None:
         assert leaving.asked
         assert leaving.left_seconds == 10.0 - SPARE_SECONDS
         now[0] += 3.0
-        fitting = (10.0 - 3.0 - SPARE_SECONDS) / FACTOR
-        assert (leaving.fits(fitting), leaving.fits(fitting * 1.01), leaving.fits(None)) == (True, False, True)
+        assert leaving.left_seconds == 10.0 - 3.0 - SPARE_SECONDS
     finally:
         leaving.close()
         leaving.cancel()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -65,8 +64,7 @@ class Link:
         )
         self._aside = aside
         self._started = False
-        self._silent = False
-        _links.add(self)
+        self._silent, self._pid = False, os.getpid()
 
     @property
     def page(self) -> str:
@@ -103,12 +101,12 @@ class Link:
 
     def sample(self, measured: Measured, metrics: dict[str, float]) -> None:
         """One iteration's figures. Takes a microsecond or two and no lock. Neither may be changed later."""
-        if not self._silent:
+        if not self._is_silent:
             self._outbox.sample((measured, metrics))
 
     def event(self, event: Event) -> None:
         """Something that happened; sent at once, and kept on disk until a server has it."""
-        if not self._silent:
+        if not self._is_silent:
             self._outbox.event(event)
             self._sender.flush_soon()
 
@@ -135,7 +133,7 @@ class Link:
 
     def close(self, deadline_seconds: float = 5.0) -> None:
         """Send what is left, else keep it on disk for the next attempt to send."""
-        if self._silent or not self._started:
+        if self._is_silent or not self._started:
             return
         self._silent = True
         close_at = monotonic() + deadline_seconds
@@ -156,18 +154,7 @@ class Link:
         if desired is not None:
             self._wishes.fetched(desired, moment)
 
-    def _forget_in_child(self) -> None:
-        """A forked child, a data worker as a rule, has neither the threads nor the right to speak for the job."""
-        self._silent = True
-
-
-_links: weakref.WeakSet[Link] = weakref.WeakSet()
-
-
-def _silence_links() -> None:
-    for link in list(_links):
-        link._forget_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_silence_links)
+    @property
+    def _is_silent(self) -> bool:
+        """Also in a forked child, a data worker as a rule: it has neither the threads nor the right to report."""
+        return self._silent or os.getpid() != self._pid

@@ -24,7 +24,7 @@ from holdfast.commands.console import (
     size,
 )
 from holdfast.commands.stores.asking import OfJob, Where, jobs_of, opened
-from holdfast.options import weigh_retention
+from holdfast.options import Options
 from holdfast.retention import Retention
 from holdfast.store import Store
 from holdfast.tidying import Item, Plan
@@ -81,7 +81,7 @@ def gc(
 
 def _rules(retention: str | None, keep: int | None) -> Retention:
     try:
-        return weigh_retention(retention, keep)
+        return Options.from_arguments_and_environment(retention=retention, keep=keep).retention_rules
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
 

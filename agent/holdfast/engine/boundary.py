@@ -1,0 +1,405 @@
+"""The boundary between two iterations: settle finished checkpoints, measure the iteration, decide, act."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast import endings, supervision
+from holdfast.checkpoints import Checkpointer, Protector
+from holdfast.engine.decide import Requests, Situation, decide
+from holdfast.engine.lifecycle import Life, Lifecycle
+from holdfast.errors import RestoreFailed
+from holdfast.leaving import Leaving
+from holdfast.link import NoLink
+from holdfast.meter import Meter
+from holdfast.options import Options
+from holdfast.orders import Orders
+from holdfast.pacing import FIRST_SECONDS, Controller
+from holdfast.probing import Prober
+from holdfast.protocol import checkpoint_id, parse_checkpoint_id
+from holdfast.ranks import Ranks, RanksLost
+from holdfast.reports import Reporter
+from holdfast.rewind import WRITE_SECONDS, Rewinder
+from holdfast.starting import Start, Starter
+from holdfast.steering import MEETING_SECONDS, Adrift, Decision, RestoreTarget, steering_of
+from holdfast.training import Training
+from holdfast.verifier import Verifier
+
+logger = logging.getLogger("holdfast")
+
+ASK_STORE_SECONDS = 60.0
+"""Between two questions whether a newer attempt has begun, to a store that may be away."""
+
+
+class Boundary:
+    """Ends iterations, on all ranks of a job at the same one. For the training thread only."""
+
+    def __init__(
+        self,
+        *,
+        training: Training,
+        controller: Controller,
+        checkpoints: Checkpointer,
+        reporter: Reporter,
+        ranks: Ranks,
+        orders: Orders,
+        verifier: Verifier,
+        meter: Meter,
+        leaving: Leaving,
+        lifecycle: Lifecycle,
+        options: Options,
+    ) -> None:
+        self._training, self._controller, self._checkpoints = training, controller, checkpoints
+        self._reporter, self._ranks, self._orders = reporter, ranks, orders
+        self._meter, self._leaving = meter, leaving
+        self._lifecycle, self._spread = lifecycle, options.spread
+        self._position = reporter.standing
+        self.requests = Requests()
+        self._starter = Starter(
+            training,
+            checkpoints,
+            orders,
+            reporter,
+            ranks,
+            verifier,
+            meter,
+            server=options.server,
+            token=options.token,
+        )
+        self._starter.open()
+        self.rewinder = Rewinder(training, checkpoints, reporter, ranks)
+        self._prober = Prober(training, meter, reporter)
+        self.progress = supervision.ProgressFile(None if ranks.leads else "")
+        self._steering = steering_of(ranks, self._choose)
+        self._knows_end = options.iterations is not None
+        self._taken_at = time.monotonic()
+        """When this attempt began, or began its last checkpoint."""
+        self._ranks_asked_at = 0.0
+        self._store_asked_at = -ASK_STORE_SECONDS
+        training.around_updates(
+            self._before_update,
+            meter.clock.update_ends,
+            lambda iteration: self._steering.may_act_after(iteration),
+        )
+
+    def resume(self) -> None:
+        """Go on from the checkpoint that an open order asks for, else from the best one."""
+        self._begin(self._starter.choose())
+
+    def _begin(self, start: Start) -> None:
+        """Training begins, from what is in place."""
+        self._lifecycle.enter(Life.TRAINING)
+        self._starter.begin(start)
+        self._steering.begin(self._position.iteration)
+        self._meter.clock.begin()
+
+    def run(self, metrics: dict[str, Any]) -> None:
+        """End an iteration: begin a checkpoint and carry out orders, where there are any."""
+        self._training.boundary()
+        for what in self._training.unknown_loaders():
+            self._reporter.notice("warning", "loader", what)
+        if self._lifecycle.state is Life.STARTING:
+            self._begin_afresh()
+        try:
+            self.settle()
+            self._measure(metrics)
+        finally:  # also after a fault of this rank: the others reach the same boundary and count on it
+            with self._in_step():
+                self._act(self._decide())
+        self._prober.at_boundary(busy=self._checkpoints.active)
+
+    def take_final(self) -> None:
+        """Checkpoint the end of training, so that a job that is started again finds all its work done."""
+        if not self._position.iteration or not self._checkpoints.wait_settled(WRITE_SECONDS):
+            return
+        if not self._training.at_boundary:
+            logger.info("%s: the loop ended within an iteration; no last checkpoint was taken", self._reporter.job)
+            return
+        try:
+            if not self._steering.end(self._position.iteration):
+                return
+            self.settle()
+            self._checkpoints.find_lineage()
+            if self._ranks.decide(lambda: self._checkpoints.head != self._here, bool):
+                self._take(Decision(checkpoint="final", at_once=True))
+        except RanksLost as error:
+            self._reporter.notice("warning", "ranks", f"no last checkpoint: {error}")
+
+    def note_ending(self, reason: str) -> None:
+        """Note in the store how the attempt ends."""
+        checkpoints = self._checkpoints
+        if self._ranks.leads and checkpoints.attempt:
+            endings.note(checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained)
+
+    def report_unsaved(self) -> None:
+        """Log which iterations are in no checkpoint."""
+        head, here = self._checkpoints.head, self._position.iteration
+        kept = parse_checkpoint_id(head)[0] if head is not None else 0
+        if here > kept and self._ranks.leads:
+            where = f"resumes from iteration {kept:,}" if kept else "starts at iteration 0"
+            logger.warning(
+                "%s: the iterations after %s are in no checkpoint: the next attempt %s",
+                *(self._reporter.job, f"{kept:,}", where),
+            )
+
+    def settings_changed(self) -> None:
+        """Apply the settings of the script and of operators as they are now."""
+        self._controller.change(self._orders.settings())
+        self._reporter.pace(self._controller, changed=True)
+
+    # The four steps
+
+    def settle(self) -> None:
+        """Learn from the checkpoints that ended since the last iteration."""
+        for settled in self._checkpoints.drain():
+            self._meter.checkpoint_settled(settled)
+            if settled.fenced:
+                self._give_way()
+            if settled.state == "torn":
+                self.requests.retry = True
+                self._reporter.notice("warning", "torn", f"{settled.reason}; taken again at once")
+
+    def _measure(self, metrics: dict[str, Any]) -> None:
+        """What the iteration took, and what operators want by now."""
+        if self._leaving.asked and not self._ranks.leads:
+            self._ranks.ask_to_end()
+        if self._reporter.link.fenced and self._is_replaced():
+            self._give_way()
+        if self._leaving.asked and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
+            self._lifecycle.enter(Life.PREEMPTED)  # there is no decision to wait for
+        self._meter.end_iteration(metrics)
+        self._follow_operators()
+        self.rewinder.tell_mode()
+        self.progress.update(self._position.iteration)
+
+    def _decide(self) -> Decision:
+        """What to do here. With several ranks it was decided at an earlier boundary, by rank 0."""
+        return self._steering.decision(self._position.iteration)
+
+    def _act(self, decision: Decision) -> None:
+        if decision.end:
+            self._end(decision)
+        elif decision.restore is not None:
+            self._restore(decision.restore)
+        elif decision.checkpoint is not None:
+            self._take(decision)
+        if self._checkpoints.unprepared:
+            self._checkpoints.prepare(self._training.outline)
+        self._meter.in_flight = self._checkpoints.active
+
+    # Reading what a decision depends on
+
+    def _choose(self, iteration: int) -> Decision:
+        """Decide for the boundary after `iteration`, this one or a later one, and clear what was decided on."""
+        situation = self._situation(iteration)
+        decision = decide(situation)
+        if decision.restore is not None:
+            self.requests.restore = None
+            self._orders.accept(decision.restore[1])
+        elif decision.checkpoint is not None and not decision.end:
+            if situation.withheld and not (situation.requested or situation.retry):
+                self._orders.tell_withheld()
+            self.requests.checkpoint = self.requests.retry = False
+        return decision
+
+    def _situation(self, iteration: int) -> Situation:
+        lineage = self._position.lineage
+        if self._is_asked_to_end():  # what else there is need not be read: a fault there must not delay the end
+            profile = self._controller.profile
+            return Situation(
+                lineage=lineage,
+                end_requested=True,
+                grace_left_seconds=self._leaving.left_seconds,
+                checkpoint_seconds=profile.snapshot_seconds + profile.persist_seconds if profile else None,
+            )
+        checkpoints, controller, plan = self._checkpoints, self._controller, self._controller.plan
+        snapshots = checkpoints.snapshots
+        is_early = plan is None and controller.trained_seconds < FIRST_SECONDS
+        return Situation(
+            lineage=lineage,
+            restore=self._restore_target(),
+            requested=self.requests.checkpoint,
+            retry=self.requests.retry,
+            due=self._is_due(iteration),
+            withheld=self._orders.withhold(time.monotonic() - self._taken_at),
+            memory_ready=not (checkpoints.unprepared and is_early),
+            has_room=snapshots.free if iteration == self._position.iteration else snapshots.has_room,
+            in_flight=checkpoints.under_way,
+            max_in_flight=controller.in_flight,
+            mode=plan.mode if plan is not None else "cpu",
+            spread_seconds=self._spread * controller.interval_seconds if self._spread else 0.0,
+        )
+
+    def _restore_target(self) -> RestoreTarget | None:
+        if self.requests.restore is not None:
+            return self.requests.restore, None
+        order = self._orders.restore()
+        return (order.checkpoint, order.id) if order is not None else None
+
+    def _is_due(self, iteration: int) -> bool:
+        if not self._controller.due(iteration):
+            return False
+        self._meter.learn()  # after which it may not be
+        return self._controller.due(iteration)
+
+    def _is_asked_to_end(self) -> bool:
+        if self._leaving.asked or self._ranks.world_size == 1:
+            return self._leaving.asked
+        now = time.monotonic()
+        if now - self._ranks_asked_at < MEETING_SECONDS:
+            return False
+        self._ranks_asked_at = now
+        return self._ranks.asked_to_end
+
+    def _follow_operators(self) -> None:
+        desired = self._reporter.link.desired
+        if desired is None or not self._orders.news(desired):
+            return
+        self._controller.change(self._orders.settings())
+        self._checkpoints.retention = self._orders.retention()
+        if self._orders.checkpoint_requested:
+            self.requests.checkpoint = True
+        if self._orders.probe_requested:
+            self._prober.ask()
+        self._reporter.applied(desired.version)
+        self._reporter.pace(self._controller, changed=True)
+
+    # Acting on a decision
+
+    def _take(self, decision: Decision) -> None:
+        assert decision.checkpoint is not None
+        started = time.perf_counter()
+        if decision.lineage:
+            self._checkpoints.follow_lineage(decision.lineage)
+        try:
+            self._meter.learn()  # what came before belongs to the time before
+        finally:  # the other ranks count on this one
+            self._checkpoints.take(
+                lambda later: self._training.capture(later=later),
+                decision.checkpoint,
+                mode=decision.mode,
+                over_seconds=decision.over_seconds,
+                at_once=decision.at_once,
+            )
+            self._controller.started(self._position.iteration)
+            self._taken_at = time.monotonic()
+        if (change := self._training.structure_change()) is not None:
+            self._reporter.notice(
+                "warning",
+                "structure",
+                "the objects have changed since training began, so that the checkpoints from iteration "
+                f"{self._position.iteration:,} on are refused when this script starts again. Compared with a "
+                f"checkpoint of the start: {change}. Have the script make this change before session.resume()",
+            )
+        self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
+        if not self._knows_end:
+            self._controller.life.total_iterations = self._training.total_iterations
+
+    def _restore(self, target: RestoreTarget) -> None:
+        self._meter.learn()
+        self._lifecycle.enter(Life.RESTORING)
+        relaunches = False
+        try:
+            relaunches = self.rewinder.rewind(*self._ranks.decide(lambda: target, RestoreTarget))
+        finally:
+            self._lifecycle.enter(Life.RELAUNCHED if relaunches else Life.TRAINING)
+        self._checkpoints.want(Protector.SCRIPT, None)
+        self._starter.introduce()
+        self._meter.clock.restart()
+        self._steering.begin(self._position.iteration)
+
+    def _end(self, decision: Decision) -> None:
+        """SIGTERM: save, where there is time for it, at the last boundary."""
+        checkpoints, saved = self._checkpoints, "there is no time for a checkpoint"
+        try:
+            if decision.checkpoint is not None:
+                if checkpoints.wait_settled(self._leaving.left_seconds):
+                    self.settle()
+                    self._take(decision)
+                durable = checkpoints.wait_settled(self._leaving.left_seconds)
+                is_saved = durable and checkpoints.head == self._here
+                saved = f"saved as {self._here}" if is_saved else "it could not be saved in time"
+            message = f"told to end by SIGTERM after iteration {self._position.iteration:,}: {saved}"
+            self._reporter.notice("warning", "preempted", message)
+        finally:
+            self._lifecycle.enter(Life.PREEMPTED)
+
+    # Beginning, and ending together with the other ranks
+
+    @property
+    def _here(self) -> str:
+        return checkpoint_id(self._position.iteration, self._position.lineage)
+
+    def _begin_afresh(self) -> None:
+        """The loop neither resumes nor draws its batches from the session: it wants a fresh start."""
+        try:
+            unused = self._starter.unused()
+            self._begin(Start())
+        except RanksLost as error:
+            self._detach(error)
+            return
+        if unused:
+            self._reporter.notice("warning", "afresh", unused)
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Act at this boundary, and let the ranks agree on the next."""
+        try:
+            try:
+                yield
+            except RestoreFailed:  # no rank goes on
+                raise
+            except BaseException:  # the other ranks wait for what comes next
+                self._steering.look_ahead(self._position.iteration)
+                raise
+            self._steering.look_ahead(self._position.iteration)
+        except RanksLost as error:
+            self._detach(error)
+
+    def _detach(self, error: RanksLost) -> None:
+        """Stop coordinating with the other ranks: one of them is lost. The others notice when the group closes."""
+        self._stop_coordinating()
+        if self._lifecycle.state is Life.TRAINING:
+            self._lifecycle.enter(Life.DETACHED)
+        self._reporter.notice(
+            "error", "ranks", f"{error}; no checkpoint is taken any more, training goes on as far as it can"
+        )
+
+    def _is_replaced(self) -> bool:
+        """Whether a newer attempt has begun, as the server says. The store decides; it is asked seldom, since it
+        may take its time."""
+        now = time.monotonic()
+        if self._lifecycle.state is Life.REPLACED or now < self._store_asked_at + ASK_STORE_SECONDS:
+            return False
+        self._store_asked_at = now
+        return self._checkpoints.fenced
+
+    def _give_way(self) -> None:
+        """Save and report nothing any more: a newer attempt of the job has begun."""
+        if self._lifecycle.state is Life.REPLACED:
+            return
+        self._lifecycle.enter(Life.REPLACED)
+        self._reporter.link.silence()
+        self._reporter.link = NoLink()
+        self._stop_coordinating()
+        logger.error(
+            "%s: a newer attempt of this job has begun: attempt %d takes no more checkpoints and reports nothing",
+            *(self._reporter.job, self._checkpoints.attempt),
+        )
+
+    def _stop_coordinating(self) -> None:
+        self._steering = Adrift()
+        self._ranks.close()
+
+    def _before_update(self) -> None:
+        """An optimizer is about to change what is being copied: let the copy finish first."""
+        if self._lifecycle.state is Life.FORKED:  # nobody copies here
+            return
+        waited = self._checkpoints.snapshots.wait_copied()
+        if waited:
+            self._meter.clock.stall("snapshot_wait", waited)
+        self._meter.clock.update_begins()

@@ -1,0 +1,110 @@
+"""The life of a session: its states, and which of them may follow which."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import Enum
+
+from holdfast import supervision
+from holdfast.leaving import EXIT_ASKED
+
+
+class Life(Enum):
+    """What a session is at; always exactly one of these."""
+
+    STARTING = "starting"
+    """Made; training has not begun, so that a resume can still be tried again."""
+    TRAINING = "training"
+    RESTORING = "restoring"
+    """Going back to a checkpoint in place, at a boundary."""
+    DETACHED = "detached from the other ranks"
+    """Another rank is gone: training goes on without checkpoints."""
+    REPLACED = "replaced by a newer attempt"
+    """Training goes on without checkpoints and reports; under a supervisor it ends."""
+    PREEMPTED = "preempted"
+    """Requested to end by SIGTERM; what there was time for is saved."""
+    RELAUNCHED = "relaunched"
+    """Ends so that the supervisor starts it again at another checkpoint."""
+    CLOSING = "closing"
+    CLOSED = "closed"
+    FORKED = "forked"
+    """In a child process, which has neither the threads of the session nor the right to save."""
+
+
+TRANSITIONS: Mapping[Life, frozenset[Life]] = {
+    Life.STARTING: frozenset({Life.TRAINING, Life.CLOSING}),
+    Life.TRAINING: frozenset({Life.RESTORING, Life.DETACHED, Life.REPLACED, Life.PREEMPTED, Life.CLOSING}),
+    Life.RESTORING: frozenset({Life.TRAINING, Life.RELAUNCHED}),
+    Life.DETACHED: frozenset({Life.REPLACED, Life.PREEMPTED, Life.CLOSING}),
+    Life.REPLACED: frozenset({Life.PREEMPTED, Life.CLOSING, Life.CLOSED}),
+    Life.PREEMPTED: frozenset({Life.CLOSING}),
+    Life.RELAUNCHED: frozenset({Life.CLOSING}),
+    Life.CLOSING: frozenset({Life.REPLACED, Life.CLOSED}),
+    Life.CLOSED: frozenset(),
+    Life.FORKED: frozenset(),
+}
+"""Beside these, any state becomes FORKED in a forked child."""
+
+
+class Lifecycle:
+    """The state of one session. For the training thread only.
+
+    Raises:
+        RuntimeError: `enter` was asked for a state that cannot follow the present one, which is a fault of ours.
+    """
+
+    def __init__(self) -> None:
+        self._state = Life.STARTING
+        self._pid = os.getpid()
+
+    @property
+    def state(self) -> Life:
+        if os.getpid() != self._pid:
+            self._state = Life.FORKED
+        return self._state
+
+    def enter(self, state: Life) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"a session that is {self._state.value} cannot become {state.value}")
+        self._state = state
+
+    @property
+    def is_over(self) -> bool:
+        """Iterations are only counted."""
+        return self.state in (Life.CLOSING, Life.CLOSED, Life.FORKED)
+
+    def why_uncounted(self, iteration: int) -> str:
+        """Why `iteration` and those after it are only counted."""
+        if self.state is Life.FORKED:
+            return (
+                "this process was forked from the one that made the session, and takes no checkpoints; make the "
+                "session after the fork"
+            )
+        return (
+            f"session.step() after session.close(): iteration {iteration:,} and those after it are in no "
+            "checkpoint; make a new Session to train on"
+        )
+
+    @property
+    def is_ending(self) -> bool:
+        """The loop is to end at this boundary."""
+        return self._state in (Life.PREEMPTED, Life.RELAUNCHED)
+
+    @property
+    def exit_status(self) -> int | None:
+        """The status that the process is to exit with at this boundary; None: training goes on."""
+        if self._state is Life.PREEMPTED:
+            return EXIT_ASKED
+        if self._state is Life.RELAUNCHED:
+            return supervision.EXIT_RELAUNCH
+        if self._state is Life.REPLACED and supervision.is_supervised():
+            return supervision.EXIT_FENCED
+        return None
+
+
+def ending_of(error: type[BaseException] | None) -> str:
+    """The reason that an attempt reports when its loop ends with this error, or with none."""
+    if error is None or issubclass(error, GeneratorExit):
+        return "finished"
+    return "interrupted" if issubclass(error, KeyboardInterrupt) else error.__name__
