@@ -12,15 +12,14 @@ from typing import Any, Self, TypeVar
 
 from holdfast.pacing import Settings, parse_budget, parse_checkpoints, parse_every, parse_mtbf, parse_policy
 from holdfast.pacing.settings import DEFAULT_BUDGET
-from holdfast.persist.choice import SIMPLEST_FIRST
+from holdfast.persist import BACKENDS
 from holdfast.protocol import MOST_LABELS
 from holdfast.retention import Retention, parse_retention
 
 DEFAULT_STORE = "checkpoints"
 DEFAULT_KEEP = 12
 DEFAULT_POLICY = "checkfreq"
-DEFAULT_BACKEND = "auto"
-BACKENDS = ("auto", *SIMPLEST_FIRST)
+DEFAULT_BACKEND = "thread"
 MOST_LABEL = 64
 """Characters."""
 T = TypeVar("T")

@@ -71,8 +71,8 @@ class Session:
             Default: HOLDFAST_RETENTION.
         slots: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_SLOTS, else 1.
-        backend: what writes checkpoints: "thread", "process", or "auto", which measures both and takes the one
-            that costs training least. Default: HOLDFAST_BACKEND, else "auto".
+        backend: what writes checkpoints: "thread" of this process, or "process", a helper that finishes the
+            checkpoint in hand even when this process is killed. Default: HOLDFAST_BACKEND, else "thread".
         spread: the share of the interval over which the writing of a checkpoint is spread, so that it takes less
             from each iteration and becomes durable later. Default: HOLDFAST_SPREAD, else 0: at full speed.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
@@ -166,7 +166,7 @@ class Session:
         self._starter = Starter(self._training, self._checkpoints, self._orders, self._reporter, self._ranks)
         self._rewinder = Rewinder(self._training, self._checkpoints, self._reporter, self._ranks)
         self._steering = steering_of(self._ranks, self._choose)
-        self._meter = Meter(self._controller, self._reporter, self._checkpoints.persister.measured)
+        self._meter = Meter(self._controller, self._reporter)
         self._prober = Prober(self._training, self._meter, self._reporter)
         self._verifier = Verifier(self._checkpoints, self._reporter)
         self._progress = Progress(None if self._ranks.leads else "")
@@ -648,13 +648,13 @@ class Session:
 
     def _settle(self) -> None:
         """Learn from the checkpoints that settled since the last iteration."""
-        for settled in self._checkpoints.drain():
-            self._meter.checkpoint_settled(settled)
-            if settled.fenced and not self._over:
+        for run in self._checkpoints.drain():
+            self._meter.checkpoint_settled(run)
+            if run.result.fenced and not self._over:
                 self._give_way()
-            if settled.state == "torn":
+            if run.state == "torn":
                 self._retry_at_once = True
-                self._reporter.notice("warning", "torn", f"{settled.reason}; taken again at once")
+                self._reporter.notice("warning", "torn", f"{run.result.reason}; taken again at once")
 
     def _is_replaced(self) -> bool:
         """The server says so; the store has the last word, which is asked for seldom: it may take its time."""

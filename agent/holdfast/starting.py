@@ -218,7 +218,7 @@ class Starter:
                     "has changed, give it another job name, or another store"
                 ) from error
             except DamagedCheckpoint as error:
-                self._checkpoints.damaged.add(checkpoint)
+                self._checkpoints.mark_damaged(checkpoint)
                 self._reporter.damaged(checkpoint, error)
                 continue
             if not continues:

@@ -120,10 +120,10 @@ class Verifier:
 
     def _conclude(self, request: VerifyRequest, finding: Finding, seconds: float) -> None:
         if finding.verdict == "damaged":
-            self._checkpoints.damaged.add(request.checkpoint)
+            self._checkpoints.mark_damaged(request.checkpoint)
             self._reporter.damaged(request.checkpoint, finding.reason or "", "damaged, as reading it back shows")
         elif finding.verdict == "sound":
-            self._checkpoints.damaged.discard(request.checkpoint)
+            self._checkpoints.mark_damaged(request.checkpoint, damaged=False)
         if finding.other_damaged is not None:
             message = f"{request.checkpoint} could not be compared with {request.against}: {finding.other_damaged}"
             self._reporter.notice("warning", "verify", message)

@@ -56,8 +56,8 @@ class Dead:
             captured = Captured(
                 trees={"model": {"w": iteration}}, tensors=self.tensors, deferred=set(self.tensors)
             )
-            taken = snapshots.begin(captured, iteration=iteration, lineage=lineage, kind="scheduled", at_once=True)
-            _seal(taken, self.attempt)
+            origin = persisting.origin(attempt=self.attempt, uid="dead")
+            _seal(persisting.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin))
         snapshots.close()
 
     @property
@@ -70,10 +70,9 @@ class Dead:
         return rescue(self.folder, self.trained)
 
 
-def _seal(snapshot, attempt):
+def _seal(run):
     """As whoever writes the checkpoint does, when it has the digests."""
-    task = Task.of(snapshot, persisting.origin(attempt=attempt, uid="dead"))
-    _Writing(None, task, snapshot.payload(), None, None)._sealed()
+    _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None)._sealed()
 
 
 def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp_path):
@@ -176,7 +175,7 @@ def test_the_seal_goes_before_the_memory_changes(folder, tmp_path):
     tensors = {"w": torch.ones(5)}
     snapshots._layouts[0].fit = fit
     with pytest.raises(OSError, match="no room"):
-        snapshots.begin(Captured(tensors=tensors), iteration=4, lineage=1, kind="scheduled")
+        persisting.copied(snapshots, Captured(tensors=tensors), iteration=4)
     assert seen == [False]
 
 

@@ -1,15 +1,11 @@
 """What a script is told that trains beside its checkpoints, or whose end no checkpoint holds."""
 
-import gc
 import logging
 import re
 import subprocess
 import sys
-import weakref
 
 from small_session import iterate, session_of
-
-from holdfast.persist.beside import Beside
 
 
 def test_a_loop_that_does_not_go_on_from_its_checkpoints_is_told(tmp_path, caplog):
@@ -47,19 +43,3 @@ def test_the_log_of_a_script_without_logging_has_a_time_and_a_level():
     program = "from holdfast.reports import logger, show_log; show_log(); logger.warning('job: something')"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARNING holdfast: job: something\n", said)
-
-
-def test_a_computation_beside_is_let_go_of_when_it_is_done():
-    class Large:
-        def compute(self):
-            return 1
-
-    large = Large()
-    seen, beside = weakref.ref(large), Beside("test", large.compute)
-    beside.wait()
-    del large
-    gc.disable()
-    try:
-        assert seen() is None
-    finally:
-        gc.enable()
