@@ -97,6 +97,7 @@ class RunRequest:
     """How many runs were under way when it began, itself included."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     """Where and how the state was trained."""
+    started_at: float = field(default_factory=time.time)
     survived: bool = False
     """An earlier attempt copied it into the memory tier, and ended before it was durable."""
 
@@ -185,9 +186,8 @@ class RunListener(Protocol):
 class CheckpointRun:
     """One checkpoint on this rank. Thread-safe: training, copying and writing threads share it."""
 
-    def __init__(self, request: RunRequest, *listeners: RunListener, started_at: float | None = None) -> None:
+    def __init__(self, request: RunRequest, *listeners: RunListener) -> None:
         self.request = request
-        self.started_at = time.time() if started_at is None else started_at
         self._listeners = listeners
         self._changed = threading.Condition()
         self._state = self._reported = RunState.REQUESTED

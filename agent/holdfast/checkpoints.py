@@ -14,11 +14,11 @@ from concurrent.futures import Future
 import msgspec
 import torch
 
-from holdfast import io_pool, protocol
+from holdfast import io_pool
+from holdfast.checkpoint_events import CheckpointEvents, not_writable
 from holdfast.checkpoint_run import (
     SETTLED,
     CheckpointRun,
-    CopyResult,
     RunRequest,
     RunState,
     WriteResult,
@@ -28,15 +28,13 @@ from holdfast.fingerprint import fingerprint, of_thread
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist import Origin, Persister
 from holdfast.protocol import (
-    PLAUSIBLE_STEP,
     CheckpointKind,
-    CheckpointState,
     checkpoint_id,
     parse_checkpoint_id,
 )
 from holdfast.ranks import Ranks, SideGroup
 from holdfast.remote import told
-from holdfast.reports import Reporter, text
+from holdfast.reports import Reporter
 from holdfast.retention import Retention
 from holdfast.retention_queue import RetentionQueue, TrainingHead
 from holdfast.snapshot import Snapshotter
@@ -48,7 +46,6 @@ logger = logging.getLogger("holdfast")
 
 FREE_SECONDS = 10.0
 """How long a rank waits for memory that the one that decides already had: far longer than that takes."""
-MOST_FREE_BYTES = 2**53
 RETURN_SECONDS = 0.05
 """Training waits no longer to learn whether a store that was away is back."""
 
@@ -83,8 +80,6 @@ class Checkpointer:
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
         self.latest_lineage = 0
         """The highest number a server says that it has seen."""
-        self._disbelieved: set[str] = set()
-        """Kinds of numbers that a server sent, and that were ignored and reported."""
         self._reporter, self._standing = reporter, reporter.standing
         self.versions = {
             "holdfast": importlib.metadata.version("holdfast"),
@@ -108,13 +103,13 @@ class Checkpointer:
         self._settled: list[CheckpointRun] = []
         """Runs that have, since `drain`."""
         self._damaged: set[str] = set()
-        self._last_reason: str | None = None
+        self._events = CheckpointEvents(reporter, store)
         self.retiring = RetentionQueue(store, job, retention, reporter, self._training_head)
         self.pinned = self.retiring.pinned
         self.tier = Tier(job, uid, slots, ranks, reporter)
         self.snapshots = Snapshotter(slots, debug=debug, arenas=self.tier.arenas)
-        line = ranks if isinstance(ranks, SideGroup) else None
-        self.persister = Persister(store, slots=slots, backend=backend, line=line)
+        channel = ranks if isinstance(ranks, SideGroup) else None
+        self.persister = Persister(store, slots=slots, backend=backend, channel=channel)
         self.snapshots.shared = self.persister.shares_memory
         self.unprepared = True
         """`prepare` was not called yet."""
@@ -155,10 +150,7 @@ class Checkpointer:
             self.attempt = self._ranks.decide(lambda: self._become_newest(at_least), int)
         except OSError as error:
             # whether training starts without it is not known yet: that takes a store that can be read, or is new
-            self._last_reason = self._not_writable(error)
-            self._reporter.notice(
-                "warning", "checkpoint", f"{self._last_reason}; no checkpoint is taken until it is"
-            )
+            self._events.warn(not_writable(self.store, error), "no checkpoint is taken until it is")
 
     def begin_lineage(
         self, iteration: int, parent: str | None, order: str | None = None, *, left: str | None = None
@@ -246,7 +238,16 @@ class Checkpointer:
             iteration=iteration,
             lineage=lineage,
             kind=kind,
-            origin=self._origin(checkpoint_id(iteration, lineage)),
+            origin=Origin(
+                job=self.job,
+                attempt=self.attempt,
+                uid=self.uid,
+                parent=self.head or self.lineage.parent,
+                rank=self._ranks.rank,
+                world_size=self._ranks.world_size,
+                versions=self.versions,
+                replaces=checkpoint_id(iteration, lineage) in self._damaged,
+            ),
             number=self._number,
             mode=mode,
             at_once=at_once,
@@ -254,7 +255,7 @@ class Checkpointer:
             in_flight=self.under_way + 1,
             fingerprint=_fingerprint(),
         )
-        run = CheckpointRun(request, self.snapshots, self)
+        run = CheckpointRun(request, self.snapshots, self._events, self)
         try:
             self._follow(run)
             if not self.snapshots.wait_free(FREE_SECONDS):  # another rank's was free a moment ago
@@ -287,29 +288,14 @@ class Checkpointer:
         self.continue_lineage(self.lineage, parent)  # until it is durable
         run: CheckpointRun | None = None
         try:
-            task, contents = self.tier.survivor()
-            origin = msgspec.structs.replace(
-                task.origin,
-                attempt=self.attempt,
-                uid=self.uid,
-                place=None,
-                replaces=task.id in self._damaged,
-                bytes_per_second=None,
+            request, contents, copied = self.tier.survivor(
+                number=self._number, attempt=self.attempt, uid=self.uid, damaged=self._damaged
             )
-            request = RunRequest(
-                iteration=task.iteration,
-                lineage=task.lineage,
-                kind=task.kind,
-                origin=origin,
-                number=self._number,
-                fingerprint=task.fingerprint,
-                survived=True,
-            )
-            run = CheckpointRun(request, self.snapshots, self, started_at=task.created_at)
+            run = CheckpointRun(request, self.snapshots, self._events, self)
             self._follow(run)
             self.snapshots.hold(contents.arena)
             run.begin_copy(contents)
-            run.end_copy(CopyResult(seconds=task.timings.get("snapshot_seconds", 0.0)))
+            run.end_copy(copied)
             self.persister.submit(run)
         except Exception as error:  # training goes on without; the other ranks wait for a word of this one
             reason = f"what lay in memory is not saved: {told(error)}"
@@ -347,80 +333,24 @@ class Checkpointer:
             self.tier.release()
 
     def fail(self, reason: str, kind: CheckpointKind = "scheduled") -> None:
-        """A checkpoint that never became one: on the timeline each time, in the log once a reason."""
-        self._warn(reason)
-        iteration, lineage = self._standing.iteration, self._standing.lineage
-        self._reporter.event(
-            protocol.Checkpoint(
-                at=time.time(),
-                id=checkpoint_id(iteration, lineage),
-                iteration=iteration,
-                lineage=lineage,
-                kind=kind,
-                state="failed",
-                reason=text(reason),
-            )
-        )
+        """Report a checkpoint that never became one."""
+        self._events.fail(reason, kind)
 
     def run_changed(self, run: CheckpointRun, state: RunState) -> None:
-        """Report a transition; a settled run moves the head, asks for retention and waits for `drain`."""
-        if state in SETTLED:
-            try:
-                self._report_settled(run, state)
-            finally:
-                with self._changed:
-                    self._runs = [each for each in self._runs if each is not run]
-                    self._settled.append(run)
-                    self._changed.notify_all()
-            if state is RunState.DURABLE and self._ranks.leads:
-                self.retiring.request()
-        elif state is RunState.WRITING:
-            self._report(run, "persisting", persist_started_at=time.time())
-        elif state is RunState.COPYING and not run.request.survived:
-            self._report(run, "snapshot")
-
-    def _report_settled(self, run: CheckpointRun, state: RunState) -> None:
-        result, is_durable = run.result, state is RunState.DURABLE
-        if is_durable:
-            with self._changed:
-                was_warned, self._last_reason = self._last_reason is not None, None
-                if run.request.number > self._newest_durable:  # a slow old one may settle after newer ones
-                    self._newest_durable, self._head = run.request.number, run.id
-            if was_warned:
-                self._reporter.notice("info", "checkpoint", f"checkpoints are durable again, from {run.id}")
-            if run.request.kind == "requested":
-                self.retiring.add_asked_for(run.id)
-            self._reporter.durable(run.id, result.seconds)
-        elif result.reason and state is not RunState.ABANDONED:
-            self._warn(result.reason)
-        self._report(
-            run,
-            "durable" if is_durable else "torn" if state is RunState.TORN else "failed",
-            persist_started_at=run.write_started_at or None,
-            persist_seconds=result.seconds,
-            durable_iteration=self._standing.iteration if is_durable else None,
-            reason=text(result.reason) if result.reason else None,
-            store_free_bytes=self._free_bytes() if is_durable else None,
-            ranks=list(result.ranks),
-        )
-
-    def _report(self, run: CheckpointRun, state: CheckpointState, **more: object) -> None:
-        request, copied = run.request, run.copy.seconds > 0
-        self._reporter.event(
-            protocol.Checkpoint(
-                at=time.time(),
-                id=run.id,
-                iteration=request.iteration,
-                lineage=request.lineage,
-                kind=request.kind,
-                state=state,
-                payload_bytes=run.result.stored_bytes or run.size_bytes,
-                snapshot_started_at=run.started_at,
-                snapshot_seconds=run.copy.seconds if copied else None,
-                stall_seconds=run.stall_seconds if copied else None,
-                **more,  # type: ignore[arg-type]
-            )
-        )
+        """A settled run moves the head, asks for retention and waits for `drain`."""
+        if state not in SETTLED:
+            return
+        is_durable = state is RunState.DURABLE
+        with self._changed:
+            if is_durable and run.request.number > self._newest_durable:  # a slow one may settle after newer ones
+                self._newest_durable, self._head = run.request.number, run.id
+            self._runs = [each for each in self._runs if each is not run]
+            self._settled.append(run)
+            self._changed.notify_all()
+        if is_durable and run.request.kind == "requested":
+            self.retiring.add_asked_for(run.id)
+        if is_durable and self._ranks.leads:
+            self.retiring.request()
 
     def _follow(self, run: CheckpointRun) -> None:
         with self._changed:
@@ -438,31 +368,11 @@ class Checkpointer:
         if self._ranks.world_size > 1:
             self.persister.decline(self._number, reason)
 
-    def _origin(self, checkpoint: str) -> Origin:
-        return Origin(
-            job=self.job,
-            attempt=self.attempt,
-            uid=self.uid,
-            parent=self.head or self.lineage.parent,
-            rank=self._ranks.rank,
-            world_size=self._ranks.world_size,
-            versions=self.versions,
-            replaces=checkpoint in self._damaged,
-        )
-
     def _training_head(self) -> TrainingHead:
         with self._changed:
             return TrainingHead(
                 attempt=self.attempt, lineage=self.lineage.number, head=self._head, damaged=set(self._damaged)
             )
-
-    def _free_bytes(self) -> int | None:
-        """As far as it can be told; beyond nine petabytes no message holds the number, and nobody asks."""
-        try:
-            free = self.store.free_bytes()
-        except OSError:
-            return None
-        return None if free is None else min(free, MOST_FREE_BYTES)
 
     def _new_lineage(
         self, attempt: int, iteration: int, parent: str | None, order: str | None = None, left: str | None = None
@@ -471,7 +381,7 @@ class Checkpointer:
         known += [parse_checkpoint_id(checkpoint)[1] for checkpoint in self.store.checkpoints(self.job)]
         newest = max(known, default=0)
         return Lineage(
-            number=max(newest, self._believed("lineage", self.latest_lineage, newest)) + 1,
+            number=max(newest, self._events.believed("lineage", self.latest_lineage, newest)) + 1,
             iteration=iteration,
             parent=parent,
             order=order,
@@ -483,29 +393,11 @@ class Checkpointer:
     def _become_newest(self, at_least: int) -> int:
         """The number of this attempt, which from now on keeps what was asked for before it."""
         if at_least > 1:
-            at_least = self._believed("attempt", at_least - 1, self.store.latest_attempt(self.job)) + 1
+            at_least = self._events.believed("attempt", at_least - 1, self.store.latest_attempt(self.job)) + 1
         number = self.store.acquire_attempt(self.job, self.uid, at_least, order=self._open_order).number
         with contextlib.suppress(OSError):  # asked again before anything is deleted
             self.retiring.learn()
         return number
-
-    def _believed(self, what: str, told: int, known: int) -> int:
-        """The highest number that a server has told, or 0 where the store makes it implausible.
-
-        A number that is noted in the store holds for good: one mistaken report must not use all of them up.
-        """
-        if told <= known + PLAUSIBLE_STEP:
-            return told
-        if what not in self._disbelieved:
-            self._disbelieved.add(what)
-            said = f"{what} {told:,}" if told < 2**63 else f"a number of {what}s beyond all bounds"
-            self._reporter.notice(
-                "warning",
-                "numbers",
-                f"the server has seen {said}, and the newest in store {self.store.url} is {known:,}: the server's "
-                "number is ignored. Unless the store was emptied, somebody has reported a wrong one",
-            )
-        return 0
 
     def _acquire_late(self) -> bool:
         """A store that was full or away may be back; what it holds is another history, so begin beside it.
@@ -535,19 +427,9 @@ class Checkpointer:
             lineage = self._new_lineage(attempt, start, head, self._unnoted)
             self.store.begin_lineage(self.job, lineage)
         except Exception as error:  # the next checkpoint that is due tries again
-            self.fail(self._not_writable(error))
+            self.fail(not_writable(self.store, error))
             return None
         return attempt, lineage
-
-    def _not_writable(self, error: Exception) -> str:
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        return f"store {self.store.url} is not writable: {reason}"
-
-    def _warn(self, reason: str) -> None:
-        with self._changed:
-            is_new, self._last_reason = reason != self._last_reason, reason
-        if is_new:
-            self._reporter.notice("warning", "checkpoint", f"{reason}; training goes on")
 
 
 def _fingerprint() -> dict[str, str]:

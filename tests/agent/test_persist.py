@@ -96,7 +96,7 @@ def test_the_manifest_says_all_there_is_to_say(store, backend):
     assert (manifest.job, manifest.iteration, manifest.lineage, manifest.attempt) == (JOB, 2, 1, 1)
     assert (manifest.kind, manifest.parent, manifest.versions) == ("scheduled", parent.id, {"torch": "2"})
     assert manifest.state == {"model": {"w": 1}}
-    assert manifest.created_at == snapshot.started_at
+    assert manifest.created_at == snapshot.request.started_at
     assert manifest.timings["snapshot_seconds"] == snapshot.copy.seconds
     assert manifest.timings["write_seconds"] > 0
     found = {t.name: (t.dtype, t.shape, t.view) for t in manifest.tensors}

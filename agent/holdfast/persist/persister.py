@@ -12,7 +12,7 @@ import time
 from holdfast.checkpoint_run import CheckpointRun, RunState, WriteResult
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.io_pool import lower_cpu_priority
-from holdfast.persist.commit import Line, NotPrepared, commit, decline
+from holdfast.persist.commit import NotPrepared, RankChannel, commit, decline
 from holdfast.persist.process import Lost, ProcessBackend, refusal
 from holdfast.persist.task import Task, Written
 from holdfast.persist.writing import RateLimiter, write_checkpoint
@@ -30,13 +30,15 @@ class Persister:
 
     Args:
         backend: "thread" writes from this process; "process" from a helper that also survives a killed trainer.
-        line: leads to the other ranks of the job.
+        channel: leads to the other ranks of the job.
     """
 
-    def __init__(self, store: Store, *, slots: int = 1, backend: str = "thread", line: Line | None = None) -> None:
+    def __init__(
+        self, store: Store, *, slots: int = 1, backend: str = "thread", channel: RankChannel | None = None
+    ) -> None:
         if backend not in BACKENDS:
             raise ValueError(f"persist backend {backend!r}: use {' or '.join(BACKENDS)}")
-        self._store, self._slots, self._line = store, slots, line
+        self._store, self._slots, self._channel = store, slots, channel
         self.refusal = refusal(store) if backend == "process" else None
         """Why no helper process can write, where one was asked for; a thread writes then."""
         self._helpers = ProcessBackend(store) if backend == "process" and self.refusal is None else None
@@ -162,14 +164,14 @@ class Persister:
         try:
             if problem is None:
                 run.begin_write()
-            elif self._line is None:
+            elif self._channel is None:
                 raise problem
             task = Task.of(run)
-            if self._line is None:
+            if self._channel is None:
                 write(task)
             else:
                 number = run.request.number
-                stored_bytes = commit(self._line, number, self._store, task, problem, write, told=spans.extend)
+                stored_bytes = commit(self._channel, number, self._store, task, problem, write, told=spans.extend)
         except NotPrepared as error:
             return RunState.TORN if error.torn else RunState.FAILED, WriteResult(reason=str(error))
         except Exception as error:  # the job trains on; the event says what broke
@@ -183,9 +185,9 @@ class Persister:
         return RunState.DURABLE, WriteResult(backend=backend, stored_bytes=stored_bytes, ranks=spans)
 
     def _decline(self, number: int, reason: str) -> None:
-        assert self._line is not None
+        assert self._channel is not None
         try:
-            decline(self._line, number, reason)
+            decline(self._channel, number, reason)
         except Exception as error:  # who talks to the other ranks next meets it again
             logger.debug("checkpoint %d was not declined: %s", number, error)
 

@@ -48,7 +48,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             iteration=request.iteration,
             lineage=request.lineage,
             kind=request.kind,
-            created_at=run.started_at,
+            created_at=request.started_at,
             slots=contents.slots,
             views=contents.views,
             shards=contents.shards,
