@@ -192,9 +192,12 @@ class CheckpointRun:
         self._changed = threading.Condition()
         self._state = self._reported = RunState.REQUESTED
         """The state, and the last one that all listeners know of."""
-        self._contents: SnapshotContents | None = None
-        self._copy, self._result = CopyResult(), WriteResult()
-        self._stall_seconds, self._write_started_at = 0.0, 0.0
+        # set with the transition that they belong to, and only read by others
+        self.contents: SnapshotContents | None = None
+        self.copy, self.result = CopyResult(), WriteResult()
+        self.write_started_at = 0.0
+        self.stall_seconds = 0.0
+        """How long training has waited for the copy so far."""
 
     @property
     def id(self) -> str:
@@ -206,38 +209,12 @@ class CheckpointRun:
             return self._state
 
     @property
-    def settled(self) -> bool:
-        return self.state in SETTLED
-
-    @property
-    def contents(self) -> SnapshotContents | None:
-        """None before the copy began."""
-        return self._contents
-
-    @property
     def size_bytes(self) -> int:
-        return self._contents.size_bytes if self._contents is not None else 0
-
-    @property
-    def copy(self) -> CopyResult:
-        return self._copy
-
-    @property
-    def result(self) -> WriteResult:
-        return self._result
-
-    @property
-    def write_started_at(self) -> float:
-        return self._write_started_at
-
-    @property
-    def stall_seconds(self) -> float:
-        """How long training has waited for the copy so far."""
-        return self._stall_seconds
+        return self.contents.size_bytes if self.contents is not None else 0
 
     def add_stall(self, seconds: float) -> None:
         with self._changed:
-            self._stall_seconds += seconds
+            self.stall_seconds += seconds
 
     def begin_copy(self, contents: SnapshotContents) -> None:
         self._move(RunState.COPYING, contents=contents)
@@ -264,7 +241,7 @@ class CheckpointRun:
             if to not in NEXT[self._state]:
                 raise IllegalTransition(f"checkpoint {self.id} cannot go from {self._state} to {to}")
             for name, value in measured.items():
-                setattr(self, f"_{name}", value)
+                setattr(self, name, value)
             self._state = to
         for listener in self._listeners:
             try:

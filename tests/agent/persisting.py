@@ -176,6 +176,7 @@ def descriptors(pid="self"):
     return found
 
 
-def our_threads():
-    ours = (thread for thread in threading.enumerate() if thread not in STRANGERS["threads"])
-    return [thread.name for thread in ours if thread.name.startswith("holdfast") and "-io-" not in thread.name]
+def our_threads(*, pool=False):
+    """Names of the threads that the test has started; those of the pool, which stays, are left out by default."""
+    ours = (thread.name for thread in threading.enumerate() if thread not in STRANGERS["threads"])
+    return [name for name in ours if name.startswith("holdfast") and (pool or "-io-" not in name)]

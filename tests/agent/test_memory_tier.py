@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import persisting
@@ -18,7 +19,7 @@ from supervised_memory import flip, folder, lineage_of
 from tiny_job import Trainer
 
 from holdfast import format as fmt
-from holdfast import restore, supervision
+from holdfast import io_pool, restore, supervision
 from holdfast.arena import Arena
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.persist import sealing
@@ -279,15 +280,16 @@ def test_where_no_thread_can_be_started_a_snapshot_is_verified_all_the_same(fold
     def none_left(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor.submit", none_left)
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    monkeypatch.setattr(io_pool, "_pool", io_pool._Pool())
     monkeypatch.setattr("holdfast.format.SMALL_BYTES", 1)
     (slot,) = dead.slots
     seal = read_seal(slot)
     with mapped(slot, seal.size_bytes) as payload:
-        verify(seal, payload, threads=2)
+        verify(seal, payload)
         flip(slot, 100)
         with pytest.raises(DamagedCheckpoint):
-            verify(seal, payload, threads=2)
+            verify(seal, payload)
 
 
 def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(supervised, tmp_path):
