@@ -73,7 +73,7 @@ class Dead:
 
 def _seal(run):
     """As whoever writes the checkpoint does, when it has the digests."""
-    _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None)._sealed()
+    _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None).tensors.result()
 
 
 def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp_path):

@@ -55,7 +55,7 @@ class Dead:
                 attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, place=place
             )
             run = persisting.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin)
-            _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None)._sealed()
+            _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None).tensors.result()
             snapshots.close()
             slot.release()
 
