@@ -244,9 +244,13 @@ def test_what_is_imported_is_declared(package: str) -> None:
     assert undeclared == []
 
 
+def _pages() -> list[Path]:
+    return [page for folder in ("docs", "docs/internals") for page in (ROOT / folder).glob("*.md")]
+
+
 def test_links_in_the_documents_lead_somewhere() -> None:
     dead = []
-    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for document in [*ROOT.glob("*.md"), *_pages()]:
         for target in re.findall(r"\]\((?!https?://|#)([^)#]+)[^)]*\)", document.read_text()):
             if not (document.parent / target).exists():
                 dead.append(f"{document.name}: {target}")
@@ -261,7 +265,7 @@ def test_documents_name_no_distribution_that_an_index_may_not_have() -> None:
 
 def test_every_page_of_the_guide_is_in_its_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
-    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+    pages = {page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in _pages()} - {"index"}
     listed = "\n".join(re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)).splitlines()
     assert sorted(line for line in listed if line and not line.startswith(":")) == sorted(pages)
     assert set(re.findall(r"^- \[[^]]+\]\((\S+)\.md\)", index, re.MULTILINE)) == pages

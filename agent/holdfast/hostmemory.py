@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import collections
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -10,6 +11,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from holdfast import io_pool
 
 if TYPE_CHECKING:
     import torch
@@ -131,14 +134,18 @@ def duplicates(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def copy_plain(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy plain tensors (to, from) of equal size on several threads."""
-    spans = [
+    spans = collections.deque(
         (target.data_ptr() + at, source.data_ptr() + at, min(COPIED_BYTES, source.nbytes - at))
         for target, source in pairs
         for at in range(0, source.nbytes, COPIED_BYTES)
-    ]
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)), "holdfast-copy") as crew:
-        for _ in crew.map(lambda span: ctypes.memmove(*span), spans):
-            pass
+    )
+
+    def copy() -> None:
+        while spans:
+            with contextlib.suppress(IndexError):  # another thread took the last one
+                ctypes.memmove(*spans.popleft())
+
+    io_pool.share(copy, len(os.sched_getaffinity(0)))
 
 
 def populate(address: int, size_bytes: int) -> None:

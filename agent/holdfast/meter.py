@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast import protocol
+from holdfast.checkpoint_run import CheckpointRun, RunState
 from holdfast.link import Link
 from holdfast.pacing import Controller, Observation
-from holdfast.persist import Settled
-from holdfast.prices import Prices
 from holdfast.profile import Iteration, IterationClock, MetricReader
 from holdfast.reports import Reporter
 
@@ -31,15 +30,12 @@ REPORTS_PER_SECOND = 10
 class Meter:
     """What an iteration took and what of it was a checkpoint's doing. For the training thread only."""
 
-    def __init__(
-        self, controller: Controller, reporter: Reporter, measured: Callable[[str, float, float], None]
-    ) -> None:
+    def __init__(self, controller: Controller, reporter: Reporter) -> None:
         self.clock = IterationClock()
         self._controller, self._reporter = controller, reporter
         self._metrics = MetricReader()
         self.in_flight = False
         """A checkpoint is under way at the start of this iteration."""
-        self._prices = Prices(measured)
         self._unlearnt: list[tuple[Iteration, bool]] = []
         """Iterations, and whether a checkpoint was under way."""
         self._learnt_at = 0.0
@@ -82,7 +78,6 @@ class Meter:
         for measured, in_flight in self._unlearnt:
             self._learnt_at = measured.at
             self.recent.append(measured)
-            self._prices.iteration(measured.seconds - measured.data_seconds, in_flight=in_flight)
             plan = self._controller.observe(
                 Observation(
                     iteration=measured.iteration,
@@ -97,24 +92,22 @@ class Meter:
         self._unlearnt.clear()
         self._reporter.pace(self._controller, changed=changed)
 
-    def checkpoint_settled(self, settled: Settled) -> None:
-        snapshot = settled.snapshot
-        if snapshot.survived:
+    def checkpoint_settled(self, run: CheckpointRun) -> None:
+        request, copy = run.request, run.copy
+        if request.survived:
             return
         self.learn()  # what came before, before it
-        if settled.state == "durable" and settled.backend is not None:
-            self._prices.settled(settled.backend, settled.seconds)
         # copied while training waited, those taken for safety or at the end say nothing of the others' cost
-        if settled.state == "durable" and snapshot.kind in ("scheduled", "requested"):
-            device_copy_seconds = snapshot.device_copy_seconds
+        if run.state is RunState.DURABLE and request.kind in ("scheduled", "requested"):
+            device_copy_seconds = copy.device_copy_seconds
             self._controller.measured(
-                snapshot_seconds=snapshot.seconds,
-                persist_seconds=settled.seconds,
-                checkpoint_bytes=snapshot.size_bytes,
+                snapshot_seconds=copy.seconds,
+                persist_seconds=run.result.seconds,
+                checkpoint_bytes=run.size_bytes,
                 device_copy_seconds=math.inf if device_copy_seconds is None else device_copy_seconds,
-                memory_used_bytes=snapshot.device_memory[0],
-                memory_total_bytes=snapshot.device_memory[1],
-                in_flight=snapshot.in_flight,
+                memory_used_bytes=copy.device_memory[0],
+                memory_total_bytes=copy.device_memory[1],
+                in_flight=request.in_flight,
             )
 
     def send_samples(self, *, wait: bool) -> None:

@@ -18,15 +18,13 @@ from typing import Any, Self
 
 from holdfast.pacing import Settings, parse_budget, parse_checkpoints, parse_every, parse_mtbf, parse_policy
 from holdfast.pacing.settings import DEFAULT_BUDGET
-from holdfast.persist.choice import SIMPLEST_FIRST
 from holdfast.protocol import MOST_LABELS
 from holdfast.retention import Retention, parse_retention
 
 DEFAULT_STORE = "checkpoints"
 DEFAULT_KEEP = 12
 DEFAULT_POLICY = "checkfreq"
-DEFAULT_BACKEND = "auto"
-BACKENDS = ("auto", *SIMPLEST_FIRST)
+BACKENDS = ("thread", "process")
 MOST_LABEL = 64
 """Characters."""
 DEFAULT_GRACE_SECONDS = 30.0
@@ -153,8 +151,8 @@ class Options:
         _count("slots", "snapshots in flight"),
     )
     backend: str = setting(
-        DEFAULT_BACKEND,
-        "what writes: `thread`, `process`, or `auto`, which measures and says why",
+        "thread",
+        "what writes: `thread` or `process`",
         _parse_backend,
     )
     spread: float = setting(

@@ -15,6 +15,8 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from holdfast.io_pool import lower_cpu_priority
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 RESCUE = "holdfast.rescue"
 HELPERS = (b"holdfast.persist.worker", RESCUE.encode())
@@ -22,6 +24,26 @@ HELPERS = (b"holdfast.persist.worker", RESCUE.encode())
 trainer."""
 GONE_SECONDS = 10.0
 """SIGKILL takes longer only for a process within a system call that does not end."""
+
+
+MEANT_FOR_THE_TRAINER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that a terminal, systemd or a scheduler sends to every process of a job."""
+OUT_OF_MEMORY_SCORE = 500
+"""Of 1,000: where memory runs out, a helper dies and costs one checkpoint, before a trainer does."""
+
+
+def become_background_process() -> None:
+    """Ignore what is meant for the trainer, lower the CPU priority and raise the OOM score of this process."""
+    for number in MEANT_FOR_THE_TRAINER:
+        signal.signal(number, signal.SIG_IGN)
+    lower_cpu_priority()
+    raise_oom_score()
+
+
+def raise_oom_score() -> None:
+    """Let the kernel take this process before others when memory runs out."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OUT_OF_MEMORY_SCORE))
 
 
 def adopt_orphans() -> None:

@@ -21,9 +21,10 @@ import torch
 from holdfast import format as fmt
 from holdfast import restore
 from holdfast.errors import DamagedCheckpoint, HoldfastError
+from holdfast.io_pool import lower_cpu_priority
 from holdfast.norms import Norms
-from holdfast.persist.courtesy import be_nice, volunteer
-from holdfast.persist.pacer import Pacer
+from holdfast.persist.writing import RateLimiter
+from holdfast.processes import raise_oom_score
 from holdfast.protocol import TensorNorms, Verdict
 from holdfast.runs import Run, runs_to_verify
 from holdfast.store import Store
@@ -252,8 +253,8 @@ def _owners(manifest: fmt.Manifest, file: fmt.File) -> Iterator[fmt.Tensor | Non
 
 
 def main(opener: str, url: str, job: str, checkpoint: str, bytes_per_second: str, against: str = "") -> None:
-    be_nice()
-    volunteer()
+    lower_cpu_priority()
+    raise_oom_score()
     torch.set_num_threads(1)
     open_store: Callable[[str], Store] = pkgutil.resolve_name(opener)
     told_at = 0.0
@@ -264,7 +265,7 @@ def main(opener: str, url: str, job: str, checkpoint: str, bytes_per_second: str
             told_at = time.monotonic()
             _say(Progress(read_bytes, total_bytes))
 
-    pace = Pacer(float(bytes_per_second), threading.Event().wait)
+    pace = RateLimiter(float(bytes_per_second), threading.Event().wait)
     _say(reread(open_store(url), job, checkpoint, against or None, pace=pace, told=told))
 
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import select
-import signal
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -22,17 +21,16 @@ import msgspec
 from holdfast import restore
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError, IncompleteParts
 from holdfast.persist.commit import NotPrepared, commit_alone
-from holdfast.persist.courtesy import be_nice, volunteer
 from holdfast.persist.sealed import Sealed, sealed_in
 from holdfast.persist.sealing import mapped, verify
 from holdfast.persist.task import Task, Written
 from holdfast.persist.writing import write_checkpoint
+from holdfast.processes import become_background_process
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.slots import Slot
 from holdfast.store import Store, open_store
 from holdfast.supervision import Trained, say
 
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HELPER_SECONDS = 600.0
 """A helper of the dead trainer is given so long to end: it may be about to commit the same."""
 
@@ -145,12 +143,7 @@ def _await(pids: Iterable[int]) -> None:
 
 
 def main(folder: str, told: str, end: str, dead: str, *pids: str) -> None:
-    for (
-        number
-    ) in IGNORED:  # sent to all processes of the job, as by systemd: what is left in memory is saved first
-        signal.signal(number, signal.SIG_IGN)
-    be_nice()
-    volunteer()
+    become_background_process()  # whatever is sent to all processes of the job: what lies in memory is saved first
     trained = msgspec.json.decode(told, type=Trained)
     _await(map(int, pids))
     try:

@@ -7,13 +7,14 @@ import logging
 import time
 
 from holdfast import restore, supervision
-from holdfast.checkpoints import Checkpointer, Protector
+from holdfast.checkpoints import Checkpointer
 from holdfast.errors import HoldfastError, RestoreFailed
 from holdfast.format import Manifest
 from holdfast.protocol import RestoreMode, RestoreOrder, parse_checkpoint_id
 from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
 from holdfast.restore import Loaded
+from holdfast.retention_queue import Protector
 from holdfast.training import Training
 
 logger = logging.getLogger("holdfast")
@@ -155,11 +156,11 @@ class Rewinder:
 
     def _take_safety(self) -> str:
         """The state about to be left, durable, so that the restore can be undone."""
-        snapshot = self._checkpoints.take(lambda _: self._training.capture(), "safety", at_once=True)
-        if snapshot is None or not snapshot.settled.wait(WRITE_SECONDS) or snapshot.outcome != "durable":
-            reason = snapshot.reason if snapshot is not None else "it could not be taken"
+        run = self._checkpoints.take(lambda _: self._training.capture(), "safety", at_once=True)
+        if run is None or not run.wait_settled(WRITE_SECONDS) or run.state != "durable":
+            reason = run.result.reason if run is not None else "it could not be taken"
             raise HoldfastError(f"no safety checkpoint of the state to be left: {reason}")
-        return snapshot.id
+        return run.id
 
     def _apply_or_return(self, loaded: Loaded, safety: str, order: str | None) -> bool:
         """False when it broke half-way: such a state must not be trained on, so the one before is put back."""

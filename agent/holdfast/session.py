@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from holdfast import protocol, ranks, restore
-from holdfast.checkpoints import Checkpointer, Protector
+from holdfast.checkpoints import Checkpointer
 from holdfast.engine.boundary import Boundary
 from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
 from holdfast.errors import RestoreFailed
@@ -25,6 +25,7 @@ from holdfast.orders import Orders
 from holdfast.pacing import Controller, parse_every
 from holdfast.reports import Reporter, Standing, console_log
 from holdfast.retention import Retention
+from holdfast.retention_queue import Protector
 from holdfast.rewind import WRITE_SECONDS
 from holdfast.store import open_store
 from holdfast.training import Training
@@ -57,8 +58,8 @@ class Session:
             Default: HOLDFAST_RETENTION.
         slots: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_SLOTS, else 1.
-        backend: what writes checkpoints: "thread", "process", or "auto", which measures both and takes the one
-            that costs training least. Default: HOLDFAST_BACKEND, else "auto".
+        backend: what writes checkpoints: "thread" of this process, or "process", a helper that finishes the
+            checkpoint in hand even when this process is killed. Default: HOLDFAST_BACKEND, else "thread".
         spread: the share of the interval over which the writing of a checkpoint is spread, so that it takes less
             from each iteration and becomes durable later. Default: HOLDFAST_SPREAD, else 0: at full speed.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
@@ -142,7 +143,7 @@ class Session:
         self._orders = Orders(
             self._checkpoints.store, job, self._reporter, options.pacing, retention=options.retention_rules
         )
-        self._meter = Meter(self._controller, self._reporter, self._checkpoints.persister.measured)
+        self._meter = Meter(self._controller, self._reporter)
         self._verifier = Verifier(self._checkpoints, self._reporter)
         self._leaving = Leaving(options.grace)
         self._lifecycle = Lifecycle()

@@ -11,89 +11,34 @@ are as many arenas as snapshots may be in flight.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from holdfast.arena import Arena
+from holdfast.checkpoint_run import SETTLED, CheckpointRun, CopyResult, RunState, SnapshotContents
 from holdfast.errors import HoldfastError
-from holdfast.format import Shard, Slot
 from holdfast.layout import Layout
-from holdfast.pacing.profile import SnapshotMode
-from holdfast.protocol import RankSpan, checkpoint_id
-from holdfast.round_trip import RoundTrip
 from holdfast.state import Captured
 
 logger = logging.getLogger("holdfast")
 
 
 @dataclass(slots=True)
-class Snapshot:
-    """A copy under way or complete. `torn` names the tensors that changed while they were copied."""
+class _Copy:
+    """The copy under way."""
 
-    iteration: int
-    lineage: int
-    kind: str
-    trees: dict[str, Any]
-    slots: list[Slot]
-    views: dict[str, str]
-    arena: Arena
-    started_at: float
-    shards: dict[str, Shard] = field(default_factory=dict)
-    """Of tensors that are parts of larger ones."""
-    round_trip: RoundTrip | None = None
-    """Tells whether what is about to be written would come back as it was captured; None where that is known."""
-    own: set[str] = field(default_factory=set)
-    """Names of tensors that may be otherwise on other ranks."""
-    alike: dict[str, str] = field(default_factory=dict)
-    """What other ranks must say the same of."""
-    number: int = 0
-    """Which of the attempt's it is: the same on all ranks."""
-    in_flight: int = 1
-    """How many were under way when it began, itself included."""
-    stored_bytes: int = 0
-    """What all ranks together have stored of it; 0 while that is not known, and where there is one rank."""
-    ranks: list[RankSpan] = field(default_factory=list)
-    """What the slowest of several ranks took for it, on rank 0 once it is durable."""
-    submitted: bool = False
-    """Who persists it has it, and will release it."""
-    fingerprint: dict[str, str] = field(default_factory=dict)
-    """Where and how it was trained; whole once it is being persisted."""
-    survived: bool = False
-    """An attempt before this one took it, and did not live to see it durable."""
-    seconds: float = 0.0
-    stall_seconds: float = 0.0
-    device_copy_seconds: float | None = None
-    """Tg, of this snapshot or of the last one that was first copied within a device's memory."""
-    device_memory: tuple[int, int] = (0, 0)
-    """(M, Mmax) in bytes of the device with the least room; zeros where there is none."""
-    torn: list[str] = field(default_factory=list)
-    rebuilt: bool = False
-    """The objects were made of other tensors than it was put together of."""
-    failure: BaseException | None = None
-    safe: threading.Event = field(default_factory=threading.Event)
-    """An update may be queued: host tensors are copied, and devices know what to wait for."""
-    copied: threading.Event = field(default_factory=threading.Event)
-    outcome: str | None = None
-    """durable, torn or failed, once it is settled."""
-    reason: str | None = None
-    settled: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def id(self) -> str:
-        return checkpoint_id(self.iteration, self.lineage)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.slots[-1].end if self.slots else 0
-
-    def payload(self) -> memoryview:
-        return self.arena.bytes(self.size_bytes)
+    run: CheckpointRun
+    layout: Layout
+    is_current: Callable[[], bool] | None
+    started: float
+    hold_failure: Exception | None = None
+    """Why a device's next update could not be held back."""
+    update_may_begin: threading.Event = field(default_factory=threading.Event)
+    """Host tensors are copied, and the devices know what an update has to wait for."""
 
 
 class Snapshotter:
@@ -119,8 +64,8 @@ class Snapshotter:
         self._free = list(self._layouts)
         self._changed = threading.Condition()
         self._tried_on_device = False
-        self._current: Snapshot | None = None
-        self._current_layout: Layout | None = None
+        self._copy: _Copy | None = None
+        """The last one that began."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -141,7 +86,7 @@ class Snapshotter:
 
     @property
     def copying(self) -> bool:
-        return self._current is not None and not self._current.copied.is_set()
+        return self._copy is not None and self._copy.run.state is RunState.COPYING
 
     def wait_idle(self, timeout_seconds: float) -> bool:
         with self._changed:
@@ -169,88 +114,86 @@ class Snapshotter:
         del self._free[: len(taken)]
         self._work.put(reserve)
 
-    def begin(
-        self,
-        captured: Captured,
-        *,
-        iteration: int,
-        lineage: int,
-        kind: str,
-        mode: SnapshotMode = "cpu",
-        at_once: bool = False,
-        announce: Callable[[Snapshot], None] = lambda _: None,
-    ) -> Snapshot:
-        """Start copying; returns when everything that forward may change is copied.
+    def begin(self, run: CheckpointRun, captured: Captured) -> None:
+        """Copy what forward may change, and move `run` to copying; `copy` then copies the rest.
 
-        Before the copy begins `announce` hands the snapshot to whoever is to `release` it; were it done after, the
-        thread that copies would take the interpreter where this one lets go of it. With `mode` "gpu" tensors on a
-        device are first copied within its memory, if there is room. With `at_once` everything is copied before it
-        returns.
+        With the mode "gpu" tensors on a device are first copied within its memory, if there is room.
 
         Raises:
             MemoryError: there is no room for an arena.
             TypeError: a tensor of a kind that cannot be stored.
         """
         assert self.free, "every arena still holds a snapshot, or the copy before is not complete"
-        started = time.perf_counter()
-        snapshot = None
+        started, mode = time.perf_counter(), run.request.mode
         layout = self._free.pop(0)  # all in turn, or one that is rarely used would keep an old state's tensors
         try:
             layout.arena.unseal()
             layout.fit(captured, shared=self.shared)
-            if not (layout.copied_on_device or self._tried_on_device) and self._current is not None:
+            if not (layout.copied_on_device or self._tried_on_device) and self._copy is not None:
                 mode = "gpu"  # once, where there is a device with room: Algorithm 1 wants to know what it costs
                 self._tried_on_device = True
-            snapshot = Snapshot(
-                iteration,
-                lineage,
-                kind,
-                captured.trees,
-                layout.slots,
-                layout.views,
-                layout.arena,
-                started_at=time.time(),
-                shards=captured.shards,
-                round_trip=captured.round_trip,
-                own=captured.own,
-                alike=captured.alike,
-            )
             layout.start(captured, mode, digests=self._debug)
             self._start_thread()
-            announce(snapshot)
-            self._current, self._current_layout = snapshot, layout
-            copy = functools.partial(
-                self._copy_rest, snapshot, layout, captured.is_current, started, waits=at_once
+            self._copy = _Copy(run, layout, captured.is_current, started)
+            run.begin_copy(
+                SnapshotContents(
+                    arena=layout.arena,
+                    trees=captured.trees,
+                    slots=layout.slots,
+                    views=layout.views,
+                    shards=captured.shards,
+                    own=captured.own,
+                    alike=captured.alike,
+                    round_trip=captured.round_trip,
+                )
             )
-            self._work.put(copy)
-        except BaseException as error:
-            if snapshot is None or not snapshot.submitted:
-                self._give_back(layout)  # or no checkpoint would ever be taken again
-            else:  # who has it waits for it
-                self._work.put(functools.partial(self._give_up, snapshot, layout, type(error).__name__))
+        except BaseException:
+            if run.contents is None:  # else the end of the run gives it back
+                self._give_back(layout)
             raise
-        if at_once:
-            try:
-                snapshot.copied.wait()
-            except BaseException:  # Ctrl-C
-                if not snapshot.submitted:  # nobody will have it, and so nobody would give its memory back
-                    self._work.put(functools.partial(self._give_back, layout))
-                raise
-        return snapshot
+
+    def copy(self, run: CheckpointRun) -> None:
+        """Copy the rest in the background; at once, and before this returns, where the request says so.
+
+        Who is to write it should have it by now: the thread that copies would take the interpreter where this one
+        lets go of it.
+        """
+        copy = self._copy
+        assert copy is not None
+        assert copy.run is run
+        self._work.put(lambda: self._copy_rest(copy))
+        if run.request.at_once:
+            started = time.perf_counter()
+            run.wait_copied()
+            run.add_stall(time.perf_counter() - started)
+
+    def give_up(self, run: CheckpointRun, reason: str) -> None:
+        """Fail a copy that was not begun; no effect on one that was."""
+        copy = self._copy
+        assert copy is not None
+        assert copy.run is run
+
+        def fail() -> None:
+            if run.state is RunState.COPYING:
+                copy.layout.quiesce()
+                copy.update_may_begin.set()
+                run.end_copy(CopyResult(failure=HoldfastError(f"{reason} before it began")))
+
+        self._work.put(fail)
 
     def wait_copied(self) -> float:
         """Hold the caller (an optimizer about to step) until it may change the state; the seconds that took."""
-        snapshot, layout = self._current, self._current_layout
-        if snapshot is None or layout is None or snapshot.copied.is_set():
+        copy = self._copy
+        if copy is None or copy.run.state is not RunState.COPYING:
             return 0.0
         started = time.perf_counter()
-        snapshot.safe.wait()
+        copy.update_may_begin.wait()
         try:
-            layout.hold_update()
+            copy.layout.hold_update()
         except Exception as error:  # the update goes on, and the copy is worth nothing
-            snapshot.failure = error
+            copy.hold_failure = error
         waited = time.perf_counter() - started
-        snapshot.stall_seconds += waited
+        copy.run.add_stall(waited)
         return waited
 
     @contextlib.contextmanager
@@ -275,9 +218,13 @@ class Snapshotter:
         """Begin no snapshot in this memory, which holds one that was not taken here, until that is released."""
         self._free = [layout for layout in self._free if layout.arena is not arena]
 
-    def release(self, snapshot: Snapshot) -> None:
-        """The snapshot is persisted or given up: its memory may be used again."""
-        self._give_back(next(layout for layout in self._layouts if layout.arena is snapshot.arena))
+    def run_changed(self, run: CheckpointRun, state: RunState) -> None:
+        """Take the memory of a run that has ended, and let `wait_free` look again."""
+        if state in SETTLED and run.contents is not None:
+            self._give_back(next(layout for layout in self._layouts if layout.arena is run.contents.arena))
+        else:
+            with self._changed:
+                self._changed.notify_all()
 
     def close(self) -> None:
         if self._thread is not None:
@@ -292,7 +239,7 @@ class Snapshotter:
     def _start_thread(self) -> None:
         """RuntimeError where there can be no more threads."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="holdfast-snapshot", daemon=True)
+            thread = threading.Thread(target=self._run, name="holdfast-copy", daemon=True)
             thread.start()
             self._thread = thread
 
@@ -300,48 +247,27 @@ class Snapshotter:
         while (work := self._work.get()) is not None:
             work()
 
-    def _give_up(self, snapshot: Snapshot, layout: Layout, reason: str) -> None:
-        """Where it has not come to a copy."""
-        if snapshot.copied.is_set():
-            return
-        snapshot.failure = HoldfastError(f"{reason} before it began")
-        layout.quiesce()
-        snapshot.safe.set()
-        with self._changed:
-            snapshot.copied.set()
-            self._changed.notify_all()
-
-    def _copy_rest(
-        self,
-        snapshot: Snapshot,
-        layout: Layout,
-        is_current: Callable[[], bool] | None,
-        started: float,
-        *,
-        waits: bool,
-    ) -> None:
-        """`waits`: training does, for all of it."""
-        began = time.perf_counter()
+    def _copy_rest(self, copy: _Copy) -> None:
         try:
-            if is_current is not None and not is_current():
-                snapshot.rebuilt = True
-                self._tried_on_device = False  # nothing was learnt of it
-                snapshot.safe.set()
-                layout.quiesce()
-                return
-            snapshot.torn = layout.copy_host()
-            snapshot.safe.set()
-            snapshot.torn += layout.finish()
-            snapshot.device_copy_seconds = layout.device_copy_seconds
-            snapshot.device_memory = layout.device_memory
-        except Exception as error:  # a thread's edge: whatever went wrong, the step that waits must go on
-            snapshot.failure = error
-            layout.quiesce()
+            result = self._copied(copy)
+        except Exception as error:  # the step that waits must go on, and so must this thread
+            result = CopyResult(failure=error)
+            copy.layout.quiesce()
         finally:
-            snapshot.seconds = time.perf_counter() - started
-            if waits:
-                snapshot.stall_seconds += time.perf_counter() - began
-            snapshot.safe.set()
-            with self._changed:
-                snapshot.copied.set()
-                self._changed.notify_all()
+            copy.update_may_begin.set()
+        seconds = time.perf_counter() - copy.started
+        copy.run.end_copy(replace(result, seconds=seconds, failure=result.failure or copy.hold_failure))
+
+    def _copied(self, copy: _Copy) -> CopyResult:
+        layout = copy.layout
+        if copy.is_current is not None and not copy.is_current():
+            self._tried_on_device = False  # nothing was learnt of it
+            copy.update_may_begin.set()
+            layout.quiesce()
+            return CopyResult(rebuilt=True)
+        torn = layout.copy_host()
+        copy.update_may_begin.set()
+        torn += layout.finish()
+        return CopyResult(
+            torn=torn, device_copy_seconds=layout.device_copy_seconds, device_memory=layout.device_memory
+        )

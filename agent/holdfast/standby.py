@@ -89,7 +89,7 @@ def tell_of_rescue(trained: Trained, task: Task, payload_bytes: int, message: st
         task.iteration,
         Checkpoint(
             at=time.time(), id=task.id, iteration=task.iteration, lineage=task.lineage,
-            kind=task.kind,  # type: ignore[arg-type]
+            kind=task.kind,
             state="durable", payload_bytes=payload_bytes, durable_iteration=task.iteration,
             snapshot_started_at=task.created_at, snapshot_seconds=task.timings.get("snapshot_seconds"),
             stall_seconds=task.timings.get("stall_seconds"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from holdfast import endings, protocol, restore, supervision
-from holdfast.checkpoints import Checkpointer, Protector
+from holdfast.checkpoints import Checkpointer
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
 from holdfast.link import Link
 from holdfast.link.backoff import Backoff
@@ -23,6 +23,7 @@ from holdfast.protocol import RestoreOrder
 from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
 from holdfast.restore import Loaded
+from holdfast.retention_queue import Protector
 from holdfast.store import Lineage, Store
 from holdfast.tier import Found
 from holdfast.training import Training, left_out
@@ -337,7 +338,7 @@ class Starter:
                     "has changed, give it another job name, or another store"
                 ) from error
             except DamagedCheckpoint as error:
-                self._checkpoints.damaged.add(checkpoint)
+                self._checkpoints.mark_damaged(checkpoint)
                 self._reporter.damaged(checkpoint, error)
                 continue
             if not continues:

@@ -16,16 +16,15 @@ import msgspec
 from holdfast import format as fmt
 from holdfast import restore, supervision
 from holdfast.arena import Arena, punch
+from holdfast.checkpoint_run import CopyResult, RunRequest, SnapshotContents
 from holdfast.errors import DamagedCheckpoint
 from holdfast.persist.sealed import Sealed, complete, sealed_in
 from holdfast.persist.sealing import mapped, read_seal, seals_of, verify
-from holdfast.persist.task import Origin
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.ranks import Ranks
 from holdfast.reports import Reporter
 from holdfast.restore import Loaded, Regions
 from holdfast.slots import Slot, claim, slots_in
-from holdfast.snapshot import Snapshot
 from holdfast.store import Store
 
 CODE = "memory"
@@ -146,25 +145,35 @@ class Tier:
         """The durable checkpoint before what was loaded."""
         return self._loaded.task.origin.parent if self._loaded is not None else None
 
-    def survivor(self) -> tuple[Snapshot, Origin]:
-        """What this rank has of what was loaded, to be persisted by this attempt; and what the attempt that took
-        it said of its origin."""
+    def survivor(
+        self, *, number: int, attempt: int, uid: str, damaged: Collection[str]
+    ) -> tuple[RunRequest, SnapshotContents, CopyResult]:
+        """This rank's part of what was loaded, to be persisted by this attempt, as the one before it had it."""
         assert self._loaded is not None
         task = self._loaded.seals[self._ranks.rank].task
-        snapshot = Snapshot(
-            *(task.iteration, task.lineage, task.kind, task.state, task.slots, task.views),
-            self._arena(self._loaded),
-            started_at=task.created_at,
+        contents = SnapshotContents(
+            arena=self._arena(self._loaded),
+            trees=task.state,
+            slots=task.slots,
+            views=task.views,
             shards=task.shards,
             own=task.own,
             alike=task.alike,
-            survived=True,
-            fingerprint=task.fingerprint,
-            seconds=task.timings.get("snapshot_seconds", 0.0),
         )
-        snapshot.safe.set()
-        snapshot.copied.set()
-        return snapshot, task.origin
+        origin = msgspec.structs.replace(
+            task.origin, attempt=attempt, uid=uid, place=None, replaces=task.id in damaged, bytes_per_second=None
+        )
+        request = RunRequest(
+            iteration=task.iteration,
+            lineage=task.lineage,
+            kind=task.kind,
+            origin=origin,
+            number=number,
+            fingerprint=task.fingerprint,
+            started_at=task.created_at,
+            survived=True,
+        )
+        return request, contents, CopyResult(seconds=task.timings.get("snapshot_seconds", 0.0))
 
     def tell(self, committed: Sequence[str]) -> None:
         """Where this attempt has gone on from, and why there is no memory tier where it could be missed."""

@@ -18,11 +18,12 @@ from typing import IO
 import msgspec
 
 from holdfast import protocol
-from holdfast.checkpoints import Checkpointer, Protector
+from holdfast.checkpoints import Checkpointer
 from holdfast.persist.process import environment, opener
 from holdfast.protocol import VerifyRequest
 from holdfast.reports import Reporter, text
 from holdfast.rereading import Finding, Line
+from holdfast.retention_queue import Protector
 
 logger = logging.getLogger("holdfast")
 
@@ -119,10 +120,10 @@ class Verifier:
 
     def _conclude(self, request: VerifyRequest, finding: Finding, seconds: float) -> None:
         if finding.verdict == "damaged":
-            self._checkpoints.damaged.add(request.checkpoint)
+            self._checkpoints.mark_damaged(request.checkpoint)
             self._reporter.damaged(request.checkpoint, finding.reason or "", "damaged, as reading it back shows")
         elif finding.verdict == "sound":
-            self._checkpoints.damaged.discard(request.checkpoint)
+            self._checkpoints.mark_damaged(request.checkpoint, damaged=False)
         if finding.other_damaged is not None:
             message = f"{request.checkpoint} could not be compared with {request.against}: {finding.other_damaged}"
             self._reporter.notice("warning", "verify", message)

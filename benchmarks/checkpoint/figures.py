@@ -7,13 +7,13 @@ import math
 import statistics
 from collections.abc import Callable
 
-from holdfast.persist.choice import TRIES, WARM_UP, Choice
-
 from .registry import BACKENDS, CONTENDERS, OURS, PLAIN, TORCH_SAVE
 from .results import Plan, Results
 from .table import LEAST_SECONDS, Medians, best, best_ways, medians, ratio, render, slope
 
 Say = Callable[[str], None]
+
+DEFAULT = BACKENDS["thread"]
 
 
 LEGEND = """\
@@ -38,7 +38,7 @@ def report(results: Results, plan: Plan, say: Say = print) -> None:
         "",
         *LEGEND.format(k=plan.k).splitlines(),
         "",
-        f"holdfast    the figures are those of {_choice(contenders)[1]}",
+        f"holdfast    the figures are those of {DEFAULT}",
         *_best_peers(contenders),
         *_limits(limits, results.state_bytes),
         *_idle(results.idle),
@@ -54,7 +54,7 @@ def report(results: Results, plan: Plan, say: Say = print) -> None:
 def figures(contenders: dict[str, Medians], limits: Medians, results: Results) -> dict[str, float | None]:
     """Ours ÷ another's: below 1 is better than the other, 1 as good. `idle_overhead` is a share of the time.
 
-    Ours is the backend that "auto" would choose by this very table. The best peer is the best of all peers and
+    Ours is the backend that sessions use by default. The best peer is the best of all peers and
     settings for that figure. Waits of less than a millisecond count as one; slow-downs of less than what two
     plain stretches differ by count as that, or the luckiest of so many peers would seem to cost nothing.
     `persist_vs_bare_write`: from the copy in memory until durable with nothing beside it, digests, manifest and
@@ -62,7 +62,7 @@ def figures(contenders: dict[str, Medians], limits: Medians, results: Results) -
     `restore_…`: cold cache, unless the name says warm.
     `slot_bytes_vs_state`: extra memory of all processes, a slot.
     """
-    ours, peers = contenders.get(_choice(contenders)[0], {}), _peers(contenders)
+    ours, peers = contenders.get(DEFAULT, {}), _peers(contenders)
     torch_save = contenders.get(TORCH_SAVE, {})
 
     def beside(measure: str, least: float = 0.0) -> float | None:
@@ -116,16 +116,6 @@ def _heading(contenders: dict[str, Medians], results: Results) -> list[str]:
     taken = max(len(each["blocked"]) for each in results.samples.values())
     size = f"{results.state_bytes / 1e6:,.0f} MB"
     return ["", f"State {size}, iteration {iteration:.3f} s, medians of {taken} interleaved checkpoints", ""]
-
-
-def _choice(contenders: dict[str, Medians]) -> tuple[str, str]:
-    """The row that Holdfast's own rule takes for the best of its backends, and why."""
-    there = {backend: contenders[name] for backend, name in BACKENDS.items() if name in contenders}
-    choice = Choice("auto", {backend: "it was left out" for backend in BACKENDS if backend not in there})
-    for backend, found in there.items():
-        for _ in range(WARM_UP + TRIES):
-            choice.measured(backend, found["slowdown"], found["durable"])
-    return BACKENDS[choice.current], choice.reason
 
 
 def _peers(contenders: dict[str, Medians]) -> dict[str, Medians]:

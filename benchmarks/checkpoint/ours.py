@@ -56,7 +56,7 @@ class Holdfast(Contender):
         self._session.checkpoint()
         self._session.step()
         self._saved_iteration = self._session.iteration
-        self._saved.put(self._session._checkpoints._in_flight[-1])
+        self._saved.put(self._session._checkpoints.snapshots._copy.run)
         self._under_way += 1
 
     def end_iteration(self) -> None:
@@ -98,13 +98,11 @@ class Holdfast(Contender):
         pass  # retention did
 
     def _watch(self) -> None:
-        changed = self._session._checkpoints.snapshots._changed
         while True:
-            snapshot = self._saved.get()
-            snapshot.copied.wait()
+            run = self._saved.get()
+            run.wait_copied()
             copied = time.perf_counter()
-            with changed:
-                changed.wait_for(lambda: snapshot.outcome is not None, TIMEOUT_SECONDS)  # noqa: B023
+            run.wait_settled(TIMEOUT_SECONDS)
             durable = time.perf_counter()
             self.persist_seconds = durable - copied
             self._durable.put(durable)

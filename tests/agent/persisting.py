@@ -11,8 +11,9 @@ from faulty_store import FaultyStore
 
 from holdfast import format as fmt
 from holdfast.arena import Arena
+from holdfast.checkpoint_run import SETTLED, CheckpointRun, CopyResult, RunRequest, SnapshotContents
 from holdfast.persist import Origin, Persister
-from holdfast.snapshot import Snapshot, Snapshotter
+from holdfast.snapshot import Snapshotter
 from holdfast.state import Captured
 from holdfast.store import open_store
 
@@ -25,11 +26,36 @@ def origin(**changes):
     return Origin(**plain | changes)
 
 
-def empty_snapshot(iteration):
-    """One that holds nothing, for tests of what becomes of it."""
-    snapshot = Snapshot(iteration, 1, "scheduled", {}, [], {}, Arena(), started_at=0.0)
-    snapshot.copied.set()
-    return snapshot
+def requested(iteration=1, **changes):
+    plain = {"iteration": iteration, "lineage": 1, "kind": "scheduled", "number": iteration, "origin": origin()}
+    return RunRequest(**plain | changes)
+
+
+def copied(snapshotter, captured, **changes):
+    """A run whose copy is over."""
+    run = CheckpointRun(requested(**changes, at_once=True), snapshotter)
+    snapshotter.begin(run, captured)
+    snapshotter.copy(run)
+    return run
+
+
+def empty_run(iteration, *listeners, **copied):
+    """One whose copy is over and holds nothing, for tests of what becomes of it."""
+    run = CheckpointRun(requested(iteration), *listeners)
+    run.begin_copy(SnapshotContents(arena=Arena()))
+    run.end_copy(CopyResult(**copied))
+    return run
+
+
+class Settled:
+    """Listens to runs, and keeps those that have settled, in their order."""
+
+    def __init__(self):
+        self.runs = []
+
+    def run_changed(self, run, state):
+        if state in SETTLED:
+            self.runs.append(run)
 
 
 class Job:
@@ -39,33 +65,31 @@ class Job:
         self.store, self.iteration = store, 0
         self.tensors = tensors if tensors is not None else small_state()
         self.snapshots = Snapshotter(slots)
-        self.settled = []
-        self.persister = Persister(
-            store,
-            slots=slots,
-            backend=backend,
-            release=self.snapshots.release,
-            began=lambda _: None,
-            settled=self.settled.append,
-        )
+        self._settled = Settled()
+        self.persister = Persister(store, slots=slots, backend=backend)
         self.snapshots.shared = self.persister.shares_memory
 
-    def take(self, **changes):
-        """A snapshot of this instant, on its way to the store."""
+    @property
+    def settled(self):
+        return self._settled.runs
+
+    def take(self, *, over_seconds=0.0, **changes):
+        """A checkpoint of this instant, on its way to the store."""
         self.iteration += 1
         assert self.snapshots.wait_free(30)
         captured = Captured(trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors))
-        snapshot = self.snapshots.begin(
-            captured, iteration=self.iteration, lineage=1, kind="scheduled", at_once=True
-        )
-        self.persister.submit(snapshot, origin(**changes))
-        return snapshot
+        request = requested(self.iteration, origin=origin(**changes), at_once=True, over_seconds=over_seconds)
+        run = CheckpointRun(request, self.snapshots, self._settled)
+        self.snapshots.begin(run, captured)
+        self.persister.submit(run)
+        self.snapshots.copy(run)
+        return run
 
     def checkpoint(self, **changes):
         """One that has settled."""
-        snapshot = self.take(**changes)
-        assert snapshot.settled.wait(300)
-        return snapshot
+        run = self.take(**changes)
+        assert run.wait_settled(300)
+        return run
 
     def close(self):
         closed = self.persister.close(60)
@@ -152,6 +176,7 @@ def descriptors(pid="self"):
     return found
 
 
-def our_threads():
-    ours = (thread for thread in threading.enumerate() if thread not in STRANGERS["threads"])
-    return [thread.name for thread in ours if thread.name.startswith("holdfast")]
+def our_threads(*, pool=False):
+    """Names of the threads that the test has started; those of the pool, which stays, are left out by default."""
+    ours = (thread.name for thread in threading.enumerate() if thread not in STRANGERS["threads"])
+    return [name for name in ours if name.startswith("holdfast") and (pool or "-io-" not in name)]

@@ -5,10 +5,12 @@ import copy
 import numpy as np
 import pytest
 import torch
+from persisting import requested
 from torch import nn
 
 from holdfast import Variables, state
 from holdfast.capture import Watched
+from holdfast.checkpoint_run import CheckpointRun, WriteResult
 from holdfast.shards import names_in
 from holdfast.snapshot import Snapshotter
 from holdfast.state import OFTEN_FOUND, Registry
@@ -375,12 +377,14 @@ def test_a_snapshot_beside_training_is_the_state_of_the_boundary(kind, wrap):
         job.step(micro=1 + i % 3)
         captured = job.capture_now_or_later()
         expected = {name: tensor.clone() for name, tensor in captured.tensors.items()}
-        snapshot = snapshotter.begin(captured, iteration=i, lineage=1, kind="scheduled")
+        run = CheckpointRun(requested(i), snapshotter)
+        snapshotter.begin(run, captured)
+        snapshotter.copy(run)
         job.step(micro=2)
-        assert snapshot.copied.is_set()
-        assert (snapshot.failure, snapshot.torn, snapshot.rebuilt) == (None, [], False)
+        assert run.state == "copied"
+        assert run.copy.problem is None
         found = snapshotter._layouts[0]._targets
         assert all(torch.equal(found[name], expected[name]) for name in expected)
-        snapshotter.release(snapshot)
+        run.end("failed", WriteResult())
     assert captured.is_current is not None
     snapshotter.close()

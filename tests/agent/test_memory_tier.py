@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import persisting
@@ -18,7 +19,7 @@ from supervised_memory import flip, folder, lineage_of
 from tiny_job import Trainer
 
 from holdfast import format as fmt
-from holdfast import restore, supervision
+from holdfast import io_pool, restore, supervision
 from holdfast.arena import Arena
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.persist import sealing
@@ -56,8 +57,8 @@ class Dead:
             captured = Captured(
                 trees={"model": {"w": iteration}}, tensors=self.tensors, deferred=set(self.tensors)
             )
-            taken = snapshots.begin(captured, iteration=iteration, lineage=lineage, kind="scheduled", at_once=True)
-            _seal(taken, self.attempt)
+            origin = persisting.origin(attempt=self.attempt, uid="dead")
+            _seal(persisting.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin))
         snapshots.close()
 
     @property
@@ -70,10 +71,9 @@ class Dead:
         return rescue(self.folder, self.trained)
 
 
-def _seal(snapshot, attempt):
+def _seal(run):
     """As whoever writes the checkpoint does, when it has the digests."""
-    task = Task.of(snapshot, persisting.origin(attempt=attempt, uid="dead"))
-    _Writing(None, task, snapshot.payload(), None, None)._sealed()
+    _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None).tensors.result()
 
 
 def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp_path):
@@ -176,7 +176,7 @@ def test_the_seal_goes_before_the_memory_changes(folder, tmp_path):
     tensors = {"w": torch.ones(5)}
     snapshots._layouts[0].fit = fit
     with pytest.raises(OSError, match="no room"):
-        snapshots.begin(Captured(tensors=tensors), iteration=4, lineage=1, kind="scheduled")
+        persisting.copied(snapshots, Captured(tensors=tensors), iteration=4)
     assert seen == [False]
 
 
@@ -280,15 +280,16 @@ def test_where_no_thread_can_be_started_a_snapshot_is_verified_all_the_same(fold
     def none_left(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor.submit", none_left)
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    monkeypatch.setattr(io_pool, "_pool", io_pool._Pool())
     monkeypatch.setattr("holdfast.format.SMALL_BYTES", 1)
     (slot,) = dead.slots
     seal = read_seal(slot)
     with mapped(slot, seal.size_bytes) as payload:
-        verify(seal, payload, threads=2)
+        verify(seal, payload)
         flip(slot, 100)
         with pytest.raises(DamagedCheckpoint):
-            verify(seal, payload, threads=2)
+            verify(seal, payload)
 
 
 def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(supervised, tmp_path):

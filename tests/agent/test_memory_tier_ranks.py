@@ -51,12 +51,11 @@ class Dead:
             (slot,) = claim(self.folder, [], 1)
             snapshots = Snapshotter(arenas=[Arena(slot)])
             captured = Captured(**self._captured(rank, iteration) | changes)
-            taken = snapshots.begin(captured, iteration=iteration, lineage=lineage, kind="scheduled", at_once=True)
             origin = persisting.origin(
                 attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, place=place
             )
-            task = Task.of(taken, origin)
-            _Writing(None, task, taken.payload(), None, None)._sealed()
+            run = persisting.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin)
+            _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None).tensors.result()
             snapshots.close()
             slot.release()
 

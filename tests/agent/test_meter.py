@@ -3,8 +3,10 @@
 import types
 
 import pytest
+from persisting import empty_run
 
 from holdfast import profile
+from holdfast.checkpoint_run import RunState, WriteResult
 from holdfast.meter import BATCH_ITERATIONS, BATCH_SECONDS, Meter
 from holdfast.reports import Reporter, Standing
 
@@ -29,7 +31,7 @@ class Loop:
         self.now = 1000.0
         monkeypatch.setattr(profile.time, "time", lambda: self.now)
         self.standing, self.controller = Standing(), FakeController()
-        self.meter = Meter(self.controller, Reporter("job", self.standing), lambda *_: None)
+        self.meter = Meter(self.controller, Reporter("job", self.standing))
         monkeypatch.setattr(self.meter._reporter, "pace", lambda *_, **__: self.controller.portions.append([]))
         self.controller.portions.append([])
         self.meter.clock.begin()
@@ -68,14 +70,10 @@ def test_those_beside_a_checkpoint_are_learnt_of_before_what_it_took(loop):
         loop.meter.in_flight = in_flight
         loop.iterate()
     assert loop.portions == [[1]]
-    taken = types.SimpleNamespace(
-        snapshot=types.SimpleNamespace(
-            survived=False, kind="scheduled", device_copy_seconds=None, seconds=0.1, size_bytes=8, in_flight=1,
-            device_memory=(0, 0),
-        ),
-        state="durable", backend="thread", seconds=0.5,
-    )  # fmt: skip
-    loop.meter.checkpoint_settled(taken)
+    run = empty_run(1, seconds=0.1)
+    run.begin_write()
+    run.end(RunState.DURABLE, WriteResult(seconds=0.5))
+    loop.meter.checkpoint_settled(run)
     assert loop.portions == [[1], [2, 3, 4], ["settled"]]
     assert loop.controller.portions[1] == [(2, False), (3, True), (4, True)]
 

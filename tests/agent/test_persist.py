@@ -15,13 +15,13 @@ from persisting import (
     BACKENDS,
     JOB,
     Job,
+    Settled,
     bytes_of,
     children,
     committed_bytes,
     descriptors,
-    empty_snapshot,
+    empty_run,
     faulty,
-    origin,
     our_threads,
     running,
 )
@@ -29,10 +29,13 @@ from persisting import (
 from holdfast import format as fmt
 from holdfast import hostmemory
 from holdfast.arena import Arena
-from holdfast.persist import Persister, process
-from holdfast.persist.backend import HUNG_SECONDS, Lost
-from holdfast.persist.process import Helper, ProcessBackend
+from holdfast.checkpoints import Checkpointer
+from holdfast.persist import process
+from holdfast.persist.process import HUNG_SECONDS, Helper, Lost, ProcessBackend
 from holdfast.persist.task import Task
+from holdfast.ranks import Ranks
+from holdfast.reports import Reporter, Standing
+from holdfast.retention import Retention
 from holdfast.store import open_store
 
 
@@ -76,10 +79,10 @@ def test_what_is_committed_is_the_instant_of_the_snapshot_whatever_training_does
             over.clear()
             training = threading.Thread(target=train)
             training.start()
-            assert snapshot.settled.wait(300)
+            assert snapshot.wait_settled(300)
             over.set()
             training.join()
-            assert snapshot.outcome == "durable", snapshot.reason
+            assert snapshot.state == "durable", snapshot.result.reason
             assert committed_bytes(store, snapshot.id) == expected
             store.delete(JOB, snapshot.id, 1)
 
@@ -93,8 +96,8 @@ def test_the_manifest_says_all_there_is_to_say(store, backend):
     assert (manifest.job, manifest.iteration, manifest.lineage, manifest.attempt) == (JOB, 2, 1, 1)
     assert (manifest.kind, manifest.parent, manifest.versions) == ("scheduled", parent.id, {"torch": "2"})
     assert manifest.state == {"model": {"w": 1}}
-    assert manifest.created_at == snapshot.started_at
-    assert manifest.timings["snapshot_seconds"] == snapshot.seconds
+    assert manifest.created_at == snapshot.request.started_at
+    assert manifest.timings["snapshot_seconds"] == snapshot.copy.seconds
     assert manifest.timings["write_seconds"] > 0
     found = {t.name: (t.dtype, t.shape, t.view) for t in manifest.tensors}
     assert found["w"] == ("F32", (300, 100), None)
@@ -109,7 +112,7 @@ def test_a_large_state_with_many_small_tensors_is_written_whole(store, backend):
     tensors["chunked"] = torch.arange(fmt.CHUNK_BYTES // 4 + 5)
     with running(store, backend, tensors=tensors) as job:
         snapshot = job.checkpoint()
-    assert snapshot.reason is None
+    assert snapshot.result.reason is None
     assert committed_bytes(store, snapshot.id) == bytes_of(tensors)
 
 
@@ -129,14 +132,15 @@ def test_what_lies_in_private_memory_a_thread_writes(store):
         job.checkpoint()
         job.snapshots.shared = True
         job.checkpoint()
-    assert [(each.state, each.backend) for each in job.settled] == [("durable", "thread"), ("durable", "process")]
+    assert [run.state for run in job.settled] == ["durable", "durable"]
+    assert [run.result.backend for run in job.settled] == ["thread", "process"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_error_of_the_store_is_told_as_it_was(tmp_path, backend):
     with running(faulty(tmp_path, "errno", number=errno.ENOSPC), backend) as job:
         snapshot = job.checkpoint()
-    assert (snapshot.outcome, snapshot.reason) == ("failed", "No space left on device (somewhere)")
+    assert (snapshot.state, snapshot.result.reason) == ("failed", "No space left on device (somewhere)")
     assert leftovers(job.store) == []
 
 
@@ -144,7 +148,7 @@ def test_an_error_of_the_store_is_told_as_it_was(tmp_path, backend):
 def test_an_error_about_a_place_whose_name_is_no_text_is_told_as_well(tmp_path, backend):
     with running(faulty(tmp_path, "errno", number=errno.EACCES, place="/mnt/\udcff"), backend) as job:
         snapshot = job.checkpoint()
-    assert snapshot.reason.replace("\udcff", "?") == "Permission denied (/mnt/?)"
+    assert snapshot.result.reason.replace("\udcff", "?") == "Permission denied (/mnt/?)"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -152,7 +156,7 @@ def test_an_error_about_a_place_whose_name_is_no_text_is_told_as_well(tmp_path, 
 def test_what_nobody_expects_is_a_reason_as_well(tmp_path, backend, fault, reason, caplog):
     with running(faulty(tmp_path, fault), backend) as job:
         snapshot = job.checkpoint()
-    assert (snapshot.outcome, snapshot.reason) == ("failed", reason)
+    assert (snapshot.state, snapshot.result.reason) == ("failed", reason)
     assert "before_no_memory" in caplog.text or "before_bug" in caplog.text  # the traceback, wherever it was
     assert leftovers(job.store) == []
 
@@ -161,7 +165,7 @@ def test_what_nobody_expects_is_a_reason_as_well(tmp_path, backend, fault, reaso
 def test_a_file_whose_fsync_failed_is_written_once_more_to_a_new_one(tmp_path, backend):
     with running(faulty(tmp_path, "errno", number=errno.EIO, times=1), backend) as job:
         snapshot = job.checkpoint()
-    assert snapshot.outcome == "durable"
+    assert snapshot.state == "durable"
     assert committed_bytes(job.store, snapshot.id) == bytes_of(job.tensors)
     assert leftovers(job.store) == []
 
@@ -170,8 +174,8 @@ def test_a_file_whose_fsync_failed_is_written_once_more_to_a_new_one(tmp_path, b
 def test_a_disk_that_fails_twice_costs_the_checkpoint(tmp_path, backend):
     with running(faulty(tmp_path, "errno", number=errno.EIO, times=2), backend) as job:
         first, second = job.checkpoint(), job.checkpoint()
-    assert (first.outcome, first.reason) == ("failed", "Input/output error (somewhere)")
-    assert second.outcome == "durable"
+    assert (first.state, first.result.reason) == ("failed", "Input/output error (somewhere)")
+    assert second.state == "durable"
     assert job.store.checkpoints(JOB) == [second.id]
 
 
@@ -179,14 +183,14 @@ def test_a_disk_that_fails_twice_costs_the_checkpoint(tmp_path, backend):
 def test_one_that_became_visible_but_perhaps_not_durable_is_replaced(tmp_path, backend):
     with running(faulty(tmp_path, "unsure"), backend) as job:
         snapshot = job.checkpoint()
-    assert snapshot.outcome == "durable"
+    assert snapshot.state == "durable"
     assert committed_bytes(job.store, snapshot.id) == bytes_of(job.tensors)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_full_disk_is_not_tried_twice(tmp_path, backend):
     with running(faulty(tmp_path, "errno", number=errno.ENOSPC, times=1), backend) as job:
-        assert [job.checkpoint().outcome for _ in range(2)] == ["failed", "durable"]
+        assert [job.checkpoint().state for _ in range(2)] == ["failed", "durable"]
 
 
 @pytest.fixture
@@ -213,7 +217,7 @@ def test_a_disk_that_is_really_full_keeps_what_it_has_until_there_is_room(small_
         assert committed_bytes(store, first.id) == bytes_of(job.tensors)
         store.delete(JOB, first.id, 1)
         third = job.checkpoint()
-    assert "too little for a checkpoint of 4 MB" in second.reason
+    assert "too little for a checkpoint of 4 MB" in second.result.reason
     assert leftovers(store) == []
     assert store.checkpoints(JOB) == [third.id]
 
@@ -224,8 +228,8 @@ def test_a_fenced_attempt_commits_nothing(store, backend):
         first = job.checkpoint()
         store.acquire_attempt(JOB, "second")
         second = job.checkpoint()
-    assert second.outcome == "failed"
-    assert "attempt 2 of job has started; attempt 1 commits nothing more" in second.reason
+    assert second.state == "failed"
+    assert "attempt 2 of job has started; attempt 1 commits nothing more" in second.result.reason
     assert store.checkpoints(JOB) == [first.id]
 
 
@@ -238,22 +242,19 @@ def test_a_damaged_checkpoint_makes_way_when_that_is_wanted(store, backend):
         refused = job.checkpoint()
         job.iteration = 0
         replaced = job.checkpoint(replaces=True)
-    assert "there is a checkpoint of that name" in refused.reason
-    assert replaced.outcome == "durable"
+    assert "there is a checkpoint of that name" in refused.result.reason
+    assert replaced.state == "durable"
     assert committed_bytes(store, replaced.id) == bytes_of(job.tensors)
 
 
 def test_snapshots_that_failed_or_are_torn_are_never_written(store):
     with running(store, "thread") as job:
         lost, torn = {"failure": RuntimeError("device lost")}, {"torn": ["a", "b", "c", "d"]}
-        for change in (lost, torn, {"rebuilt": True}):
-            snapshot = empty_snapshot(1)
-            for name, value in change.items():
-                setattr(snapshot, name, value)
-            job.persister._release = lambda _: None
-            job.persister.submit(snapshot, origin())
-            assert snapshot.settled.wait(300)
-    states = [(settled.state, settled.reason) for settled in job.settled]
+        for copied in (lost, torn, {"rebuilt": True}):
+            run = empty_run(1, job._settled, **copied)
+            job.persister.submit(run)
+            assert run.wait_settled(300)
+    states = [(run.state, run.result.reason) for run in job.settled]
     assert states == [
         ("failed", "the copy failed: device lost"),
         ("torn", "4 tensors changed while they were copied: a, b, c"),
@@ -267,44 +268,43 @@ def test_a_writing_process_that_is_killed_costs_one_checkpoint(tmp_path):
         snapshot = job.take()
         writer = int(hear(tmp_path / "reached"))
         assert writer != os.getpid()
-        job.persister._backends["process"].hurry()  # a word that it dies without having heard
+        job.persister.hurry()  # a word that it dies without having heard
         os.kill(writer, signal.SIGKILL)
-        assert snapshot.settled.wait(300)
-        assert snapshot.outcome == "failed"
-        assert snapshot.reason.endswith("that wrote it was killed by SIGKILL")
+        assert snapshot.wait_settled(300)
+        assert snapshot.state == "failed"
+        assert snapshot.result.reason.endswith("that wrote it was killed by SIGKILL")
         assert job.store.checkpoints(JOB) == []
-        assert job.checkpoint().outcome == "durable"
+        assert job.checkpoint().state == "durable"
 
 
 def test_its_death_is_seen_even_where_another_process_holds_its_socket_open(tmp_path):
     with running(faulty(tmp_path, "killed"), "process") as job:
         snapshot = job.take()
         hear(tmp_path / "reached")
-        assert snapshot.settled.wait(300)
-        assert snapshot.reason.endswith("that wrote it was killed by SIGKILL")
+        assert snapshot.wait_settled(300)
+        assert snapshot.result.reason.endswith("that wrote it was killed by SIGKILL")
         tell(tmp_path / "go", "on")
 
 
 def test_a_helper_that_died_is_replaced_with_the_next_checkpoint(store):
     with running(store, "process") as job:
         job.checkpoint()
-        (helper,) = job.persister._backends["process"]._helpers.values()
+        (helper,) = job.persister._helpers._helpers.values()
         os.kill(helper._process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, helper._process.pid, os.WEXITED | os.WNOWAIT)
-        assert job.checkpoint().reason == "the process that wrote it was killed by SIGKILL"
-        assert job.checkpoint().outcome == "durable"
+        assert job.checkpoint().result.reason == "the process that wrote it was killed by SIGKILL"
+        assert job.checkpoint().state == "durable"
 
 
 def test_a_writing_process_that_hangs_is_given_up(tmp_path):
     job = Job(faulty(tmp_path, "wait"), "thread")
     job.snapshots.shared = True
-    writes = ProcessBackend(job.store, hung_seconds=3)
-    job.persister._backends["thread"] = writes
+    job.persister._helpers = ProcessBackend(job.store, hung_seconds=3)
     try:
         snapshot = job.take()
         writer = int(hear(tmp_path / "reached"))
-        assert snapshot.settled.wait(300)
-        assert snapshot.reason.endswith("that wrote it hung and was killed")
+        assert snapshot.wait_settled(300)
+        assert snapshot.result.reason.endswith("that wrote it hung and was killed")
         with pytest.raises(ProcessLookupError):  # waited for, too: no zombie answers either
             os.kill(writer, 0)
     finally:
@@ -314,10 +314,13 @@ def test_a_writing_process_that_hangs_is_given_up(tmp_path):
 def test_a_helper_that_cannot_start_says_why(store, monkeypatch):
     monkeypatch.setattr(type(store), "opener", "no_such_module:open", raising=False)
     with running(store, "process") as job:
-        assert "ended with exit status 1: ModuleNotFoundError: No module named 'no_such" in job.checkpoint().reason
+        assert (
+            "ended with exit status 1: ModuleNotFoundError: No module named 'no_such"
+            in job.checkpoint().result.reason
+        )
     monkeypatch.setattr("sys.executable", "/no/python")
     with running(store, "process") as job:
-        reason = job.checkpoint().reason
+        reason = job.checkpoint().result.reason
     assert reason.startswith("a process to write with could not be started: [Errno 2] No such file or directory")
 
 
@@ -329,8 +332,8 @@ def test_signals_for_the_trainer_do_not_stop_the_writing(tmp_path):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(writer, number)
         tell(tmp_path / "go", "on")
-        assert snapshot.settled.wait(300)
-    assert snapshot.outcome == "durable", snapshot.reason
+        assert snapshot.wait_settled(300)
+    assert snapshot.state == "durable", snapshot.result.reason
 
 
 def test_signals_for_the_trainer_do_not_end_a_helper_that_is_starting(tmp_path):
@@ -353,25 +356,25 @@ def test_a_writing_process_holds_nothing_of_the_trainer_open(tmp_path):
         # besides that: nothing, the file for its last words, the arena
         assert len(its) <= 6, its
         tell(tmp_path / "go", "on")
-        assert snapshot.settled.wait(300)
+        assert snapshot.wait_settled(300)
 
 
 def test_a_helper_that_does_not_even_begin_is_given_up_soon(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.persist.backend.START_SECONDS", 0.2)
+    monkeypatch.setattr("holdfast.persist.process.START_SECONDS", 0.2)
     hangs = tmp_path / "hangs"
     hangs.write_text("#!/bin/sh\nexec sleep 600\n")
     hangs.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(hangs))
     with running(store, "process") as job:
-        assert job.checkpoint().reason == "the process that wrote it hung and was killed"
+        assert job.checkpoint().result.reason == "the process that wrote it hung and was killed"
 
 
 def test_a_store_that_no_other_process_can_open_is_written_to_by_a_thread(store, monkeypatch):
     monkeypatch.setattr(type(store), "opener", None, raising=False)
     with running(store, "process") as job:
-        assert job.checkpoint().outcome == "durable"
-    assert job.settled[0].backend == "thread"
-    assert f"process is out: store {store.url} cannot be opened by another process" in job.persister.reason
+        assert job.checkpoint().state == "durable"
+    assert job.settled[0].result.backend == "thread"
+    assert job.persister.refusal == f"store {store.url} cannot be opened by another process"
 
 
 def test_a_platform_without_memory_files_has_threads_only(store, monkeypatch):
@@ -387,10 +390,10 @@ def test_a_thread_that_writes_comes_second(tmp_path):
     with running(faulty(tmp_path, "wait"), "thread") as job:
         snapshot = job.take()
         hear(tmp_path / "reached")
-        writer = next(t for t in threading.enumerate() if t.name == "holdfast-write")
+        writer = next(t for t in threading.enumerate() if t.name == "holdfast-write-0")
         assert os.getpriority(os.PRIO_PROCESS, writer.native_id) == 10
         tell(tmp_path / "go", "on")
-        assert snapshot.settled.wait(300)
+        assert snapshot.wait_settled(300)
 
 
 def test_a_helper_does_without_torch_and_comes_second(tmp_path):
@@ -403,7 +406,7 @@ def test_a_helper_does_without_torch_and_comes_second(tmp_path):
         with open(f"/proc/{writer}/oom_score_adj") as score:
             assert int(score.read()) == 500
         tell(tmp_path / "go", "on")
-        assert snapshot.settled.wait(300)
+        assert snapshot.wait_settled(300)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -416,7 +419,7 @@ def test_nothing_leaks(quick_store, backend):
         before = len(descriptors()), len(children()), our_threads()
         for _ in range(50):
             snapshot = job.checkpoint()
-            assert snapshot.outcome == "durable"
+            assert snapshot.state == "durable"
             store.delete(JOB, snapshot.id, 1)
         assert (len(descriptors()), len(children()), our_threads()) == before
     assert children() == []
@@ -428,7 +431,7 @@ def test_closing_waits_for_all_that_was_submitted(store, backend):
     job = Job(store, backend, slots=3)
     snapshots = [job.take() for _ in range(3)]
     assert job.close()
-    assert [snapshot.outcome for snapshot in snapshots] == ["durable"] * 3
+    assert [snapshot.state for snapshot in snapshots] == ["durable"] * 3
     assert store.checkpoints(JOB) == [snapshot.id for snapshot in snapshots]
 
 
@@ -439,8 +442,8 @@ def test_closing_does_not_wait_longer_than_it_may(tmp_path, backend):
     hear(tmp_path / "reached")
     assert not job.persister.close(0.01)
     tell(tmp_path / "go", "on")
-    assert snapshot.settled.wait(300)
-    assert snapshot.outcome == "durable"
+    assert snapshot.wait_settled(300)
+    assert snapshot.state == "durable"
     assert children() == []
     assert job.close()
 
@@ -450,10 +453,10 @@ def test_bytes_are_held_back_until_somebody_waits_for_them(tmp_path, backend):
     job = Job(faulty(tmp_path, "paced"), backend)
     snapshot = job.take(bytes_per_second=1e6)
     hear(tmp_path / "reached")
-    assert not snapshot.settled.wait(0.3)
+    assert not snapshot.wait_settled(0.3)
     (tmp_path / "closing").touch()
     assert job.close()
-    assert snapshot.outcome == "durable", snapshot.reason
+    assert snapshot.state == "durable", snapshot.result.reason
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -462,19 +465,20 @@ def test_what_is_begun_after_that_is_not_held_back_either(tmp_path, backend):
     job = Job(faulty(tmp_path, "paced"), backend)
     first = job.take()
     hear(tmp_path / "reached")
-    assert first.settled.wait(300)
-    job.persister._backends[backend].hurry()
+    assert first.wait_settled(300)
+    job.persister.hurry()
     second = job.take(bytes_per_second=1e6)
     hear(tmp_path / "reached")
-    assert second.settled.wait(300)
+    assert second.wait_settled(300)
     assert job.close()
-    assert (first.outcome, second.outcome) == ("durable", "durable")
+    assert (first.state, second.state) == ("durable", "durable")
 
 
 class Gates:
     """A store whose commits return when and in the order that a test says."""
 
     url = "memory"
+    free_bytes = staticmethod(lambda: None)
 
     def __init__(self):
         self.committed, self.arrived = [], threading.Semaphore(0)
@@ -515,17 +519,21 @@ def test_the_newest_durable_checkpoint_never_goes_back(slots, runs):
 
 def run_in_any_order(slots, rng):
     """Eight checkpoints, of which some fail, finish in a random order, sometimes several at the same time."""
-    store, newest, reported = Gates(), [], []
+    store, heads, settled = Gates(), [], Settled()
+    checkpointer = Checkpointer(
+        *(store, JOB, "first"), retention=Retention(last=1), slots=slots, reporter=Reporter(JOB, Standing()),
+        ranks=Ranks(),
+    )  # fmt: skip
 
-    def settled(end):
-        reported.append((end.snapshot.iteration, end.state == "durable", end.snapshot.id in store.committed))
-        if end.newest:
-            newest.append(end.snapshot.iteration)
+    class Heads:
+        def run_changed(self, run, state):
+            heads.append(checkpointer.head)
 
-    persister = Persister(store, slots=slots, release=lambda _: None, began=lambda _: None, settled=settled)
-    snapshots = {s.id: s for s in map(empty_snapshot, range(1, 9))}
+    persister = checkpointer.persister
+    snapshots = {s.id: s for s in (empty_run(i, checkpointer, settled, Heads()) for i in range(1, 9))}
+    heads.clear()
     for snapshot in snapshots.values():
-        persister.submit(snapshot, origin())
+        persister.submit(snapshot)
     left = len(snapshots)
     while left:
         for _ in range(min(slots, left)):
@@ -538,56 +546,31 @@ def run_in_any_order(slots, rng):
             store.gates[checkpoint].full = rng.random() < 0.15
             store.gates[checkpoint].set()
         for checkpoint in chosen:
-            assert snapshots[checkpoint].settled.wait(300)
+            assert snapshots[checkpoint].wait_settled(300)
         left -= len(chosen)
     assert persister.close(30)
-    assert sorted(iteration for iteration, _, _ in reported) == list(range(1, 9))
-    assert all(told == true for _, told, true in reported)
-    assert newest == sorted(newest)
-    durable = [s.iteration for s in snapshots.values() if s.outcome == "durable"]
-    assert newest[-1:] == durable[-1:]
-
-
-def test_what_settles_at_the_same_time_is_reported_one_after_the_other():
-    store, released, entered, overlaps = Gates(), threading.Barrier(3), [], []
-
-    def settled(end):
-        entered.append(end.snapshot.iteration)
-        if len(entered) == 1:
-            released.wait(30)  # the others have all but reported
-            overlaps.append(all_in.wait(0.2))
-        else:
-            all_in.set()
-
-    all_in = threading.Event()
-    persister = Persister(
-        store,
-        slots=2,
-        release=lambda snapshot: threading.Thread(target=released.wait, args=(30,)).start(),
-        began=lambda _: None,
-        settled=settled,
-    )
-    snapshots = [empty_snapshot(1), empty_snapshot(2)]
-    for snapshot in snapshots:
-        persister.submit(snapshot, origin())
-    for _ in snapshots:
-        assert store.arrived.acquire(timeout=300)
-    for gate in store.gates.values():
-        gate.set()
-    assert all(snapshot.settled.wait(300) for snapshot in snapshots)
-    assert persister.close(30)
-    assert sorted(entered) == [1, 2]
-    assert overlaps == [False]
+    assert checkpointer.retiring.wait_idle(30)
+    assert sorted(run.request.iteration for run in settled.runs) == list(range(1, 9))
+    assert sorted(run.id for run in checkpointer.drain()) == sorted(snapshots)
+    assert all((run.state == "durable") == (run.id in store.committed) for run in settled.runs)
+    seen = [head for head in heads if head is not None]
+    assert seen == sorted(seen)
+    durable = [run.id for run in snapshots.values() if run.state == "durable"]
+    assert checkpointer.head == (durable[-1] if durable else None)
 
 
 def test_a_report_that_fails_does_not_stop_the_next_checkpoint(store, caplog):
-    def settled(end):
-        raise ZeroDivisionError
+    class Broken:
+        def run_changed(self, run, state):
+            raise ZeroDivisionError
 
     with running(store, "thread") as job:
-        job.persister._settled = settled
-        assert [job.checkpoint().outcome for _ in range(2)] == ["durable", "durable"]
-    assert "could not report checkpoint of iteration 1" in caplog.text
+        for iteration in (1, 2):
+            run = empty_run(iteration, Broken())
+            job.persister.submit(run)
+            assert run.wait_settled(300)
+            assert run.state == "durable"
+    assert "could not report checkpoint 000000000001-1 as durable" in caplog.text
 
 
 def test_an_arena_is_not_given_back_while_its_digests_are_computed(tmp_path, monkeypatch):
@@ -602,11 +585,11 @@ def test_an_arena_is_not_given_back_while_its_digests_are_computed(tmp_path, mon
     with running(faulty(tmp_path, "errno", number=errno.ENOSPC), "thread") as job:
         snapshot = job.take()
         assert reached.wait(30)
-        assert not snapshot.settled.wait(0.3)
+        assert not snapshot.wait_settled(0.3)
         assert not job.snapshots.free
         go.set()
-        assert snapshot.settled.wait(300)
-        assert snapshot.reason == "No space left on device (somewhere)"
+        assert snapshot.wait_settled(300)
+        assert snapshot.result.reason == "No space left on device (somewhere)"
 
 
 def test_errors_come_through_a_process_as_what_they_were(tmp_path):
@@ -616,7 +599,7 @@ def test_errors_come_through_a_process_as_what_they_were(tmp_path):
     backend = ProcessBackend(job.store)
     try:
         with pytest.raises(PermissionError) as caught:
-            backend.write(Task.of(snapshot, origin()), snapshot)
+            backend.write(Task.of(snapshot), snapshot.contents.arena, snapshot.size_bytes)
         assert (caught.value.errno, caught.value.filename) == (errno.EACCES, "somewhere")
     finally:
         backend.close()

@@ -13,8 +13,6 @@ from small_session import session_of
 from holdfast.copying import HostCopies
 from holdfast.store import open_store
 
-TRIES = 6
-
 
 def iterate(model, optimizer, session):
     small_session.iterate(model, optimizer, session)
@@ -33,21 +31,6 @@ def test_a_thread_gets_memory_of_its_own_and_a_process_what_it_can_map(tmp_path)
             iterate(model, optimizer, session)
             found[backend] = is_shared(session)
     assert found == {"thread": [False], "process": [True]}
-
-
-def test_memory_follows_the_choice_of_auto(tmp_path):
-    model, optimizer, session = session_of(tmp_path, backend="auto")
-    with session:
-        iterate(model, optimizer, session)
-        assert is_shared(session) == [True]
-        for backend in ("thread", "process"):
-            for _ in range(TRIES):
-                session._checkpoints.persister.measured(backend, 0.01, 0.1)
-        for _ in range(3):
-            iterate(model, optimizer, session)
-        assert session._checkpoints.persister.backend == "thread"
-        assert is_shared(session) == [False]
-    assert len(session._checkpoints.store.checkpoints("m")) == 4
 
 
 GRADIENTS_COME_AND_GO = """

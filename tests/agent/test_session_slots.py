@@ -1,7 +1,9 @@
 """Several checkpoints under way in a real session, and never more than there may be."""
 
+import re
 import threading
 
+from persisting import meet_strangers, our_threads
 from small_session import iterate, session_of
 
 from holdfast import store as stores
@@ -69,3 +71,17 @@ def test_a_policy_begins_with_one_and_somebody_who_asks_has_another(tmp_path, mo
         while held.most < 2:
             iterate(model, optimizer, session)
         assert session._checkpoints.wait_settled(300)
+
+
+def test_checkpoints_start_few_threads_which_stay_and_are_named(tmp_path):
+    meet_strangers()
+    seen = set()
+    model, optimizer, session = session_of(tmp_path, slots=2, backend="thread", keep=2)
+    with session:
+        for _ in range(60):
+            iterate(model, optimizer, session)
+            seen |= set(our_threads(pool=True))
+        assert session._checkpoints.wait_settled(300)
+    assert seen >= {"holdfast-copy", "holdfast-write-0"}
+    expected = re.compile(r"holdfast-(copy|write-[01]|io-[0-7])")
+    assert [name for name in seen if not expected.fullmatch(name)] == []

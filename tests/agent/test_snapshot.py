@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from persisting import requested
 
 from holdfast import arena as arena_module
 from holdfast import hostmemory
-from holdfast import snapshot as snapshot_module
+from holdfast.checkpoint_run import CheckpointRun, WriteResult
 from holdfast.copying import HostCopies
 from holdfast.format import SMALL_BYTES
 from holdfast.layout import Layout
@@ -32,12 +33,19 @@ def captured(deferred=("w",), **tensors):
 
 
 def begin(snapshotter, what, **options):
-    return snapshotter.begin(what, iteration=1, lineage=1, kind="scheduled", **options)
+    run = CheckpointRun(requested(**options), snapshotter)
+    snapshotter.begin(run, what)
+    snapshotter.copy(run)
+    return run
 
 
-def contents(snapshotter, snapshot):
+def release(run):
+    run.end("failed", WriteResult())
+
+
+def contents(snapshotter, run):
     """What the arena holds, by name, as the dtype it came as."""
-    layout = next(layout for layout in snapshotter._layouts if layout.arena is snapshot.arena)
+    layout = next(layout for layout in snapshotter._layouts if layout.arena is run.contents.arena)
     return {name: target.clone() for name, target in layout._targets.items()}
 
 
@@ -61,7 +69,7 @@ def test_what_forward_changes_is_copied_before_begin_returns(snapshotter, held):
     buffer, weight = torch.ones(4), torch.ones(4)
     snapshot = begin(snapshotter, captured(w=weight, running_mean=buffer))
     buffer.add_(1)
-    assert not snapshot.copied.is_set()
+    assert snapshot.state == "copying"
     held.set()
     snapshotter.wait_copied()
     assert contents(snapshotter, snapshot)["running_mean"].tolist() == [1] * 4
@@ -84,7 +92,7 @@ def test_an_update_waits_for_the_copy_and_the_copy_is_of_the_instant(snapshotter
     held.set()
     thread.join()
     assert contents(snapshotter, snapshot)["w"].tolist() == [1] * 4
-    assert snapshot.torn == []
+    assert snapshot.copy.torn == []
     assert snapshot.stall_seconds > 0
 
 
@@ -95,7 +103,7 @@ def test_a_change_behind_our_back_is_seen(snapshotter, held):
     weight.mul_(3)
     held.set()
     snapshotter.wait_copied()
-    assert snapshot.torn == ["w"]
+    assert snapshot.copy.torn == ["w"]
 
 
 def test_every_tensor_gets_memory_of_its_own(snapshotter):
@@ -108,21 +116,21 @@ def test_every_tensor_gets_memory_of_its_own(snapshotter):
     }
     expected = {name: tensor.clone() for name, tensor in tensors.items()}
     snapshot = begin(snapshotter, captured(deferred=list(tensors), **tensors))
-    snapshot.copied.wait()
+    snapshot.wait_copied()
     for tensor in tensors.values():
         tensor.zero_()
     found = contents(snapshotter, snapshot)
-    assert snapshot.views == {"complex": "complex128"}
+    assert snapshot.contents.views == {"complex": "complex128"}
     assert all(torch.equal(found[name], expected[name]) for name in tensors)
 
 
 def test_the_arena_is_allocated_once(snapshotter):
     what = captured(w=torch.ones(1000))
     first = begin(snapshotter, what, at_once=True)
-    address, generation = first.arena.address, first.arena.generation
-    snapshotter.release(first)
+    address, generation = first.contents.arena.address, first.contents.arena.generation
+    release(first)
     second = begin(snapshotter, captured(w=torch.ones(1000), late=torch.ones(10)), at_once=True)
-    assert (second.arena.address, second.arena.generation) == (address, generation)
+    assert (second.contents.arena.address, second.contents.arena.generation) == (address, generation)
 
 
 def test_preparing_allocates_what_the_first_snapshot_uses(snapshotter):
@@ -130,7 +138,7 @@ def test_preparing_allocates_what_the_first_snapshot_uses(snapshotter):
     assert snapshotter.wait_idle(10)
     address = snapshotter._layouts[0].arena.address
     snapshot = begin(snapshotter, captured(w=torch.ones(1000)), at_once=True)
-    assert snapshot.arena.address == address
+    assert snapshot.contents.arena.address == address
 
 
 def test_a_copy_that_fails_lets_the_update_go_on(snapshotter, monkeypatch):
@@ -140,7 +148,7 @@ def test_a_copy_that_fails_lets_the_update_go_on(snapshotter, monkeypatch):
     monkeypatch.setattr(HostCopies, "run", fail)
     snapshot = begin(snapshotter, captured(w=torch.ones(2)))
     snapshotter.wait_copied()
-    assert "device lost" in str(snapshot.failure)
+    assert "device lost" in str(snapshot.copy.failure)
 
 
 def test_no_memory_for_an_arena_is_a_memory_error_and_the_next_snapshot_tries_again(snapshotter, monkeypatch):
@@ -152,7 +160,7 @@ def test_no_memory_for_an_arena_is_a_memory_error_and_the_next_snapshot_tries_ag
         with pytest.raises(MemoryError, match=r"no memory for a snapshot of 2 MB: No space left"):
             begin(snapshotter, captured(w=torch.ones(2)))
     assert snapshotter.free
-    assert begin(snapshotter, captured(w=torch.ones(2)), at_once=True).torn == []
+    assert begin(snapshotter, captured(w=torch.ones(2)), at_once=True).copy.torn == []
 
 
 DTYPES = [
@@ -177,8 +185,8 @@ def test_every_dtype_is_copied_to_the_bit(snapshotter, dtype, deferred):
     }
     expected = {name: raw(tensor) for name, tensor in tensors.items()}
     snapshot = begin(snapshotter, captured(deferred=tensors if deferred else (), **tensors))
-    snapshot.copied.wait()
-    assert (snapshot.failure, snapshot.torn) == (None, [])
+    snapshot.wait_copied()
+    assert (snapshot.copy.failure, snapshot.copy.torn) == (None, [])
     for tensor in tensors.values():
         tensor.zero_()
     assert {name: raw(tensor) for name, tensor in contents(snapshotter, snapshot).items()} == expected
@@ -216,7 +224,7 @@ def test_hundreds_of_small_tensors_are_copied_to_the_bit(snapshotter, monkeypatc
         snapshot = begin(snapshotter, what, at_once=True)
         found = contents(snapshotter, snapshot)
         assert all(torch.equal(found[name], expected[name]) for name in tensors)
-        snapshotter.release(snapshot)
+        release(snapshot)
     assert bool(calls) == forbidden
 
 
@@ -227,10 +235,10 @@ def test_memory_becomes_private_and_shared_again_between_snapshots(snapshotter):
         snapshotter.shared = shared
         snapshot = begin(snapshotter, what, at_once=True)
         assert contents(snapshotter, snapshot)["w"].tolist() == list(range(1000))
-        kinds.append(snapshot.arena.fd >= 0)
-        snapshotter.release(snapshot)
+        kinds.append(snapshot.contents.arena.fd >= 0)
+        release(snapshot)
     assert kinds == [True, False, False, True]
-    assert snapshot.arena.generation == 3
+    assert snapshot.contents.arena.generation == 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="as Linux tells it")
@@ -238,7 +246,7 @@ def test_private_memory_is_not_for_children(snapshotter):
     """A loader's workers would hold every page of it that a snapshot writes to after they were forked."""
     snapshotter.shared = False
     snapshot = begin(snapshotter, captured(w=torch.ones(1000)), at_once=True)
-    assert "wf" in flags_of(snapshot.arena.address)
+    assert "wf" in flags_of(snapshot.contents.arena.address)
 
 
 def flags_of(address):
@@ -263,7 +271,7 @@ def test_a_second_snapshot_begins_while_the_first_is_held(monkeypatch):
     second = begin(snapshotter, what, at_once=True)
     assert not snapshotter.free
     assert [contents(snapshotter, s)["w"][0].item() for s in (first, second)] == [1, 2]
-    snapshotter.release(first)
+    release(first)
     assert snapshotter.free
     assert not snapshotter.idle
     snapshotter.close()
@@ -285,7 +293,7 @@ def test_a_frozen_tensor_is_copied_once_and_again_when_it_changed(snapshotter, m
         copied.clear()
         snapshot = begin(snapshotter, what, at_once=True)
         assert torch.equal(contents(snapshotter, snapshot)["frozen"], frozen)
-        snapshotter.release(snapshot)
+        release(snapshot)
         return sum(copied)
 
     assert [take(), take()] == [2, 1]
@@ -297,24 +305,6 @@ def test_a_frozen_tensor_is_copied_once_and_again_when_it_changed(snapshotter, m
     assert [take(), take()] == [2, 1]
 
 
-def test_a_copy_that_is_given_up_while_it_is_waited_for_gives_its_memory_back(snapshotter, monkeypatch):
-    class Interrupted(threading.Event):
-        def wait(self, timeout=None):
-            raise KeyboardInterrupt
-
-    def make(*args, real=snapshot_module.Snapshot, **options):
-        snapshot = real(*args, **options)
-        snapshot.copied = Interrupted()
-        return snapshot
-
-    with monkeypatch.context() as patch:
-        patch.setattr(snapshot_module, "Snapshot", make)
-        with pytest.raises(KeyboardInterrupt):
-            begin(snapshotter, captured(w=torch.ones(4)), at_once=True)
-    assert snapshotter.wait_idle(10)
-    assert begin(snapshotter, captured(w=torch.ones(4)), at_once=True).torn == []
-
-
 def test_in_debug_mode_a_single_element_changed_past_the_version_counter_is_seen(held):
     snapshotter = Snapshotter(debug=True)
     weight = torch.ones(100_000)
@@ -323,7 +313,7 @@ def test_in_debug_mode_a_single_element_changed_past_the_version_counter_is_seen
     weight.data[50_000] = 3
     held.set()
     snapshotter.wait_copied()
-    assert snapshot.torn == ["w"]
+    assert snapshot.copy.torn == ["w"]
     snapshotter.close()
 
 
@@ -341,7 +331,7 @@ def test_weights_swapped_past_the_version_counter_are_seen(snapshotter, held):
     weight.data.mul_(3)
     held.set()
     snapshotter.wait_copied()
-    assert snapshot.torn == ["w"]
+    assert snapshot.copy.torn == ["w"]
 
 
 def test_a_tensor_whose_memory_is_gone_is_not_touched(snapshotter):
@@ -349,7 +339,7 @@ def test_a_tensor_whose_memory_is_gone_is_not_touched(snapshotter):
     memory = mmap.mmap(-1, 1 << 20)
     weight = torch.frombuffer(memory, dtype=torch.float32)
     what = captured(w=weight)
-    snapshotter.release(begin(snapshotter, what, at_once=True))
+    release(begin(snapshotter, what, at_once=True))
     what.is_current = lambda: False
     protect = functools.partial(
         ctypes.CDLL(None, use_errno=True).mprotect, ctypes.c_void_p(weight.data_ptr()), ctypes.c_size_t(1 << 20)
@@ -357,7 +347,7 @@ def test_a_tensor_whose_memory_is_gone_is_not_touched(snapshotter):
     assert protect(0) == 0  # as if it were gone: to touch it would end this process
     try:
         snapshot = begin(snapshotter, what, at_once=True)
-        assert (snapshot.rebuilt, snapshot.torn, snapshot.failure) == (True, [], None)
+        assert (snapshot.copy.rebuilt, snapshot.copy.torn, snapshot.copy.failure) == (True, (), None)
         assert snapshotter._layouts[0]._watchdog.changed() == ["w"]
     finally:
         assert protect(mmap.PROT_READ | mmap.PROT_WRITE) == 0
@@ -371,7 +361,7 @@ def test_what_is_changed_in_place_while_it_is_copied_is_named_whoever_keeps_it(s
     what.tensors[name][50] = 3
     held.set()
     snapshotter.wait_copied()
-    assert snapshot.torn == [name]
+    assert snapshot.copy.torn == [name]
 
 
 def test_the_last_bytes_of_a_large_tensor_are_looked_at_too(snapshotter, held):
@@ -381,36 +371,36 @@ def test_the_last_bytes_of_a_large_tensor_are_looked_at_too(snapshotter, held):
     weight.data[-1] = 3
     held.set()
     snapshotter.wait_copied()
-    assert snapshot.torn == ["w"]
+    assert snapshot.copy.torn == ["w"]
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_snapshot_that_nobody_took_over_gives_its_memory_back(snapshotter, error):
-    def announce(_):
-        raise error
-
-    with pytest.raises(error):
-        begin(snapshotter, captured(w=torch.ones(2)), announce=announce)
-    assert snapshotter.free
-    assert begin(snapshotter, captured(w=torch.ones(2)), at_once=True).torn == []
-
-
-def test_whoever_took_over_a_snapshot_that_is_then_not_copied_hears_of_it(snapshotter):
-    taken = []
-
-    def announce(snapshot):
-        snapshot.submitted = True
-        taken.append(snapshot)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        begin(snapshotter, captured(w=torch.ones(2)), announce=announce)
-    (snapshot,) = taken
-    assert snapshot.copied.wait(300)
-    assert str(snapshot.failure) == "KeyboardInterrupt before it began"
+def test_a_run_that_is_abandoned_before_its_copy_gives_its_memory_back(snapshotter):
+    run = CheckpointRun(requested(), snapshotter)
+    snapshotter.begin(run, captured(w=torch.ones(2)))
     assert not snapshotter.has_room
-    snapshotter.release(snapshot)
-    assert begin(snapshotter, captured(w=torch.ones(2)), at_once=True).torn == []
+    run.end("abandoned", WriteResult(reason="interrupted"))
+    assert snapshotter.free
+    assert snapshotter.wait_copied() == 0.0
+    assert begin(snapshotter, captured(w=torch.ones(2)), at_once=True).copy.torn == []
+
+
+def test_a_copy_that_is_given_up_fails_and_keeps_its_memory_until_the_run_ends(snapshotter):
+    run = CheckpointRun(requested(), snapshotter)
+    snapshotter.begin(run, captured(w=torch.ones(2)))
+    snapshotter.give_up(run, "KeyboardInterrupt")
+    assert run.wait_copied(300)
+    assert str(run.copy.failure) == "KeyboardInterrupt before it began"
+    assert not snapshotter.has_room
+    release(run)
+    assert begin(snapshotter, captured(w=torch.ones(2)), at_once=True).copy.torn == []
+
+
+def test_a_copy_that_was_begun_is_not_given_up(snapshotter):
+    run = begin(snapshotter, captured(w=torch.ones(2)), at_once=True)
+    snapshotter.give_up(run, "KeyboardInterrupt")
+    release(run)
+    second = begin(snapshotter, captured(w=torch.ones(2)), at_once=True)
+    assert (run.copy.failure, second.copy.failure) == (None, None)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -423,4 +413,4 @@ def test_a_snapshot_that_could_not_begin_leaves_the_arena_for_the_next(snapshott
         with pytest.raises(error):
             begin(snapshotter, captured(buffer=torch.ones(2)))
     assert snapshotter.free
-    assert begin(snapshotter, captured(w=torch.ones(2)), at_once=True).torn == []
+    assert begin(snapshotter, captured(w=torch.ones(2)), at_once=True).copy.torn == []

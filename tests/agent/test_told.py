@@ -1,16 +1,12 @@
 """What a script is told that trains beside its checkpoints, or whose end no checkpoint holds."""
 
-import gc
 import logging
 import re
 import subprocess
 import sys
-import weakref
 
 import pytest
 from small_session import iterate, session_of
-
-from holdfast.persist.beside import Beside
 
 
 def test_a_loop_that_does_not_go_on_from_its_checkpoints_is_told(tmp_path, caplog):
@@ -76,19 +72,3 @@ def test_the_log_is_shown_once_and_the_logger_is_left_as_it_was(when):
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
     ours = r"[\d-]{10} [\d:]{8} WARNING holdfast: " if when == "never" else "script: "
     assert re.fullmatch(f"{ours}once\n{ours}twice", "\n".join(lines))
-
-
-def test_a_computation_beside_is_let_go_of_when_it_is_done():
-    class Large:
-        def compute(self):
-            return 1
-
-    large = Large()
-    seen, beside = weakref.ref(large), Beside("test", large.compute)
-    beside.wait()
-    del large
-    gc.disable()
-    try:
-        assert seen() is None
-    finally:
-        gc.enable()

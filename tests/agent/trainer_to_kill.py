@@ -15,7 +15,7 @@ if __name__ == "__main__":
     job = Job(FaultyStore(Path(sys.argv[2]), "wait"), sys.argv[1])
     snapshot = job.take()
     if "heir" in sys.argv:
-        snapshot.settled.wait()
+        snapshot.wait_settled()
         if os.fork() == 0:
             hear(Path(sys.argv[2]) / "go")
             os._exit(0)

@@ -81,7 +81,7 @@ def live(nursery: Nursery, folder: Path, chance: random.Random, *, peaceful: boo
     """One start of the job, with options and a fate of its own."""
     folder.mkdir(exist_ok=True)
     options = {
-        "backend": chance.choice(["thread", "process", "auto"]),
+        "backend": chance.choice(["thread", "process"]),
         "slots": chance.choice([1, 1, 2, 3]),
         "every": chance.choice([1, 2, 3, 5]),
         "keep": chance.choice([1, 2, 4, 12]),

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast import endings, supervision
-from holdfast.checkpoints import Checkpointer, Protector
+from holdfast.checkpoint_run import RunState
+from holdfast.checkpoints import Checkpointer
 from holdfast.engine.decide import Requests, Situation, decide
 from holdfast.engine.lifecycle import Life, Lifecycle
 from holdfast.errors import RestoreFailed
@@ -23,6 +24,7 @@ from holdfast.probing import Prober
 from holdfast.protocol import checkpoint_id, parse_checkpoint_id
 from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
+from holdfast.retention_queue import Protector
 from holdfast.rewind import WRITE_SECONDS, Rewinder
 from holdfast.starting import Start, Starter
 from holdfast.steering import MEETING_SECONDS, Adrift, Decision, RestoreTarget, steering_of
@@ -155,13 +157,13 @@ class Boundary:
 
     def settle(self) -> None:
         """Learn from the checkpoints that ended since the last iteration."""
-        for settled in self._checkpoints.drain():
-            self._meter.checkpoint_settled(settled)
-            if settled.fenced:
+        for run in self._checkpoints.drain():
+            self._meter.checkpoint_settled(run)
+            if run.result.fenced:
                 self._give_way()
-            if settled.state == "torn":
+            if run.state is RunState.TORN:
                 self.requests.retry = True
-                self._reporter.notice("warning", "torn", f"{settled.reason}; taken again at once")
+                self._reporter.notice("warning", "torn", f"{run.result.reason}; taken again at once")
 
     def _measure(self, metrics: dict[str, Any]) -> None:
         """What the iteration took, and what operators want by now."""

@@ -1,10 +1,9 @@
-"""Phase 2: drains snapshots to a store in the background, and says what became of each. Knows no torch."""
+"""Phase 2: writes snapshots to a store in the background. Knows no torch."""
 
 from __future__ import annotations
 
-from holdfast.persist.choice import Choice
-from holdfast.persist.persister import Persister, Settled
-from holdfast.persist.retention_queue import RetentionQueue
-from holdfast.persist.task import Origin, Task, Written
+from holdfast.checkpoint_run import Origin
+from holdfast.persist.persister import Persister
+from holdfast.persist.task import Task, Written
 
-__all__ = ["Choice", "Origin", "Persister", "RetentionQueue", "Settled", "Task", "Written"]
+__all__ = ["Origin", "Persister", "Task", "Written"]

@@ -13,18 +13,32 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
+import msgspec
+
 from holdfast.hostmemory import can_share
-from holdfast.persist.backend import HUNG_SECONDS, Lost, await_reply, require_shared
-from holdfast.persist.messages import Channel, Hurry, Write
 from holdfast.persist.task import Task, Written
-from holdfast.processes import blocked
+from holdfast.persist.worker import Beat, Channel, Hurry, Reply, Write
+from holdfast.processes import MEANT_FOR_THE_TRAINER, blocked
+from holdfast.remote import Failed
 from holdfast.store import Store
 
 if TYPE_CHECKING:
     from holdfast.arena import Arena
-    from holdfast.snapshot import Snapshot
+
+HUNG_SECONDS = 600.0
+"""A process that has written nothing for so long is given up. One fsync of a slow disk may take minutes."""
+START_SECONDS = 60.0
+"""One that has not even begun by then never will: it may hold a lock that nobody is left to open."""
+LOOK_SECONDS = 1.0
+
+
+class Lost(Exception):
+    """The process that wrote died, hung or did not start: no fault of the store's. This checkpoint is lost."""
+
 
 END_SECONDS = 5.0
 """What a helper without work may take to end."""
@@ -52,8 +66,6 @@ def environment() -> dict[str, str]:
 class ProcessBackend:
     """A helper for each arena, started with its first snapshot and kept for the next ones."""
 
-    name = "process"
-
     def __init__(self, store: Store, *, hung_seconds: float = HUNG_SECONDS) -> None:
         self._store, self._hung_seconds = store, hung_seconds
         self._helpers: dict[int, Helper] = {}
@@ -61,11 +73,16 @@ class ProcessBackend:
         self._lock = threading.Lock()
         self._hurried = self._closed = False
 
-    def write(self, task: Task, snapshot: Snapshot) -> Written:
-        require_shared(snapshot)
-        helper = self._take(snapshot.arena)
+    def write(self, task: Task, arena: Arena, size_bytes: int) -> Written:
+        """Write from shared memory, on a helper. Returns when the checkpoint is durable.
+
+        Raises:
+            Fenced, OSError, MemoryError: as they happened over there.
+            Lost: the helper is gone.
+        """
+        helper = self._take(arena)
         try:
-            return helper.write(task, snapshot.size_bytes)
+            return helper.write(task, size_bytes)
         finally:
             self._put_back(helper)
 
@@ -176,7 +193,7 @@ class Helper:
 
 
 def _start(store: Store, fd: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    with blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    with blocked(*MEANT_FOR_THE_TRAINER):
         return subprocess.Popen(  # noqa: S603  this interpreter, and nothing that a user typed
             [sys.executable, "-P", "-m", "holdfast.persist.worker", str(fd), str(opener(store)), store.url],
             env=environment(),
@@ -186,3 +203,33 @@ def _start(store: Store, fd: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
             stderr=errors,
             start_new_session=True,  # Ctrl-C is for the trainer, which waits for the last checkpoint
         )
+
+
+_replies = msgspec.msgpack.Decoder(Reply)
+
+
+def await_reply(channel: Channel, *, gone: Callable[[], bool], hung_seconds: float) -> Written:
+    """Wait for the end of a write in another process.
+
+    Raises:
+        EOFError: it is gone, as the socket says, or `gone`: a socket that somebody else has inherited stays open.
+        TimeoutError: it has not begun in time, or shown no progress for `hung_seconds`.
+    """
+    silent_since, patience_seconds = time.monotonic(), min(START_SECONDS, hung_seconds)
+    while True:
+        if not channel.poll(min(LOOK_SECONDS, patience_seconds)):
+            if gone() and not channel.poll(0):
+                raise EOFError
+            if time.monotonic() - silent_since >= patience_seconds:
+                raise TimeoutError
+            continue
+        received = channel.receive()
+        if received is None:
+            raise EOFError
+        match _replies.decode(received[0]):
+            case Beat():
+                silent_since, patience_seconds = time.monotonic(), hung_seconds
+            case Written() as written:
+                return written
+            case Failed() as failed:
+                raise failed.error()

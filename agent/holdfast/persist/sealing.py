@@ -7,7 +7,7 @@ of a whole snapshot or none. Nobody takes a seal's word for the bytes: a process
 
 from __future__ import annotations
 
-import concurrent.futures
+import collections
 import contextlib
 import mmap
 import os
@@ -17,13 +17,12 @@ from pathlib import Path
 import msgspec
 
 from holdfast import format as fmt
+from holdfast import io_pool
 from holdfast.errors import DamagedCheckpoint
 from holdfast.persist.task import Task
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.shards import Part
 from holdfast.slots import Slot, slots_in
-
-MOST_THREADS = 8
 
 
 class Seal(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,9 +96,7 @@ def mapped(slot: Slot, size_bytes: int, *, private: bool = False) -> Iterator[me
     yield memoryview(memory or b"")
 
 
-def verify(
-    found: Seal, payload: memoryview, *, only: Collection[str] | None = None, threads: int | None = None
-) -> None:
+def verify(found: Seal, payload: memoryview, *, only: Collection[str] | None = None) -> None:
     """DamagedCheckpoint when the bytes are not those that were sealed; `only` those of tensors of these names.
 
     On several threads: the digests of large pieces are made without the interpreter lock.
@@ -110,24 +107,18 @@ def verify(
     if [t.name for t in found.part.tensors] != [s.name for s in found.task.slots]:
         raise DamagedCheckpoint(file.name, "its seal names other tensors than there are")
     tensors = [tensor for tensor in found.part.tensors if only is None or tensor.name in only]
-    pieces = [piece for tensor in tensors for piece in fmt.pieces_of(tensor)]
+    pieces = collections.deque(piece for tensor in tensors for piece in fmt.pieces_of(tensor))
 
-    def check(piece: fmt.Piece) -> None:
-        fmt.check_digest(file, piece, fmt.digest(payload[piece.start - opening : piece.end - opening]))
+    def check() -> None:
+        while True:
+            try:
+                piece = pieces.popleft()
+            except IndexError:
+                return
+            fmt.check_digest(file, piece, fmt.digest(payload[piece.start - opening : piece.end - opening]))
 
-    small = [piece for piece in pieces if piece.end - piece.start < fmt.SMALL_BYTES]
-    large = [piece for piece in pieces if piece.end - piece.start >= fmt.SMALL_BYTES]
-    count = min(threads or MOST_THREADS, len(os.sched_getaffinity(0)), len(large))
-    if count > 1:
-        try:
-            with concurrent.futures.ThreadPoolExecutor(count, "holdfast-verify") as crew:
-                for _ in crew.map(check, large):
-                    pass
-            large = []
-        except RuntimeError:  # as many threads as there may be
-            pass
-    for piece in (*small, *large):
-        check(piece)
+    is_small = len(payload) < fmt.SMALL_BYTES
+    io_pool.share(check, 1 if is_small else len(os.sched_getaffinity(0)))
 
 
 def header_of(task: Task) -> bytes:

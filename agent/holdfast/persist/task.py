@@ -1,53 +1,33 @@
-"""What writing a checkpoint needs to know, but for the bytes themselves."""
+"""What writing a checkpoint needs to know besides the bytes; it goes to another process as it is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from holdfast.checkpoint_run import CheckpointRun, Origin
 from holdfast.format import Shard, Slot
+from holdfast.protocol import CheckpointKind
 from holdfast.shards import Part
-
-if TYPE_CHECKING:
-    from holdfast.snapshot import Snapshot
-
-
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Who writes a checkpoint, and after which one."""
-
-    job: str
-    attempt: int
-    uid: str = ""
-    """Of the attempt, by which its own store knows it."""
-    parent: str | None
-    rank: int = 0
-    world_size: int = 1
-    place: str | None = None
-    """Where in the store rank 0 has begun the checkpoint; None for one that this process writes alone."""
-    versions: dict[str, str]
-    replaces: bool = False
-    """A checkpoint of the same name was found to be damaged."""
-    bytes_per_second: float | None = None
-    """Write no faster than this, so that training goes first."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint to write; it goes to another process as it is."""
+    """A checkpoint to write."""
 
     origin: Origin
     id: str
     iteration: int
     lineage: int
-    kind: str
+    kind: CheckpointKind
     created_at: float
     slots: list[Slot]
     views: dict[str, str]
     shards: dict[str, Shard] = {}
     own: set[str] = set()
-    """Names of tensors that may be otherwise on other ranks."""
+    """Names of tensors that may differ between ranks."""
     alike: dict[str, str] = {}
-    """What ranks that know it must say the same of, or their parts do not belong together."""
+    """Values that ranks which know them must agree on, or their parts do not belong together."""
     state: dict[str, Any]
     timings: dict[str, float]
     fingerprint: dict[str, str] = {}
@@ -56,24 +36,29 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The file that says what the memory holds, where that outlives its process; see `sealing`."""
 
     @classmethod
-    def of(cls, snapshot: Snapshot, origin: Origin) -> Task:
+    def of(cls, run: CheckpointRun) -> Task:
+        request, contents = run.request, run.contents
+        assert contents is not None
+        origin, spread = request.origin, request.over_seconds
+        if spread > 0:
+            origin = msgspec.structs.replace(origin, bytes_per_second=contents.size_bytes / spread)
         return cls(
             origin=origin,
-            id=snapshot.id,
-            iteration=snapshot.iteration,
-            lineage=snapshot.lineage,
-            kind=snapshot.kind,
-            created_at=snapshot.started_at,
-            slots=snapshot.slots,
-            views=snapshot.views,
-            shards=snapshot.shards,
-            own=snapshot.own,
-            alike=snapshot.alike,
-            state=snapshot.trees,
-            timings={"snapshot_seconds": snapshot.seconds, "stall_seconds": snapshot.stall_seconds},
-            fingerprint=snapshot.fingerprint,
-            # sealed it is already: while ranks did so once more, one after the other, it would be in pieces
-            seal=None if snapshot.survived else snapshot.arena.seal,
+            id=run.id,
+            iteration=request.iteration,
+            lineage=request.lineage,
+            kind=request.kind,
+            created_at=request.started_at,
+            slots=contents.slots,
+            views=contents.views,
+            shards=contents.shards,
+            own=contents.own,
+            alike=contents.alike,
+            state=contents.trees,
+            timings={"snapshot_seconds": run.copy.seconds, "stall_seconds": run.stall_seconds},
+            fingerprint=dict(request.fingerprint),
+            # a survivor is sealed: while ranks did so once more, one after the other, it would be in pieces
+            seal=None if request.survived else contents.arena.seal,
         )
 
 
@@ -81,6 +66,6 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):
     """A checkpoint is durable; or a rank's part of one, which counts once rank 0 has committed them all."""
 
     write_seconds: float
-    """Of these, what writing the payload took."""
+    """What writing the payload took."""
     tries: int = 1
     part: Part | None = None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import errno
 import functools
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 
 from holdfast import format as fmt
+from holdfast import io_pool
 from holdfast.persist import sealing
-from holdfast.persist.beside import Beside
 from holdfast.persist.task import Task, Written
 from holdfast.shards import Part, Whole
 from holdfast.store import CheckpointWriter, Store
@@ -46,7 +50,41 @@ def write_checkpoint(
                 raise
         return Written(write_seconds=writing.attempt(), tries=2)
     finally:
-        writing.tensors.wait()
+        # the payload may change from here on, whatever has become of the writing
+        concurrent.futures.wait([writing.tensors])
+
+
+LEAST_BYTES_PER_SECOND = 1e6
+"""No rate is lower than this: a checkpoint that never gets durable protects nobody."""
+
+
+class RateLimiter:
+    """A `Pace` that lets so many bytes through a second, on average.
+
+    Several threads may share it. A stretch of bytes waits until those before it are paid for, so the first goes
+    at once and the longest wait is that for one stretch a thread.
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: float | None,
+        wait: Callable[[float], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rate = None if bytes_per_second is None else max(bytes_per_second, LEAST_BYTES_PER_SECOND)
+        self._wait, self._clock = wait, clock
+        self._lock = threading.Lock()
+        self._paid_at = 0.0
+
+    def __call__(self, size_bytes: int, /) -> None:
+        if self._rate is None:
+            return
+        with self._lock:
+            now = self._clock()
+            begins_at = max(now, self._paid_at)
+            self._paid_at = begins_at + size_bytes / self._rate
+        if begins_at > now and self._wait(begins_at - now):
+            self._rate = None  # lifted: somebody waits for the end
 
 
 class _Writing:
@@ -67,7 +105,7 @@ class _Writing:
         self._file = payload_of(origin.rank)
         self._replace = task.origin.replaces
         self._known = known
-        self.tensors = Beside("holdfast-digest", self._sealed)
+        self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._sealed)
 
     def attempt(self) -> float:
         """Write to a new place and commit; the seconds that writing the payload took."""

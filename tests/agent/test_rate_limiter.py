@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from holdfast.persist.pacer import LEAST_BYTES_PER_SECOND, Pacer
+from holdfast.persist.writing import LEAST_BYTES_PER_SECOND, RateLimiter
 
 MB = 1_000_000
 
@@ -23,7 +23,7 @@ class Clock:
 
 def test_bytes_go_at_the_rate_that_was_asked_for():
     clock = Clock()
-    pacer = Pacer(50 * MB, clock.wait, clock)
+    pacer = RateLimiter(50 * MB, clock.wait, clock)
     for _ in range(11):
         pacer(5 * MB)
     assert clock.now == pytest.approx(101.0)  # the eleventh begins when ten are paid for
@@ -31,7 +31,7 @@ def test_bytes_go_at_the_rate_that_was_asked_for():
 
 def test_without_a_rate_nothing_waits():
     clock = Clock()
-    pacer = Pacer(None, clock.wait, clock)
+    pacer = RateLimiter(None, clock.wait, clock)
     pacer(10**12)
     pacer(10**12)
     assert clock.now == 100.0
@@ -39,7 +39,7 @@ def test_without_a_rate_nothing_waits():
 
 def test_no_rate_is_so_low_that_a_checkpoint_never_ends():
     clock = Clock()
-    pacer = Pacer(0.0, clock.wait, clock)
+    pacer = RateLimiter(0.0, clock.wait, clock)
     pacer(MB)
     pacer(MB)
     assert clock.now == 100.0 + MB / LEAST_BYTES_PER_SECOND
@@ -47,7 +47,7 @@ def test_no_rate_is_so_low_that_a_checkpoint_never_ends():
 
 def test_a_slow_device_has_nothing_to_catch_up_with():
     clock = Clock()
-    pacer = Pacer(10 * MB, clock.wait, clock)
+    pacer = RateLimiter(10 * MB, clock.wait, clock)
     pacer(10 * MB)
     clock.now += 60
     pacer(10 * MB)
@@ -57,7 +57,7 @@ def test_a_slow_device_has_nothing_to_catch_up_with():
 
 def test_once_lifted_it_stays_so():
     clock = Clock(lifted_after=102.0)
-    pacer = Pacer(MB, clock.wait, clock)
+    pacer = RateLimiter(MB, clock.wait, clock)
     for _ in range(10):
         pacer(MB)
     assert clock.now == 102.0
@@ -71,7 +71,7 @@ def test_threads_share_one_rate():
             waits.append(seconds)
         return False
 
-    pacer = Pacer(MB, wait, lambda: 0.0)
+    pacer = RateLimiter(MB, wait, lambda: 0.0)
     threads = [threading.Thread(target=pacer, args=(MB,)) for _ in range(4)]
     for thread in threads:
         thread.start()
