@@ -210,7 +210,7 @@ class Checkpointer:
 
     def take(
         self,
-        capture: Callable[[bool], Captured],
+        capture: Callable[[], Captured],
         kind: CheckpointKind,
         *,
         mode: SnapshotMode = "cpu",
@@ -219,8 +219,7 @@ class Checkpointer:
     ) -> Snapshot | None:
         """Begin a checkpoint of this instant; None when it could not even begin, which is then an event.
 
-        `capture` is told whether it may leave to a look during training what only that can change. The bytes are
-        written over `over_seconds` rather than as fast as they can. Of several ranks all call it at
+        The bytes are written over `over_seconds` rather than as fast as they can. Of several ranks all call it at
         the same boundary.
         """
         self._number += 1
@@ -246,7 +245,7 @@ class Checkpointer:
             if not self.snapshots.wait_free(FREE_SECONDS):  # another rank's was free a moment ago
                 raise HoldfastError("the snapshot before is still being written")
             snapshot = self.snapshots.begin(
-                capture(not at_once),
+                capture(),
                 iteration=self._standing.iteration,
                 lineage=self._standing.lineage,
                 kind=kind,

@@ -15,13 +15,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from holdfast.capture import IMMUTABLE, ModuleWatch, OptimizerWatch, Watch, only_reshards, watch_of
+from holdfast.capture import IMMUTABLE, ModuleWatch, OptimizerWatch, Watch, watch_of
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST, SMALL_BYTES
 from holdfast.hostmemory import copy_plain, duplicates, is_plain, populate
 from holdfast.rng import OwnGenerator
 from holdfast.sharding import is_sharded, local
 from holdfast.shards import is_module, names_in
+from holdfast.torch_internals import metadata_of, only_copies, own_buffers, with_metadata
 from holdfast.tree import Encoder, Live, Shapes, Tree, decode, require_readable
 from holdfast.variables import Variables
 from holdfast.wrappers import has_plain_state
@@ -125,7 +126,7 @@ class ModulePart(Part):
         buffers = {n: b for n, b in self._buffers().items() if n not in state}
         return {
             "state": {name: self._encode_entry(encoder, name, value) for name, value in state.items()},
-            "metadata": encoder.encode(self.keyword, dict(getattr(state, "_metadata", {}))),
+            "metadata": encoder.encode(self.keyword, metadata_of(state)),
             "buffers": {
                 name: encoder.encode(f"{self.keyword}.{name}", buffer, in_place=True)
                 for name, buffer in buffers.items()
@@ -189,16 +190,17 @@ class ModulePart(Part):
         self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
     ) -> None:
         # what the module's own code makes of an entry, it may keep
-        copy = not adopt and not all(map(_only_copies, self._item.modules()))
-        state = collections.OrderedDict(decode(tree["state"], tensors, copy=copy))
-        state._metadata = decode(tree["metadata"], tensors, copy=False)  # type: ignore[attr-defined]
+        copy = not adopt and not all(map(only_copies, self._item.modules()))
+        state = with_metadata(
+            decode(tree["state"], tensors, copy=copy), decode(tree["metadata"], tensors, copy=False)
+        )
         size_bytes = sum(t.nbytes for t in state.values() if isinstance(t, torch.Tensor))
         with _one_thread_for(size_bytes), self._writable():
             self._item.load_state_dict(state)
         holders = dict(self._item.named_modules(remove_duplicate=False))
         for name, saved in decode(tree["buffers"], tensors, copy=False).items():  # those with persistent=False
             holder, _, last = name.rpartition(".")
-            buffers = holders[holder]._buffers
+            buffers = own_buffers(holders[holder])
             if (own := buffers.get(last)) is None:  # one that the first use of a model makes, as caches are
                 holders[holder].register_buffer(last, saved.clone(), persistent=False)
             elif not self._copied(own, saved):
@@ -469,18 +471,6 @@ def _unexpanded(tensor: torch.Tensor, strides: Sequence[int] = ()) -> torch.Tens
         if not stride and tensor.shape[dimension] > 1:
             tensor = tensor.narrow(dimension, 0, 1)
     return tensor
-
-
-def _only_copies(module: torch.nn.Module) -> bool:
-    """Loading a state into it copies numbers into the parameters and buffers that there are, and does no more."""
-    kind, plain = type(module), torch.nn.Module
-    return (
-        kind.load_state_dict is plain.load_state_dict
-        and kind._load_from_state_dict is plain._load_from_state_dict
-        and kind.set_extra_state is plain.set_extra_state
-        and all(only_reshards(getattr(each, "hook", each)) for each in module._load_state_dict_pre_hooks.values())
-        and not module._load_state_dict_post_hooks
-    )
 
 
 def _is_simple(value: object) -> bool:

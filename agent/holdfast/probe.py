@@ -20,6 +20,7 @@ from holdfast.data import DataLoader
 from holdfast.errors import NoProbe
 from holdfast.leaving import begun
 from holdfast.rng import restore_rng, rng_state
+from holdfast.torch_internals import limit_wait
 
 BATCHES = 50
 WARM_UP_BATCHES = 5
@@ -92,7 +93,7 @@ def _read(reading: torch.utils.data.DataLoader[Any], most: int, until: float, cl
     taken: list[float] = []
     source: Any = begun(reading)
     while len(taken) < most and (left := until - clock()) > 0:
-        source._timeout = left if reading.num_workers else 0  # torch's own is for each batch, this one for all
+        limit_wait(source, left if reading.num_workers else 0)  # torch's own is for each batch, this one for all
         try:
             seconds = next(source, None)
         except RuntimeError:  # torch says by no other that its time is up

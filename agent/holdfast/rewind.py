@@ -175,7 +175,7 @@ class Rewinder:
 
     def _take_safety(self) -> str:
         """The state about to be left, durable, so that the restore can be undone."""
-        snapshot = self._checkpoints.take(lambda _: self._training.capture(), "safety", at_once=True)
+        snapshot = self._checkpoints.take(self._training.capture, "safety", at_once=True)
         if snapshot is None or not snapshot.settled.wait(WRITE_SECONDS) or snapshot.outcome != "durable":
             reason = snapshot.reason if snapshot is not None else "it could not be taken"
             raise HoldfastError(f"no safety checkpoint of the state to be left: {reason}")

@@ -73,8 +73,6 @@ class Snapshot:
     device_memory: tuple[int, int] = (0, 0)
     """(M, Mmax) in bytes of the device with the least room; zeros where there is none."""
     torn: list[str] = field(default_factory=list)
-    rebuilt: bool = False
-    """The objects were made of other tensors than it was put together of."""
     failure: BaseException | None = None
     safe: threading.Event = field(default_factory=threading.Event)
     """An update may be queued: host tensors are copied, and devices know what to wait for."""
@@ -219,10 +217,7 @@ class Snapshotter:
             self._start_thread()
             announce(snapshot)
             self._current, self._current_layout = snapshot, layout
-            copy = functools.partial(
-                self._copy_rest, snapshot, layout, captured.is_current, started, waits=at_once
-            )
-            self._work.put(copy)
+            self._work.put(functools.partial(self._copy_rest, snapshot, layout, started, waits=at_once))
         except BaseException as error:
             if snapshot is None or not snapshot.submitted:
                 self._give_back(layout)  # or no checkpoint would ever be taken again
@@ -315,24 +310,10 @@ class Snapshotter:
             snapshot.copied.set()
             self._changed.notify_all()
 
-    def _copy_rest(
-        self,
-        snapshot: Snapshot,
-        layout: Layout,
-        is_current: Callable[[], bool] | None,
-        started: float,
-        *,
-        waits: bool,
-    ) -> None:
+    def _copy_rest(self, snapshot: Snapshot, layout: Layout, started: float, *, waits: bool) -> None:
         """`waits`: training does, for all of it."""
         began = time.perf_counter()
         try:
-            if is_current is not None and not is_current():
-                snapshot.rebuilt = True
-                self._tried_on_device = False  # nothing was learnt of it
-                snapshot.safe.set()
-                layout.quiesce()
-                return
             snapshot.torn = layout.copy_host()
             snapshot.safe.set()
             snapshot.torn += layout.finish()

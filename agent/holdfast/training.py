@@ -237,9 +237,9 @@ class Training:
         """What a capture will most likely consist of."""
         return self._capture(gradients=False, reducers={})
 
-    def capture(self, *, later: bool = False) -> Captured:
-        """The state of this instant. TypeError names what cannot be stored. `later`: see `Registry.capture`."""
-        captured = self._capture(gradients=True, reducers=self._reducers(), later=later)
+    def capture(self) -> Captured:
+        """The state of this instant. TypeError names what cannot be stored."""
+        captured = self._capture(gradients=True, reducers=self._reducers())
         self._structure = captured.structure
         if self._round_trip is None or not self._round_trip.holds:
             self._round_trip = captured.round_trip = self.registry.round_trip(captured)
@@ -270,7 +270,7 @@ class Training:
                 found[name] = layout
         return found
 
-    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]], later: bool = False) -> Captured:
+    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> Captured:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
         return self.registry.capture(
             {
@@ -282,7 +282,6 @@ class Training:
                 "reducers": reducers,
             },
             gradients=gradients,
-            later=later,
         )
 
     @property
@@ -339,7 +338,8 @@ class Training:
     def missing(self, loaded: Loaded | None) -> list[str]:
         """What changes in training, as far as its objects show it, and is in no checkpoint."""
         there = loaded.state if loaded is not None else {}
-        return inventory.missing(self.registry.given, [keyword for keyword in there if keyword not in RESERVED])
+        saved = [keyword for keyword in there if keyword not in RESERVED]
+        return [*inventory.missing(self.registry.given, saved), *self.registry.gaps()]
 
     def warm_up(self, loaded: Loaded) -> list[str]:
         """Have new processes sum up gradients in the order of those that took the checkpoint.
@@ -349,7 +349,6 @@ class Training:
         """
         told = []
         layouts = loaded.state["session"].get("reducers", {})
-        self.registry.find_replicas()  # one may have been made since
         if loaded.manifest.world_size == self._ranks.world_size:  # otherwise the sums are others anyway
             for name, ddp in self.registry.replicated.items():
                 if name in layouts and (reason := _warmed_up(ddp, layouts[name])) is not None:

@@ -29,6 +29,7 @@ from holdfast.dtypes import dtype_of_view
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import LINE_BYTES, MANIFEST, SMALL_BYTES, Shard
 from holdfast.sharding import is_repeated, is_sharded, is_stored_here, local, place_of
+from holdfast.torch_internals import with_metadata
 
 logger = logging.getLogger("holdfast")
 
@@ -490,10 +491,9 @@ class _Decoder:
             case "$pairs":
                 return dict(value)
             case "$ordered":
-                found = collections.OrderedDict(value)
                 if "metadata" in tree:
-                    found._metadata = self.decode(tree["metadata"])  # type: ignore[attr-defined]
-                return found
+                    return with_metadata(value, self.decode(tree["metadata"]))
+                return collections.OrderedDict(value)
             case "$counter":
                 return collections.Counter(dict(value))
             case "$tuple":

@@ -11,20 +11,22 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from holdfast.torch_internals import runs_step_hooks
+
 DEPTH = 3
 """How many wrappers deep an optimizer is looked for."""
 
 
 def unwrapped(item: Any) -> Any:
     """The optimizer inside a wrapper without state, such as an AcceleratedOptimizer; anything else unchanged."""
-    while not has_step_hooks(item) and _is_stateless_wrapper(item):
+    while not runs_step_hooks(item) and _is_stateless_wrapper(item):
         item = item.optimizer
     return item
 
 
 def optimizers_in(item: Any, depth: int = DEPTH) -> Iterator[Optimizer]:
     """The optimizers whose hooks run when `item` updates parameters: `item` itself, or what it wraps."""
-    if has_step_hooks(item):
+    if runs_step_hooks(item):
         yield item
     elif depth and is_optimizer(item):
         for value in _attributes(item).values():
@@ -42,24 +44,14 @@ def is_optimizer(item: Any) -> bool:
     return hasattr(item, "zero_grad") and hasattr(item, "step") and not isinstance(item, (nn.Module, type))
 
 
-def has_step_hooks(item: Any) -> bool:
-    """An Optimizer that runs hooks around `step`; subclasses that skip Optimizer.__init__ run none."""
-    # torch wraps the `step` of a class when its first instance is made, and marks it with `hooked`
-    return (
-        isinstance(item, Optimizer)
-        and hasattr(item, "_optimizer_step_pre_hooks")
-        and getattr(item.__class__.step, "hooked", False)
-    )
-
-
 def has_plain_state(item: Any) -> bool:
     """An Optimizer whose `state_dict` has what torch's has, whatever else is in it."""
-    return has_step_hooks(item) and {"state", "param_groups"} <= item.state_dict().keys()
+    return runs_step_hooks(item) and {"state", "param_groups"} <= item.state_dict().keys()
 
 
 def has_no_state_dict(item: Any) -> bool:
     """An Optimizer that inherits `state_dict`, which fails where Optimizer.__init__ has not run."""
-    return isinstance(item, Optimizer) and not has_step_hooks(item) and _inherits_state_dict(item)
+    return isinstance(item, Optimizer) and not runs_step_hooks(item) and _inherits_state_dict(item)
 
 
 def is_accelerator(item: Any) -> bool:

@@ -99,17 +99,6 @@ def averaged(stage):
     return sorted(name for name in captured.own if name.startswith("average"))
 
 
-def made_late(stage):
-    """What is stored of a model that the script wraps when its session is there, and has looked at it."""
-    net = Net()
-    registry = Registry({"model": net}, dist.get_rank(), dist.get_world_size())
-    before = registry.capture({})
-    wrapped = DistributedDataParallel(net)
-    after = registry.capture({})
-    del wrapped
-    return len(before.own), len(after.own)
-
-
 def subgroup(stage):
     """Replicated among some of the ranks only."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]

@@ -298,8 +298,6 @@ def _problem(snapshot: Snapshot) -> NotPrepared | None:
     """Why it cannot become durable, if so."""
     if snapshot.failure is not None:
         return NotPrepared(f"the copy failed: {snapshot.failure}")
-    if snapshot.rebuilt:
-        return NotPrepared("the objects are made of other tensors than at the checkpoint before", torn=True)
     if snapshot.torn:
         names = ", ".join(snapshot.torn[:3])
         return NotPrepared(f"{len(snapshot.torn)} tensors changed while they were copied: {names}", torn=True)
