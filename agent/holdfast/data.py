@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
@@ -21,9 +21,6 @@ __all__ = ["DataLoader", "Position"]
 logger = logging.getLogger("holdfast")
 
 _HOW_TO_COUNT = "loop over the loader, or over range(loader.batches_left(loader.epoch + 1))"
-
-drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
-"""Loaders that gave a batch since a session last looked: it warns of one that it was not given."""
 
 
 class DataLoader:
@@ -63,6 +60,9 @@ class DataLoader:
     Raises:
         ValueError: arguments that exclude each other, as in torch; or `generator`, which `seed` replaces.
     """
+
+    watched_by: ClassVar[list[weakref.WeakSet[DataLoader]]] = []
+    """Loaders that gave a batch since each open session last looked: it warns of one that it was not given."""
 
     def __init__(
         self,
@@ -257,7 +257,8 @@ class DataLoader:
                 self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand)
                 for position, batch in self._inner.batches(start):
                     self.position = start = position
-                    drawn_from.add(self)
+                    for drawn in DataLoader.watched_by:
+                        drawn.add(self)
                     yield batch
                     if placed != self._placed:
                         placed, start, again = self._placed, self.position, True
@@ -374,11 +375,6 @@ class DataLoader:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a position; ValueError when it lies within an epoch of another order."""
-        if "order" not in state_dict:
-            raise ValueError(
-                "DataLoader: the checkpoint is of an earlier Holdfast, which gave samples in another order; start "
-                "the job anew, under another name"
-            )
         position = Position(**{key: state_dict[key] for key in ("epoch", "taken", "padded")})
         for key, here in (("seed", self.seed), ("order", self._inner.order)):
             if position.taken and state_dict[key] != here:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast import inventory, restore
 from holdfast.cursor import Cursor, cursor_over
-from holdfast.data import DataLoader, drawn_from
+from holdfast.data import DataLoader
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST, Manifest, saved_rank, state_for
 from holdfast.pacing import Controller
@@ -56,7 +57,7 @@ class Training:
         self._given_loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
         for loader in self._given_loaders:
             loader.follow()
-        drawn_from.clear()  # of what is only looked at before a session begins, it has nothing to say
+        self._drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
         self._told_of: list[DataLoader] = []
         """Loaders that the script draws from and that are in no checkpoint."""
         self._current = -1
@@ -78,6 +79,7 @@ class Training:
         self._compared: object = None
         """`Captured.structure` of the last capture that was compared with the start."""
         self.registry.capture({}, gradients=False)  # what cannot be stored shows now, not an hour into training
+        DataLoader.watched_by.append(self._drawn_from)
 
     @property
     def epoch(self) -> int:
@@ -142,6 +144,7 @@ class Training:
         """Leave the script's objects as they were given."""
         for hook in self._hooks:
             hook.remove()
+        DataLoader.watched_by[:] = [each for each in DataLoader.watched_by if each is not self._drawn_from]
         for loader in (*self._given_loaders, *(each for each, _ in self._loaders)):
             if isinstance(loader, DataLoader):
                 loader.unfollow()
@@ -157,8 +160,8 @@ class Training:
     def unknown_loaders(self) -> list[str]:
         """In words: what the script draws from, and the session was not given; each loader once."""
         told = []
-        while drawn_from:
-            loader = drawn_from.pop()
+        while self._drawn_from:
+            loader = self._drawn_from.pop()
             known = (*self._given_loaders, *(each for each, _ in self._loaders), *self._told_of)
             if not any(each is loader for each in known):
                 self._told_of.append(loader)
