@@ -10,6 +10,7 @@ Whatever a watch cannot vouch for is walked in full each time.
 from __future__ import annotations
 
 import itertools
+import marshal
 import operator
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -79,6 +80,15 @@ class OptimizerWatch:
             start = end
         return packed
 
+    def settings(self) -> bytes | None:
+        """What the groups say beside their parameters; None where that is more than numbers and words."""
+        groups = [
+            (len(group["params"]), [pair for pair in group.items() if pair[0] != "params"])
+            for group in self._optimizer.param_groups
+        ]
+        # marshal tells 1 from 1.0 and from True, as comparing does not; it takes arrays for bytes
+        return marshal.dumps(groups, 2) if _is_simple(groups) else None
+
 
 class Watched:
     """Several objects under watch together, as they were at a full capture."""
@@ -124,3 +134,9 @@ def watch_of(item: object) -> ModuleWatch | OptimizerWatch | None:
 def _is_leaf(value: object) -> bool:
     # a list would be the same object when its contents have changed
     return isinstance(value, torch.Tensor) or type(value) in IMMUTABLE
+
+
+def _is_simple(value: object) -> bool:
+    """Made of numbers and words alone, which hold no tensor."""
+    kind = type(value)
+    return kind in IMMUTABLE or (kind in (tuple, list) and all(map(_is_simple, value)))  # type: ignore[call-overload]

@@ -19,10 +19,10 @@ from holdfast.dtypes import stored_as
 from holdfast.hostmemory import bytes_of
 from holdfast.reading import Progress
 from holdfast.shards import is_module, names_in
-from holdfast.state import RESERVED
 from holdfast.store import Store
 from holdfast.torch_internals import with_metadata
 from holdfast.tree import decode
+from holdfast.wrappers import RESERVED
 
 Format = Literal["safetensors", "torch", "dcp"]
 DCP_METADATA = ".metadata"

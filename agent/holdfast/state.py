@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
 from holdfast.capture import Watch, Watched
+from holdfast.encoder import Encoder, Trained
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST, Shard
 from holdfast.gradients import (
@@ -26,27 +26,21 @@ from holdfast.gradients import (
     require_gradients,
     require_synchronized,
 )
-from holdfast.kinds import Names, Stateful, part_of
+from holdfast.kinds import Names, part_of
 from holdfast.resharding import Region
-from holdfast.rng import OwnGenerator, branch_rng, is_generator, require_rng, restore_rng, rng_state
+from holdfast.rng import OwnGenerator, branch_rng, require_rng, restore_rng, rng_state
 from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.sharding import is_possible, is_sharded, like, local, place_of, shared_out, storages
-from holdfast.torch_internals import compiled_from, kept_the_same, unsupported
-from holdfast.tree import Encoder, Live, Shapes, Trained, Tree, decode, require_readable, trained_in
+from holdfast.torch_internals import kept_the_same, unsupported
+from holdfast.tree import Live, Shapes, Tree, decode, require_readable, trained_in
 from holdfast.witness import Witness
 from holdfast.wrappers import (
-    AcceleratorCounter,
-    has_no_state_dict,
+    accepted,
     has_unseen_steps,
-    is_accelerator,
     optimizers_in,
-    unwrapped,
 )
 
 logger = logging.getLogger("holdfast")
-
-RESERVED = ("rng", "session", "gradients")
-"""Entries of a checkpoint that are the session's own."""
 
 
 @dataclass(slots=True)
@@ -86,7 +80,7 @@ class Registry:
     def __init__(self, objects: Mapping[str, Any], rank: int = 0, world_size: int = 1) -> None:
         self._rank, self._world_size = rank, world_size
         self.given = dict(objects)
-        self.objects = {keyword: _stateful(keyword, item) for keyword, item in objects.items()}
+        self.objects = {keyword: accepted(keyword, item) for keyword, item in objects.items()}
         self.modules = {k: o for k, o in self.objects.items() if isinstance(o, torch.nn.Module)}
         self.optimizers = list(dict.fromkeys(o for item in self.objects.values() for o in optimizers_in(item)))
         """Those whose steps it sees: given ones, and those inside a given wrapper."""
@@ -420,64 +414,6 @@ class _Known:
 def shapes_of(captured: Captured) -> Shapes:
     """Dtype and global shape of the tensors of its trees, as `restore.shapes` has them of a checkpoint."""
     return {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in captured.whole.items()}
-
-
-def _stateful(keyword: str, item: Any) -> Stateful:
-    """What a session keeps of an object that it was given. TypeError or ValueError when it cannot."""
-    if keyword in RESERVED:
-        raise ValueError(f"Session({keyword}=...): this name is taken in checkpoints; give it another")
-    if is_generator(item):
-        return OwnGenerator(item)
-    if is_accelerator(item):
-        return AcceleratorCounter(item)
-    if not isinstance(item, Stateful):
-        raise TypeError(f"Session({keyword}=...): {_no_state_dict(keyword, item)}")
-    inside: Stateful = unwrapped(_unwrapped(item))
-    if has_no_state_dict(inside):
-        raise TypeError(
-            f"Session({keyword}=...): {type(inside).__name__} does not call torch.optim.Optimizer.__init__, and "
-            "has no state_dict() of its own: let its __init__ call super().__init__(params, defaults)"
-        )
-    if isinstance(inside, torch.nn.Module):
-        for name, tensor in itertools.chain(inside.named_parameters(), inside.named_buffers()):
-            if is_lazy(tensor):
-                raise TypeError(
-                    f"Session({keyword}=...): {name} of a lazy module has no values before the first batch: call "
-                    "the model with one, or initialize_parameters, before the Session is made"
-                )
-    for part in inside.modules() if isinstance(inside, torch.nn.Module) else (inside,):
-        if (instead := _NOT_SUPPORTED.get(type(part).__name__)) and type(part).__module__.startswith("torch."):
-            raise TypeError(f"Session({keyword}=...): {type(part).__name__} is not supported: {instead}")
-    return inside
-
-
-def _no_state_dict(keyword: str, item: Any) -> str:
-    """What is missing, and the way out."""
-    missing = f"{type(item).__name__} has no state_dict() and load_state_dict()."
-    for name in ("optimizer", "scheduler"):
-        if isinstance(getattr(item, name, None), Stateful):
-            return (
-                f"{missing} Give it both, or give what it wraps, Session({keyword}={keyword}.{name}), and put the "
-                "values that it keeps itself into holdfast.Variables."
-            )
-    return f"{missing} Put plain values into holdfast.Variables, or drop the keyword."
-
-
-_NOT_SUPPORTED = {
-    "FullyShardedDataParallel": "shard the model with torch.distributed.fsdp.fully_shard",
-    "ZeroRedundancyOptimizer": "use the optimizer inside it with torch.distributed.fsdp.fully_shard",
-}
-
-
-def _unwrapped(item: Any) -> Any:
-    """A module inside what compiles it or keeps it the same on all ranks: its names depend on neither."""
-    while True:
-        if (compiled := compiled_from(item)) is not None:
-            item = compiled
-        elif isinstance(item, DistributedDataParallel):
-            item = item.module
-        else:
-            return item
 
 
 def _witness(encoder: Encoder) -> Witness:

@@ -25,10 +25,11 @@ from holdfast.restore import Loaded, Regions
 from holdfast.rng import is_generator
 from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.shards import names_in
-from holdfast.state import RESERVED, Captured, Registry, shapes_of
+from holdfast.state import Captured, Registry, shapes_of
 from holdfast.store import Store
 from holdfast.tree import Shapes, decode
 from holdfast.variables import Variables
+from holdfast.wrappers import RESERVED
 
 logger = logging.getLogger("holdfast")
 
