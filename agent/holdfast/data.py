@@ -199,7 +199,7 @@ class DataLoader:
         resumed = f"epoch {self.epoch} had fewer batches left after the resume than a whole epoch: {_HOW_TO_COUNT}"
         return self._by_hand(resumed if self._goes_on else None)
 
-    def rest_of_epoch(self) -> Iterator[Any]:
+    def batches(self) -> Iterator[Any]:
         """What is left of the epoch, for `session.batches`, which decides itself which epoch comes next."""
         iterator = object()
         if not self.position.taken:
@@ -373,8 +373,11 @@ class DataLoader:
     def _dataset_state(self) -> dict[str, Any] | None:
         return self._inner.state_dict() if self.position.taken else None
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a position; ValueError when it lies within an epoch of another order."""
+    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
+        """Go on from a position, or with None from the start; ValueError within an epoch of another order."""
+        if state_dict is None:
+            self.seek(Position())
+            return
         position = Position(**{key: state_dict[key] for key in ("epoch", "taken", "padded")})
         for key, here in (("seed", self.seed), ("order", self._inner.order)):
             if position.taken and state_dict[key] != here:

@@ -252,7 +252,9 @@ class OptimizerPart(Part):
         keyword, parameters = self.keyword, self._parameters()
         per_parameter = []
         for index, values in state["state"].items():
-            if not isinstance(index, int) or not isinstance(values, Mapping):
+            if (
+                not isinstance(index, int) or type(values) is not dict
+            ):  # others keep their own type, or are refused
                 per_parameter.append(
                     [encoder.encode(keyword, index), encoder.encode(f"{keyword}.{index}", values)]
                 )

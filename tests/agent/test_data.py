@@ -366,7 +366,7 @@ def test_it_knows_whether_a_loop_of_the_scripts_own_is_drawing_from_it():
     assert not loader.drawn_directly
     next(iter(loader))
     assert not loader.drawn_directly
-    source = loader.rest_of_epoch()
+    source = loader.batches()
     next(source)
     assert not loader.drawn_directly
 
