@@ -252,9 +252,8 @@ class OptimizerPart(Part):
         keyword, parameters = self.keyword, self._parameters()
         per_parameter = []
         for index, values in state["state"].items():
-            if (
-                not isinstance(index, int) or type(values) is not dict
-            ):  # others keep their own type, or are refused
+            # torch makes a dict of either; any other mapping is refused
+            if not isinstance(index, int) or type(values) not in (dict, collections.OrderedDict):
                 per_parameter.append(
                     [encoder.encode(keyword, index), encoder.encode(f"{keyword}.{index}", values)]
                 )
