@@ -10,6 +10,7 @@ Whatever a watch cannot vouch for is walked in full each time.
 from __future__ import annotations
 
 import itertools
+import marshal
 import operator
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from holdfast.sharding import is_sharded, local
+from holdfast.torch_internals import contents_of, has_plain_state_dict, state_dict_hooks
 
 PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 """Types whose memory is what `data_ptr` says: no wrapper."""
@@ -31,41 +33,20 @@ class Watch(Protocol):
         """All that its tree was made from, in an order that does not change."""
         ...
 
-    def outline(self) -> tuple[object, ...]:
-        """What of its make-up can be had in some microseconds."""
-        ...
-
 
 class ModuleWatch:
     def __init__(self, module: nn.Module) -> None:
         self.parameters = list(module.named_parameters())
         """By name, as the module has them as long as nothing has changed."""
-        found = ((each._parameters, name) for each in module.modules() for name in each._parameters)
-        self._first: tuple[dict[str, nn.Parameter | None], str] = next(found, ({}, ""))
         # a dict that is empty today may get an entry tomorrow, so all of them are watched
-        self._dicts: list[dict[Any, Any]] = [
-            held
-            for each in module.modules()
-            for held in (
-                each._modules,
-                each._parameters,
-                each._buffers,
-                each._state_dict_hooks,
-                each._state_dict_pre_hooks,
-            )
-        ]
+        self._dicts = list(contents_of(module))
 
     @staticmethod
     def vouches_for(module: nn.Module) -> bool:
-        return all(_is_plain_module(each) for each in module.modules())
+        return all(map(has_plain_state_dict, module.modules()))
 
     def leaves(self) -> list[Any]:
         return list(itertools.chain.from_iterable(map(dict.values, self._dicts)))
-
-    def outline(self) -> tuple[object, ...]:
-        """Weights are exchanged as a whole (for those of an average, say): the first shows it."""
-        held = self._first[0].get(self._first[1])
-        return () if held is None else (id(held), held.data_ptr())
 
 
 class OptimizerWatch:
@@ -76,7 +57,7 @@ class OptimizerWatch:
     def vouches_for(optimizer: torch.optim.Optimizer) -> bool:
         if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
             return False
-        if optimizer._optimizer_state_dict_pre_hooks or optimizer._optimizer_state_dict_post_hooks:
+        if state_dict_hooks(optimizer):
             return False
         return all(
             isinstance(parameter, torch.Tensor) and type(values) is dict and all(map(_is_leaf, values.values()))
@@ -85,16 +66,9 @@ class OptimizerWatch:
 
     def leaves(self) -> list[Any]:
         state, groups = self._optimizer.state, self._optimizer.param_groups
-        hooks = self._optimizer._optimizer_state_dict_pre_hooks, self._optimizer._optimizer_state_dict_post_hooks
         values = itertools.chain.from_iterable(entry.values() for entry in state.values())
         trained = itertools.chain.from_iterable(group["params"] for group in groups)
-        return [*state, *values, *trained, len(groups), *hooks[0].values(), *hooks[1].values()]
-
-    def outline(self) -> tuple[object, ...]:
-        """A parameter that is added late shows here, and a state that was loaded or exchanged."""
-        state, groups = self._optimizer.state, self._optimizer.param_groups
-        first = map(id, next(iter(state.values()), {}).values())
-        return id(state), len(state), *first, *(len(group["params"]) for group in groups)
+        return [*state, *values, *trained, len(groups), *state_dict_hooks(self._optimizer)]
 
     def groups(self) -> list[dict[str, Any]]:
         """The parameter groups as `state_dict()` gives them: parameters by their number."""
@@ -106,6 +80,15 @@ class OptimizerWatch:
             start = end
         return packed
 
+    def settings(self) -> bytes | None:
+        """What the groups say beside their parameters; None where that is more than numbers and words."""
+        groups = [
+            (len(group["params"]), [pair for pair in group.items() if pair[0] != "params"])
+            for group in self._optimizer.param_groups
+        ]
+        # marshal tells 1 from 1.0 and from True, as comparing does not; it takes arrays for bytes
+        return marshal.dumps(groups, 2) if _is_simple(groups) else None
+
 
 class Watched:
     """Several objects under watch together, as they were at a full capture."""
@@ -113,7 +96,6 @@ class Watched:
     def __init__(self, watches: Iterable[Watch]) -> None:
         self._watches = list(watches)
         self._leaves = self._all_leaves()
-        self._outline = self._whole_outline()
         # a parameter is a leaf of its module and of its optimizer, there as a key and in its group
         self._tensors = list({id(leaf): leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)}.values())
         self._sharded = [tensor for tensor in self._tensors if is_sharded(tensor)]
@@ -121,12 +103,6 @@ class Watched:
         self._places = self._all_places()
         self.steady = all(type(tensor) in PLAIN for tensor in self._tensors)
         """There is nothing among them whose memory cannot be told by its address."""
-        self.rests = not self._sharded
-        """Outside an update they are as they are: `fully_shard` puts others in their place for a forward pass."""
-
-    def seems_unchanged(self) -> bool:
-        """As far as it takes no time to tell."""
-        return self._whole_outline() == self._outline
 
     def unchanged(self) -> bool:
         leaves = self._all_leaves()
@@ -136,13 +112,11 @@ class Watched:
             and self._all_places() == self._places
         )
 
-    def _all_places(self) -> list[tuple[object, ...]]:
+    def _all_places(self) -> tuple[list[object], ...]:
         """A tensor whose `data` was set may be another view of the same memory."""
         parts = [*self._tensors, *map(local, self._sharded)] if self._sharded else self._tensors
-        return [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in parts]
-
-    def _whole_outline(self) -> list[tuple[object, ...]]:
-        return [watch.outline() for watch in self._watches]
+        kind = torch.Tensor
+        return [*map(kind.data_ptr, parts)], [*map(kind.size, parts)], [*map(kind.stride, parts)]
 
     def _all_leaves(self) -> list[Any]:
         return list(itertools.chain.from_iterable(watch.leaves() for watch in self._watches))
@@ -162,18 +136,7 @@ def _is_leaf(value: object) -> bool:
     return isinstance(value, torch.Tensor) or type(value) in IMMUTABLE
 
 
-def _is_plain_module(module: nn.Module) -> bool:
-    kind = type(module)
-    return (
-        kind.state_dict is nn.Module.state_dict
-        and kind._save_to_state_dict is nn.Module._save_to_state_dict
-        and kind.get_extra_state is nn.Module.get_extra_state
-        and not module._state_dict_hooks
-        and all(map(only_reshards, module._state_dict_pre_hooks.values()))
-    )
-
-
-def only_reshards(hook: object) -> bool:
-    """That of `fully_shard`: where an iteration ends there is nothing left for it to do."""
-    name = getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")
-    return name[0].startswith("torch.distributed.fsdp.") and name[1].endswith(".to_sharded_hook")
+def _is_simple(value: object) -> bool:
+    """Made of numbers and words alone, which hold no tensor."""
+    kind = type(value)
+    return kind in IMMUTABLE or (kind in (tuple, list) and all(map(_is_simple, value)))  # type: ignore[call-overload]

@@ -139,8 +139,6 @@ class CopyResult:
     """(M, Mmax) in bytes of the device with the least room; zeros where there is none."""
     torn: Sequence[str] = ()
     """Names of the tensors that changed while they were copied."""
-    rebuilt: bool = False
-    """The objects consist of other tensors than the ones that were captured."""
     failure: BaseException | None = None
 
     @property
@@ -148,15 +146,13 @@ class CopyResult:
         """Why the copy cannot become durable; None where it can."""
         if self.failure is not None:
             return f"the copy failed: {self.failure}"
-        if self.rebuilt:
-            return "the objects are made of other tensors than at the checkpoint before"
         if self.torn:
             return f"{len(self.torn)} tensors changed while they were copied: {', '.join(self.torn[:3])}"
         return None
 
     @property
     def is_torn(self) -> bool:
-        return self.failure is None and (self.rebuilt or bool(self.torn))
+        return self.failure is None and bool(self.torn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

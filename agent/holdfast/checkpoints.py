@@ -215,7 +215,7 @@ class Checkpointer:
 
     def take(
         self,
-        capture: Callable[[bool], Captured],
+        capture: Callable[[], Captured],
         kind: CheckpointKind,
         *,
         mode: SnapshotMode = "cpu",
@@ -224,9 +224,8 @@ class Checkpointer:
     ) -> CheckpointRun | None:
         """Begin a checkpoint of this instant; None when it could not even begin, which is then an event.
 
-        `capture` is told whether it may leave to a look during training what only that can change. The bytes are
-        written over `over_seconds` rather than as fast as they can. Of several ranks all call it at the same
-        boundary.
+        The bytes are written over `over_seconds` rather than as fast as they can. Of several ranks all call it at
+        the same boundary.
         """
         self._number += 1
         if self._ranks.leads and not self.attempt and not self._acquire_late():
@@ -260,7 +259,7 @@ class Checkpointer:
             self._follow(run)
             if not self.snapshots.wait_free(FREE_SECONDS):  # another rank's was free a moment ago
                 raise HoldfastError("the snapshot before is still being written")
-            self.snapshots.begin(run, capture(not at_once))
+            self.snapshots.begin(run, capture())
             run.add_stall(time.perf_counter() - started)
             self.persister.submit(run)
             self.snapshots.copy(run)

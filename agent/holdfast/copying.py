@@ -7,7 +7,6 @@ snapshot of the same structure.
 from __future__ import annotations
 
 import ctypes
-import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -15,9 +14,9 @@ import torch
 
 from holdfast.format import SMALL_BYTES, Slot, digest
 from holdfast.hostmemory import MOST_SPANS, Gather, Peek, bytes_of, is_plain
+from holdfast.torch_internals import version_of
 
 EDGE_BYTES = 64
-_version = operator.attrgetter("_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +73,13 @@ class Watchdog:
 
     def remember(self, *, digests: bool = False) -> None:
         """How things are now, before the copy."""
-        self._versions = list(map(_version, self._sources))
+        self._versions = list(map(version_of, self._sources))
         self._before = self._live.read() or b""
         self._digests = [digest_of(source) for source in self._sources] if digests else None
 
     def changed(self) -> list[str]:
         """Names of the tensors whose copies are not what `remember` saw."""
-        counters = zip(self._pairs, map(_version, self._sources), self._versions, strict=True)
+        counters = zip(self._pairs, map(version_of, self._sources), self._versions, strict=True)
         found = [pair.slot.name for pair, now, then in counters if now != then]
         if (after := self._copied.read() or b"") != self._before:
             found += self._edges_that_differ(after)

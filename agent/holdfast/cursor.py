@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from holdfast.data import DataLoader, Position
+from holdfast.data import DataLoader
 from holdfast.leaving import begun
 from holdfast.rng import restore_rng, rng_state
 
@@ -44,38 +44,10 @@ class Cursor(Protocol):
 def cursor_over(loader: Iterable[Any]) -> Cursor:
     """A cursor for any loader."""
     if isinstance(loader, DataLoader):
-        return _HoldfastCursor(loader)
+        return loader
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return _StatefulCursor(loader)
     return _CountingCursor(loader)
-
-
-class _HoldfastCursor:
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader = loader
-
-    @property
-    def gap(self) -> str | None:
-        return self._loader.gap
-
-    @property
-    def epoch(self) -> int:
-        return self._loader.epoch
-
-    def batches(self) -> Iterator[Any]:
-        return self._loader.rest_of_epoch()
-
-    def batches_left(self, epochs: int) -> int:
-        return self._loader.batches_left(epochs)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._loader.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
-        if state_dict is None:
-            self._loader.seek(Position())
-        else:
-            self._loader.load_state_dict(state_dict)
 
 
 class _StatefulCursor:

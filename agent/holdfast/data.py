@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
@@ -21,9 +21,6 @@ __all__ = ["DataLoader", "Position"]
 logger = logging.getLogger("holdfast")
 
 _HOW_TO_COUNT = "loop over the loader, or over range(loader.batches_left(loader.epoch + 1))"
-
-drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
-"""Loaders that gave a batch since a session last looked: it warns of one that it was not given."""
 
 
 class DataLoader:
@@ -63,6 +60,9 @@ class DataLoader:
     Raises:
         ValueError: arguments that exclude each other, as in torch; or `generator`, which `seed` replaces.
     """
+
+    watched_by: ClassVar[list[weakref.WeakSet[DataLoader]]] = []
+    """Loaders that gave a batch since each open session last looked: it warns of one that it was not given."""
 
     def __init__(
         self,
@@ -108,25 +108,8 @@ class DataLoader:
             )  # fmt: skip
         self.collate_fn = self._inner.collate_fn
         self._misfit: str | None = None
-        self._placed = self._drawing = 0
-        self._placed_at = Position()
-        """Where it was set last, by `seek` or when it was made."""
-        self._seed_drawn = False
+        self._reading = _Reading()
         self._warned: set[str] = set()
-        self._followed = False
-        """A session calls `iteration_ended`."""
-        self._open: set[object] = set()
-        """Iterators that have given a batch and have not ended."""
-        self._current: object | None = None
-        """The open iterator that `position` follows."""
-        self._last: object | None = None
-        """The iterator that gave the last batch; it may have ended."""
-        self._began = Position()
-        """Where the current iterator began."""
-        self._counted = False
-        """The epoch at `position` has been trained on: the next iterator begins the next epoch."""
-        self._looked = False
-        """An iterator was left early since the last iteration ended, and `position` is back where it was."""
 
     @property
     def epoch(self) -> int:
@@ -147,7 +130,7 @@ class DataLoader:
     @property
     def drawn_directly(self) -> bool:
         """Whether a loop of the script's own is in the middle of an epoch: `for batch in loader`."""
-        return self._drawing > 0
+        return self._reading.drawing > 0
 
     @property
     def sampler(self) -> Any:
@@ -199,24 +182,24 @@ class DataLoader:
         resumed = f"epoch {self.epoch} had fewer batches left after the resume than a whole epoch: {_HOW_TO_COUNT}"
         return self._by_hand(resumed if self._goes_on else None)
 
-    def rest_of_epoch(self) -> Iterator[Any]:
+    def batches(self) -> Iterator[Any]:
         """What is left of the epoch, for `session.batches`, which decides itself which epoch comes next."""
         iterator = object()
         if not self.position.taken:
             self._draw_base_seed()
-        self._counted, self._looked = True, False
+        self._reading.counted, self._reading.looked = True, False
         try:
             yield from self._batches(iterator, by_hand=False)
         finally:
-            if self._current is iterator:
-                self._current, self._counted = None, False
+            if self._reading.current is iterator:
+                self._reading.current, self._reading.counted = None, False
 
     def _by_hand(self, why_short: str | None) -> Generator[Any, None, str | None]:
         """Give the batches; `why_short` is the message of the StopIteration at their end."""
-        iterator, placed = object(), self._placed
-        before = self._current, self.position, self._began, self._counted
+        iterator, placed = object(), self._reading.placed
+        before = self._reading.current, self.position, self._reading.began, self._reading.counted
         dataset_state = self._dataset_state
-        if self._counted and self._followed and self._current is None:
+        if self._reading.counted and self._reading.followed and self._reading.current is None:
             self._warn_once(
                 "left early",
                 f"the loop over the loader left epoch {self.epoch} early, and the next one begins epoch "
@@ -225,76 +208,77 @@ class DataLoader:
                 "shorter",
             )
         self.position = self._beginning()
-        self._counted, self._looked = not self._followed, False
-        self._drawing += 1
+        self._reading.counted, self._reading.looked = not self._reading.followed, False
+        self._reading.drawing += 1
         try:
             yield from self._batches(iterator, by_hand=True)
         finally:
-            self._drawing -= 1
-            if self._current is iterator:
-                self._current = None
-                if self._counted and self._is_complete():
+            self._reading.drawing -= 1
+            if self._reading.current is iterator:
+                self._reading.current = None
+                if self._reading.counted and self._is_complete():
                     self.position = _after(self.position)
-                ended, interrupted = not self.position.taken, before[0] in self._open
-                if self._counted or placed != self._placed or (ended and not interrupted):
-                    self._counted = self._counted and not ended
+                ended, interrupted = not self.position.taken, before[0] in self._reading.open
+                if self._reading.counted or placed != self._reading.placed or (ended and not interrupted):
+                    self._reading.counted = self._reading.counted and not ended
                 else:  # nothing was trained on: back to the iterator that it interrupted, or to the beginning
-                    self._current, self.position, self._began, self._counted = before
+                    self._reading.current, self.position, self._reading.began, self._reading.counted = before
                     self._inner.state = dataset_state
                     if not interrupted:
-                        self._current, self._looked = None, True
+                        self._reading.current, self._reading.looked = None, True
         return why_short
 
     def _batches(self, iterator: object, *, by_hand: bool) -> Iterator[Any]:
         """From `position` to the end of its epoch; `position` follows, also to where a restore has set it."""
-        self._open.add(iterator)
+        self._reading.open.add(iterator)
         try:
-            self._current = self._last = iterator
-            self._began = began = start = self.position
-            placed, again = self._placed, True
+            self._reading.current = self._reading.last = iterator
+            self._reading.began = began = start = self.position
+            placed, again = self._reading.placed, True
             while again:
                 again = False
                 self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand)
                 for position, batch in self._inner.batches(start):
                     self.position = start = position
-                    drawn_from.add(self)
+                    for drawn in DataLoader.watched_by:
+                        drawn.add(self)
                     yield batch
-                    if placed != self._placed:
-                        placed, start, again = self._placed, self.position, True
-                        self._current = self._last = iterator
+                    if placed != self._reading.placed:
+                        placed, start, again = self._reading.placed, self.position, True
+                        self._reading.current = self._reading.last = iterator
                         if not start.taken:
                             self._draw_base_seed()
                         break
-                    if self._last is not iterator:  # another iterator was drawn from meanwhile
+                    if self._reading.last is not iterator:  # another iterator was drawn from meanwhile
                         self._take_back(iterator, began, start)
                         if again := self._inner.exclusive:
                             break
             self.position = _after(start)
         finally:
-            self._open.discard(iterator)
+            self._reading.open.discard(iterator)
 
     def _take_back(self, iterator: object, began: Position, position: Position) -> None:
         """Have the position follow this iterator again."""
-        if self._current not in (None, iterator):
-            self._counted = True
+        if self._reading.current not in (None, iterator):
+            self._reading.counted = True
             self._warn_once(
                 "two loops",
                 "two loops draw from one holdfast.DataLoader in turn: both may give the same epoch, and a "
                 "checkpoint has the position of the one drawn from last; make a loader for each",
             )
-        self._current = self._last = iterator
-        self._began, self.position = began, position
+        self._reading.current = self._reading.last = iterator
+        self._reading.began, self.position = began, position
 
     def _beginning(self) -> Position:
         """Where a new iterator begins."""
-        if self._counted:
+        if self._reading.counted:
             return _after(self.position)
-        return self.position if self._current is None else self._began
+        return self.position if self._reading.current is None else self._reading.began
 
     @property
     def _goes_on(self) -> bool:
         """A new iterator gives the rest of an epoch, as after a resume."""
-        return self._current is None and not self._counted and self.position.taken > 0
+        return self._reading.current is None and not self._reading.counted and self.position.taken > 0
 
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned:
@@ -314,28 +298,28 @@ class DataLoader:
         So that whatever training draws next, dropout for example, is what it would draw with torch's loader.
         Persistent workers take their seed once.
         """
-        if not self.persistent_workers or not self._seed_drawn:
+        if not self.persistent_workers or not self._reading.seed_drawn:
             torch.empty((), dtype=torch.int64).random_()
-            self._seed_drawn = True
+            self._reading.seed_drawn = True
 
     def follow(self) -> None:
         """A session counts iterations from now on; what was drawn before it began is not counted."""
-        if not self._followed:
-            self._followed, self._counted, self._looked = True, False, False
-            if self._current is None:
-                self.position = self._placed_at
+        if not self._reading.followed:
+            self._reading.followed, self._reading.counted, self._reading.looked = True, False, False
+            if self._reading.current is None:
+                self.position = self._reading.placed_at
 
     def unfollow(self) -> None:
         """The session is closed."""
-        self._followed, self._placed_at = False, self.position
+        self._reading.followed, self._reading.placed_at = False, self.position
 
     def iteration_ended(self) -> None:
         """An iteration of the session has ended: what was drawn has been trained on."""
-        if self._current is not None:
-            self._counted = True
-        elif self._counted or self._looked:  # its loop has been left: a resume begins with the next epoch, too
+        if self._reading.current is not None:
+            self._reading.counted = True
+        elif self._reading.counted or self._reading.looked:  # its loop was left: a resume begins the next epoch
             self.position, self._inner.state = _after(self.position), None
-            self._counted = self._looked = False
+            self._reading.counted = self._reading.looked = False
 
     def second_loader(
         self, batches: int, around: Callable[[Dataset[Any]], Dataset[Any]], timeout_seconds: float
@@ -351,9 +335,9 @@ class DataLoader:
 
     def seek(self, position: Position) -> None:
         """Go on from there, in the middle of an epoch as well."""
-        self.position, self._placed_at, self._misfit = position, position, None
-        self._current, self._counted, self._looked = None, False, False
-        self._placed += 1
+        self.position, self._reading.placed_at, self._misfit = position, position, None
+        self._reading.current, self._reading.counted, self._reading.looked = None, False, False
+        self._reading.placed += 1
 
     def state_dict(self) -> dict[str, Any]:
         """A few numbers, whatever the position and the size of the dataset; an iterable dataset adds its own."""
@@ -362,7 +346,7 @@ class DataLoader:
             "order": self._inner.order,
             "extent": self._inner.extent,
             "set_epoch": self._inner.epochs.in_use,
-            "seed_drawn": self._seed_drawn,
+            "seed_drawn": self._reading.seed_drawn,
         }
         if isinstance(self._inner, Streamed):
             state["dataset"] = self._dataset_state
@@ -372,13 +356,11 @@ class DataLoader:
     def _dataset_state(self) -> dict[str, Any] | None:
         return self._inner.state_dict() if self.position.taken else None
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a position; ValueError when it lies within an epoch of another order."""
-        if "order" not in state_dict:
-            raise ValueError(
-                "DataLoader: the checkpoint is of an earlier Holdfast, which gave samples in another order; start "
-                "the job anew, under another name"
-            )
+    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
+        """Go on from a position, or with None from the start; ValueError within an epoch of another order."""
+        if state_dict is None:
+            self.seek(Position())
+            return
         position = Position(**{key: state_dict[key] for key in ("epoch", "taken", "padded")})
         for key, here in (("seed", self.seed), ("order", self._inner.order)):
             if position.taken and state_dict[key] != here:
@@ -387,7 +369,7 @@ class DataLoader:
                     f"{key} {state_dict[key]!r}"
                 )
         self.seek(position)
-        self._inner.epochs.in_use, self._seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
+        self._inner.epochs.in_use, self._reading.seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
         if isinstance(self._inner, Streamed):
             self._inner.state = state_dict["dataset"]
         if position.taken and state_dict["extent"] != self._inner.extent:
@@ -395,6 +377,33 @@ class DataLoader:
                 f"the position was counted in {state_dict['extent']}, now there are {self._inner.extent}: in this "
                 "epoch some may come twice or not at all"
             )
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Which iterator a loader's position follows, and what of it an iteration was trained on."""
+
+    placed: int = 0
+    """How often the position was set by `seek`."""
+    placed_at: Position = field(default_factory=Position)
+    """Where it was set last, by `seek` or when the loader was made."""
+    drawing: int = 0
+    """Loops of the script's own that are in the middle of an epoch."""
+    seed_drawn: bool = False
+    followed: bool = False
+    """A session calls `iteration_ended`."""
+    open: set[object] = field(default_factory=set)
+    """Iterators that have given a batch and have not ended."""
+    current: object | None = None
+    """The open iterator that the position follows."""
+    last: object | None = None
+    """The iterator that gave the last batch; it may have ended."""
+    began: Position = field(default_factory=Position)
+    """Where the current iterator began."""
+    counted: bool = False
+    """The epoch at the position has been trained on: the next iterator begins the next epoch."""
+    looked: bool = False
+    """An iterator was left early since the last iteration ended, and the position is back where it was."""
 
 
 def _after(position: Position) -> Position:

@@ -15,6 +15,7 @@ import torch
 
 from holdfast.copying import Pair
 from holdfast.pacing.profile import SnapshotMode
+from holdfast.torch_internals import version_of
 
 Tensors = Mapping[str, torch.Tensor]
 Copy = tuple[torch.Tensor, torch.Tensor]
@@ -61,7 +62,7 @@ class DeviceCopies:
             self._ready = _event(enable_timing=True)
             self._ready.record()
             self._done = _event(blocking=True)
-        self._versions, self._torn = [pair.source._version for pair in self._deferred], []
+        self._versions, self._torn = [version_of(pair.source) for pair in self._deferred], []
 
     def queue(self) -> None:
         """Queue the copies to host memory; they begin when the stream that trains is past `start`."""
@@ -97,7 +98,7 @@ class DeviceCopies:
         with self._lock:
             if self._versions is not None and self.mode == "cpu":
                 pairs = zip(self._deferred, self._versions, strict=True)
-                self._torn = [pair.slot.name for pair, version in pairs if pair.source._version != version]
+                self._torn = [pair.slot.name for pair, version in pairs if version_of(pair.source) != version]
             self._versions = None
 
     def _copied_at_once(self, pairs: Sequence[Copy]) -> list[Copy]:

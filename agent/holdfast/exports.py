@@ -19,9 +19,10 @@ from holdfast.dtypes import stored_as
 from holdfast.hostmemory import bytes_of
 from holdfast.reading import Progress
 from holdfast.shards import is_module, names_in
-from holdfast.state import RESERVED
 from holdfast.store import Store
+from holdfast.torch_internals import with_metadata
 from holdfast.tree import decode
+from holdfast.wrappers import RESERVED
 
 Format = Literal["safetensors", "torch", "dcp"]
 DCP_METADATA = ".metadata"
@@ -106,9 +107,8 @@ class _Chosen:
 
 def _state_dict(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if is_module(tree):
-        state = collections.OrderedDict(_plain(decode(tree["state"], tensors, copy=False)))
-        state._metadata = _plain(decode(tree["metadata"], tensors, copy=False))  # type: ignore[attr-defined]
-        return state
+        metadata = _plain(decode(tree["metadata"], tensors, copy=False))
+        return with_metadata(_plain(decode(tree["state"], tensors, copy=False)), metadata)
     return _plain(decode(tree, tensors, copy=False))
 
 

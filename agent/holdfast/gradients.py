@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from holdfast.errors import HoldfastError
+from holdfast.torch_internals import has_unsynchronized_gradients, is_fully_sharded, version_of
 
 logger = logging.getLogger("holdfast")
 
 Parameters = Sequence[tuple[str, str, torch.Tensor]]
 """(keyword of the module, name within it, parameter)"""
-_FSDP_STATE = "_get_fsdp_state"
 _Mark = tuple["weakref.ref[torch.Tensor]", int]
 """A gradient right after an update, and how often it had been written to by then."""
 
@@ -94,23 +94,17 @@ class Gradients:
 
 def fully_sharded(modules: Mapping[str, torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
     """Those that `fully_shard` was applied to, and the keywords under which they are given."""
-    return [(k, each) for k, module in modules.items() for each in module.modules() if hasattr(each, _FSDP_STATE)]
+    return [(k, each) for k, module in modules.items() for each in module.modules() if is_fully_sharded(each)]
 
 
 def require_synchronized(modules: Iterable[tuple[str, torch.nn.Module]]) -> None:
     """HoldfastError where one of those `fully_sharded` holds gradients not yet summed up over the ranks."""
     for keyword, module in modules:
-        group = getattr(getattr(module, _FSDP_STATE)(), "_fsdp_param_group", None)
-        if any(map(_is_unsynchronized, getattr(group, "fsdp_params", ()))):
+        if has_unsynchronized_gradients(module):
             raise HoldfastError(
                 f"{keyword}: fully_shard holds gradients that are not synchronised: call session.step() after "
                 "the backward pass with set_requires_gradient_sync(True), once an update"
             )
-
-
-def _is_unsynchronized(parameter: Any) -> bool:
-    gathered = getattr(parameter, "_unsharded_param", None)
-    return parameter.unsharded_accumulated_grad is not None or getattr(gathered, "grad", None) is not None
 
 
 def require_gradients(modules: Mapping[str, torch.nn.Module], saved: Any) -> None:
@@ -144,8 +138,8 @@ def _trained_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _mark(gradient: torch.Tensor | None) -> _Mark | None:
-    return None if gradient is None else (weakref.ref(gradient), gradient._version)
+    return None if gradient is None else (weakref.ref(gradient), version_of(gradient))
 
 
 def _is_as_marked(gradient: torch.Tensor | None, mark: _Mark) -> bool:
-    return gradient is not None and gradient is mark[0]() and gradient._version == mark[1]
+    return gradient is not None and gradient is mark[0]() and version_of(gradient) == mark[1]

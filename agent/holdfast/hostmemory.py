@@ -9,7 +9,7 @@ import functools
 import mmap
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast import io_pool
@@ -164,3 +164,24 @@ if _write is not None:
 _advise = _libc.madvise if sys.platform == "linux" else None
 if _advise is not None:
     _advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+ALONE_BYTES = 1 << 30
+"""A module of at most this is loaded on one thread: a tenth of a second."""
+
+
+@contextlib.contextmanager
+def one_thread_for(size_bytes: int) -> Iterator[None]:
+    """Copy little on this thread alone: where other cores are busy, torch's threads wait for each other at each
+    tensor, which takes longer than the copy."""
+    import torch  # whoever loads a model has it; a process that only writes does without
+
+    threads = torch.get_num_threads()
+    if threads == 1 or size_bytes > ALONE_BYTES:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

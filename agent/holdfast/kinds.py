@@ -5,41 +5,31 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import inspect
 import itertools
 import logging
-import marshal
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from holdfast.capture import IMMUTABLE, ModuleWatch, OptimizerWatch, Watch, only_reshards, watch_of
+from holdfast.capture import ModuleWatch, OptimizerWatch, Watch, watch_of
+from holdfast.encoder import Encoder
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST, SMALL_BYTES
-from holdfast.hostmemory import copy_plain, duplicates, is_plain, populate
+from holdfast.hostmemory import copy_plain, duplicates, is_plain, one_thread_for, populate
 from holdfast.rng import OwnGenerator
 from holdfast.sharding import is_sharded, local
 from holdfast.shards import is_module, names_in
-from holdfast.tree import Encoder, Live, Shapes, Tree, decode, require_readable
+from holdfast.torch_internals import metadata_of, only_copies, own_buffers, with_metadata
+from holdfast.tree import Live, Shapes, Tree, decode, has_array, is_expanded, require_readable, unexpanded
 from holdfast.variables import Variables
-from holdfast.wrappers import has_plain_state
+from holdfast.wrappers import Stateful, has_plain_state, require_attributes
 
 logger = logging.getLogger("holdfast")
 
-ALONE_BYTES = 1 << 30
-"""A module of at most this is loaded on one thread: a tenth of a second."""
-
 Names = Mapping[int, str]
 """What the script calls its parameters, by their `id`."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 class Part:
@@ -107,7 +97,7 @@ class SchedulerPart(Part):
     """A learning-rate scheduler of torch: its `load_state_dict` sets whatever attributes it is given."""
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
-        _require_attributes(self.keyword, self._item, require_readable(self.keyword, tree, shapes))
+        require_attributes(self.keyword, self._item, require_readable(self.keyword, tree, shapes))
 
 
 class ModulePart(Part):
@@ -125,7 +115,7 @@ class ModulePart(Part):
         buffers = {n: b for n, b in self._buffers().items() if n not in state}
         return {
             "state": {name: self._encode_entry(encoder, name, value) for name, value in state.items()},
-            "metadata": encoder.encode(self.keyword, dict(getattr(state, "_metadata", {}))),
+            "metadata": encoder.encode(self.keyword, metadata_of(state)),
             "buffers": {
                 name: encoder.encode(f"{self.keyword}.{name}", buffer, in_place=True)
                 for name, buffer in buffers.items()
@@ -139,7 +129,7 @@ class ModulePart(Part):
 
     def _encode_entry(self, encoder: Encoder, name: str, value: Any) -> Tree:
         path = f"{self.keyword}.{name}"
-        if isinstance(value, torch.Tensor) and not is_sharded(value) and _is_expanded(value):
+        if isinstance(value, torch.Tensor) and not is_sharded(value) and is_expanded(value):
             raise TypeError(
                 f"{path}: torch cannot load a state_dict() into an expanded tensor, whose elements share memory; "
                 "register its clone(), or with persistent=False"
@@ -189,16 +179,17 @@ class ModulePart(Part):
         self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
     ) -> None:
         # what the module's own code makes of an entry, it may keep
-        copy = not adopt and not all(map(_only_copies, self._item.modules()))
-        state = collections.OrderedDict(decode(tree["state"], tensors, copy=copy))
-        state._metadata = decode(tree["metadata"], tensors, copy=False)  # type: ignore[attr-defined]
+        copy = not adopt and not all(map(only_copies, self._item.modules()))
+        state = with_metadata(
+            decode(tree["state"], tensors, copy=copy), decode(tree["metadata"], tensors, copy=False)
+        )
         size_bytes = sum(t.nbytes for t in state.values() if isinstance(t, torch.Tensor))
-        with _one_thread_for(size_bytes), self._writable():
+        with one_thread_for(size_bytes), self._writable():
             self._item.load_state_dict(state)
         holders = dict(self._item.named_modules(remove_duplicate=False))
         for name, saved in decode(tree["buffers"], tensors, copy=False).items():  # those with persistent=False
             holder, _, last = name.rpartition(".")
-            buffers = holders[holder]._buffers
+            buffers = own_buffers(holders[holder])
             if (own := buffers.get(last)) is None:  # one that the first use of a model makes, as caches are
                 holders[holder].register_buffer(last, saved.clone(), persistent=False)
             elif not self._copied(own, saved):
@@ -207,8 +198,8 @@ class ModulePart(Part):
 
     def _copied(self, own: torch.Tensor, saved: torch.Tensor) -> bool:
         """Copy into a buffer; False where elements of it that share memory are to have different values."""
-        if not is_sharded(own) and _is_expanded(own):
-            own, first = _unexpanded(own), _unexpanded(saved, own.stride())
+        if not is_sharded(own) and is_expanded(own):
+            own, first = unexpanded(own), unexpanded(saved, own.stride())
             if not torch.equal(first.expand_as(saved), saved):
                 return False
             saved = first
@@ -261,7 +252,8 @@ class OptimizerPart(Part):
         keyword, parameters = self.keyword, self._parameters()
         per_parameter = []
         for index, values in state["state"].items():
-            if not isinstance(index, int) or not isinstance(values, Mapping):
+            # torch makes a dict of either; any other mapping is refused
+            if not isinstance(index, int) or type(values) not in (dict, collections.OrderedDict):
                 per_parameter.append(
                     [encoder.encode(keyword, index), encoder.encode(f"{keyword}.{index}", values)]
                 )
@@ -276,7 +268,7 @@ class OptimizerPart(Part):
                 )
                 for key, value in values.items()
             }
-            if type(self._item).load_state_dict is torch.optim.Optimizer.load_state_dict and _has_array(encoded):
+            if type(self._item).load_state_dict is torch.optim.Optimizer.load_state_dict and has_array(encoded):
                 raise TypeError(
                     f"{keyword}: torch cannot load a NumPy array into an optimizer's state; keep a tensor there"
                 )
@@ -287,7 +279,7 @@ class OptimizerPart(Part):
     def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
         # a learning rate is a plain number, which no watch sees change
         assert isinstance(watch, OptimizerWatch)
-        settings = self._settings()
+        settings = watch.settings()
         if settings is None or settings != self._encoded[0]:
             groups = encoder.encode_pairs(self.keyword, {"param_groups": watch.groups()})
             self._encoded = settings, groups
@@ -377,15 +369,6 @@ class OptimizerPart(Part):
                     ):
                         yield value["$tensor"], own[key]
 
-    def _settings(self) -> bytes | None:
-        """What the groups say beside their parameters; None where that is more than numbers and words."""
-        groups = [
-            (len(group["params"]), [pair for pair in group.items() if pair[0] != "params"])
-            for group in self._item.param_groups
-        ]
-        # marshal tells 1 from 1.0 and from True, as comparing does not; it takes arrays for bytes
-        return marshal.dumps(groups, 2) if _is_simple(groups) else None
-
     def _on_host(self) -> bool:
         return all(parameter.device.type == "cpu" for parameter in self._parameters())
 
@@ -426,73 +409,8 @@ def _are_groups(saved: Any) -> bool:
     )
 
 
-def _require_attributes(path: str, item: object, state: Any) -> None:
-    """DamagedCheckpoint where a state to be set as attributes would replace code, or another object."""
-    if not isinstance(state, Mapping):
-        raise DamagedCheckpoint(MANIFEST, f"state.{path} is no state of a {type(item).__name__}")
-    own: Mapping[str, Any] = item.state_dict() if isinstance(item, Stateful) else vars(item)
-    for name in state.keys() - own.keys():
-        if name in vars(item) or _is_code(inspect.getattr_static(type(item), name, None)):
-            raise DamagedCheckpoint(MANIFEST, f"state.{path}.{name} is no value of a {type(item).__name__}")
-    for name in state.keys() & own.keys():
-        if callable(own[name]):
-            raise IncompatibleCheckpoint(f"{path}.{name} is a function here, and a value in the checkpoint")
-    for name in ("_schedulers", "lr_lambdas"):  # they load what is saved of them in turn
-        if inner := vars(item).get(name):
-            if not isinstance(state.get(name), list) or len(state[name]) != len(inner):
-                raise IncompatibleCheckpoint(f"{path}.{name}: {len(inner)} here, another number in the checkpoint")
-            for number, saved in enumerate(state[name]):
-                if saved is not None:
-                    _require_attributes(f"{path}.{name}.{number}", inner[number], saved)
-    if state.get("_scale_fn_custom") is not None:
-        _require_attributes(
-            f"{path}._scale_fn_custom", vars(item).get("_scale_fn_custom"), state["_scale_fn_custom"]
-        )
-
-
-def _is_code(attribute: object) -> bool:
-    return callable(attribute) or hasattr(type(attribute), "__get__")
-
-
 def _frozen(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> list[str]:
     return [name for name, parameter in parameters if not parameter.requires_grad]
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether several of its elements lie in the same place, as `expand` has it."""
-    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _unexpanded(tensor: torch.Tensor, strides: Sequence[int] = ()) -> torch.Tensor:
-    """The first of the elements that, with these strides, lie in the same place."""
-    for dimension, stride in enumerate(strides or tensor.stride()):
-        if not stride and tensor.shape[dimension] > 1:
-            tensor = tensor.narrow(dimension, 0, 1)
-    return tensor
-
-
-def _only_copies(module: torch.nn.Module) -> bool:
-    """Loading a state into it copies numbers into the parameters and buffers that there are, and does no more."""
-    kind, plain = type(module), torch.nn.Module
-    return (
-        kind.load_state_dict is plain.load_state_dict
-        and kind._load_from_state_dict is plain._load_from_state_dict
-        and kind.set_extra_state is plain.set_extra_state
-        and all(only_reshards(getattr(each, "hook", each)) for each in module._load_state_dict_pre_hooks.values())
-        and not module._load_state_dict_post_hooks
-    )
-
-
-def _is_simple(value: object) -> bool:
-    """Made of numbers and words alone, which hold no tensor."""
-    kind = type(value)
-    return kind in IMMUTABLE or (kind in (tuple, list) and all(map(_is_simple, value)))  # type: ignore[call-overload]
-
-
-def _has_array(tree: Tree) -> bool:
-    if isinstance(tree, dict):
-        return "$ndarray" in tree or any(map(_has_array, tree.values()))
-    return isinstance(tree, list) and any(map(_has_array, tree))
 
 
 def _is_large(tensor: torch.Tensor) -> bool:
@@ -522,18 +440,3 @@ def _uncast(own: Any, saved: Any) -> Any:
         items = [_uncast(*pair) for pair in zip(own, saved, strict=False)]
         return collections.deque(items, saved.maxlen) if type(saved) is collections.deque else type(saved)(items)
     return saved if isinstance(saved, str) and isinstance(own, str) else own
-
-
-@contextlib.contextmanager
-def _one_thread_for(size_bytes: int) -> Iterator[None]:
-    """Copy little on this thread alone: where other cores are busy, torch's threads wait for each other at each
-    tensor, which takes longer than the copy."""
-    threads = torch.get_num_threads()
-    if threads == 1 or size_bytes > ALONE_BYTES:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -6,10 +6,9 @@ import time
 from statistics import fmean, median
 from typing import Literal
 
-from holdfast.bottleneck import Pace, told
 from holdfast.errors import NoProbe
 from holdfast.meter import Meter
-from holdfast.probe import probe
+from holdfast.probe import Pace, probe, told
 from holdfast.reports import Reporter
 from holdfast.training import Training
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from holdfast.errors import HoldfastError
 from holdfast.remote import Failed
+from holdfast.torch_internals import default_store
 
 T = TypeVar("T")
 logger = logging.getLogger("holdfast")
@@ -228,12 +229,12 @@ class SideGroup(Ranks):
         with contextlib.suppress(
             RuntimeError
         ):  # whoever keeps it is gone, and this rank ends when its time is over
-            _meeting_place().set(self._ending, b"1")
+            default_store().set(self._ending, b"1")
 
     @property
     def asked_to_end(self) -> bool:
         try:
-            return bool(_meeting_place().check([self._ending]))
+            return bool(default_store().check([self._ending]))
         except RuntimeError:
             return False
 
@@ -340,11 +341,6 @@ class SideGroup(Ranks):
         content = _bytes(data) if self.leads else torch.empty(int(length), dtype=torch.uint8, device="cpu")
         self.heard(self.announce(content))
         return data if self.leads else content.numpy().tobytes()
-
-
-def _meeting_place() -> Any:
-    """The Store of torch over which the ranks have found each other: what is put there all of them see."""
-    return dist.distributed_c10d._get_default_store()
 
 
 def join() -> Ranks:

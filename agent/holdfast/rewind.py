@@ -156,7 +156,7 @@ class Rewinder:
 
     def _take_safety(self) -> str:
         """The state about to be left, durable, so that the restore can be undone."""
-        run = self._checkpoints.take(lambda _: self._training.capture(), "safety", at_once=True)
+        run = self._checkpoints.take(self._training.capture, "safety", at_once=True)
         if run is None or not run.wait_settled(WRITE_SECONDS) or run.state != "durable":
             reason = run.result.reason if run is not None else "it could not be taken"
             raise HoldfastError(f"no safety checkpoint of the state to be left: {reason}")

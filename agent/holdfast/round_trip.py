@@ -6,8 +6,8 @@ Digests prove the bytes of tensors. Everything else is compared here: types, val
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -17,8 +17,15 @@ from holdfast.errors import HoldfastError
 from holdfast.format import Shard, Slot
 from holdfast.tree import Shapes, Tree, decode_without_memory
 
-Description = tuple[str, object]
-"""A type, and a value of which no part can change."""
+
+class Description(NamedTuple):
+    """A value of which no part can change."""
+
+    kind: str
+    value: object
+    """All that there is of a leaf; what a container of this kind must agree in."""
+    parts: tuple[tuple[object, Description], ...] = ()
+    """What a container holds, by key or number."""
 
 
 class RoundTrip:
@@ -39,7 +46,7 @@ class RoundTrip:
         *,
         modules: Collection[str] = (),
     ) -> None:
-        self._states = {keyword: dict(describe(keyword, state)) for keyword, state in states.items()}
+        self._states = {keyword: describe(state) for keyword, state in states.items()}
         self._shapes, self._refusal, self._modules = shapes, refusal, modules
         self.holds = False
         """A checkpoint was compared, and gives back what was captured."""
@@ -70,7 +77,7 @@ class RoundTrip:
             state = decoded[keyword]
             if keyword in self._modules:
                 state = state["state"]
-            if (found := difference(captured, dict(describe(keyword, state)))) is not None:
+            if (found := difference(keyword, captured, describe(state))) is not None:
                 raise HoldfastError(found)
         self._states, self.holds = {}, True  # the session keeps this for as long as it trains
 
@@ -81,40 +88,39 @@ def as_stored(trees: Mapping[str, Tree]) -> dict[str, Tree]:
     return stored
 
 
-def describe(path: str, value: Any) -> Iterator[tuple[str, Description]]:
-    """The parts of a value by their paths. Functions are left out: no checkpoint holds them."""
+def describe(value: Any) -> Description:
+    """A value that training goes on to change, as it is now. Functions are left out: no checkpoint holds them."""
+    name = type(value).__name__
     if isinstance(value, torch.Tensor):
-        yield path, ("tensor", _outline(value))
-    elif isinstance(value, Mapping):
-        kind = "dict" if isinstance(value, collections.OrderedDict) else type(value).__name__
+        return Description("tensor", _outline(value))
+    if isinstance(value, Mapping):
+        kind = "dict" if isinstance(value, collections.OrderedDict) else name
         entries = {key: item for key, item in value.items() if not _is_function(item)}
-        yield path, (kind, f"({', '.join(map(_text, entries))})")
-        for key, item in entries.items():
-            yield from describe(f"{path}.{key if isinstance(key, str) else _text(key)}", item)
-    elif isinstance(value, (set, frozenset)):
-        yield path, (type(value).__name__, tuple(sorted(map(_text, value))))
-    elif isinstance(value, (list, tuple, collections.deque)):
+        parts = tuple(
+            (key if isinstance(key, str) else _text(key), describe(item)) for key, item in entries.items()
+        )
+        return Description(kind, f"({', '.join(map(_text, entries))})", parts)
+    if isinstance(value, (set, frozenset)):
+        return Description(name, tuple(sorted(map(_text, value))))
+    if isinstance(value, (list, tuple, collections.deque)):
         limit = f", at most {value.maxlen}" if isinstance(value, collections.deque) else ""
-        yield path, (type(value).__name__, f"of {len(value)} items{limit}")
-        for number, item in enumerate(value):
-            yield from describe(f"{path}.{number}", item)
-    elif hasattr(value, "dtype") and hasattr(value, "shape"):  # an array or a scalar of NumPy
-        yield path, (type(value).__name__, f"of {value.dtype} {tuple(value.shape)}")
-    elif isinstance(value, (bytes, bytearray)):
-        yield path, (type(value).__name__, bytes(value))
-    else:  # the text of a number tells -0.0 from 0.0, and equals that of another NaN
-        yield path, (type(value).__name__, repr(value))
+        return Description(name, f"of {len(value)} items{limit}", tuple(enumerate(map(describe, value))))
+    if hasattr(value, "dtype") and hasattr(value, "shape"):  # an array or a scalar of NumPy
+        return Description(name, f"of {value.dtype} {tuple(value.shape)}")
+    if isinstance(value, (bytes, bytearray)):
+        return Description(name, bytes(value))
+    # the text of a number tells -0.0 from 0.0, and equals that of another NaN
+    return Description(name, repr(value))
 
 
-def difference(captured: Mapping[str, Description], decoded: Mapping[str, Description]) -> str | None:
-    """In words: the first path at which what was decoded is not what was captured."""
-    for path, was in captured.items():
-        if (found := decoded.get(path)) is None:
-            return f"{path} would not come back"
-        if found != was:
-            return f"{path} would come back as {_told(found)}, and is {_told(was)}"
-    added = next((path for path in decoded if path not in captured), None)
-    return None if added is None else f"{added} would come back, and is not there"
+def difference(path: str, was: Description, found: Description) -> str | None:
+    """In words: the first place at which what was decoded is not what was captured."""
+    if was == found:
+        return None
+    if was[:2] != found[:2]:
+        return f"{path} would come back as {_told(found)}, and is {_told(was)}"
+    pairs = zip(was.parts, found.parts, strict=True)  # their keys are alike, or their values would not be
+    return next(filter(None, (difference(f"{path}.{key}", one, other) for (key, one), (_, other) in pairs)), None)
 
 
 def _text(value: Any) -> str:
@@ -131,8 +137,7 @@ def _outline(tensor: torch.Tensor) -> str:
 
 
 def _told(description: Description) -> str:
-    kind, value = description
-    return f"{kind} {str(value)[:80]}"
+    return f"{description.kind} {str(description.value)[:80]}"
 
 
 def _is_function(value: Any) -> bool:

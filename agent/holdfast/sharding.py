@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdfast.format import Shard
+from holdfast.torch_internals import chunks_of, root_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -49,7 +50,7 @@ def place_of(name: str, tensor: torch.Tensor) -> Shard:
     dtensor: Any = tensor
     if any(placement.is_partial() for placement in dtensor.placements):
         raise TypeError(f"{name}: the ranks hold addends of it ({dtensor.placements}); redistribute it before")
-    chunks = dtensor.__create_chunk_list__()
+    chunks = chunks_of(dtensor)
     own = tuple(_local(dtensor).shape)
     if len(chunks) != 1 or tuple(chunks[0].sizes) != own:
         raise TypeError(f"{name}: this rank's part of it ({dtensor.placements}) is not one block")
@@ -60,7 +61,7 @@ def is_repeated(tensor: torch.Tensor) -> bool:
     """Several ranks have this rank's part of it, or may have."""
     dtensor: Any = tensor
     mesh = dtensor.device_mesh
-    return mesh._get_root_mesh() is not mesh or any(each.is_replicate() for each in dtensor.placements)
+    return root_mesh(mesh) is not mesh or any(each.is_replicate() for each in dtensor.placements)
 
 
 def is_stored_here(name: str, tensor: torch.Tensor) -> bool:
@@ -69,7 +70,7 @@ def is_stored_here(name: str, tensor: torch.Tensor) -> bool:
     mesh, coordinate = dtensor.device_mesh, dtensor.device_mesh.get_coordinate()
     if coordinate is None:
         return False  # this rank has no part of it
-    root = mesh._get_root_mesh()
+    root = root_mesh(mesh)
     if root is not mesh and mesh.mesh.min() != root.mesh.min():
         # as of FSDP's mesh beside tensor parallelism's: others cut from the same one have all of it as well
         return False

@@ -33,7 +33,6 @@ class _Copy:
 
     run: CheckpointRun
     layout: Layout
-    is_current: Callable[[], bool] | None
     started: float
     hold_failure: Exception | None = None
     """Why a device's next update could not be held back."""
@@ -134,7 +133,7 @@ class Snapshotter:
                 self._tried_on_device = True
             layout.start(captured, mode, digests=self._debug)
             self._start_thread()
-            self._copy = _Copy(run, layout, captured.is_current, started)
+            self._copy = _Copy(run, layout, started)
             run.begin_copy(
                 SnapshotContents(
                     arena=layout.arena,
@@ -260,11 +259,6 @@ class Snapshotter:
 
     def _copied(self, copy: _Copy) -> CopyResult:
         layout = copy.layout
-        if copy.is_current is not None and not copy.is_current():
-            self._tried_on_device = False  # nothing was learnt of it
-            copy.update_may_begin.set()
-            layout.quiesce()
-            return CopyResult(rebuilt=True)
         torn = layout.copy_host()
         copy.update_may_begin.set()
         torn += layout.finish()

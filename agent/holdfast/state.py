@@ -6,17 +6,16 @@ import functools
 import itertools
 import logging
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
-from holdfast import replicas
 from holdfast.capture import Watch, Watched
+from holdfast.encoder import Encoder, Trained
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST, Shard
 from holdfast.gradients import (
@@ -27,30 +26,21 @@ from holdfast.gradients import (
     require_gradients,
     require_synchronized,
 )
-from holdfast.hostmemory import can_peek
-from holdfast.kinds import Names, Stateful, part_of
+from holdfast.kinds import Names, part_of
 from holdfast.resharding import Region
-from holdfast.rng import OwnGenerator, branch_rng, is_generator, require_rng, restore_rng, rng_state
+from holdfast.rng import OwnGenerator, branch_rng, require_rng, restore_rng, rng_state
 from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.sharding import is_possible, is_sharded, like, local, place_of, shared_out, storages
-from holdfast.tree import Encoder, Live, Shapes, Trained, Tree, decode, require_readable, trained_in
+from holdfast.torch_internals import kept_the_same, unsupported
+from holdfast.tree import Live, Shapes, Tree, decode, require_readable, trained_in
 from holdfast.witness import Witness
 from holdfast.wrappers import (
-    AcceleratorCounter,
-    has_no_state_dict,
+    accepted,
     has_unseen_steps,
-    is_accelerator,
     optimizers_in,
-    unwrapped,
 )
 
 logger = logging.getLogger("holdfast")
-
-OFTEN_FOUND = 2
-"""So often a look at all tensors must have found them as they were, before the next looks are taken while training
-goes on; four times as often after each that then found others."""
-RESERVED = ("rng", "session", "gradients")
-"""Entries of a checkpoint that are the session's own."""
 
 
 @dataclass(slots=True)
@@ -82,9 +72,6 @@ class Captured:
     """Names of those that may be otherwise on other ranks, which store theirs under the same names."""
     alike: dict[str, str] = field(default_factory=dict)
     """What other ranks that know it, too, must say the same of."""
-    is_current: Callable[[], bool] | None = None
-    """Whether the objects are still made of these tensors, to be asked before the next update; None where that is
-    known."""
 
 
 class Registry:
@@ -93,9 +80,7 @@ class Registry:
     def __init__(self, objects: Mapping[str, Any], rank: int = 0, world_size: int = 1) -> None:
         self._rank, self._world_size = rank, world_size
         self.given = dict(objects)
-        self.replicated: dict[str, DistributedDataParallel] = {}
-        """What keeps modules among them the same on all ranks, by the name of its first parameter."""
-        self.objects = {keyword: _stateful(keyword, item) for keyword, item in objects.items()}
+        self.objects = {keyword: accepted(keyword, item) for keyword, item in objects.items()}
         self.modules = {k: o for k, o in self.objects.items() if isinstance(o, torch.nn.Module)}
         self.optimizers = list(dict.fromkeys(o for item in self.objects.values() for o in optimizers_in(item)))
         """Those whose steps it sees: given ones, and those inside a given wrapper."""
@@ -104,34 +89,36 @@ class Registry:
         self._warned: set[str] = set()
         self._known: _Known | None = None
         self._structure: tuple[object, ...] = ()
-        self._found_again, self._often = 0, OFTEN_FOUND
-        """How many captures in a row found all that was known, and how many are enough."""
-        self._doubted = False
-        """A look within an iteration found something else than a capture had."""
-        self._rests = True
-        """What it captures is the same within an iteration and at its ends."""
-        if world_size > 1:
-            replicas.look_around()
-        self.find_replicas()
+        self.replicated = self._replicated() if world_size > 1 else {}
+        """What keeps modules among them the same on all ranks, by the name of its first parameter."""
 
-    def find_replicas(self) -> None:
-        """Look for what keeps given modules the same on all ranks: the script may have given the module inside."""
-        names = self._parameter_names()
-        found = {
-            names[id(first)]: ddp
-            for ddp in (replicas.of_all_ranks() if self._world_size > 1 else ())
-            if (first := next(ddp.parameters(), None)) is not None and id(first) in names
-        }
-        self.replicated = dict(sorted(found.items()))  # all ranks ask them for the same things, in the same order
+    def gaps(self) -> list[str]:
+        """In words: what of the promises to the script this torch, or what was given, does not allow for."""
+        found = unsupported(distributed=self._world_size > 1)
+        if self._world_size == 1:
+            return found
+        held = {id(p) for ddp in self.replicated.values() for p in ddp.parameters()}
+        trained = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]} - held
+        for keyword, module in self.modules.items():
+            parameters = list(module.parameters())
+            if any(id(p) in trained for p in parameters) and not any(map(is_sharded, parameters)):
+                found.append(
+                    f"{keyword}: each of the {self._world_size} ranks stores all of it, since it is not sharded "
+                    "and not in a DistributedDataParallel that the session was given. Where the script has one, "
+                    f"make it before the session and give it, Session({keyword}=...): its parameters are then "
+                    "stored once, and on three ranks or more the losses after a resume are the same to the last "
+                    "bit"
+                )
+        return found
 
-    def capture(self, session: Mapping[str, Any], *, gradients: bool = True, later: bool = False) -> Captured:
+    def capture(self, session: Mapping[str, Any], *, gradients: bool = True) -> Captured:
         """References to all state, the session's own among it. TypeError names what cannot be stored.
 
-        Without `gradients` it is what a checkpoint of most loops will hold. With `later` it may be put together as
-        the last one was, and `Captured.is_current` tells whether the objects are still made of the same tensors,
-        while training goes on: nothing but an update, or somebody behind our back, changes that.
+        Without `gradients` it is what a checkpoint of most loops will hold.
         """
-        known, is_current = self._look(later=later)
+        if self._known is None or not self._known.watched.unchanged():
+            self._known = self._walk()
+        known = self._known
         encoder, trees = self._encoder(known.step_storages, known.shared_storages, known.encoder), {}
         states = {}
         for keyword, part in self._parts.items():
@@ -156,7 +143,6 @@ class Registry:
             frozen=known.frozen,
             structure=self._structured(known, encoder),
             shards={**known.encoder.places, **encoder.places},
-            is_current=is_current,
             whole=ChainMap(
                 encoder.sharded, known.encoder.sharded, encoder.tensors, known.encoder.tensors
             ),  # the first that has a name gives the tensor
@@ -255,36 +241,8 @@ class Registry:
         for part in self._parts.values():
             part.make_room()
 
-    def _look(self, *, later: bool) -> tuple[_Known, Callable[[], bool] | None]:
-        """What the objects are made of; and what tells whether that is so, where it is left for later."""
-        known = self._known
-        # several ranks would all lose a checkpoint that one of them took of what was exchanged
-        later = later and self._world_size == 1 and can_peek() and self._rests and self._found_again >= self._often
-        if known is not None and known.replicas_made == replicas.made():
-            if later and known.watched.rests:
-                if known.watched.seems_unchanged():
-                    return known, functools.partial(self._is_current, known)
-            elif known.watched.unchanged():
-                self._found_again += 1
-                self._rests = self._rests and not self._doubted
-                return known, None
-        known = self._known = self._walk()
-        return known, None
-
-    def _is_current(self, known: _Known) -> bool:
-        """On another thread, while the next iteration computes."""
-        try:
-            unchanged = known.watched.unchanged()
-        except Exception:  # they are being changed at this moment
-            unchanged = False
-        if not unchanged:
-            self._doubted, self._found_again, self._often = True, 0, 4 * self._often
-        return unchanged
-
     def _walk(self) -> _Known:
         """Everything that can be watched from here on, in full."""
-        self._found_again, self._doubted = 0, False
-        self.find_replicas()
         if is_possible():
             for module in self.modules.values():
                 module.state_dict()  # `fully_shard` puts its parameters back, which an evaluation leaves gathered
@@ -293,13 +251,12 @@ class Registry:
         if not watched.steady:
             watches, watched = {}, Watched([])
         names, step_storages = self._parameter_names(), self._step_storages()
-        shared_storages = {each for ddp in self.replicated.values() for each in storages(_kept_the_same(ddp))}
+        shared_storages = {each for ddp in self.replicated.values() for each in storages(kept_the_same(ddp))}
         encoder = self._encoder(step_storages, shared_storages)
         trees = {k: self._parts[k].encode(self._parts[k].state(), encoder, names) for k in watches}
         tensors = self._stored(encoder)
         return _Known(
             watched=watched,
-            replicas_made=replicas.made(),
             watches=watches,
             trees=trees,
             encoder=encoder,
@@ -312,6 +269,21 @@ class Registry:
             parameters=[(k, n, p) for k, module in self.modules.items() for n, p in module.named_parameters()],
             fully_sharded=fully_sharded(self.modules),
         )
+
+    def _replicated(self) -> dict[str, DistributedDataParallel]:
+        """Those among the given modules that span all ranks."""
+        if not torch.distributed.is_initialized():
+            return {}
+        names, world_size = self._parameter_names(), torch.distributed.get_world_size()
+        given = (item.modules() for item in self.given.values() if isinstance(item, torch.nn.Module))
+        found = {
+            names[id(first)]: each
+            for each in itertools.chain.from_iterable(given)
+            if isinstance(each, DistributedDataParallel)
+            and each.process_group.size() == world_size
+            and (first := next(each.parameters(), None)) is not None
+        }
+        return dict(sorted(found.items()))  # all ranks ask them for the same things, in the same order
 
     def _encoder(
         self, step_storages: Collection[int], shared_storages: Collection[int], known: Encoder | None = None
@@ -426,7 +398,6 @@ class _Known:
     """What a walk over the watched objects found; it holds until the watch says otherwise."""
 
     watched: Watched
-    replicas_made: int
     watches: dict[str, Watch]
     trees: dict[str, Tree]
     encoder: Encoder
@@ -445,83 +416,6 @@ def shapes_of(captured: Captured) -> Shapes:
     return {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in captured.whole.items()}
 
 
-def _stateful(keyword: str, item: Any) -> Stateful:
-    """What a session keeps of an object that it was given. TypeError or ValueError when it cannot."""
-    if keyword in RESERVED:
-        raise ValueError(f"Session({keyword}=...): this name is taken in checkpoints; give it another")
-    if is_generator(item):
-        return OwnGenerator(item)
-    if is_accelerator(item):
-        return AcceleratorCounter(item)
-    if not isinstance(item, Stateful):
-        raise TypeError(f"Session({keyword}=...): {_no_state_dict(keyword, item)}")
-    inside: Stateful = unwrapped(_unwrapped(item))
-    if has_no_state_dict(inside):
-        raise TypeError(
-            f"Session({keyword}=...): {type(inside).__name__} does not call torch.optim.Optimizer.__init__, and "
-            "has no state_dict() of its own: let its __init__ call super().__init__(params, defaults)"
-        )
-    if isinstance(inside, torch.nn.Module):
-        for name, tensor in itertools.chain(inside.named_parameters(), inside.named_buffers()):
-            if is_lazy(tensor):
-                raise TypeError(
-                    f"Session({keyword}=...): {name} of a lazy module has no values before the first batch: call "
-                    "the model with one, or initialize_parameters, before the Session is made"
-                )
-    for part in inside.modules() if isinstance(inside, torch.nn.Module) else (inside,):
-        if (instead := _NOT_SUPPORTED.get(type(part).__name__)) and type(part).__module__.startswith("torch."):
-            raise TypeError(f"Session({keyword}=...): {type(part).__name__} is not supported: {instead}")
-    return inside
-
-
-def _no_state_dict(keyword: str, item: Any) -> str:
-    """What is missing, and the way out."""
-    missing = f"{type(item).__name__} has no state_dict() and load_state_dict()."
-    for name in ("optimizer", "scheduler"):
-        if isinstance(getattr(item, name, None), Stateful):
-            return (
-                f"{missing} Give it both, or give what it wraps, Session({keyword}={keyword}.{name}), and put the "
-                "values that it keeps itself into holdfast.Variables."
-            )
-    return f"{missing} Put plain values into holdfast.Variables, or drop the keyword."
-
-
-_NOT_SUPPORTED = {
-    "FullyShardedDataParallel": "shard the model with torch.distributed.fsdp.fully_shard",
-    "ZeroRedundancyOptimizer": "use the optimizer inside it with torch.distributed.fsdp.fully_shard",
-}
-
-
-def _unwrapped(item: Any) -> Any:
-    """A module inside what compiles it or keeps it the same on all ranks: its names depend on neither."""
-    while True:
-        if hasattr(item, "_orig_mod"):
-            item = item._orig_mod
-        elif _is_replicated(item):
-            item = item.module
-        else:
-            return item
-
-
 def _witness(encoder: Encoder) -> Witness:
     alike = encoder.shared | encoder.repeated
     return Witness({name: encoder.tensors[name] for name in alike}, encoder.places)
-
-
-def _reduced_by(ddp: DistributedDataParallel) -> int:
-    """How many parameters it has begun with."""
-    return int(ddp._get_ddp_logging_data()["num_parameter_tensors"])  # type: ignore[no-untyped-call]
-
-
-def _kept_the_same(ddp: DistributedDataParallel) -> list[torch.Tensor]:
-    """What it has sent to all ranks at its making, and reduces since then or leaves as it is."""
-    held = {id(parameter) for parameter in ddp.module.parameters()}
-    known = [parameter for parameter in ddp._module_parameters if id(parameter) in held]
-    trained = sum(parameter.requires_grad for parameter in known)
-    if trained > _reduced_by(ddp):  # some are trained that it does not reduce
-        return [parameter for parameter in known if not parameter.requires_grad]
-    return known
-
-
-def _is_replicated(item: Any) -> bool:
-    return isinstance(item, DistributedDataParallel)

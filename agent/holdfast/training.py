@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from holdfast import inventory, restore
 from holdfast.cursor import Cursor, cursor_over
-from holdfast.data import DataLoader, drawn_from
+from holdfast.data import DataLoader
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST, Manifest, saved_rank, state_for
 from holdfast.pacing import Controller
@@ -22,10 +23,11 @@ from holdfast.reports import Standing
 from holdfast.restore import Loaded, Regions
 from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.shards import names_in
-from holdfast.state import RESERVED, Captured, Registry, shapes_of
+from holdfast.state import Captured, Registry, shapes_of
 from holdfast.store import Store
 from holdfast.tree import Shapes, decode
 from holdfast.variables import Variables
+from holdfast.wrappers import RESERVED
 
 logger = logging.getLogger("holdfast")
 
@@ -54,7 +56,7 @@ class Training:
         self._given_loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
         for loader in self._given_loaders:
             loader.follow()
-        drawn_from.clear()  # of what is only looked at before a session begins, it has nothing to say
+        self._drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
         self._told_of: list[DataLoader] = []
         """Loaders that the script draws from and that are in no checkpoint."""
         self._current = -1
@@ -78,6 +80,7 @@ class Training:
         self._compared: object = None
         """`Captured.structure` of the last capture that was compared with the start."""
         self.registry.capture({}, gradients=False)  # what cannot be stored shows now, not an hour into training
+        DataLoader.watched_by.append(self._drawn_from)
 
     @property
     def epoch(self) -> int:
@@ -142,6 +145,7 @@ class Training:
         """Leave the script's objects as they were given."""
         for hook in self._hooks:
             hook.remove()
+        DataLoader.watched_by[:] = [each for each in DataLoader.watched_by if each is not self._drawn_from]
         for loader in (*self._given_loaders, *(each for each, _ in self._loaders)):
             if isinstance(loader, DataLoader):
                 loader.unfollow()
@@ -157,8 +161,8 @@ class Training:
     def unknown_loaders(self) -> list[str]:
         """In words: what the script draws from, and the session was not given; each loader once."""
         told = []
-        while drawn_from:
-            loader = drawn_from.pop()
+        while self._drawn_from:
+            loader = self._drawn_from.pop()
             known = (*self._given_loaders, *(each for each, _ in self._loaders), *self._told_of)
             if not any(each is loader for each in known):
                 self._told_of.append(loader)
@@ -237,9 +241,9 @@ class Training:
         """What a capture will most likely consist of."""
         return self._capture(gradients=False, reducers={})
 
-    def capture(self, *, later: bool = False) -> Captured:
-        """The state of this instant. TypeError names what cannot be stored. `later`: see `Registry.capture`."""
-        captured = self._capture(gradients=True, reducers=self._reducers(), later=later)
+    def capture(self) -> Captured:
+        """The state of this instant. TypeError names what cannot be stored."""
+        captured = self._capture(gradients=True, reducers=self._reducers())
         self._structure = captured.structure
         if self._round_trip is None or not self._round_trip.holds:
             self._round_trip = captured.round_trip = self.registry.round_trip(captured)
@@ -276,7 +280,7 @@ class Training:
                 found[name] = layout
         return found
 
-    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]], later: bool = False) -> Captured:
+    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> Captured:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
         return self.registry.capture(
             {
@@ -288,7 +292,6 @@ class Training:
                 "reducers": reducers,
             },
             gradients=gradients,
-            later=later,
         )
 
     @property
@@ -345,7 +348,8 @@ class Training:
     def missing(self, loaded: Loaded | None) -> list[str]:
         """What changes in training, as far as its objects show it, and is in no checkpoint."""
         there = loaded.state if loaded is not None else {}
-        return inventory.missing(self.registry.given, [keyword for keyword in there if keyword not in RESERVED])
+        saved = [keyword for keyword in there if keyword not in RESERVED]
+        return [*inventory.missing(self.registry.given, saved), *self.registry.gaps()]
 
     def warm_up(self, loaded: Loaded) -> list[str]:
         """Have new processes sum up gradients in the order of those that took the checkpoint.
@@ -355,7 +359,6 @@ class Training:
         """
         told = []
         layouts = loaded.state["session"].get("reducers", {})
-        self.registry.find_replicas()  # one may have been made since
         if loaded.manifest.world_size == self._ranks.world_size:  # otherwise the sums are others anyway
             for name, ddp in self.registry.replicated.items():
                 if name in layouts and (reason := _warmed_up(ddp, layouts[name])) is not None:

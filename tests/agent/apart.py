@@ -150,16 +150,25 @@ def accumulating(stage, store):
     return job.checkpoints(), job.told
 
 
-def inside(stage, store):
-    """The script gives the module, and trains it by what keeps it the same on all ranks."""
+WRAPS = {
+    "itself": lambda replicated: replicated,
+    "compiled": lambda replicated: torch.compile(replicated, backend="eager"),
+    "below another": lambda replicated: nn.Sequential(replicated),
+    "the one inside": lambda replicated: replicated.module,
+}
+
+
+def given(stage, store, how):
+    """The script gives a replicated module, a wrapper of it, or the module that is replicated."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     replicated = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job = Job(store, model=model, optimizer=optimizer)
+    job = Job(store, model=WRAPS[how](replicated), optimizer=optimizer)
     trained(replicated, optimizer)
     captured = job.session._training.capture()
     job.end()
-    return sorted(n for n in captured.own if n.startswith("model")), captured.trees["session"]["reducers"]
+    own = sorted(n for n in captured.own if n.startswith("model"))
+    return own, captured.trees["session"]["reducers"], job.told
 
 
 def not_supported(stage):

@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import holdfast
+from holdfast.encoder import Encoder
 from holdfast.kinds import part_of
 from holdfast.sharding import like, local
 from holdfast.state import Registry
-from holdfast.tree import Encoder
 
 
 class Net(nn.Module):
@@ -97,17 +97,6 @@ def averaged(stage):
     average = AveragedModel(model.module)
     captured = Registry({"model": model, "average": average}, dist.get_rank(), dist.get_world_size()).capture({})
     return sorted(name for name in captured.own if name.startswith("average"))
-
-
-def made_late(stage):
-    """What is stored of a model that the script wraps when its session is there, and has looked at it."""
-    net = Net()
-    registry = Registry({"model": net}, dist.get_rank(), dist.get_world_size())
-    before = registry.capture({})
-    wrapped = DistributedDataParallel(net)
-    after = registry.capture({})
-    del wrapped
-    return len(before.own), len(after.own)
 
 
 def subgroup(stage):

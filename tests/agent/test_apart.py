@@ -53,10 +53,19 @@ def test_gradients_that_fully_shard_has_not_synchronised_are_refused(crowd, stor
     assert any("set_requires_gradient_sync(True)" in each for each in found[0][1])
 
 
-def test_a_replicated_module_is_found_where_the_one_inside_is_given(crowd, store):
-    for own, reducers in crowd.run(2, "apart.inside", store=store):
+@pytest.mark.parametrize("how", ["itself", "compiled", "below another"])
+def test_a_replicated_module_is_found_in_what_is_given(crowd, store, how):
+    for own, reducers, told in crowd.run(2, "apart.given", store=store, how=how):
         assert own == []
         assert list(reducers.values()) == [[[3, 2, 1, 0]]]
+        assert not any("DistributedDataParallel" in each for each in told)
+
+
+def test_a_replicated_module_is_asked_for_where_the_one_inside_is_given(crowd, store):
+    for own, reducers, told in crowd.run(2, "apart.given", store=store, how="the one inside"):
+        assert len(own) == 4
+        assert reducers == {}
+        assert any("give it, Session(model=...)" in each and "to the last bit" in each for each in told)
 
 
 def test_what_is_not_supported_says_what_is(crowd):

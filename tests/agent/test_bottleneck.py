@@ -1,7 +1,6 @@
 import pytest
 
-from holdfast.bottleneck import Pace, expected_wait_seconds, told
-from holdfast.probe import Probed
+from holdfast.probe import Pace, Probed, expected_wait_seconds, told
 
 
 def probed(fetch, prep, workers):

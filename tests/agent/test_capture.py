@@ -8,12 +8,11 @@ import torch
 from persisting import requested
 from torch import nn
 
-from holdfast import Variables, state
-from holdfast.capture import Watched
+from holdfast import Variables
 from holdfast.checkpoint_run import CheckpointRun, WriteResult
 from holdfast.shards import names_in
 from holdfast.snapshot import Snapshotter
-from holdfast.state import OFTEN_FOUND, Registry
+from holdfast.state import Registry
 
 
 class Net(nn.Module):
@@ -56,9 +55,6 @@ class Job:
 
     def capture(self):
         return self.registry.capture({"iteration": 1})
-
-    def capture_now_or_later(self):
-        return self.registry.capture({"iteration": 1}, later=True)
 
     def in_full(self):
         """As a registry that has captured nothing before finds it."""
@@ -180,105 +176,6 @@ CHANGES = [
 ]  # fmt: skip
 
 
-def looked_at_often(job):
-    """A job whose next capture may leave the look at all tensors for later."""
-    job.step()
-    for _ in range(job.registry._often + 1):
-        job.capture()
-    return job
-
-
-SEEN_AT_ONCE = {more_variables}
-"""Of what no watch is needed for."""
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_look_that_is_left_for_later_finds_each_change_too(change):
-    job = looked_at_often(Job())
-    assert job.capture_now_or_later().is_current()
-    change(job)
-    captured = job.capture_now_or_later()
-    if captured.is_current is not None:
-        assert not captured.is_current() or change in SEEN_AT_ONCE
-    else:
-        same(captured, job.in_full())
-    again = job.capture()
-    same(again, job.in_full())
-
-
-def test_what_was_captured_without_a_look_is_what_a_full_capture_finds():
-    job = looked_at_often(Job(fused=True))
-    job.step().optimizer.param_groups[0]["lr"] = 5e-3
-    captured = job.capture_now_or_later()
-    assert captured.is_current()
-    same(captured, job.in_full())
-
-
-@pytest.mark.parametrize("late", [add_a_parameter, unfreeze])
-def test_parameters_that_an_optimizer_gets_late_are_no_surprise(late):
-    job = looked_at_often(Job())
-    late(job)
-    captured = job.capture_now_or_later()
-    assert captured.is_current is None
-    same(captured, job.in_full())
-    looked_at_often(job)
-    assert job.capture_now_or_later().is_current()
-
-
-def test_what_is_otherwise_within_an_iteration_is_looked_at_between_them_for_good():
-    job = looked_at_often(Job())
-    for _ in range(2):
-        captured = job.capture_now_or_later()
-        if captured.is_current is None:
-            break
-        weight = job.model.head.weight
-        job.model.head.weight = nn.Parameter(torch.zeros(16, 8))  # for a forward pass alone
-        assert not captured.is_current()
-        job.model.head.weight = weight
-        same(job.capture(), job.in_full())
-    for _ in range(2 * job.registry._often):
-        assert job.capture_now_or_later().is_current is None
-
-
-def test_a_model_that_is_changed_now_and_then_is_looked_at_later_ever_more_seldom():
-    job, often = Job(), []
-    for _ in range(3):
-        looked_at_often(job)
-        often.append(job.registry._often)
-        captured = job.capture_now_or_later()
-        replace_a_buffer(job)
-        assert not captured.is_current()
-        same(job.capture(), job.in_full())
-    assert often == [OFTEN_FOUND, 4 * OFTEN_FOUND, 16 * OFTEN_FOUND]
-
-
-def test_weights_that_are_exchanged_around_a_boundary_are_those_of_the_boundary():
-    """For those of an average, and back before anybody has looked."""
-    job = looked_at_often(Job())
-    held = [parameter.data for parameter in job.model.parameters()]
-    for parameter in job.model.parameters():
-        parameter.data = parameter.data * 2
-    captured = job.capture_now_or_later()
-    same(captured, job.in_full())
-    for parameter, data in zip(job.model.parameters(), held, strict=True):
-        parameter.data = data
-    assert captured.is_current is None
-    assert torch.equal(captured.tensors["model.embedding.weight"], held[0] * 2)
-
-
-def test_several_ranks_look_between_iterations():
-    job = Job()
-    job.registry = Registry(job.registry.given, 0, 2)
-    looked_at_often(job)
-    assert job.capture_now_or_later().is_current is None
-
-
-def test_where_the_kernel_may_not_be_asked_for_memory_that_is_gone_nothing_is_left_for_later(monkeypatch):
-    job = looked_at_often(Job())
-    monkeypatch.setattr(state, "can_peek", lambda: False)
-    assert job.capture_now_or_later().is_current is None
-
-
 @pytest.mark.parametrize("value", [np.float32(0.01), np.int64(3), np.array([1, 2]), (0.9, np.float32(0.9))])
 def test_settings_that_hold_arrays_are_encoded_each_time(value):
     job = Job().step()
@@ -289,27 +186,6 @@ def test_settings_that_hold_arrays_are_encoded_each_time(value):
         full = job.in_full()
         assert captured.trees == full.trees
         assert all(torch.equal(captured.tensors[name], full.tensors[name]) for name in full.tensors)
-
-
-def test_a_model_that_is_changed_once_is_looked_at_later_again():
-    job = looked_at_often(Job())
-    captured = job.capture_now_or_later()
-    replace_a_buffer(job)
-    assert not captured.is_current()
-    same(job.capture(), job.in_full())
-    looked_at_often(job)
-    assert job.capture_now_or_later().is_current()
-
-
-def test_a_model_that_is_taken_apart_while_somebody_looks_is_another_one(monkeypatch):
-    job = looked_at_often(Job())
-    captured = job.capture_now_or_later()
-
-    def changes(self):
-        raise RuntimeError("dictionary changed size during iteration")
-
-    monkeypatch.setattr(Watched, "unchanged", changes)
-    assert not captured.is_current()
 
 
 @pytest.mark.parametrize(
@@ -373,9 +249,9 @@ def test_a_snapshot_beside_training_is_the_state_of_the_boundary(kind, wrap):
         snapshotter.wait_copied()
 
     job.optimizer.register_step_pre_hook(wait)
-    for i in range(4 + OFTEN_FOUND):
+    for i in range(6):
         job.step(micro=1 + i % 3)
-        captured = job.capture_now_or_later()
+        captured = job.capture()
         expected = {name: tensor.clone() for name, tensor in captured.tensors.items()}
         run = CheckpointRun(requested(i), snapshotter)
         snapshotter.begin(run, captured)
@@ -386,5 +262,4 @@ def test_a_snapshot_beside_training_is_the_state_of_the_boundary(kind, wrap):
         found = snapshotter._layouts[0]._targets
         assert all(torch.equal(found[name], expected[name]) for name in expected)
         run.end("failed", WriteResult())
-    assert captured.is_current is not None
     snapshotter.close()

@@ -165,11 +165,6 @@ def test_a_position_within_an_epoch_of_another_order_is_refused(then, now, messa
     DataLoader(Ledger(10), batch_size=4, **now).load_state_dict(edge)  # nothing is counted yet
 
 
-def test_a_position_from_before_the_order_was_ours_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match=r"earlier Holdfast.*start the job anew"):
-        DataLoader(Ledger(10)).load_state_dict({"seed": 0, "epoch": 0, "samples": 8, "batches": 2})
-
-
 def test_a_dataset_that_has_grown_is_said_so_in_the_middle_of_an_epoch_alone():
     loader = DataLoader(Ledger(12), batch_size=4)
     loader.load_state_dict(within_an_epoch())
@@ -371,7 +366,7 @@ def test_it_knows_whether_a_loop_of_the_scripts_own_is_drawing_from_it():
     assert not loader.drawn_directly
     next(iter(loader))
     assert not loader.drawn_directly
-    source = loader.rest_of_epoch()
+    source = loader.batches()
     next(source)
     assert not loader.drawn_directly
 

@@ -8,9 +8,9 @@ from small_session import iterate
 
 import holdfast
 from holdfast import restore, runs
+from holdfast.encoder import Encoder
 from holdfast.kinds import part_of
 from holdfast.store import open_store
-from holdfast.tree import Encoder
 
 SIDE = 256
 """Of a weight: one of so many is large, and so are its moments."""

@@ -40,7 +40,7 @@ VALUES = [
 
 
 def compared(was, now):
-    return difference(dict(describe("x", was)), dict(describe("x", now)))
+    return difference("x", describe(was), describe(now))
 
 
 @pytest.mark.parametrize("value", VALUES, ids=[f"{number}-{type(v).__name__}" for number, v in enumerate(VALUES)])
@@ -70,10 +70,10 @@ def test_what_would_come_back_otherwise_is_named_with_its_path(was, now, message
 
 def test_what_training_changes_afterwards_is_compared_as_it_was():
     value = {"list": [1], "bytes": bytearray(b"a")}
-    before = dict(describe("x", value))
+    before = describe(value)
     value["list"].append(2)
     value["bytes"] += b"b"
-    assert difference(before, dict(describe("x", {"list": [1], "bytes": bytearray(b"a")}))) is None
+    assert difference("x", before, describe({"list": [1], "bytes": bytearray(b"a")})) is None
 
 
 def test_functions_are_left_out_as_a_checkpoint_leaves_them_out():

@@ -79,11 +79,6 @@ def test_an_average_of_a_replicated_model_is_each_ranks_own(crowd):
         assert "average.module.one.weight" in own
 
 
-def test_a_model_that_is_replicated_after_the_session_was_made_is_stored_once(crowd):
-    for own_before, own_after in crowd.run(2, "sharding_work.made_late"):
-        assert own_after == own_before - 6  # its parameters; buffers and random states stay each rank's own
-
-
 def test_replicas_among_some_of_the_ranks_are_each_ranks_own(crowd):
     assert crowd.run(4, "sharding_work.subgroup") == [(0.0, True), (0.0, True), (1.0, True), (1.0, True)]
 

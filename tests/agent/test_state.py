@@ -694,3 +694,28 @@ def test_another_kind_of_object_under_a_keyword_is_refused():
         Registry({"x": Variables()}).check({"x": [1]}, {})
     with pytest.raises(IncompatibleCheckpoint, match="x: an optimizer here, another kind of object"):
         Registry({"x": plateau().optimizer}).check(saved.trees, shapes_of(saved))
+
+
+@pytest.mark.parametrize("kind", [collections.OrderedDict, collections.defaultdict])
+def test_state_of_a_parameter_in_another_mapping_comes_back_or_is_refused(kind):
+    class Keeping(torch.optim.SGD):
+        def step(self, closure=None):
+            parameter = self.param_groups[0]["params"][0]
+            self.state[parameter] = kind()
+            self.state[parameter]["moment"] = torch.full((2, 8), 3.0)
+
+    def made(steps):
+        model = torch.nn.Linear(8, 2)
+        optimizer = Keeping(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            optimizer.step()
+        return optimizer
+
+    if kind is collections.defaultdict:
+        with pytest.raises(TypeError, match=r"optimizer\.0: a defaultdict would come back as a plain dict"):
+            Registry({"optimizer": made(1)}).capture({})
+        return
+    one, other = made(1), made(0)
+    round_trip(Registry({"optimizer": one}), Registry({"optimizer": other}))
+    (found,) = other.state.values()
+    assert torch.equal(found["moment"], torch.full((2, 8), 3.0))

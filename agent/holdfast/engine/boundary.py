@@ -281,7 +281,7 @@ class Boundary:
             self._meter.learn()  # what came before belongs to the time before
         finally:  # the other ranks count on this one
             self._checkpoints.take(
-                lambda later: self._training.capture(later=later),
+                self._training.capture,
                 decision.checkpoint,
                 mode=decision.mode,
                 over_seconds=decision.over_seconds,

@@ -1,0 +1,345 @@
+"""Every private torch API that Holdfast uses, and what it does where a torch does not have it.
+
+The rest of the agent uses no name of torch that begins with an underscore; a test holds it to that. An entry of
+`INTERNALS` says what is used, on which versions it was checked and what is missing without it. `supported` looks
+for the names themselves: a torch that was not checked but has them is used.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+CHECKED_ON = ("2.13",)
+"""Versions on which the whole test suite passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Internal:
+    """A private API of torch."""
+
+    name: str
+    names: tuple[str, ...]
+    """What has to be there."""
+    owner: Callable[[], object]
+    """Has these names as attributes; ImportError or AttributeError where torch has it no more."""
+    without: str
+    """What Holdfast does where it is missing, for a notice."""
+    checked_on: tuple[str, ...] = CHECKED_ON
+
+    def supported(self) -> bool:
+        return _has_all(self)
+
+
+@functools.cache
+def _has_all(internal: Internal) -> bool:
+    try:
+        owner = internal.owner()
+    except (ImportError, AttributeError):
+        return False
+    return all(hasattr(owner, name) for name in internal.names)
+
+
+def _dtensor() -> Any:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
+
+
+def _calls_assignment() -> bool:
+    """The making of a reducer asks `torch.distributed` for its buckets, under that name."""
+    names = DistributedDataParallel._ddp_init_helper.__code__.co_names
+    return {"dist", "_compute_bucket_assignment_by_size"} <= set(names)
+
+
+def _device_mesh() -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh
+
+
+MODULE_CONTENTS = Internal(
+    "the dicts and hooks of a Module",
+    ("_modules", "_parameters", "_buffers", "_state_dict_hooks", "_state_dict_pre_hooks", "_save_to_state_dict"),
+    nn.Module,
+    "models are walked in full at each checkpoint, which takes longer",
+)
+MODULE_LOADING = Internal(
+    "the load hooks of a Module",
+    ("_load_from_state_dict", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+    nn.Module,
+    "a checkpoint in memory is copied once more before a model is loaded from it",
+)
+OPTIMIZER_HOOKS = Internal(
+    "the hooks of an Optimizer",
+    ("_optimizer_step_pre_hooks", "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"),
+    lambda: torch.optim.SGD([nn.Parameter(torch.empty(0, device="cpu"))], lr=0.1),
+    "training waits while a checkpoint is copied",
+)
+DDP_PARAMETERS = Internal(
+    "the parameters that DistributedDataParallel reduces",
+    ("_get_ddp_logging_data",),
+    lambda: DistributedDataParallel,
+    "what DistributedDataParallel keeps the same on all ranks is stored by each of them",
+)
+DDP_BUCKETS = Internal(
+    "the buckets of DistributedDataParallel",
+    ("_rebuild_buckets", "_get_zeros_like_grad_buckets", "_autograd_hook", "prepare_for_backward"),
+    lambda: torch.distributed.Reducer,  # type: ignore[attr-defined]
+    "on three ranks or more the losses after a resume may differ in their last bits",
+)
+DDP_REDUCER = Internal(
+    "the making of a DistributedDataParallel's reducer",
+    (
+        "_build_params_for_reducer",
+        "_build_debug_param_to_name_mapping",
+        "_remove_autograd_hooks",
+        "_ddp_init_helper",
+    ),
+    lambda: _calls_assignment() and DistributedDataParallel,
+    "on three ranks or more, with static_graph, the losses after a resume may differ in their last bits",
+)
+DTENSOR_CHUNKS = Internal(
+    "the place of a DTensor's local part",
+    ("__create_chunk_list__",),
+    _dtensor,
+    "checkpoints of sharded tensors are refused",
+)
+MESH_ROOT = Internal(
+    "the mesh that a DeviceMesh is cut from",
+    ("_get_root_mesh",),
+    _device_mesh,
+    "checkpoints of tensors that are sharded over a part of a mesh are refused",
+)
+DEFAULT_STORE = Internal(
+    "the store of the default process group",
+    ("_get_default_store",),
+    lambda: torch.distributed.distributed_c10d,
+    "the ranks of a job cannot find each other",
+)
+INTERNALS = (
+    MODULE_CONTENTS,
+    MODULE_LOADING,
+    OPTIMIZER_HOOKS,
+    DDP_PARAMETERS,
+    DDP_BUCKETS,
+    DDP_REDUCER,
+    DTENSOR_CHUNKS,
+    MESH_ROOT,
+    DEFAULT_STORE,
+)
+"""Those that a torch may lack. `_version` of a tensor, `_metadata` of a state_dict and `_orig_mod` of a compiled
+module are as old as what they belong to, and are data of it."""
+
+
+def unsupported(*, distributed: bool) -> list[str]:
+    """In words: what this torch lacks, and what follows from that; of `distributed` too."""
+    internals = INTERNALS if distributed else (MODULE_CONTENTS, MODULE_LOADING, OPTIMIZER_HOOKS)
+    return [
+        f"torch {torch.__version__} lacks {each.name}, as torch {each.checked_on[-1]} has it: {each.without}"
+        for each in internals
+        if not each.supported()
+    ]
+
+
+version_of = operator.attrgetter("_version")
+"""How often a tensor was written to."""
+
+
+def compiled_from(item: Any) -> Any:
+    """The module inside one that `torch.compile` made; None for any other object."""
+    return getattr(item, "_orig_mod", None)
+
+
+def metadata_of(state: object) -> dict[str, Any]:
+    """The versions that a module's `state_dict()` carries."""
+    return dict(getattr(state, "_metadata", {}))
+
+
+def with_metadata(items: Any, metadata: Any) -> collections.OrderedDict[Any, Any]:
+    """What these items, or this mapping, make a module's `state_dict()` with, and these versions."""
+    state: Any = collections.OrderedDict(items)
+    state._metadata = metadata
+    return state  # type: ignore[no-any-return]
+
+
+def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """The buffers that a module itself has, as the dict in which it keeps them."""
+    return module._buffers
+
+
+def contents_of(module: nn.Module) -> Iterator[dict[Any, Any]]:
+    """The dicts that a module's `state_dict()` is made from, those of the modules inside among them."""
+    for each in module.modules():
+        yield each._modules
+        yield each._parameters
+        yield each._buffers
+        yield each._state_dict_hooks
+        yield each._state_dict_pre_hooks
+
+
+def has_plain_state_dict(module: nn.Module) -> bool:
+    """Its `state_dict()`, apart from the modules inside, gives parameters and buffers and runs no code."""
+    kind, plain = type(module), nn.Module
+    return (
+        MODULE_CONTENTS.supported()
+        and kind.state_dict is plain.state_dict
+        and kind._save_to_state_dict is plain._save_to_state_dict
+        and kind.get_extra_state is plain.get_extra_state
+        and not module._state_dict_hooks
+        and all(map(_only_reshards, module._state_dict_pre_hooks.values()))
+    )
+
+
+def only_copies(module: nn.Module) -> bool:
+    """Loading a state into it copies numbers into the parameters and buffers that there are, and does no more."""
+    kind, plain = type(module), nn.Module
+    return (
+        MODULE_LOADING.supported()
+        and kind.load_state_dict is plain.load_state_dict
+        and kind._load_from_state_dict is plain._load_from_state_dict
+        and kind.set_extra_state is plain.set_extra_state
+        and all(_only_reshards(getattr(each, "hook", each)) for each in module._load_state_dict_pre_hooks.values())
+        and not module._load_state_dict_post_hooks
+    )
+
+
+def _only_reshards(hook: object) -> bool:
+    """That of `fully_shard`: where an iteration ends there is nothing left for it to do."""
+    name = getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")
+    return name[0].startswith("torch.distributed.fsdp.") and name[1].endswith(".to_sharded_hook")
+
+
+def runs_step_hooks(item: object) -> bool:
+    """An Optimizer that runs hooks around `step`; subclasses that skip Optimizer.__init__ run none."""
+    # torch wraps the `step` of a class when its first instance is made, and marks it with `hooked`
+    return (
+        isinstance(item, Optimizer)
+        and hasattr(item, "_optimizer_step_pre_hooks")
+        and getattr(item.__class__.step, "hooked", False)
+    )
+
+
+def state_dict_hooks(optimizer: Optimizer) -> list[Any]:
+    """What may change an optimizer's `state_dict()`."""
+    pre, post = optimizer._optimizer_state_dict_pre_hooks, optimizer._optimizer_state_dict_post_hooks
+    return [*pre.values(), *post.values()]
+
+
+def is_fully_sharded(module: nn.Module) -> bool:
+    """`fully_shard` was applied to it."""
+    return hasattr(module, "_get_fsdp_state")
+
+
+def has_unsynchronized_gradients(module: Any) -> bool:
+    """One that `fully_shard` was applied to has gradients not yet summed up over the ranks."""
+    group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)
+    for parameter in getattr(group, "fsdp_params", ()):
+        gathered = getattr(parameter, "_unsharded_param", None)
+        if parameter.unsharded_accumulated_grad is not None or getattr(gathered, "grad", None) is not None:
+            return True
+    return False
+
+
+def chunks_of(dtensor: Any) -> Sequence[Any]:
+    """The parts of a DTensor on this rank, each with `offsets` and `sizes`."""
+    if not DTENSOR_CHUNKS.supported():
+        raise TypeError(unsupported(distributed=True)[0])
+    return dtensor.__create_chunk_list__()  # type: ignore[no-any-return]
+
+
+def root_mesh(mesh: Any) -> Any:
+    """The mesh that this one was cut from; itself where it was not, or where this torch does not tell."""
+    return mesh._get_root_mesh() if MESH_ROOT.supported() else mesh
+
+
+def kept_the_same(ddp: DistributedDataParallel) -> list[torch.Tensor]:
+    """The parameters that it sent to all ranks when it was made, and reduces since then or leaves as they are."""
+    if not DDP_PARAMETERS.supported() or not hasattr(ddp, "_module_parameters"):
+        return []
+    held = {id(parameter) for parameter in ddp.module.parameters()}
+    known = [parameter for parameter in ddp._module_parameters if id(parameter) in held]
+    trained = sum(parameter.requires_grad for parameter in known)
+    reduced = int(ddp._get_ddp_logging_data()["num_parameter_tensors"])  # type: ignore[no-untyped-call]
+    if trained > reduced:  # some are trained that it does not reduce
+        return [parameter for parameter in known if not parameter.requires_grad]
+    return known
+
+
+def obstacle_to_buckets(ddp: DistributedDataParallel) -> str | None:
+    """Why it has no buckets that can be known, in words."""
+    if not DDP_BUCKETS.supported():
+        return f"torch {torch.__version__} does not tell them"
+    return "it has no buckets" if ddp._delay_all_reduce_all_params or ddp._use_python_reducer else None
+
+
+def communication_hooks(ddp: DistributedDataParallel) -> list[Callable[..., Any]]:
+    return [hook for hook, _ in ddp._comm_hooks]
+
+
+def has_run(ddp: DistributedDataParallel) -> bool:
+    """It was called once."""
+    return bool(ddp._lazy_init_ran)
+
+
+def rebuild_buckets(ddp: DistributedDataParallel) -> bool:
+    """Rebuild them where that is due, as the next forward pass would; whether they are rebuilt."""
+    if ddp.reducer._rebuild_buckets():
+        ddp._has_rebuilt_buckets = True
+    return ddp._has_rebuilt_buckets
+
+
+def buckets_of(ddp: DistributedDataParallel) -> list[list[torch.Tensor]]:
+    """The parameters that are reduced together; it takes memory for all gradients meanwhile."""
+    return [bucket.parameters() for bucket in ddp.reducer._get_zeros_like_grad_buckets()]
+
+
+def run_backward(ddp: DistributedDataParallel, order: Iterable[int]) -> None:
+    """A backward pass, as the reducer sees it, in which gradients are ready in this order of its parameters."""
+
+    def report(_: torch.Tensor) -> None:
+        for number in order:
+            ddp.reducer._autograd_hook(number)  # type: ignore[attr-defined]
+
+    anchor = torch.zeros((), device="cpu", requires_grad=True)
+    anchor.register_hook(report)  # type: ignore[no-untyped-call]
+    ddp.reducer.prepare_for_backward([])
+    anchor.backward()  # type: ignore[no-untyped-call]  # the reducer ends its work in a callback of this
+
+
+def give_static_reducer(ddp: DistributedDataParallel, layout: Sequence[Sequence[int]]) -> None:
+    """A new reducer for a static graph, made as unpickling makes it, that begins with these buckets."""
+    maker: Any = ddp
+    parameters, sparse = maker._build_params_for_reducer()
+    names = maker._build_debug_param_to_name_mapping(parameters)
+    maker._remove_autograd_hooks()
+    # as it counts buckets, the last one comes first
+    assigned = list(map(list, reversed(layout))), [maker.bucket_bytes_cap] * len(layout)
+    view = types.SimpleNamespace(**vars(torch.distributed))
+    view._compute_bucket_assignment_by_size = lambda *_: assigned
+    # the same function, which finds this in the place of torch.distributed
+    helper = DistributedDataParallel._ddp_init_helper
+    helper_here = types.FunctionType(helper.__code__, {**helper.__globals__, "dist": view}, helper.__name__)
+    helper_here(ddp, parameters, sparse, names, True)
+    maker.reducer._set_static_graph()
+    maker.logger._set_static_graph()
+
+
+def default_store() -> Any:
+    """The Store of torch over which the ranks have found each other: what is put there all of them see."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def limit_wait(iterator: Any, seconds: float) -> None:
+    """How long an iterator of a DataLoader with workers waits for its next batch."""
+    iterator._timeout = seconds

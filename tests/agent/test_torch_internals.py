@@ -1,0 +1,158 @@
+"""Private API of torch stays in one module, and a torch that lacks some of it is told of."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import holdfast
+from holdfast import torch_internals
+from holdfast.state import Registry
+
+PACKAGE = Path(holdfast.__file__).parent
+NOT_TORCH = {("os", "_exit"), ("process", "_args")}
+"""Of the standard library."""
+
+
+def private_names_of_torch():
+    layer = nn.Linear(1, 1)
+    holders = [
+        layer, torch.optim.SGD(layer.parameters(), lr=1.0), torch.ones(1), torch, dist, dist.Reducer, DTensor,
+        DeviceMesh, DistributedDataParallel, torch.utils.data.DataLoader([1]), torch.distributed.distributed_c10d,
+    ]  # fmt: skip
+    return {name for held in holders for name in dir(held) if name.startswith("_") and not name.endswith("__")}
+
+
+def own_names(trees):
+    """What the package itself defines or assigns."""
+    found = set()
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls"):
+                found.add(node.attr)
+    return found
+
+
+def private_uses(tree, torchs, own):
+    """Accesses to attributes of other objects that are torch's, or nobody's here; by name as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            base, name = ast.unparse(node.value), node.attr
+            if base not in ("self", "cls") and (base, name) not in NOT_TORCH:
+                yield node.lineno, base, name
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "delattr"):
+            if len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+                yield node.lineno, ast.unparse(node.args[0]), str(node.args[1].value)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            for part in [*(node.module or "").split("."), *(alias.name for alias in node.names)]:
+                yield node.lineno, "torch", part
+
+
+def offences(source, torchs, own):
+    for line, base, name in private_uses(ast.parse(source), torchs, own):
+        is_private = name.startswith("_") and (not name.endswith("__") or name == "__create_chunk_list__")
+        if is_private and (name in torchs or name not in own):
+            yield f"line {line}: {base}.{name}"
+
+
+@pytest.fixture(scope="module")
+def names():
+    files = [path for path in PACKAGE.rglob("*.py") if path.name != "torch_internals.py"]
+    sources = {path: path.read_text() for path in files}
+    return sources, private_names_of_torch(), own_names(map(ast.parse, sources.values()))
+
+
+def test_no_other_module_uses_private_api_of_torch(names):
+    sources, torchs, own = names
+    found = [f"{path.name}, {each}" for path, source in sources.items() for each in offences(source, torchs, own)]
+    assert [each for each in found if "leaving.py" not in each or "_target" not in each] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "module._parameters", "ddp._lazy_init_ran", "getattr(module, '_get_fsdp_state')", "tensor._version",
+        "torch.distributed._functional", "from torch._inductor import config", "from torch.nn import _reduction",
+        "dtensor.__create_chunk_list__()",
+    ],
+)  # fmt: skip
+def test_such_a_use_would_be_seen(names, line):
+    _, torchs, own = names
+    assert list(offences(line, torchs, own))
+
+
+def test_this_torch_has_all_of_it():
+    assert torch_internals.unsupported(distributed=True) == []
+
+
+@pytest.mark.parametrize("internal", torch_internals.INTERNALS, ids=lambda internal: internal.name)
+def test_what_a_torch_lacks_is_told_with_what_follows(monkeypatch, internal):
+    lacking = torch_internals.Internal(internal.name, ("_gone",), internal.owner, internal.without)
+    monkeypatch.setattr(torch_internals, "INTERNALS", (lacking,))
+    (told,) = torch_internals.unsupported(distributed=True)
+    assert internal.name in told
+    assert told.endswith(internal.without)
+    assert internal.checked_on
+
+
+def test_an_owner_that_is_gone_is_not_supported():
+    def gone():
+        raise AttributeError("moved")
+
+    assert not torch_internals.Internal("a class", ("_x",), gone, "nothing works").supported()
+
+
+@pytest.fixture
+def lacking(monkeypatch):
+    """Have this torch lack some of its private API."""
+
+    def without(*internals):
+        has_all = torch_internals._has_all
+        monkeypatch.setattr(torch_internals, "_has_all", lambda each: each not in internals and has_all(each))
+
+    return without
+
+
+def test_models_are_walked_in_full_where_their_contents_cannot_be_watched(lacking):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    expected = Registry({"model": model}).capture({})
+    lacking(torch_internals.MODULE_CONTENTS)
+    registry = Registry({"model": model})
+    for _ in range(2):
+        found = registry.capture({})
+        assert (found.trees, list(found.tensors)) == (expected.trees, list(expected.tensors))
+    assert "walked in full" in registry.gaps()[0]
+
+
+def test_a_checkpoint_is_copied_where_it_cannot_be_told_what_loading_runs(lacking):
+    lacking(torch_internals.MODULE_LOADING)
+    assert not torch_internals.only_copies(nn.Linear(1, 1))
+
+
+def test_buckets_that_cannot_be_known_are_said_to_be_so(lacking):
+    lacking(torch_internals.DDP_BUCKETS, torch_internals.DDP_PARAMETERS)
+    ddp = DistributedDataParallel.__new__(DistributedDataParallel)
+    assert "does not tell" in torch_internals.obstacle_to_buckets(ddp)
+    assert torch_internals.kept_the_same(ddp) == []
+
+
+def test_sharded_tensors_are_refused_where_it_cannot_be_told_what_is_here(lacking):
+    lacking(torch_internals.DTENSOR_CHUNKS)
+    with pytest.raises(TypeError, match="sharded tensors are refused"):
+        torch_internals.chunks_of(None)
+
+
+def test_a_mesh_is_its_own_root_where_it_does_not_tell(lacking):
+    lacking(torch_internals.MESH_ROOT)
+    mesh = object()
+    assert torch_internals.root_mesh(mesh) is mesh
