@@ -35,7 +35,7 @@ from holdfast.sizes import Sizes
 from holdfast.snapshot import Snapshot, Snapshotter
 from holdfast.state import Captured
 from holdfast.store import Lineage, Store
-from holdfast.store.retention import ASKED_FOR, held, protected
+from holdfast.store.records import ASKED_FOR, held, protected
 from holdfast.tier import Tier
 
 logger = logging.getLogger("holdfast")
@@ -160,7 +160,7 @@ class Checkpointer:
         def noted() -> Lineage:
             lineage = self._new_lineage(self.attempt, iteration, parent, order, left)
             if self.attempt:
-                self.store.begin_lineage(self.job, lineage)
+                self.store.append(self.job, lineage)
             self._unnoted = None if self.attempt else order
             return lineage
 
@@ -451,7 +451,7 @@ class Checkpointer:
         """Where the lineages that training descends from began, the ways back, what is to be restored."""
         with self._asked_for_lock:
             asked_for = list(self._asked_for)
-        kept = protected(self.store.lineages(self.job), self.lineage.number, asked_for)
+        kept = protected(self.store.records(self.job, Lineage), self.lineage.number, asked_for)
         return kept | {each for each in (self.head, *list(self._wanted.values())) if each is not None}
 
     def _least(self, committed: Iterable[str]) -> set[str]:
@@ -464,7 +464,7 @@ class Checkpointer:
     def _new_lineage(
         self, attempt: int, iteration: int, parent: str | None, order: str | None = None, left: str | None = None
     ) -> Lineage:
-        known = [lineage.number for lineage in self.store.lineages(self.job)]
+        known = [lineage.number for lineage in self.store.records(self.job, Lineage)]
         known += [parse_checkpoint_id(checkpoint)[1] for checkpoint in self.store.checkpoints(self.job)]
         newest = max(known, default=0)
         return Lineage(
@@ -537,7 +537,7 @@ class Checkpointer:
             attempt = self._become_newest(self._at_least)
             start = parse_checkpoint_id(self.head)[0] if self.head is not None else self.lineage.iteration
             lineage = self._new_lineage(attempt, start, self.head, self._unnoted)
-            self.store.begin_lineage(self.job, lineage)
+            self.store.append(self.job, lineage)
         except Exception as error:  # a thread's edge: the next checkpoint that is due tries again
             self.fail(self._not_writable(error))
         else:

@@ -8,7 +8,7 @@ import time
 
 from holdfast.errors import Fenced
 from holdfast.reports import Reporter
-from holdfast.store import Pins, Store
+from holdfast.store import Pins, Store, newest_pins
 
 logger = logging.getLogger("holdfast")
 
@@ -41,7 +41,7 @@ class Pinned:
         """What an earlier attempt has noted holds, unless a server has spoken. OSError: the store cannot say."""
         if self._learned:
             return
-        found = self._store.pins(self._job)
+        found = newest_pins(self._store, self._job)
         with self._lock:
             self._learned = True
             if self._checkpoints is None:
@@ -58,7 +58,7 @@ class Pinned:
             try:
                 if not attempt:
                     raise OSError("it is not writable")
-                self._store.note_pins(self._job, Pins(attempt=attempt, checkpoints=wanted, at=time.time()))
+                self._store.append(self._job, Pins(attempt=attempt, checkpoints=wanted, at=time.time()))
             except Fenced as error:  # the newer attempt is told of them for itself
                 logger.debug("%s: pins are not noted: %s", self._job, error)
             except OSError as error:

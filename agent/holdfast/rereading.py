@@ -25,7 +25,7 @@ from holdfast.norms import Norms
 from holdfast.persist.courtesy import be_nice, volunteer
 from holdfast.persist.pacer import Pacer
 from holdfast.protocol import TensorNorms, Verdict
-from holdfast.runs import Run, runs_to_verify
+from holdfast.reading import Run, runs_to_verify
 from holdfast.store import Store
 from holdfast.store.base import FileReader, Pace
 

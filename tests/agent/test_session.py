@@ -21,7 +21,7 @@ from holdfast.forking import fork
 from holdfast.protocol import Desired, RestoreOrder, checkpoint_id
 from holdfast.retention import parse_retention
 from holdfast.snapshot import Snapshotter
-from holdfast.store import open_store
+from holdfast.store import Lineage, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
 
 
@@ -529,7 +529,7 @@ def test_a_fenced_attempt_leaves_an_order_to_the_newer_one(store, linked):
     trainer.run(until=8, after=operator).crash()
     assert [event.state for event in told.of(protocol.OrderMoved)] == ["delivered", "restoring"]
     assert "attempt 2 of job has started" in told.of(protocol.Notice)[-1].message
-    assert [lineage.order for lineage in open_store(store).lineages("job")] == [None]
+    assert [lineage.order for lineage in open_store(store).records("job", Lineage)] == [None]
 
 
 @pytest.mark.parametrize("supervised", [True, False])
@@ -921,7 +921,7 @@ def test_a_pin_holds_after_a_restart_with_no_server(store, linked):
     again = Trainer(store, every=1, keep=2).run(until=20).crash()
     assert again.session.attempt == 2
     assert 5 in committed(store)
-    assert open_store(store).pins("job").attempt == 2  # it has noted for itself what it found
+    assert newest_pins(open_store(store), "job").attempt == 2  # it has noted for itself what it found
 
 
 def test_a_server_that_knows_of_no_pins_takes_none_away(store, linked):
@@ -951,7 +951,7 @@ def test_pins_that_cannot_be_noted_hold_and_are_told_of_once(store, linked, monk
         (told,) = told_of_pins(trainer)
         assert "no space left; they hold while this attempt runs" in told
     trainer.run(until=16).crash()
-    assert open_store(store).pins("job").checkpoints == ("000000000005-1",)
+    assert newest_pins(open_store(store), "job").checkpoints == ("000000000005-1",)
 
 
 def test_a_pin_on_what_is_not_in_the_store_is_told_once_and_changes_nothing(store, linked):

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import threading
 from pathlib import Path
 
-NICENESS = 10
+from holdfast.io_pool import lower_cpu_priority as be_nice
+
+__all__ = ["be_nice", "volunteer"]
+
 OUT_OF_MEMORY_SCORE = 500
 """Of 1,000: where memory runs out, a helper dies and costs one checkpoint, before a trainer does."""
-
-
-def be_nice() -> None:
-    """For the calling thread, and what it starts from here on; a trainer that is nicer still sets the measure."""
-    if sys.platform == "linux":  # where niceness belongs to a thread, not to the whole process
-        thread = threading.get_native_id()
-        with contextlib.suppress(OSError):  # a sandbox without that call
-            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def volunteer() -> None:

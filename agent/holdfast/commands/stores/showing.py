@@ -16,7 +16,7 @@ from holdfast.commands.stores.asking import Job, Named, Where, chosen, opened
 from holdfast.commands.stores.tensors import show_tensor
 from holdfast.commands.stores.values import values_of
 from holdfast.format import Manifest, Tensor, state_for, tensors_for
-from holdfast.runs import object_of
+from holdfast.reading import object_of
 
 MOST_TENSORS, MOST_VALUES = 20, 40
 SHOWN_RANK = 0
