@@ -31,7 +31,6 @@ from holdfast.ranks import Ranks, SideGroup
 from holdfast.remote import told
 from holdfast.reports import Reporter, text
 from holdfast.retention import Retention, expendable
-from holdfast.sizes import Sizes
 from holdfast.snapshot import Snapshot, Snapshotter
 from holdfast.state import Captured
 from holdfast.store import Lineage, Store
@@ -99,7 +98,7 @@ class Checkpointer:
         self._wanted: dict[str, str | None] = {}
         """What must not be retired, by who wants it: the target of an open order, of a restore by the script."""
         self.pinned = Pinned(store, job, reporter)
-        self._sizes = Sizes(store, job)
+        self._sizes = restore.Sizes(store, job)
         self._last_reason: str | None = None
         self.tier = Tier(job, uid, slots, ranks, reporter)
         self.snapshots = Snapshotter(slots, debug=debug, arenas=self.tier.arenas)

@@ -13,11 +13,14 @@ import mmap
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import wait
+from typing import TypeVar
 
 from holdfast import format as fmt
 from holdfast import io_pool
 from holdfast.store import Store
 from holdfast.store.base import FileReader
+
+S = TypeVar("S", fmt.Piece, fmt.Tensor)
 
 READ_BYTES = 8 << 20
 WINDOW_BYTES = 64 << 20
@@ -71,7 +74,7 @@ def runs_to_keep(manifest: fmt.Manifest, file: fmt.File, only: Collection[str] |
     groups = [list(group) for _, group in itertools.groupby(tensors, key=lambda each: _kept_with(file, each))]
     if only is not None:
         groups = [[tensor for tensor in group if tensor.name in only] for group in groups]
-        near = [tensors for group in groups for tensors in _near(group)]
+        near = [tensors for group in groups for tensors in near(group)]
         return [Run(file, list(_pieces(tensors)), tensors) for tensors in near]
     header = next(fmt.pieces(manifest, file))
     beside = groups.pop(0) if groups and not _kept_with(file, tensors[0]) else []
@@ -83,14 +86,14 @@ def _pieces(tensors: Iterable[fmt.Tensor]) -> Iterator[fmt.Piece]:
     return (piece for tensor in tensors for piece in fmt.pieces_of(tensor))
 
 
-def _near(tensors: Sequence[fmt.Tensor]) -> Iterator[list[fmt.Tensor]]:
-    """Those that lie so near to each other that they are read together."""
-    found: list[fmt.Tensor] = []
-    for tensor in tensors:
-        if found and tensor.start - found[-1].end > BRIDGED_BYTES:
+def near(items: Sequence[S]) -> Iterator[list[S]]:
+    """Those that lie so near to each other in their file that they are read together."""
+    found: list[S] = []
+    for item in items:
+        if found and item.start - found[-1].end > BRIDGED_BYTES:
             yield found
             found = []
-        found.append(tensor)
+        found.append(item)
     if found:
         yield found
 

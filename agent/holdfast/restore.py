@@ -137,6 +137,28 @@ def of_kind(store: Store, job: str, kind: CheckpointKind) -> list[str]:
     return found
 
 
+class Sizes:
+    """Of one job. A committed checkpoint does not change: each manifest is read once."""
+
+    def __init__(self, store: Store, job: str) -> None:
+        self._store, self._job = store, job
+        self._known: dict[str, int] = {}
+
+    def of(self, checkpoints: Iterable[str]) -> dict[str, int]:
+        """In bytes, by checkpoint; without those whose manifest cannot be used. OSError: the store is away."""
+        found = {}
+        for checkpoint in checkpoints:
+            if checkpoint not in self._known:
+                try:
+                    files = manifest(self._store, self._job, checkpoint).files
+                except HoldfastError:
+                    continue
+                self._known[checkpoint] = sum(file.size_bytes for file in files)
+            found[checkpoint] = self._known[checkpoint]
+        self._known = {each: self._known[each] for each in found}
+        return found
+
+
 def verify(store: Store, job: str, checkpoint: str, *, progress: Progress | None = None) -> fmt.Manifest:
     """Read a checkpoint and compare every byte with its digests.
 

@@ -12,7 +12,6 @@ import msgspec
 from holdfast import processes, restore
 from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, PLAUSIBLE_STEP, parse_checkpoint_id
 from holdfast.retention import Retention, expendable
-from holdfast.sizes import Sizes
 from holdfast.store import Attempt, Lineage, Pins, RecordName, Store, newest_attempt, newest_pins
 from holdfast.store.records import decode_record, held, protected
 
@@ -77,7 +76,7 @@ def plan(
     )
     never |= held(store, job) | {*wanted, *([head] if head is not None else [])}
     pins = noted.checkpoints if (noted := newest_pins(store, job)) is not None else ()
-    sizes = Sizes(store, job).of(committed)
+    sizes = restore.Sizes(store, job).of(committed)
     named = [each for each in committed if each in drop]
     gone = {each: "named to go" + (", though pinned" if each in pins else "") for each in named}
     rest = [checkpoint for checkpoint in committed if checkpoint not in gone]

@@ -21,7 +21,7 @@ from holdfast.forking import fork
 from holdfast.protocol import Desired, RestoreOrder, checkpoint_id
 from holdfast.retention import parse_retention
 from holdfast.snapshot import Snapshotter
-from holdfast.store import Lineage, newest_pins, open_store
+from holdfast.store import Lineage, Pins, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
 
 
@@ -940,11 +940,15 @@ def test_what_was_pinned_while_the_job_was_down_is_kept_from_its_first_checkpoin
 
 
 def test_pins_that_cannot_be_noted_hold_and_are_told_of_once(store, linked, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no space left")
+    real = LocalStore.append
+
+    def full(self, job, record):
+        if isinstance(record, Pins):
+            raise OSError(errno.ENOSPC, "no space left")
+        real(self, job, record)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalStore, "note_pins", full)
+        patched.setattr(LocalStore, "append", full)
         trainer = Trainer(store, every=1, keep=2, **linked).run(until=6, after=at(5, lambda link: pin(link, 5)))
         trainer.run(until=15)
         assert 5 in committed(store)
@@ -964,10 +968,14 @@ def test_a_pin_on_what_is_not_in_the_store_is_told_once_and_changes_nothing(stor
 
 
 def test_where_the_store_cannot_say_what_is_pinned_nothing_is_deleted(store, linked, monkeypatch):
-    def unreadable(*_):
-        raise OSError(errno.EIO, "cannot be read")
+    real = LocalStore.records
 
-    monkeypatch.setattr(LocalStore, "pins", unreadable)
+    def unreadable(self, job, kind, since=0):
+        if kind is Pins:
+            raise OSError(errno.EIO, "cannot be read")
+        return real(self, job, kind, since)
+
+    monkeypatch.setattr(LocalStore, "records", unreadable)
     trainer = Trainer(store, every=1, keep=1).run(until=9).crash()
     assert len(committed(store)) == 9
     assert trainer.session.iteration == 9
