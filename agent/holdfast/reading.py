@@ -74,8 +74,8 @@ def runs_to_keep(manifest: fmt.Manifest, file: fmt.File, only: Collection[str] |
     groups = [list(group) for _, group in itertools.groupby(tensors, key=lambda each: _kept_with(file, each))]
     if only is not None:
         groups = [[tensor for tensor in group if tensor.name in only] for group in groups]
-        near = [tensors for group in groups for tensors in near(group)]
-        return [Run(file, list(_pieces(tensors)), tensors) for tensors in near]
+        together = [tensors for group in groups for tensors in near(group)]
+        return [Run(file, list(_pieces(tensors)), tensors) for tensors in together]
     header = next(fmt.pieces(manifest, file))
     beside = groups.pop(0) if groups and not _kept_with(file, tensors[0]) else []
     first = Run(file, [header, *_pieces(beside)], beside)
