@@ -192,7 +192,7 @@ class _Other:
                 number = (piece.start - tensor.start) // fmt.CHUNK_BYTES
                 same = next(itertools.islice(fmt.pieces_of(there), number, None))
                 wanted.setdefault(there.file, {})[same] = piece.start
-        found = {}
+        found: dict[int, memoryview] = {}
         for file, starts in wanted.items():
             for pieces in near(sorted(starts, key=lambda piece: piece.start)):
                 run = Run(self._files[file], pieces)

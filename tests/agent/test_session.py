@@ -1125,7 +1125,7 @@ def test_what_is_about_to_be_restored_outlives_retention(store, uninterrupted):
 def test_a_restore_refused_for_want_of_a_record_leaves_training_on_its_lineage(store, linked, monkeypatch):
     def operator(trainer):
         if trainer.session.iteration == 7:
-            monkeypatch.setattr(type(trainer.session._checkpoints.store), "begin_lineage", refuse)
+            monkeypatch.setattr(type(trainer.session._checkpoints.store), "append", refuse)
             order(trainer, 3)
 
     def refuse(self, job, lineage):
@@ -1332,7 +1332,7 @@ def notices(trainer, code):
 
 @pytest.mark.parametrize(
     ("owner", "broken"),
-    [(LocalStore, "checkpoints"), (LocalStore, "lineages"), (LocalStore, "open_file"), (reading, "read")],
+    [(LocalStore, "checkpoints"), (LocalStore, "records"), (LocalStore, "open_file"), (reading, "read")],
 )
 def test_a_start_waits_for_a_store_that_is_away_for_a_moment(
     store, linked, monkeypatch, uninterrupted, owner, broken
@@ -1382,7 +1382,7 @@ def test_a_start_is_patient_anew_with_a_store_that_was_back_meanwhile(monkeypatc
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("broken", ["lineages", "open_file"])
+@pytest.mark.parametrize("broken", ["records", "open_file"])
 def test_an_order_at_the_start_waits_for_a_store_that_is_away_for_a_moment(store, linked, monkeypatch, broken):
     Trainer(store).run(until=10).crash()
     FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))
