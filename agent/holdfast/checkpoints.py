@@ -160,7 +160,7 @@ class Checkpointer:
         def noted() -> Lineage:
             lineage = self._new_lineage(self.attempt, iteration, parent, order, left)
             if self.attempt:
-                self.store.begin_lineage(self.job, lineage)
+                self.store.append(self.job, lineage)
             self._unnoted = None if self.attempt else order
             return lineage
 
@@ -376,7 +376,7 @@ class Checkpointer:
     def _new_lineage(
         self, attempt: int, iteration: int, parent: str | None, order: str | None = None, left: str | None = None
     ) -> Lineage:
-        known = [lineage.number for lineage in self.store.lineages(self.job)]
+        known = [lineage.number for lineage in self.store.records(self.job, Lineage)]
         known += [parse_checkpoint_id(checkpoint)[1] for checkpoint in self.store.checkpoints(self.job)]
         newest = max(known, default=0)
         return Lineage(
@@ -424,7 +424,7 @@ class Checkpointer:
             head = self.head
             start = parse_checkpoint_id(head)[0] if head is not None else self.lineage.iteration
             lineage = self._new_lineage(attempt, start, head, self._unnoted)
-            self.store.begin_lineage(self.job, lineage)
+            self.store.append(self.job, lineage)
         except Exception as error:  # the next checkpoint that is due tries again
             self.fail(not_writable(self.store, error))
             return None

@@ -20,7 +20,7 @@ did: of those there may be many in a row."""
 def note(store: Store, job: str, attempt: int, reason: str, iterations: int) -> None:
     """Say in the store how `attempt` ends, having trained so many iterations."""
     try:
-        store.note_ending(job, Ending(attempt=attempt, reason=reason, iterations=iterations, at=time.time()))
+        store.append(job, Ending(attempt=attempt, reason=reason, iterations=iterations, at=time.time()))
     except (OSError, Fenced) as error:
         logger.debug("%s: how attempt %d ended is not noted: %s", job, attempt, error)
 
@@ -35,8 +35,8 @@ def failures_between(store: Store, job: str, first: int, present: int, last_exit
         last_exit: how the last of them ended, as its supervisor saw it.
     """
     try:
-        attempts = store.attempts(job, first)
-        endings = {ending.attempt: ending for ending in store.endings(job, first)}
+        attempts = store.records(job, Attempt, first)
+        endings = {ending.attempt: ending for ending in store.records(job, Ending, first)}
     except OSError:  # it is a figure for planning, for which no start waits; none is better than a wrong one
         return 0
     failed = 0

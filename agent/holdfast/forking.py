@@ -19,7 +19,7 @@ from holdfast import restore
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError
 from holdfast.protocol import Origin, checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.reading import Progress
-from holdfast.store import Attempt, Ending, Hold, Lineage, Store
+from holdfast.store import Attempt, Ending, Hold, Lineage, Store, read_manifest
 
 FORK_UID = "fork-"
 """How the attempts are named under which forks are made, and nothing is trained."""
@@ -57,13 +57,14 @@ def made_before(store: Store, job: str, new: str) -> Fork | None:
     """
     if validate_job(new) == validate_job(job):
         raise ForkRefused(f"{new} is the job itself: a fork has a name of its own")
-    first = next((each for each in store.lineages(new) if each.origin is not None), None)
+    lineages = store.records(new, Lineage)
+    first = next((each for each in lineages if each.origin is not None), None)
     if first is not None and first.origin is not None and first.parent is not None:
         if first.origin.job != job:
             raise ForkRefused(f"{new} is a fork already, of {first.origin.job}: choose another name")
         return _fork(new, first.parent, first.number, first.origin, first.attempt, "", new=False)
-    trained = [each for each in store.attempts(new) if not each.uid.startswith(FORK_UID)]
-    if trained or store.lineages(new):
+    trained = [each for each in store.records(new, Attempt) if not each.uid.startswith(FORK_UID)]
+    if trained or lineages:
         raise ForkRefused(
             f"{new} is a job of its own in {store.url}, started on {trained[0].host}: choose another name"
             if trained
@@ -88,7 +89,7 @@ def fork(store: Store, job: str, checkpoint: str, new: str, *, progress: Progres
     uid = f"{FORK_UID}{uuid.uuid4().hex}"
     with _held(store, job, checkpoint, uid):
         found = restore.verify(store, job, checkpoint, progress=progress)
-        digest = fmt.manifest_digest(store.read_manifest(job, checkpoint))
+        digest = fmt.manifest_digest(read_manifest(store, job, checkpoint))
         origin = Origin(job=job, checkpoint=checkpoint, digest=digest)
         # to read it whole takes minutes: a job that took the name meanwhile is not to be fenced
         if (known := _made_from(store, job, checkpoint, new)) is not None:
@@ -96,7 +97,7 @@ def fork(store: Store, job: str, checkpoint: str, new: str, *, progress: Progres
         attempt = store.acquire_attempt(new, uid)
         _copy(store, found, origin, new, attempt)
     lineage = parse_checkpoint_id(checkpoint)[1] + 1
-    store.begin_lineage(
+    store.append(
         new,
         Lineage(
             number=lineage, iteration=found.iteration, parent=checkpoint, order=None, attempt=attempt.number,
@@ -104,7 +105,7 @@ def fork(store: Store, job: str, checkpoint: str, new: str, *, progress: Progres
         ),
     )  # fmt: skip
     with contextlib.suppress(OSError, Fenced):  # what follows knows it for a fork without
-        store.note_ending(new, Ending(attempt=attempt.number, reason=FORKED, iterations=0, at=time.time()))
+        store.append(new, Ending(attempt=attempt.number, reason=FORKED, iterations=0, at=time.time()))
     return _fork(new, checkpoint, lineage, origin, attempt.number, uid, new=True)
 
 
@@ -142,12 +143,14 @@ def _held(store: Store, job: str, checkpoint: str, uid: str) -> Iterator[None]:
     """Retention of a job that goes on meanwhile leaves the checkpoint, where its note can be made."""
     if checkpoint not in store.checkpoints(job):
         raise DamagedCheckpoint(f"{checkpoint}/{fmt.MANIFEST}", "there is no such checkpoint")
+    hold = Hold(uid=uid, checkpoint=checkpoint, at=time.time())
     with contextlib.suppress(PermissionError):  # somebody else's job, which may be read: it is tried all the same
-        store.hold(job, Hold(uid=uid, checkpoint=checkpoint, at=time.time()))
+        store.append(job, hold)
     try:
         yield
     finally:
-        store.release(job, uid)
+        with contextlib.suppress(OSError):
+            store.remove_record(job, hold.name)
 
 
 def _fork(job: str, checkpoint: str, lineage: int, origin: Origin, attempt: int, uid: str, *, new: bool) -> Fork:

@@ -13,7 +13,7 @@ from holdfast.pacing import Settings, parse_budget, parse_every, parse_policy
 from holdfast.protocol import Desired, RestoreOrder
 from holdfast.reports import Reporter
 from holdfast.retention import Retention, parse_retention
-from holdfast.store import Store
+from holdfast.store import Attempt, Ending, Lineage, Store
 
 MOST_WITHHELD_SECONDS = 86400.0
 """A server's settings keep an attempt from checkpoints no longer: then one is taken all the same."""
@@ -148,11 +148,12 @@ class Orders:
         if self.attempt and order.fence > self.attempt:
             return None
         try:
-            began = next((each for each in self._store.lineages(self._job) if each.order == order.id), None)
+            lineages = self._store.records(self._job, Lineage)
         except OSError:
             if desired is None:  # no further boundary waits for a store that is away: the next start asks again
                 self.accept(order.id)
             raise
+        began = next((each for each in lineages if each.order == order.id), None)
         if began is not None:
             reason = "carried out before the trainer was restarted"
             self.accept(order.id)
@@ -186,9 +187,9 @@ class Orders:
 
     def _tries(self, order: RestoreOrder) -> int:
         """How many attempts in a row, this one included, began with it to carry out and have not trained."""
-        trained = {ending.attempt for ending in self._store.endings(self._job) if ending.iterations > 0}
+        trained = {ending.attempt for ending in self._store.records(self._job, Ending) if ending.iterations > 0}
         tries = 0
-        for attempt in reversed(self._store.attempts(self._job)):
+        for attempt in reversed(self._store.records(self._job, Attempt)):
             if attempt.order != order.id or attempt.number in trained:
                 break
             tries += 1

@@ -6,15 +6,16 @@ import logging
 import threading
 import time
 
+from holdfast import io_pool
 from holdfast.errors import Fenced
 from holdfast.reports import Reporter
-from holdfast.store import Pins, Store
+from holdfast.store import Pins, Store, newest_pins
 
 logger = logging.getLogger("holdfast")
 
 
 class Pinned:
-    """What retention leaves, whatever its rules. For the link's thread and the one that settles checkpoints."""
+    """What retention leaves, whatever its rules. For the thread of the link and for retention."""
 
     def __init__(self, store: Store, job: str, reporter: Reporter) -> None:
         self._store, self._job, self._reporter = store, job, reporter
@@ -31,17 +32,23 @@ class Pinned:
         return self._checkpoints or ()
 
     def follow(self, wanted: tuple[str, ...] | None, attempt: int) -> None:
-        """Keep what the server says; None: it says nothing. It holds at once, noted or not."""
+        """Keep what the server says; None: it says nothing. It holds at once, noted or not.
+
+        The store is asked on another thread: the one that calls holds a lock of the link's.
+        """
         if wanted is not None:
             self._checkpoints = wanted
-            self.note(attempt)
-            self._look_for_them()
+            io_pool.submit(lambda: self._note_and_look(attempt))
+
+    def _note_and_look(self, attempt: int) -> None:
+        self.note(attempt)
+        self._look_for_them()
 
     def learn(self) -> None:
         """What an earlier attempt has noted holds, unless a server has spoken. OSError: the store cannot say."""
         if self._learned:
             return
-        found = self._store.pins(self._job)
+        found = newest_pins(self._store, self._job)
         with self._lock:
             self._learned = True
             if self._checkpoints is None:
@@ -58,7 +65,7 @@ class Pinned:
             try:
                 if not attempt:
                     raise OSError("it is not writable")
-                self._store.note_pins(self._job, Pins(attempt=attempt, checkpoints=wanted, at=time.time()))
+                self._store.append(self._job, Pins(attempt=attempt, checkpoints=wanted, at=time.time()))
             except Fenced as error:  # the newer attempt is told of them for itself
                 logger.debug("%s: pins are not noted: %s", self._job, error)
             except OSError as error:
@@ -76,14 +83,15 @@ class Pinned:
 
     def _look_for_them(self) -> None:
         """Say once of each that is not in the store: its pin keeps nothing."""
-        unknown = set(self.checkpoints) - self._looked_for
-        if not unknown:
-            return
-        try:
-            unknown -= set(self._store.checkpoints(self._job))
-        except OSError:  # what cannot be listed cannot be told
-            return
-        self._looked_for |= unknown
+        with self._lock:
+            unknown = set(self.checkpoints) - self._looked_for
+            if not unknown:
+                return
+            try:
+                unknown -= set(self._store.checkpoints(self._job))
+            except OSError:  # what cannot be listed cannot be told
+                return
+            self._looked_for |= unknown
         for checkpoint in sorted(unknown):
             message = f"{checkpoint} is pinned, and is not in the store: there is nothing to keep"
             self._reporter.notice("warning", "pins", message)

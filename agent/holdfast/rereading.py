@@ -8,6 +8,9 @@ it. It tells what it found as lines of JSON, and ends with whoever started it.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
 import os
 import pkgutil
 import sys
@@ -20,13 +23,13 @@ import torch
 
 from holdfast import format as fmt
 from holdfast import restore
+from holdfast.dtypes import DTYPES
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.io_pool import lower_cpu_priority
-from holdfast.norms import Norms
 from holdfast.persist.writing import RateLimiter
 from holdfast.processes import raise_oom_score
-from holdfast.protocol import TensorNorms, Verdict
-from holdfast.runs import Run, runs_to_verify
+from holdfast.protocol import MOST_TENSORS, TensorNorms, Verdict
+from holdfast.reading import Run, near, runs_to_verify
 from holdfast.store import Store
 from holdfast.store.base import FileReader, Pace
 
@@ -51,6 +54,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
 
 
 Line = Progress | Finding
+Owned = list[tuple[fmt.Piece, fmt.Tensor | None]]
+"""Pieces and the tensors that they are of; None: the header."""
 
 
 def reread(
@@ -116,15 +121,19 @@ class _Reading:
     def run(self) -> None:
         found = restore.manifest(self._store, self._job, self._checkpoint)
         self._total_bytes = sum(file.size_bytes for file in found.files)
-        if self._against is not None:
-            self._begin_other(found)
+        try:
+            if self._against is not None:
+                self._other = _Other(self._store, self._job, self._against)
+                self._total_bytes *= 2
+        except (HoldfastError, OSError) as error:
+            self._give_up_other(error)
         norms = Norms(compared=self._other is not None)
-        for file in found.files:
-            try:
+        try:
+            for file in found.files:
                 self._read_file(found, file, norms)
-            finally:
-                if self._other is not None:
-                    self._other.close()
+        finally:
+            if self._other is not None:
+                self._other.close()
         self._norms = norms.told()
 
     def _read_file(self, found: fmt.Manifest, file: fmt.File, norms: Norms) -> None:
@@ -133,40 +142,25 @@ class _Reading:
             fmt.check_size(file, source.size_bytes)
             for run in runs_to_verify(found, file, STRETCH_BYTES):
                 self._read(source, run)
-                beside = self._beside(run)
-                for piece in run.pieces:
-                    data, tensor = run.view(piece.start, piece.end), next(owners)
-                    fmt.check_digest(file, piece, fmt.digest(data))
+                owned = [(piece, next(owners)) for piece in run.pieces]
+                other = self._counterparts(owned)
+                for piece, tensor in owned:
                     if tensor is not None:
-                        norms.add(tensor, data, beside(tensor, piece))
+                        norms.add(tensor, run.view(piece.start, piece.end), other.get(piece.start))
                 run.memory = None
 
-    def _begin_other(self, found: fmt.Manifest) -> None:
-        assert self._against is not None
+    def _counterparts(self, owned: Owned) -> dict[int, memoryview]:
+        """What the other checkpoint has in the place of pieces, by where these start."""
         try:
-            self._other = _Other(self._store, self._job, self._against, found)
+            return self._other.counterparts(owned, self._read) if self._other is not None else {}
         except (HoldfastError, OSError) as error:
             self._give_up_other(error)
-        else:
-            self._total_bytes *= 2
-
-    def _beside(self, run: Run) -> Callable[[fmt.Tensor, fmt.Piece], memoryview | None]:
-        """What the other checkpoint has in the place of a piece."""
-        if self._other is None:
-            return lambda *_: None
-        try:
-            there = self._other.counterpart(run)
-            if there is not None:
-                self._read(self._other.source(run.file.name), there)
-                self._other.verify(there)
-        except (HoldfastError, OSError) as error:
-            self._give_up_other(error)
-            return lambda *_: None
-        other = self._other
-        return lambda tensor, piece: None if there is None else other.view(there, tensor, piece)
+            return {}
 
     def _give_up_other(self, error: Exception) -> None:
         """The verdict is about one checkpoint: whatever is wrong with the other does not change it."""
+        if self._other is not None:
+            self._other.close()
         self._other = None
         self._other_damaged = str(error)
 
@@ -174,70 +168,49 @@ class _Reading:
         self._pace(run.end - run.base)
         run.reserve()
         source.read_into(run.base, run.view(run.base, run.end))
+        for piece in run.pieces:
+            fmt.check_digest(run.file, piece, fmt.digest(run.view(piece.start, piece.end)))
         self._read_bytes = min(self._read_bytes + run.end - run.base, self._total_bytes)
         self._told(self._read_bytes, self._total_bytes)
 
 
 class _Other:
-    """The checkpoint that one is compared with, file by file beside it.
+    """The checkpoint that one is compared with, read beside it."""
 
-    Checkpoints of a job are laid out alike as long as the script's objects and the number of ranks stay what they
-    are: then a tensor lies in the file of the same name, as far behind its header.
-    """
-
-    def __init__(self, store: Store, job: str, checkpoint: str, found: fmt.Manifest) -> None:
+    def __init__(self, store: Store, job: str, checkpoint: str) -> None:
         self._store, self._job, self._checkpoint = store, job, checkpoint
-        other = restore.manifest(store, job, checkpoint)
-        self._files = {file.name: file for file in other.files}
-        headers = {file.name: file.header_bytes for file in found.files}
-        self._shift = {
-            name: file.header_bytes - headers[name] for name, file in self._files.items() if name in headers
-        }
-        self._tensors = {_identity(tensor): tensor for tensor in other.tensors}
-        self._owners = {name: list(fmt.tensors_of(found, name)) for name in headers}
-        self._open: FileReader | None = None
+        manifest = restore.manifest(store, job, checkpoint)
+        self._files = {file.name: file for file in manifest.files}
+        self._tensors = {_identity(tensor): tensor for tensor in manifest.tensors}
+        self._opened: tuple[str, FileReader] | None = None
 
-    def counterpart(self, run: Run) -> Run | None:
-        """The stretch of the other file that holds the same tensors; None where there is none."""
-        if run.file.name not in self._shift:
-            return None
-        shift = self._shift[run.file.name]
-        first, last = run.pieces[0].start, run.pieces[-1].end
-        pieces = [
-            piece
-            for tensor in self._owners[run.file.name]
-            if tensor.end > first and tensor.start < last and (there := self._same(tensor)) is not None
-            for piece in fmt.pieces_of(there)
-            if piece.start - shift >= first and piece.end - shift <= last and piece.end > piece.start
-        ]
-        pieces.sort(key=lambda piece: piece.start)
-        return Run(self._files[run.file.name], pieces) if pieces else None
+    def counterparts(self, owned: Owned, read: Callable[[FileReader, Run], None]) -> dict[int, memoryview]:
+        """The bytes of the same pieces of the same tensors here, by where the pieces asked for start."""
+        wanted: dict[str, dict[fmt.Piece, int]] = {}
+        for piece, tensor in owned:
+            there = self._tensors.get(_identity(tensor)) if tensor is not None else None
+            if tensor is not None and there is not None and piece.start < piece.end:
+                number = (piece.start - tensor.start) // fmt.CHUNK_BYTES
+                same = next(itertools.islice(fmt.pieces_of(there), number, None))
+                wanted.setdefault(there.file, {})[same] = piece.start
+        found: dict[int, memoryview] = {}
+        for file, starts in wanted.items():
+            for pieces in near(sorted(starts, key=lambda piece: piece.start)):
+                run = Run(self._files[file], pieces)
+                read(self._source(file), run)
+                found |= {starts[piece]: run.view(piece.start, piece.end) for piece in pieces}
+        return found
 
-    def source(self, file: str) -> FileReader:
-        if self._open is None:
-            self._open = self._store.open_file(self._job, self._checkpoint, file, from_disk=True)
-        return self._open
+    def _source(self, file: str) -> FileReader:
+        if self._opened is None or self._opened[0] != file:
+            self.close()
+            self._opened = file, self._store.open_file(self._job, self._checkpoint, file, from_disk=True)
+        return self._opened[1]
 
     def close(self) -> None:
-        opened, self._open = self._open, None
+        opened, self._opened = self._opened, None
         if opened is not None:
-            opened.close()
-
-    def verify(self, there: Run) -> None:
-        for piece in there.pieces:
-            fmt.check_digest(there.file, piece, fmt.digest(there.view(piece.start, piece.end)))
-
-    def view(self, there: Run, tensor: fmt.Tensor, piece: fmt.Piece) -> memoryview | None:
-        if self._same(tensor) is None:
-            return None
-        shift = self._shift[there.file.name]
-        return there.view(piece.start + shift, piece.end + shift)
-
-    def _same(self, tensor: fmt.Tensor) -> fmt.Tensor | None:
-        there = self._tensors.get(_identity(tensor))
-        if there is None or there.file != tensor.file:
-            return None
-        return there if there.start - tensor.start == self._shift[tensor.file] else None
+            opened[1].close()
 
 
 def _identity(tensor: fmt.Tensor) -> tuple[object, ...]:
@@ -250,6 +223,92 @@ def _owners(manifest: fmt.Manifest, file: fmt.File) -> Iterator[fmt.Tensor | Non
     for tensor in sorted(fmt.tensors_of(manifest, file.name), key=lambda tensor: tensor.start):
         for _ in fmt.pieces_of(tensor):
             yield tensor
+
+
+@dataclasses.dataclass(slots=True)
+class Sums:
+    """Of one tensor, over what is finite; and of what another checkpoint has in its place."""
+
+    elements: int = 0
+    squares: float = 0.0
+    largest: float = 0.0
+    nan: int = 0
+    inf: int = 0
+    other_squares: float = 0.0
+    difference_squares: float = 0.0
+    comparable: bool = True
+    """There is a counterpart to all that was seen of it."""
+
+    def add(self, values: torch.Tensor, other: torch.Tensor | None) -> None:
+        """Some elements, in float64, and their counterparts."""
+        finite = values.isfinite()
+        self.elements += values.numel()
+        if not bool(finite.all()):
+            self.nan += int(values.isnan().sum())
+            self.inf += int(values.isinf().sum())
+        here = values[finite]
+        self.squares += _squares(here)
+        self.largest = max(self.largest, here.abs().max().item() if here.numel() else 0.0)
+        self.comparable &= other is not None
+        if other is not None:
+            self.other_squares += _squares(other[other.isfinite()])
+            both = finite & other.isfinite()
+            self.difference_squares += _squares(values[both] - other[both])
+
+
+class Norms:
+    """Collects the sums of a checkpoint's tensors."""
+
+    def __init__(self, *, compared: bool) -> None:
+        self._compared = compared
+        self._sums: dict[str, Sums] = {}
+
+    def add(self, tensor: fmt.Tensor, data: memoryview, other: memoryview | None) -> None:
+        """Bytes of a tensor, or of a shard of it, and those in their place in the other checkpoint.
+
+        Of a tensor that holds no floating-point numbers nothing is told.
+        """
+        dtype = DTYPES[tensor.dtype]
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return
+        name = tensor.name if tensor.rank is None else f"{tensor.name} [rank {tensor.rank}]"
+        sums = self._sums.setdefault(name, Sums())
+        if len(data):
+            sums.add(_values(data, dtype), None if other is None else _values(other, dtype))
+
+    def told(self) -> TensorNorms:
+        """Where there are too many: first those that hold what is not finite, then the largest."""
+        by_weight = sorted(
+            self._sums, key=lambda name: (self._sums[name].nan + self._sums[name].inf, self._sums[name].elements)
+        )
+        kept = set(by_weight[-MOST_TENSORS:])
+        names = [name for name in self._sums if name in kept]
+        rows = [self._sums[name] for name in names]
+        return TensorNorms(
+            name=names,
+            elements=[each.elements for each in rows],
+            norm=[math.sqrt(each.squares) for each in rows],
+            largest=[each.largest for each in rows],
+            nan=[each.nan for each in rows],
+            inf=[each.inf for each in rows],
+            other_norm=[_if(each, each.other_squares) for each in rows] if self._compared else [],
+            distance=[_if(each, each.difference_squares) for each in rows] if self._compared else [],
+            left_out=len(self._sums) - len(names),
+        )
+
+
+def _values(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    stored = torch.frombuffer(data, dtype=dtype)
+    parts = torch.view_as_real(stored).flatten() if dtype.is_complex else stored
+    return parts.to(torch.float64)
+
+
+def _squares(values: torch.Tensor) -> float:
+    return torch.dot(values, values).item()
+
+
+def _if(sums: Sums, squares: float) -> float:
+    return math.sqrt(squares) if sums.comparable else math.nan
 
 
 def main(opener: str, url: str, job: str, checkpoint: str, bytes_per_second: str, against: str = "") -> None:

@@ -28,7 +28,7 @@ from holdfast.persist.writing import write_checkpoint
 from holdfast.processes import become_background_process
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.slots import Slot
-from holdfast.store import Store, open_store
+from holdfast.store import Attempt, Lineage, Store, open_store
 from holdfast.supervision import Trained, say
 
 HELPER_SECONDS = 600.0
@@ -66,14 +66,14 @@ def rescue(folder: Path, trained: Trained, dead: Collection[str] = ()) -> Saved 
         OSError: the store cannot take it.
     """
     store, worst = open_store(trained.store), None
-    attempts = store.attempts(trained.job)
+    attempts = store.records(trained.job, Attempt)
     if not attempts or attempts[-1].uid not in {trained.uid, *dead}:
         return None
     known = {attempt.uid for attempt in attempts}  # a job by this name may have another store
     for sealed in sealed_in(folder, trained.job):
         if sealed.task.origin.uid not in known:
             continue
-        lineages = store.lineages(trained.job)
+        lineages = store.records(trained.job, Lineage)
         durable = next(iter(restore.chain(store, trained.job)), None)
         before = parse_checkpoint_id(durable) if durable is not None else (0, 0)
         if not lineages or lineages[-1].number != sealed.place[0] or sealed.place <= before[::-1]:

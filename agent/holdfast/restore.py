@@ -17,10 +17,10 @@ from holdfast import format as fmt
 from holdfast import reading
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.protocol import CheckpointKind, checkpoint_id, parse_checkpoint_id
-from holdfast.reading import Progress
-from holdfast.runs import Run, lay_into, runs_to_keep, runs_to_verify
+from holdfast.reading import Progress, Run, lay_into, runs_to_keep, runs_to_verify
 from holdfast.shards import require_whole
-from holdfast.store import Store
+from holdfast.store import Lineage, Store, read_manifest
+from holdfast.store.records import descent
 
 if TYPE_CHECKING:
     import mmap
@@ -69,18 +69,11 @@ class Loaded:
 def chain(store: Store, job: str) -> list[str]:
     """The committed checkpoints that the current lineage descends from, its own first, newest first."""
     committed = store.checkpoints(job)
-    lineages = {lineage.number: lineage for lineage in store.lineages(job)}
-    number = max(lineages, default=max((parse_checkpoint_id(c)[1] for c in committed), default=0))
-    limit, found = 10**12, []
-    while number:
-        for checkpoint in reversed(committed):
-            iteration, lineage = parse_checkpoint_id(checkpoint)
-            if lineage == number and iteration <= limit:
-                found.append(checkpoint)
-        parent = lineages[number].parent if number in lineages else None
-        limit, before = parse_checkpoint_id(parent) if parent else (0, 0)
-        number = before if before < number else 0  # a record that names a later lineage is none to follow
-    return found
+    lineages = store.records(job, Lineage)
+    trained = [lineage.number for lineage in lineages] or [parse_checkpoint_id(each)[1] for each in committed]
+    last = {number: last for number, last, _ in descent(lineages, max(trained, default=0))}
+    standing = [each for each in committed if (at := parse_checkpoint_id(each))[0] <= last.get(at[1], -1)]
+    return sorted(standing, key=lambda each: parse_checkpoint_id(each)[::-1], reverse=True)
 
 
 def candidates(store: Store, job: str) -> Iterator[tuple[str, bool]]:
@@ -118,7 +111,7 @@ def find(store: Store, job: str, iteration: int) -> str:
 
 def manifest(store: Store, job: str, checkpoint: str) -> fmt.Manifest:
     """The manifest of a checkpoint; DamagedCheckpoint or UnknownFormat when it cannot be used."""
-    found = fmt.decode_manifest(store.read_manifest(job, checkpoint), f"{checkpoint}/{fmt.MANIFEST}")
+    found = fmt.decode_manifest(read_manifest(store, job, checkpoint), f"{checkpoint}/{fmt.MANIFEST}")
     if (found.job, checkpoint_id(found.iteration, found.lineage)) != (job, checkpoint):
         raise DamagedCheckpoint(
             f"{checkpoint}/{fmt.MANIFEST}",
@@ -142,6 +135,28 @@ def of_kind(store: Store, job: str, kind: CheckpointKind) -> list[str]:
             if manifest(store, job, checkpoint).kind == kind:
                 found.append(checkpoint)
     return found
+
+
+class Sizes:
+    """Of one job. A committed checkpoint does not change: each manifest is read once."""
+
+    def __init__(self, store: Store, job: str) -> None:
+        self._store, self._job = store, job
+        self._known: dict[str, int] = {}
+
+    def of(self, checkpoints: Iterable[str]) -> dict[str, int]:
+        """In bytes, by checkpoint; without those whose manifest cannot be used. OSError: the store is away."""
+        found = {}
+        for checkpoint in checkpoints:
+            if checkpoint not in self._known:
+                try:
+                    files = manifest(self._store, self._job, checkpoint).files
+                except HoldfastError:
+                    continue
+                self._known[checkpoint] = sum(file.size_bytes for file in files)
+            found[checkpoint] = self._known[checkpoint]
+        self._known = {each: self._known[each] for each in found}
+        return found
 
 
 def verify(store: Store, job: str, checkpoint: str, *, progress: Progress | None = None) -> fmt.Manifest:

@@ -19,9 +19,8 @@ from holdfast.pins import Pinned
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.reports import Reporter
 from holdfast.retention import Retention, expendable
-from holdfast.sizes import Sizes
-from holdfast.store import Store
-from holdfast.store.retention import ASKED_FOR, held, protected
+from holdfast.store import Lineage, Store
+from holdfast.store.records import ASKED_FOR, held, protected
 
 logger = logging.getLogger("holdfast")
 
@@ -61,7 +60,7 @@ class RetentionQueue:
         self.rules = self._own_rules = rules
         """The rules in force, and those of the script."""
         self.pinned = Pinned(store, job, reporter)
-        self._sizes = Sizes(store, job)
+        self._sizes = restore.Sizes(store, job)
         self._changed = threading.Condition()
         """Guards what follows; held for no I/O."""
         self._requested = self._running = self._closing = False
@@ -167,7 +166,7 @@ class RetentionQueue:
         at = self._head()
         with self._changed:
             asked_for, wanted = list(self._asked_for), list(self._wanted.values())
-        kept = protected(self._store.lineages(self._job), at.lineage, asked_for)
+        kept = protected(self._store.records(self._job, Lineage), at.lineage, asked_for)
         return kept | {each for each in (at.head, *wanted) if each is not None}
 
     def _least(self, committed: Iterable[str], damaged: Collection[str]) -> set[str]:

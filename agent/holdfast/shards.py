@@ -27,7 +27,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """All of this rank's trees."""
 
 
-class Whole(msgspec.Struct, frozen=True, kw_only=True):
+class Whole(msgspec.Struct, frozen=True):
     """What a manifest says of all ranks, in their order."""
 
     files: list[fmt.File]
@@ -47,19 +47,17 @@ def together(parts: Iterable[Part], world_size: int) -> Whole:
     _require_all(ordered, world_size)
     tensors = [tensor for part in ordered for tensor in part.tensors]
     groups = _grouped(tensors)
-    own = _own_names(groups, world_size)
+    for name, rank in groups:
+        if rank is not None and (name, None) in groups:  # nobody could tell which of the two is meant
+            raise IncompleteParts(f"tensor {name}: rank {rank} stored it as its own, another as shared by all")
     ranks = {part.file.name: f"rank {part.rank}" for part in ordered}
     for (name, _), stored in groups.items():
         if reason := fault(stored, lambda tensor: ranks[tensor.file]):
             raise IncompleteParts(f"tensor {name}: {reason}")
-    encoded = [{keyword: msgspec.json.encode(tree) for keyword, tree in part.state.items()} for part in ordered]
-    _require_stored(ordered, encoded, own, {name for name, rank in groups if rank is None})
-    return Whole(
-        files=[part.file for part in ordered],
-        tensors=tensors,
-        state=ordered[0].state,
-        rank_states=_otherwise(ordered, encoded),
-    )
+    whole = Whole([part.file for part in ordered], tensors, ordered[0].state, _otherwise(ordered))
+    if reason := _missing(whole, world_size, groups):
+        raise IncompleteParts(reason)
+    return whole
 
 
 def require_whole(manifest: fmt.Manifest) -> None:
@@ -69,22 +67,22 @@ def require_whole(manifest: fmt.Manifest) -> None:
     for (name, _), stored in groups.items():
         if reason := fault(stored):
             raise DamagedCheckpoint(fmt.MANIFEST, f"tensor {name}: {reason}")
-    if reason := _missing(manifest, groups):
+    if reason := _missing(manifest, manifest.world_size, groups):
         raise DamagedCheckpoint(fmt.MANIFEST, reason)
 
 
-def _missing(manifest: fmt.Manifest, groups: Groups) -> str | None:
+def _missing(whole: Whole | fmt.Manifest, world_size: int, groups: Groups) -> str | None:
     """What a rank's trees refer to and is neither its own nor shared, in words."""
     shared = {name for name, rank in groups if rank is None}
-    own: dict[int, set[str]] = {int(rank): set() for rank in manifest.rank_states}
+    own: dict[int, set[str]] = {int(rank): set() for rank in whole.rank_states}
     for name, rank in groups:
         if rank is not None:
             own.setdefault(rank, set()).add(name)
-    wanted = {keyword: names_in(tree) - shared for keyword, tree in manifest.state.items()}
+    wanted = {keyword: names_in(tree) - shared for keyword, tree in whole.state.items()}
     first = {keyword: names for keyword, names in wanted.items() if names}
     # of ranks with nothing of their own one stands for all
-    for rank in [*own, *([len(own)] if len(own) < manifest.world_size else [])]:
-        trees = manifest.rank_states.get(str(rank), {})
+    for rank in [*own, *itertools.islice((rank for rank in range(world_size) if rank not in own), 1)]:
+        trees = whole.rank_states.get(str(rank), {})
         names = {keyword: names_in(tree) - shared for keyword, tree in trees.items()}
         for keyword, found in (first | names if trees else first).items():
             if missing := found - own.get(rank, set()):
@@ -185,32 +183,6 @@ def _grouped(tensors: Iterable[fmt.Tensor]) -> Groups:
     return found
 
 
-def _own_names(groups: Groups, world_size: int) -> list[set[str]]:
-    """By rank. IncompleteParts for a name that is shared as well: nobody could tell which of the two is meant."""
-    own: list[set[str]] = [set() for _ in range(world_size)]
-    for name, rank in groups:
-        if rank is not None:
-            own[rank].add(name)
-            if (name, None) in groups:
-                raise IncompleteParts(f"tensor {name}: rank {rank} stored it as its own, another as shared by all")
-    return own
-
-
-def _require_stored(
-    ordered: Sequence[Part], encoded: Sequence[dict[str, bytes]], own: Sequence[set[str]], shared: set[str]
-) -> None:
-    """What the trees of a rank refer to must be its own or shared: another's is no use to it."""
-    known: dict[bytes, set[str]] = {}
-    for part, trees in zip(ordered, encoded, strict=True):
-        for keyword, data in trees.items():
-            if data not in known:  # those of most ranks are the same
-                known[data] = names_in(part.state[keyword])
-            if missing := known[data] - shared - own[part.rank]:
-                raise IncompleteParts(
-                    f"tensor {min(missing)}: it is in {keyword!r} of rank {part.rank}, and not stored for it"
-                )
-
-
 def names_in(tree: Any) -> set[str]:
     """The tensors that a tree refers to."""
     found, left = set(), [tree]
@@ -232,8 +204,9 @@ def is_module(tree: Any) -> bool:
     return isinstance(tree, dict) and tree.keys() == {"state", "metadata", "buffers", "frozen"}
 
 
-def _otherwise(ordered: Sequence[Part], encoded: Sequence[dict[str, bytes]]) -> dict[str, dict[str, Any]]:
+def _otherwise(ordered: Sequence[Part]) -> dict[str, dict[str, Any]]:
     """Entries that are not those of the first rank; compared as JSON, where 1, 1.0 and true are three things."""
+    encoded = [{keyword: msgspec.json.encode(tree) for keyword, tree in part.state.items()} for part in ordered]
     found: dict[str, dict[str, Any]] = {}
     for part, trees in zip(ordered[1:], encoded[1:], strict=True):
         different = {key: part.state[key] for key, data in trees.items() if data != encoded[0].get(key)}

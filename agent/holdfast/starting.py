@@ -59,7 +59,7 @@ RETOLD = 8
 
 def ordered(store: Store, job: str) -> list[Lineage]:
     """The last lineages that orders began."""
-    return [lineage for lineage in store.lineages(job) if lineage.order is not None][-RETOLD:]
+    return [lineage for lineage in store.records(job, Lineage) if lineage.order is not None][-RETOLD:]
 
 
 class Patience:
@@ -344,7 +344,7 @@ class Starter:
             if not continues:
                 self._reporter.notice("error", "stray", f"nothing else is sound: going on from {checkpoint}")
                 return Start(loaded)
-            lineages = self._asked(lambda: store.lineages(job), list[Lineage])
+            lineages = self._asked(lambda: store.records(job, Lineage), list[Lineage])
             return Start(loaded, lineage=lineages[-1] if lineages else None)
         return Start()
 
@@ -366,7 +366,7 @@ class Starter:
             except Exception as error:  # whatever is wrong with it, of whichever rank, the store is as good
                 tier.damaged(found, error)
                 continue
-            lineages = self._asked(lambda: store.lineages(job), list[Lineage])
+            lineages = self._asked(lambda: store.records(job, Lineage), list[Lineage])
             return Start(loaded, lineage=lineages[-1])
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from holdfast.store import open_store
+from holdfast.store import newest_attempt, open_store
 from holdfast.supervision import Trained
 
 logger = logging.getLogger("holdfast")
@@ -19,7 +19,7 @@ def taken_over(trained: Trained, own: Collection[str] = ()) -> str | None:
     if not trained.attempt:
         return None
     try:
-        newest = open_store(trained.store).newest_attempt(trained.job)
+        newest = newest_attempt(open_store(trained.store), trained.job)
     except (OSError, ValueError) as error:
         logger.debug("the store cannot be asked for the newest attempt: %s", error)
         return None

@@ -12,10 +12,8 @@ import msgspec
 from holdfast import processes, restore
 from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, PLAUSIBLE_STEP, parse_checkpoint_id
 from holdfast.retention import Retention, expendable
-from holdfast.sizes import Sizes
-from holdfast.store import Attempt, Pins, Record, Store
-from holdfast.store.base import decode_record
-from holdfast.store.retention import held, protected
+from holdfast.store import Attempt, Lineage, Pins, RecordName, Store, newest_attempt, newest_pins
+from holdfast.store.records import decode_record, held, protected
 
 SLACK_SECONDS = 60.0
 """Clocks of a process's start and of the record it wrote may differ by so much."""
@@ -68,17 +66,17 @@ def plan(
         drop: checkpoints that go whatever retention says.
         wanted: what open orders name, which a store by itself does not know.
     """
-    newest = store.newest_attempt(job)
+    newest = newest_attempt(store, job)
     running = None if newest is None else running_where(newest)
     committed = store.checkpoints(job)
-    lineages = store.lineages(job)
+    lineages = store.records(job, Lineage)
     head = next((checkpoint for checkpoint, _ in restore.candidates(store, job)), None)
     never = protected(
         lineages, max((each.number for each in lineages), default=0), restore.of_kind(store, job, "requested")
     )
     never |= held(store, job) | {*wanted, *([head] if head is not None else [])}
-    pins = noted.checkpoints if (noted := store.pins(job)) is not None else ()
-    sizes = Sizes(store, job).of(committed)
+    pins = noted.checkpoints if (noted := newest_pins(store, job)) is not None else ()
+    sizes = restore.Sizes(store, job).of(committed)
     named = [each for each in committed if each in drop]
     gone = {each: "named to go" + (", though pinned" if each in pins else "") for each in named}
     rest = [checkpoint for checkpoint in committed if checkpoint not in gone]
@@ -118,7 +116,7 @@ def plan_repair(store: Store, job: str, *, has_ended: bool = False) -> RepairPla
         job: its name.
         has_ended: attempts on other machines have ended; otherwise they may still run.
     """
-    records, committed = store.records(job), store.checkpoints(job)
+    records, committed = store.record_names(job), store.checkpoints(job)
     attempts = [each for each in records if each.kind == "attempt"]
     lineages = [each for each in records if each.kind == "lineage"]
     writers = {each.number for each in attempts if each.is_needed}
@@ -132,7 +130,7 @@ def plan_repair(store: Store, job: str, *, has_ended: bool = False) -> RepairPla
         for each in records
         if each.kind == "ending" and each.number > newest_left
     }
-    noted = store.pins(job)
+    noted = newest_pins(store, job)
     kept = {"attempt": (writers | {newest_left}, MAX_ATTEMPT), "lineage": (trained, MAX_LINEAGE)}
     return RepairPlan(
         job=job,
@@ -159,10 +157,10 @@ def repair(store: Store, planned: RepairPlan) -> None:
         store.remove_record(planned.job, item.name, planned.attempt)
         item.removed = True
     if planned.pins is not None:
-        store.note_pins(planned.job, msgspec.structs.replace(planned.pins, attempt=planned.newest_left))
+        store.append(planned.job, msgspec.structs.replace(planned.pins, attempt=planned.newest_left))
 
 
-def _implausible(records: list[Record], most: int, needed: Collection[int]) -> Iterator[tuple[str, str]]:
+def _implausible(records: list[RecordName], most: int, needed: Collection[int]) -> Iterator[tuple[str, str]]:
     """(name, why) of records of one kind."""
     known = sorted(each for each in needed if each <= most)
     for record in sorted(records, key=lambda each: each.number):
@@ -177,7 +175,7 @@ def _implausible(records: list[Record], most: int, needed: Collection[int]) -> I
             known.append(record.number)
 
 
-def _running(store: Store, job: str, suspects: list[Record], *, has_ended: bool) -> str | None:
+def _running(store: Store, job: str, suspects: list[RecordName], *, has_ended: bool) -> str | None:
     """Where one of these attempts runs or may run. A record that cannot be read is of none."""
     for record in reversed(suspects):
         with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -25,7 +25,7 @@ from holdfast.ranks import Ranks
 from holdfast.reports import Reporter
 from holdfast.restore import Loaded, Regions
 from holdfast.slots import Slot, claim, slots_in
-from holdfast.store import Store
+from holdfast.store import Attempt, Lineage, Store
 
 CODE = "memory"
 """Of its notices."""
@@ -83,9 +83,9 @@ class Tier:
         left that this store does not know: it is of another job by that name; nor what another number of ranks
         has. OSError of the store. Of several ranks, rank 0 asks.
         """
-        if self._before is None or not self._found or not (lineages := store.lineages(self._job)):
+        if self._before is None or not self._found or not (lineages := store.records(self._job, Lineage)):
             return []
-        others = [attempt.uid for attempt in store.attempts(self._job) if attempt.uid != self._uid]
+        others = [attempt.uid for attempt in store.records(self._job, Attempt) if attempt.uid != self._uid]
         if not others or others[-1] not in {self._before.uid, *self._announced}:
             return []
         newest = next(

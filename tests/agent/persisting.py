@@ -15,7 +15,7 @@ from holdfast.checkpoint_run import SETTLED, CheckpointRun, CopyResult, RunReque
 from holdfast.persist import Origin, Persister
 from holdfast.snapshot import Snapshotter
 from holdfast.state import Captured
-from holdfast.store import open_store
+from holdfast.store import open_store, read_manifest
 
 JOB = "job"
 BACKENDS = ["thread", "process"]
@@ -123,7 +123,7 @@ def small_state(seed=0):
 
 def committed_bytes(store, checkpoint):
     """name -> bytes of a committed checkpoint, each compared with its digest first."""
-    manifest = fmt.decode_manifest(store.read_manifest(JOB, checkpoint))
+    manifest = fmt.decode_manifest(read_manifest(store, JOB, checkpoint))
     (file,) = manifest.files
     with store.open_file(JOB, checkpoint, file.name) as opened:
         data = bytearray(opened.size_bytes)

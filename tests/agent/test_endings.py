@@ -41,7 +41,7 @@ def test_a_session_says_how_it_ended(tmp_path):
         raise KeyboardInterrupt
     with pytest.raises(ZeroDivisionError), trained(tmp_path, 3):
         raise ZeroDivisionError
-    found = [(each.attempt, each.reason, each.iterations) for each in LocalStore(tmp_path).endings("m")]
+    found = [(each.attempt, each.reason, each.iterations) for each in LocalStore(tmp_path).records("m", Ending)]
     assert found == [(1, "finished", 2), (2, "interrupted", 1), (3, "ZeroDivisionError", 3)]
 
 
@@ -91,8 +91,8 @@ def test_a_store_that_cannot_say_is_no_failure(tmp_path, monkeypatch):
     def away(*_):
         raise OSError(errno.EIO, "away")
 
-    monkeypatch.setattr(LocalStore, "endings", away)
-    monkeypatch.setattr(LocalStore, "note_ending", away)
+    monkeypatch.setattr(LocalStore, "records", away)
+    monkeypatch.setattr(LocalStore, "append", away)
     endings.note(store, "m", 1, "finished", 3)
     assert endings.failures_between(store, "m", 1, 3) == 0
 
@@ -104,7 +104,7 @@ def store(tmp_path):
     for number in range(1, 11):
         store.acquire_attempt("m", "uid")
         if number == 8:
-            store.note_ending("m", Ending(attempt=8, reason="finished", iterations=5, at=0.0))
+            store.append("m", Ending(attempt=8, reason="finished", iterations=5, at=0.0))
     return store
 
 

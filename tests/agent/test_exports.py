@@ -12,7 +12,7 @@ from written import commit_objects
 from holdfast import Variables, exports
 from holdfast.errors import DamagedCheckpoint
 from holdfast.exports import export
-from holdfast.runs import Run
+from holdfast.reading import Run
 from holdfast.state import Registry
 
 

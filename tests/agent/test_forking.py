@@ -15,7 +15,7 @@ from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.forking import Fork, ForkRefused, fork, made_before
 from holdfast.protocol import checkpoint_id
 from holdfast.retention import parse_retention
-from holdfast.store import Hold, Lineage, LocalStore, Store, open_store
+from holdfast.store import Attempt, Ending, Hold, Lineage, LocalStore, Store, open_store
 from holdfast.store.files import Files
 from holdfast.tidying import carry_out, plan
 
@@ -34,10 +34,10 @@ def test_a_fork_begins_a_lineage_of_its_own_at_a_copy_of_the_checkpoint(store: S
     assert (made.checkpoint, made.iteration, made.lineage, made.new) == (POINT, 20, 2, True)
     found = restore.verify(store, "branch", POINT)
     assert (found.job, found.origin, found.parent) == ("branch", made.origin, None)
-    (lineage,) = store.lineages("branch")
+    (lineage,) = store.records("branch", Lineage)
     assert (lineage.number, lineage.iteration, lineage.parent, lineage.origin) == (2, 20, POINT, made.origin)
     assert next(restore.candidates(store, "branch")) == (POINT, True)
-    assert [ending.reason for ending in store.endings("branch")] == ["forked"]
+    assert [ending.reason for ending in store.records("branch", Ending)] == ["forked"]
 
 
 def test_the_copy_takes_no_room_and_outlives_the_other_job(store: Store, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_forked_twice_it_is_forked_once_also_when_the_other_job_is_gone(store: S
     made = fork(store, "main", POINT, "branch")
     again = fork(store, "main", POINT, "branch")
     assert (again.new, again.checkpoint, again.lineage, again.origin) == (False, POINT, 2, made.origin)
-    assert len(store.attempts("branch")) == 1
+    assert len(store.records("branch", Attempt)) == 1
     for path in sorted((tmp_path / "main").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     known = made_before(store, "main", "branch")
@@ -107,35 +107,47 @@ def test_a_job_that_takes_the_name_while_the_checkpoint_is_read_is_not_fenced(
     monkeypatch.setattr(restore, "verify", slowly)
     with pytest.raises(ForkRefused, match="young is a job of its own"):
         fork(store, "main", POINT, "young")
-    assert [attempt.uid for attempt in store.attempts("young")] == ["a session"]
+    assert [attempt.uid for attempt in store.records("young", Attempt)] == ["a session"]
 
 
-@pytest.mark.parametrize("at", ["begin", "begin_lineage", "note_ending"])
+def refusing(patched: pytest.MonkeyPatch, kind: type[object], error: BaseException) -> None:
+    """Have the store raise an error for records of a kind."""
+    real = LocalStore.append
+
+    def append(self: LocalStore, job: str, record: Any) -> None:
+        if isinstance(record, kind):
+            raise error
+        real(self, job, record)
+
+    patched.setattr(LocalStore, "append", append)
+
+
+@pytest.mark.parametrize("at", [None, Lineage, Ending])
 def test_a_fork_that_was_broken_off_is_made_whole_by_the_next_call(
-    store: Store, monkeypatch: pytest.MonkeyPatch, at: str
+    store: Store, monkeypatch: pytest.MonkeyPatch, at: type[object] | None
 ) -> None:
     def dies(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalStore, at, dies)
+        if at is None:
+            patched.setattr(LocalStore, "begin", dies)
+        else:
+            refusing(patched, at, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             fork(store, "main", POINT, "branch")
-    assert store.holds("main") == []
+    assert store.records("main", Hold) == []
     fork(store, "main", POINT, "branch")
     assert store.checkpoints("branch") == [POINT]
-    assert [each.number for each in store.lineages("branch")] == [2]
+    assert [each.number for each in store.records("branch", Lineage)] == [2]
     assert next(restore.candidates(store, "branch")) == (POINT, True)
 
 
 def test_what_was_half_begun_from_one_checkpoint_is_not_finished_from_another(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
     with monkeypatch.context() as patched:
-        patched.setattr(LocalStore, "begin_lineage", full)
+        refusing(patched, Lineage, OSError(errno.ENOSPC, "no space left"))
         with pytest.raises(OSError, match="no space left"):
             fork(store, "main", POINT, "branch")
     with pytest.raises(ForkRefused, match="a fork from another checkpoint was begun under the name branch"):
@@ -155,7 +167,7 @@ def test_two_who_fork_to_one_name_at_once_make_one_fork(store: Store, monkeypatc
     with contextlib.suppress(Fenced):
         fork(store, "main", POINT, "branch")
     assert store.checkpoints("branch") == [POINT]
-    assert len(store.lineages("branch")) == 1
+    assert len(store.records("branch", Lineage)) == 1
 
 
 def test_a_damaged_checkpoint_is_no_beginning(store: Store, tmp_path: Path) -> None:
@@ -165,7 +177,7 @@ def test_a_damaged_checkpoint_is_no_beginning(store: Store, tmp_path: Path) -> N
     payload.write_bytes(data)
     with pytest.raises(DamagedCheckpoint):
         fork(store, "main", POINT, "branch")
-    assert (store.checkpoints("branch"), store.attempts("branch")) == ([], [])
+    assert (store.checkpoints("branch"), store.records("branch", Attempt)) == ([], [])
 
 
 def test_retention_waits_with_what_is_being_copied(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +196,7 @@ def test_retention_waits_with_what_is_being_copied(store: Store, monkeypatch: py
 
 
 def test_a_hold_of_somebody_who_died_is_forgotten_after_a_day(store: Store) -> None:
-    store.hold("main", Hold(uid="dead", checkpoint=POINT, at=1.0))
+    store.append("main", Hold(uid="dead", checkpoint=POINT, at=1.0))
     assert POINT in [item.name for item in plan(store, "main", parse_retention("last 1")).items]
 
 
@@ -196,8 +208,6 @@ def test_a_fork_of_a_fork_names_the_one_it_comes_from(store: Store) -> None:
 
 
 def test_lineages_of_the_new_job_do_not_meet_those_of_the_old(store: Store, tmp_path: Path) -> None:
-    store.begin_lineage(
-        "main", Lineage(number=3, iteration=20, parent=POINT, order=None, attempt=1, created_at=1.0)
-    )
+    store.append("main", Lineage(number=3, iteration=20, parent=POINT, order=None, attempt=1, created_at=1.0))
     commit(tmp_path, {"w": torch.zeros(2)}, job="main", iteration=25, lineage=3)
     assert fork(store, "main", checkpoint_id(25, 3), "branch").lineage == 4

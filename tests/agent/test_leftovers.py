@@ -4,7 +4,7 @@ import object_servers
 import pytest
 from small_checkpoints import FIRST, JOB, prepared, read
 
-from holdfast.store import open_store
+from holdfast.store import newest_attempt, open_store
 
 
 @pytest.fixture(params=["directory", "rclone", "moto"])
@@ -15,10 +15,10 @@ def store(request, tmp_path, monkeypatch):
 
 
 def test_the_newest_attempt_is_known_with_all_that_it_recorded(store):
-    assert store.newest_attempt(JOB) is None
+    assert newest_attempt(store, JOB) is None
     store.acquire_attempt(JOB, "first")
     second = store.acquire_attempt(JOB, "second")
-    assert store.newest_attempt(JOB) == second
+    assert newest_attempt(store, JOB) == second
 
 
 def test_a_damaged_checkpoint_that_was_set_aside_can_be_removed(store):

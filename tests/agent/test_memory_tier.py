@@ -49,7 +49,7 @@ class Dead:
     def __init__(self, folder, tmp_path, iterations=(3,), lineage=1):
         self.folder, self.store, self.uid = folder, open_store(tmp_path / "store"), "dead"
         self.attempt = self.store.acquire_attempt(JOB, self.uid).number
-        self.store.begin_lineage(JOB, lineage_of(1, self.attempt))
+        self.store.append(JOB, lineage_of(1, self.attempt))
         self.slots = claim(folder, [], len(iterations))
         self.tensors = small_state()
         snapshots = Snapshotter(arenas=[Arena(slot) for slot in self.slots])
@@ -126,7 +126,7 @@ def test_a_durable_checkpoint_that_is_as_new_wins(folder, tmp_path, iteration):
 
 def test_what_training_has_left_behind_is_not_rescued(folder, tmp_path):
     dead = Dead(folder, tmp_path)
-    dead.store.begin_lineage(JOB, lineage_of(2, dead.attempt))
+    dead.store.append(JOB, lineage_of(2, dead.attempt))
     assert dead.rescue() is None
 
 

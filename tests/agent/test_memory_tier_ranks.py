@@ -40,7 +40,7 @@ class Dead:
     def __init__(self, folder, tmp_path, world_size=WORLD):
         self.folder, self.store, self.world_size = folder, open_store(tmp_path / "store"), world_size
         self.begin("dead")
-        self.store.begin_lineage(JOB, lineage_of(1, self.attempt))
+        self.store.append(JOB, lineage_of(1, self.attempt))
 
     def begin(self, uid):
         self.uid, self.attempt = uid, self.store.acquire_attempt(JOB, uid).number

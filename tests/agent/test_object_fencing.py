@@ -15,7 +15,7 @@ import pytest
 from holdfast.errors import Fenced
 from holdfast.format import MANIFEST
 from holdfast.store import Lineage
-from holdfast.store.bucket_errors import NoSuchObject
+from holdfast.store.connection import NoSuchObject
 from holdfast.store.objects import ObjectStore
 
 JOB = "job"
@@ -128,7 +128,7 @@ class World:
 
 
 def everything(store):
-    return {*store.checkpoints(JOB), *(lineage.number for lineage in store.lineages(JOB))}
+    return {*store.checkpoints(JOB), *(lineage.number for lineage in store.records(JOB, Lineage))}
 
 
 def prepared(store, checkpoint, attempt):
@@ -183,7 +183,7 @@ def writing(world, store, writer):
 def beginning_a_lineage(world, store, number, attempt):
     try:
         lineage = Lineage(number=number, iteration=0, parent=None, order=None, attempt=attempt, created_at=1.0)
-        store.begin_lineage(JOB, lineage)
+        store.append(JOB, lineage)
         world.promised.add(number)
     except (Fenced, FileExistsError):
         pass

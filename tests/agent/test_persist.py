@@ -36,7 +36,7 @@ from holdfast.persist.task import Task
 from holdfast.ranks import Ranks
 from holdfast.reports import Reporter, Standing
 from holdfast.retention import Retention
-from holdfast.store import open_store
+from holdfast.store import open_store, read_manifest
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_the_manifest_says_all_there_is_to_say(store, backend):
     with running(store, backend) as job:
         parent = job.checkpoint()
         snapshot = job.checkpoint(parent=parent.id, versions={"torch": "2"})
-    manifest = fmt.decode_manifest(store.read_manifest(JOB, snapshot.id))
+    manifest = fmt.decode_manifest(read_manifest(store, JOB, snapshot.id))
     assert (manifest.job, manifest.iteration, manifest.lineage, manifest.attempt) == (JOB, 2, 1, 1)
     assert (manifest.kind, manifest.parent, manifest.versions) == ("scheduled", parent.id, {"torch": "2"})
     assert manifest.state == {"model": {"w": 1}}

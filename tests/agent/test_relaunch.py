@@ -11,7 +11,7 @@ from tiny_job import Trainer
 import holdfast
 from holdfast import protocol, starting, supervision
 from holdfast.protocol import Desired, RestoreOrder
-from holdfast.store import open_store
+from holdfast.store import Ending, Lineage, open_store
 from holdfast.supervisor import Progress
 
 POINT = "000000000006-1"
@@ -85,7 +85,7 @@ def test_under_a_supervisor_it_saves_what_is_left_and_ends_to_be_started_again(s
         f"the script ends here, and is started again at {POINT}: the script says so itself (rewinds=False). "
         "The state that is left is kept as 000000000011-1"
     )
-    assert [ending.reason for ending in open_store(store).endings("job")] == ["relaunched"]
+    assert [ending.reason for ending in open_store(store).records("job", Ending)] == ["relaunched"]
     assert supervision.take_relaunch(supervised) == msgspec.structs.replace(ORDER, fence=1)
 
 
@@ -98,7 +98,7 @@ def test_the_next_start_carries_it_out_once_whether_or_not_the_server_can_be_ask
     FakeLink.first = Desired(version=2, restore=ORDER) if answers else None
     again = Trainer(store, rewinds=False, seed=5, **linked).run(until=9)
     assert dict(again.losses) == {i: uninterrupted[i] for i in (7, 8, 9)}
-    (lineage,) = [each for each in open_store(store).lineages("job") if each.order == "o"]
+    (lineage,) = [each for each in open_store(store).records("job", Lineage) if each.order == "o"]
     assert (lineage.iteration, lineage.parent, lineage.left) == (6, POINT, "000000000011-1")
     restored = again.link.of(protocol.OrderMoved)[-1]
     assert (restored.state, restored.safety_checkpoint) == ("restored", "000000000011-1")

@@ -9,7 +9,7 @@ import torch
 from written import Shard, commit
 
 from holdfast import format as fmt
-from holdfast import norms, protocol, rereading
+from holdfast import protocol, rereading
 from holdfast.protocol import VerifyRequest
 from holdfast.reports import Reporter, Standing
 from holdfast.store import open_store
@@ -145,7 +145,7 @@ def test_bytes_are_paid_for_before_they_are_read_and_few_are_held(tmp_path):
 
 
 def test_of_too_many_tensors_those_that_are_not_finite_are_told_and_then_the_largest(tmp_path, monkeypatch):
-    monkeypatch.setattr(norms, "MOST_TENSORS", 3)
+    monkeypatch.setattr(rereading, "MOST_TENSORS", 3)
     tensors = {f"model.{number}": torch.ones(number + 1) for number in range(6)}
     tensors["model.0"][0] = math.nan
     written = commit(tmp_path, tensors)

@@ -24,7 +24,7 @@ from many_ranks import (
 from watching import Watching
 
 from holdfast import format as fmt
-from holdfast import restore, runs
+from holdfast import reading, restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.resharding import Region, plan, wanted
 
@@ -172,7 +172,7 @@ def test_who_asks_for_regions_sees_the_trees_of_its_rank_and_global_shapes(made)
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """Four ranks, each with a row of 40 kB of three tensors; stretches of any size are read around."""
-    monkeypatch.setattr(runs, "BRIDGED_BYTES", 0)
+    monkeypatch.setattr(reading, "BRIDGED_BYTES", 0)
     tensors = {name: by_rows(random(4, 10_000) + ord(name), 4) for name in "abc"}
     tensors["own"] = Own([random(10_000) + rank for rank in range(4)])
     return commit(tmp_path, 4, tensors), tensors

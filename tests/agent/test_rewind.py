@@ -7,7 +7,7 @@ import torch
 from small_session import iterate
 
 import holdfast
-from holdfast import restore, runs
+from holdfast import reading, restore
 from holdfast.encoder import Encoder
 from holdfast.kinds import part_of
 from holdfast.store import open_store
@@ -79,7 +79,7 @@ def same(one, other):
 def test_a_restore_reads_into_memory_that_is_there(job, monkeypatch):
     moments = job.moments()
     asked = []
-    monkeypatch.setattr(runs, "fresh_memory", lambda size_bytes: asked.append(size_bytes))
+    monkeypatch.setattr(reading, "fresh_memory", lambda size_bytes: asked.append(size_bytes))
     job.restore(2)
     assert same(job.state(), job.states[2])
     assert (asked, job.moments()) == ([], moments)
@@ -97,8 +97,10 @@ def test_what_comes_after_a_restore_is_stored_whole(job, caplog):
 
 
 def test_a_restore_without_memory_that_is_free_asks_for_its_own(job, monkeypatch):
-    asked, fresh = [], runs.fresh_memory
-    monkeypatch.setattr(runs, "fresh_memory", lambda size_bytes: [fresh(size_bytes), asked.append(size_bytes)][0])
+    asked, fresh = [], reading.fresh_memory
+    monkeypatch.setattr(
+        reading, "fresh_memory", lambda size_bytes: [fresh(size_bytes), asked.append(size_bytes)][0]
+    )
     taken, job.session._checkpoints.snapshots._free = job.session._checkpoints.snapshots._free, []
     with job.session._checkpoints.snapshots.lent() as room:
         assert room is None

@@ -20,7 +20,7 @@ from holdfast.forking import fork
 from holdfast.protocol import Desired, RestoreOrder, checkpoint_id
 from holdfast.retention import parse_retention
 from holdfast.snapshot import Snapshotter
-from holdfast.store import open_store
+from holdfast.store import Lineage, Pins, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
 
 
@@ -528,7 +528,7 @@ def test_a_fenced_attempt_leaves_an_order_to_the_newer_one(store, linked):
     trainer.run(until=8, after=operator).crash()
     assert [event.state for event in told.of(protocol.OrderMoved)] == ["delivered", "restoring"]
     assert "attempt 2 of job has started" in told.of(protocol.Notice)[-1].message
-    assert [lineage.order for lineage in open_store(store).lineages("job")] == [None]
+    assert [lineage.order for lineage in open_store(store).records("job", Lineage)] == [None]
 
 
 @pytest.mark.parametrize("supervised", [True, False])
@@ -920,7 +920,7 @@ def test_a_pin_holds_after_a_restart_with_no_server(store, linked):
     again = Trainer(store, every=1, keep=2).run(until=20).crash()
     assert again.session.attempt == 2
     assert 5 in committed(store)
-    assert open_store(store).pins("job").attempt == 2  # it has noted for itself what it found
+    assert newest_pins(open_store(store), "job").attempt == 2  # it has noted for itself what it found
 
 
 def test_a_server_that_knows_of_no_pins_takes_none_away(store, linked):
@@ -939,18 +939,22 @@ def test_what_was_pinned_while_the_job_was_down_is_kept_from_its_first_checkpoin
 
 
 def test_pins_that_cannot_be_noted_hold_and_are_told_of_once(store, linked, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no space left")
+    real = LocalStore.append
+
+    def full(self, job, record):
+        if isinstance(record, Pins):
+            raise OSError(errno.ENOSPC, "no space left")
+        real(self, job, record)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalStore, "note_pins", full)
+        patched.setattr(LocalStore, "append", full)
         trainer = Trainer(store, every=1, keep=2, **linked).run(until=6, after=at(5, lambda link: pin(link, 5)))
         trainer.run(until=15)
         assert 5 in committed(store)
         (told,) = told_of_pins(trainer)
         assert "no space left; they hold while this attempt runs" in told
     trainer.run(until=16).crash()
-    assert open_store(store).pins("job").checkpoints == ("000000000005-1",)
+    assert newest_pins(open_store(store), "job").checkpoints == ("000000000005-1",)
 
 
 def test_a_pin_on_what_is_not_in_the_store_is_told_once_and_changes_nothing(store, linked):
@@ -963,10 +967,14 @@ def test_a_pin_on_what_is_not_in_the_store_is_told_once_and_changes_nothing(stor
 
 
 def test_where_the_store_cannot_say_what_is_pinned_nothing_is_deleted(store, linked, monkeypatch):
-    def unreadable(*_):
-        raise OSError(errno.EIO, "cannot be read")
+    real = LocalStore.records
 
-    monkeypatch.setattr(LocalStore, "pins", unreadable)
+    def unreadable(self, job, kind, since=0):
+        if kind is Pins:
+            raise OSError(errno.EIO, "cannot be read")
+        return real(self, job, kind, since)
+
+    monkeypatch.setattr(LocalStore, "records", unreadable)
     trainer = Trainer(store, every=1, keep=1).run(until=9).crash()
     assert len(committed(store)) == 9
     assert trainer.session.iteration == 9
@@ -1115,7 +1123,7 @@ def test_what_is_about_to_be_restored_outlives_retention(store, uninterrupted):
 def test_a_restore_refused_for_want_of_a_record_leaves_training_on_its_lineage(store, linked, monkeypatch):
     def operator(trainer):
         if trainer.session.iteration == 7:
-            monkeypatch.setattr(type(trainer.session._checkpoints.store), "begin_lineage", refuse)
+            monkeypatch.setattr(type(trainer.session._checkpoints.store), "append", refuse)
             order(trainer, 3)
 
     def refuse(self, job, lineage):
@@ -1322,7 +1330,7 @@ def notices(trainer, code):
 
 @pytest.mark.parametrize(
     ("owner", "broken"),
-    [(LocalStore, "checkpoints"), (LocalStore, "lineages"), (LocalStore, "open_file"), (reading, "read")],
+    [(LocalStore, "checkpoints"), (LocalStore, "records"), (LocalStore, "open_file"), (reading, "read")],
 )
 def test_a_start_waits_for_a_store_that_is_away_for_a_moment(
     store, linked, monkeypatch, uninterrupted, owner, broken
@@ -1372,7 +1380,7 @@ def test_a_start_is_patient_anew_with_a_store_that_was_back_meanwhile(monkeypatc
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("broken", ["lineages", "open_file"])
+@pytest.mark.parametrize("broken", ["records", "open_file"])
 def test_an_order_at_the_start_waits_for_a_store_that_is_away_for_a_moment(store, linked, monkeypatch, broken):
     Trainer(store).run(until=10).crash()
     FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))

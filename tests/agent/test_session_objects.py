@@ -11,7 +11,7 @@ import pytest
 from object_servers import Rclone, running
 from tiny_job import Trainer
 
-from holdfast.store import bucket, connection, open_store
+from holdfast.store import Lineage, bucket, connection, open_store
 
 TRAIN = """
 import os, signal, sys
@@ -72,7 +72,7 @@ def test_a_restore_in_place_takes_its_bytes_from_the_bucket(url):
 
     trainer = Trainer(url).run(until=9, after=restore_once)
     assert trainer.losses[8:12] == trainer.losses[3:7]
-    assert [lineage.parent for lineage in open_store(url).lineages("job")] == [None, "000000000003-1"]
+    assert [lineage.parent for lineage in open_store(url).records("job", Lineage)] == [None, "000000000003-1"]
     trainer.crash()
 
 

@@ -306,3 +306,8 @@ def test_overlaps_are_found_whatever_the_shards_are(made):
     if found:
         one, other = (next(i for i, each in enumerate(filled) if each is shard) for shard in found)
         assert cells[one] & cells[other]
+
+
+def test_a_tensor_that_another_rank_has_as_its_own_is_no_use_to_the_first():
+    told = parts({"w": Own([torch.ones(2), torch.ones(2)])}, [{"m": {"$tensor": "w"}}] * 2, world_size=2)
+    assert refused(changed(told, 0, "w"), 2) == "tensor w: it is in 'm' of rank 0, and not stored for it"

@@ -108,10 +108,10 @@ def test_attempts_count_up_past_what_a_server_has_seen(store):
 
 def test_a_lineage_is_noted_once(store):
     lineage = Lineage(number=1, iteration=0, parent=None, order="o", attempt=1, created_at=1.0)
-    store.begin_lineage(JOB, lineage)
+    store.append(JOB, lineage)
     with pytest.raises(FileExistsError):
-        store.begin_lineage(JOB, lineage)
-    assert store.lineages(JOB) == [lineage]
+        store.append(JOB, lineage)
+    assert store.records(JOB, Lineage) == [lineage]
 
 
 def test_a_damaged_checkpoint_makes_way_for_the_sound_one(store):
@@ -312,11 +312,11 @@ def test_no_crash_point_loses_what_was_acknowledged_or_shows_what_was_not_writte
 
 def test_a_record_that_is_none_is_passed_over(store, caplog):
     lineage = Lineage(number=2, iteration=0, parent=None, order=None, attempt=1, created_at=1.0)
-    store.begin_lineage(JOB, lineage)
+    store.append(JOB, lineage)
     (store.root / JOB / "lineages" / "000001.json").write_text("")
     (store.root / JOB / "attempts" / "00000001 copy.json").write_text("{}")
     (store.root / "README").write_text("")
-    assert store.lineages(JOB) == [lineage]
+    assert store.records(JOB, Lineage) == [lineage]
     assert "000001.json is not a record of Holdfast's" in caplog.text
     assert store.latest_attempt(JOB) == 1
     assert store.jobs() == [JOB]
@@ -356,10 +356,10 @@ def test_a_file_system_without_links_keeps_records_too(tmp_path, error):
     store = LocalStore(tmp_path / "store", FailingFiles(("link",), 1, error, always=True))
     assert [store.acquire_attempt(JOB, uid).number for uid in "abc"] == [1, 2, 3]
     lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=3, created_at=1.0)
-    store.begin_lineage(JOB, lineage)
+    store.append(JOB, lineage)
     with pytest.raises(FileExistsError):
-        store.begin_lineage(JOB, lineage)
-    assert store.lineages(JOB) == [lineage]
+        store.append(JOB, lineage)
+    assert store.records(JOB, Lineage) == [lineage]
 
 
 class NoLocks(Files):
@@ -410,7 +410,7 @@ class HurriedFiles(Files):
 
 def test_a_lock_that_a_stopped_process_holds_is_given_up_after_a_while(store):
     files = HurriedFiles()
-    with store.only_newest(JOB, 1), pytest.raises(BlockingIOError, match="held the lock for 10 s; is it stopped"):
+    with store.fenced(JOB, 1), pytest.raises(BlockingIOError, match="held the lock for 10 s; is it stopped"):
         LocalStore(store.root, files).acquire_attempt(JOB, "second")
     assert 10 <= files.time < 11
     assert store.acquire_attempt(JOB, "second").number == 2
@@ -436,7 +436,7 @@ def test_a_checkpoint_that_may_not_last_is_withdrawn(store):
 
 def test_a_worker_forked_while_the_lock_is_held_does_not_keep_it(store):
     ready, go = os.pipe(), os.pipe()
-    with store.only_newest(JOB, 1):
+    with store.fenced(JOB, 1):
         child = os.fork()
         if child == 0:
             os.write(ready[1], b"x")

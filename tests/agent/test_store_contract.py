@@ -16,7 +16,18 @@ import pytest
 from small_checkpoints import FILE, FIRST, JOB, OTHER_FILE, SECOND, commit, joined, prepared, read
 
 from holdfast.errors import DamagedCheckpoint, Fenced
-from holdfast.store import Ending, Hold, Lineage, Pins, local, objects, open_store
+from holdfast.store import (
+    Attempt,
+    Ending,
+    Hold,
+    Lineage,
+    Pins,
+    base,
+    newest_attempt,
+    newest_pins,
+    open_store,
+    read_manifest,
+)
 
 MIB = 1 << 20
 
@@ -57,20 +68,20 @@ def test_a_checkpoint_is_invisible_until_it_is_committed(store):
     writer = prepared(store)
     assert store.checkpoints(JOB) == []
     with pytest.raises(DamagedCheckpoint):
-        store.read_manifest(JOB, FIRST)
+        read_manifest(store, JOB, FIRST)
     writer.commit(b'{"it": "is"}')
     assert store.checkpoints(JOB) == [FIRST]
-    assert store.read_manifest(JOB, FIRST) == b'{"it": "is"}'
+    assert read_manifest(store, JOB, FIRST) == b'{"it": "is"}'
     assert read(store) == b"tensors"
     assert leftovers(store) == []
 
 
 def test_another_process_finds_what_was_committed(store, url):
     commit(store)
-    store.begin_lineage(JOB, lineage())
+    store.append(JOB, lineage())
     other = open_store(other_url := store.url)
     assert (other.checkpoints(JOB), read(other)) == ([FIRST], b"tensors")
-    assert (other.lineages(JOB), other.latest_attempt(JOB)) == ([lineage()], 1)
+    assert (other.records(JOB, Lineage), other.latest_attempt(JOB)) == ([lineage()], 1)
     assert other_url == url
 
 
@@ -90,7 +101,11 @@ def test_jobs_are_told_apart(store):
     store.acquire_attempt("job-2", "other")
     assert store.jobs() == ["job", "job-2"]
     assert store.checkpoints("job-2") == []
-    assert (store.checkpoints("never"), store.lineages("never"), store.latest_attempt("never")) == ([], [], 0)
+    assert (store.checkpoints("never"), store.records("never", Lineage), store.latest_attempt("never")) == (
+        [],
+        [],
+        0,
+    )
 
 
 def test_a_store_that_is_not_there_yet_is_empty(url):
@@ -133,7 +148,7 @@ def test_a_deleted_checkpoint_is_gone(store):
     store.delete(JOB, FIRST, attempt=1)
     assert (store.checkpoints(JOB), leftovers(store)) == ([SECOND], [])
     with pytest.raises(DamagedCheckpoint):
-        store.read_manifest(JOB, FIRST)
+        read_manifest(store, JOB, FIRST)
     with pytest.raises(FileNotFoundError):
         store.delete(JOB, FIRST, attempt=1)
 
@@ -145,10 +160,10 @@ def test_an_older_attempt_commits_deletes_and_begins_nothing(store):
     with pytest.raises(Fenced, match="attempt 2 of job has started; attempt 1"):
         store.delete(JOB, FIRST, attempt=1)
     with pytest.raises(Fenced):
-        store.begin_lineage(JOB, lineage())
+        store.append(JOB, lineage())
     with pytest.raises((Fenced, OSError)):
         commit(store, SECOND)
-    assert (newer.checkpoints(JOB), newer.lineages(JOB)) == ([FIRST], [])
+    assert (newer.checkpoints(JOB), newer.records(JOB, Lineage)) == ([FIRST], [])
     assert read(newer) == b"tensors"
 
 
@@ -211,9 +226,9 @@ def test_processes_that_start_a_job_at_once_become_different_attempts(store):
 
 
 def test_the_newest_attempt_says_where_it_runs(store):
-    assert store.newest_attempt("never") is None
+    assert newest_attempt(store, "never") is None
     store.acquire_attempt(JOB, "second")
-    newest = open_store(store.url).newest_attempt(JOB)
+    newest = newest_attempt(open_store(store.url), JOB)
     assert (newest.number, newest.uid, newest.pid) == (2, "second", os.getpid())
 
 
@@ -233,16 +248,16 @@ def test_what_was_set_aside_as_damaged_can_be_listed_and_removed(store):
 
 
 def test_a_lineage_is_noted_once(store):
-    store.begin_lineage(JOB, lineage(2))
-    store.begin_lineage(JOB, lineage(1))
+    store.append(JOB, lineage(2))
+    store.append(JOB, lineage(1))
     with pytest.raises(FileExistsError):
-        store.begin_lineage(JOB, lineage(2))
-    assert store.lineages(JOB) == [lineage(1), lineage(2)]
+        store.append(JOB, lineage(2))
+    assert store.records(JOB, Lineage) == [lineage(1), lineage(2)]
     store.acquire_attempt(JOB, "second")
     with pytest.raises(FileExistsError):
-        store.begin_lineage(JOB, lineage(2, attempt=2))
-    store.begin_lineage(JOB, lineage(3, attempt=2))
-    assert store.lineages(JOB) == [lineage(1), lineage(2), lineage(3, attempt=2)]
+        store.append(JOB, lineage(2, attempt=2))
+    store.append(JOB, lineage(3, attempt=2))
+    assert store.records(JOB, Lineage) == [lineage(1), lineage(2), lineage(3, attempt=2)]
 
 
 def put(store, name, data):
@@ -272,8 +287,8 @@ def test_an_attempt_of_a_number_that_there_cannot_be_is_none(store, number):
     record = {"number": number, "uid": "uid", "host": "h", "pid": 1, "started_at": 1.0}
     put(store, record_name(store, "attempts", number), json.dumps(record).encode())
     assert store.latest_attempt(JOB) == 1
-    assert [each.number for each in store.attempts(JOB)] == [1]
-    assert store.newest_attempt(JOB).number == 1
+    assert [each.number for each in store.records(JOB, Attempt)] == [1]
+    assert newest_attempt(store, JOB).number == 1
     assert store.acquire_attempt(JOB, "second").number == 2
     commit(store, attempt=2)
     assert store.checkpoints(JOB) == [FIRST]
@@ -282,42 +297,42 @@ def test_an_attempt_of_a_number_that_there_cannot_be_is_none(store, number):
 @pytest.mark.parametrize("number", [10**9, 10**9 + 1, 10**40])
 def test_a_lineage_of_a_number_that_there_cannot_be_is_none(store, number):
     put_lineage(store, number)
-    store.begin_lineage(JOB, lineage())
-    assert store.lineages(JOB) == [lineage()]
+    store.append(JOB, lineage())
+    assert store.records(JOB, Lineage) == [lineage()]
 
 
 @pytest.mark.parametrize(
     "change", [{"number": 3}, {"number": 10**9}, {"iteration": -1}, {"iteration": 10**12}, {"iteration": 2**70}]
 )
 def test_a_lineage_whose_record_says_what_cannot_be_is_passed_over(store, change):
-    store.begin_lineage(JOB, lineage())
+    store.append(JOB, lineage())
     put_lineage(store, 2, **change)
-    assert store.lineages(JOB) == [lineage()]
+    assert store.records(JOB, Lineage) == [lineage()]
 
 
 @pytest.mark.parametrize("name", ["", "latest", "../000000000001-1", "000000000001-1 ", "٠٠٠٠٠٠٠٠٠٠٠١-1"])
 def test_a_lineage_counts_without_the_parent_that_no_checkpoint_can_be(store, name):
     put_lineage(store, 2, parent=name, left=name)
-    assert store.lineages(JOB) == [lineage(2)]
+    assert store.records(JOB, Lineage) == [lineage(2)]
 
 
 def test_a_record_nested_without_end_is_passed_over(store):
-    store.begin_lineage(JOB, lineage())
+    store.append(JOB, lineage())
     put(store, record_name(store, "lineages", 2), b'{"a":' + b"[" * 400_000)
-    assert store.lineages(JOB) == [lineage()]
+    assert store.records(JOB, Lineage) == [lineage()]
 
 
 def test_no_record_gets_a_number_beyond_the_largest(store):
     with pytest.raises(
         OSError, match=r"lineage 1000000000 of job is beyond 999999999.*holdfast store repair .* --job job"
     ):
-        store.begin_lineage(JOB, lineage(10**9))
+        store.append(JOB, lineage(10**9))
     with pytest.raises(
         OSError, match=r"attempt 2147483648 of job is beyond 2147483647.*holdfast store repair .* --job job"
     ):
         store.acquire_attempt(JOB, "uid", 2**31)
-    assert (store.lineages(JOB), store.latest_attempt(JOB)) == ([], 1)
-    store.begin_lineage(JOB, lineage(999_999_999))
+    assert (store.records(JOB, Lineage), store.latest_attempt(JOB)) == ([], 1)
+    store.append(JOB, lineage(999_999_999))
     assert store.acquire_attempt(JOB, "uid", 2**31 - 1).number == 2**31 - 1
 
 
@@ -333,67 +348,66 @@ def test_a_note_of_pins_of_an_attempt_that_there_cannot_be_counts_until_there_is
         f"pins/{2**53:08d}-000001.json",
         msgspec.json.encode(Pins(attempt=2**53, checkpoints=(FIRST,), at=1.0)),
     )
-    assert open_store(url).pins(JOB).checkpoints == (FIRST,)
-    store.note_pins(JOB, Pins(attempt=1, checkpoints=(SECOND,), at=2.0))
-    assert open_store(url).pins(JOB).checkpoints == (SECOND,)
+    assert newest_pins(open_store(url), JOB).checkpoints == (FIRST,)
+    store.append(JOB, Pins(attempt=1, checkpoints=(SECOND,), at=2.0))
+    assert newest_pins(open_store(url), JOB).checkpoints == (SECOND,)
 
 
 def test_a_manifest_larger_than_any_is_not_read_into_memory(store, monkeypatch):
     prepared(store).commit(b"{}" + b" " * 1000)
-    monkeypatch.setattr(local, "MOST_MANIFEST_BYTES", 1000)
-    monkeypatch.setattr(objects, "MOST_MANIFEST_BYTES", 1000)
+    monkeypatch.setattr(base, "MOST_MANIFEST_BYTES", 1000)
     with pytest.raises(DamagedCheckpoint, match="is 1,002 bytes long: no manifest is"):
-        store.read_manifest(JOB, FIRST)
+        read_manifest(store, JOB, FIRST)
 
 
 def test_how_attempts_ended_is_noted(store, url):
-    assert store.endings(JOB) == []
+    assert store.records(JOB, Ending) == []
     ended = [
         Ending(attempt=3, reason="interrupted", iterations=7, at=1.0),
         Ending(attempt=1, reason="ValueError", iterations=0, at=2.0),
     ]
     for each in ended:
-        store.note_ending(JOB, each)
-    assert open_store(url).endings(JOB) == ended[::-1]
-    assert store.endings(JOB, since=2) == ended[:1]
+        store.append(JOB, each)
+    assert open_store(url).records(JOB, Ending) == ended[::-1]
+    assert store.records(JOB, Ending, since=2) == ended[:1]
     numbers = [store.acquire_attempt(JOB, uid).number for uid in ("second", "third")]
-    assert [each.number for each in open_store(url).attempts(JOB)] == [1, *numbers]
-    assert [each.uid for each in store.attempts(JOB, since=3)] == ["third"]
+    assert [each.number for each in open_store(url).records(JOB, Attempt)] == [1, *numbers]
+    assert [each.uid for each in store.records(JOB, Attempt, since=3)] == ["third"]
     with pytest.raises(Fenced):
-        store.note_ending(JOB, Ending(attempt=2, reason="finished", iterations=9, at=3.0))
-    assert (store.latest_attempt(JOB), store.lineages(JOB), store.checkpoints(JOB)) == (3, [], [])
+        store.append(JOB, Ending(attempt=2, reason="finished", iterations=9, at=3.0))
+    assert (store.latest_attempt(JOB), store.records(JOB, Lineage), store.checkpoints(JOB)) == (3, [], [])
 
 
 def test_the_newest_note_of_pins_counts_and_the_ones_before_it_go(store, url):
-    assert store.pins(JOB) is None
+    assert newest_pins(store, JOB) is None
     noted = [Pins(attempt=1, checkpoints=pins, at=1.0) for pins in ((FIRST,), (FIRST, SECOND), (SECOND,), ())]
     for each in noted:
-        store.note_pins(JOB, each)
-        assert store.pins(JOB) == open_store(url).pins(JOB) == each
+        store.append(JOB, each)
+        assert newest_pins(store, JOB) == newest_pins(open_store(url), JOB) == each
     assert len(notes_of_pins(store)) == 1
     assert leftovers(store) == []
 
 
 def test_pins_are_noted_by_the_newest_attempt_only(store, url):
     newer, kept = open_store(url), Pins(attempt=1, checkpoints=(FIRST,), at=1.0)
-    store.note_pins(JOB, kept)
+    store.append(JOB, kept)
     newer.acquire_attempt(JOB, "second")
     with pytest.raises(Fenced):
-        store.note_pins(JOB, Pins(attempt=1, checkpoints=(), at=2.0))
-    assert newer.pins(JOB) == kept
-    newer.note_pins(JOB, Pins(attempt=2, checkpoints=(SECOND,), at=3.0))
-    assert newer.pins(JOB).checkpoints == (SECOND,)
+        store.append(JOB, Pins(attempt=1, checkpoints=(), at=2.0))
+    assert newest_pins(newer, JOB) == kept
+    newer.append(JOB, Pins(attempt=2, checkpoints=(SECOND,), at=3.0))
+    assert newest_pins(newer, JOB).checkpoints == (SECOND,)
 
 
 def test_a_note_of_pins_that_cannot_be_read_is_no_note_of_none(store, url):
-    store.note_pins(JOB, Pins(attempt=1, checkpoints=(FIRST,), at=1.0))
+    store.append(JOB, Pins(attempt=1, checkpoints=(FIRST,), at=1.0))
     later = f"{JOB}/pins/00000001-000009.json"
     if hasattr(store, "root"):
         (store.root / later).write_bytes(b"{")
     else:
         store.bucket.put_new(later, b"{")
     with pytest.raises(OSError, match=r"is no (note|record)"):
-        open_store(url).pins(JOB)
+        newest_pins(open_store(url), JOB)
 
 
 def test_a_file_of_another_jobs_checkpoint_stands_in_a_new_one_and_outlives_it(store):
@@ -421,16 +435,14 @@ def test_what_is_adopted_and_not_committed_is_gone(store):
 
 def test_a_hold_stands_until_it_is_taken_back(store, url):
     commit(store)
-    assert store.holds(JOB) == []
+    assert store.records(JOB, Hold) == []
     holds = [Hold(uid=uid, checkpoint=FIRST, at=1.0) for uid in ("one", "two")]
     for each in holds:
-        store.hold(JOB, each)
-    assert open_store(url).holds(JOB) == holds
+        store.append(JOB, each)
+    assert open_store(url).records(JOB, Hold) == holds
     store.acquire_attempt(JOB, "second")  # whoever copies is no attempt of the job's
-    open_store(url).release(JOB, "one")
-    store.release(JOB, "one")
-    assert store.holds(JOB) == holds[1:]
-    store.release("never-was", "one")
+    open_store(url).remove_record(JOB, holds[0].name)
+    assert store.records(JOB, Hold) == holds[1:]
 
 
 def notes_of_pins(store):

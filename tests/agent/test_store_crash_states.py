@@ -26,7 +26,7 @@ TORN = "torn"
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """As many kinds of write in a file of three blocks as there are in one of a gigabyte."""
-    monkeypatch.setattr("holdfast.store.blocks.WRITE_BYTES", fmt.BLOCK_BYTES)
+    monkeypatch.setattr("holdfast.store.writing.WRITE_BYTES", fmt.BLOCK_BYTES)
     monkeypatch.setattr("holdfast.store.writing.DIRECT_BYTES", fmt.BLOCK_BYTES)
 
 
@@ -56,7 +56,7 @@ class Life:
             number=number, iteration=0, parent=None, order=None, attempt=self.attempt, created_at=0.0
         )
         self.allow(("lineage", number), None, lineage)
-        self.store.begin_lineage(JOB, lineage)
+        self.store.append(JOB, lineage)
         self.expect(("lineage", number), lineage)
 
     def save(self, checkpoint, value, *, instead_of=None, by_another=False):
@@ -163,7 +163,7 @@ def frozen(tree):
 def read(store) -> dict:
     """What a job that starts now would find: checkpoints that are listed and what is in them, records."""
     found = {(checkpoint,): value_of(store, checkpoint) for checkpoint in store.checkpoints(JOB)}
-    found |= {("lineage", lineage.number): lineage for lineage in store.lineages(JOB)}
+    found |= {("lineage", lineage.number): lineage for lineage in store.records(JOB, Lineage)}
     for number in range(1, store.latest_attempt(JOB) + 1):
         record = store.root / JOB / "attempts" / f"{number:08d}.json"
         found["attempt", number] = record.exists() and is_whole(record)

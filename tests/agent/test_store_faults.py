@@ -30,7 +30,7 @@ FAULTS = [
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr("holdfast.store.blocks.WRITE_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("holdfast.store.writing.WRITE_BYTES", BLOCK_BYTES)
     monkeypatch.setattr("holdfast.store.writing.DIRECT_BYTES", BLOCK_BYTES)
 
 
@@ -106,14 +106,14 @@ class Job:
         if got["attempt"]:
             assert self.sound.latest_attempt(JOB) == self.attempt
         if got.get("lineage"):
-            assert [lineage.number for lineage in self.sound.lineages(JOB)] == [1]
+            assert [lineage.number for lineage in self.sound.records(JOB, Lineage)] == [1]
 
     def start(self):
         self.attempt = self.store.acquire_attempt(JOB, "failing").number
 
     def begin_lineage(self):
         lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=self.attempt, created_at=0.0)
-        self.store.begin_lineage(JOB, lineage)
+        self.store.append(JOB, lineage)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ import pytest
 from object_servers import BUCKET, KEY, Proxy, Rclone, running
 from small_checkpoints import FILE, FIRST, JOB, SECOND, THIRD, commit, prepared, read
 
+from holdfast import io_pool
 from holdfast.errors import DamagedCheckpoint, Fenced
-from holdfast.store import Lineage, bucket, connection, open_store
-from holdfast.store.bucket_errors import Unanswered
+from holdfast.store import Lineage, bucket, connection, open_store, read_manifest
+from holdfast.store.connection import Unanswered
 
 MIB = 1 << 20
 LARGE = random.Random(1).randbytes(20 * MIB)
@@ -125,7 +126,7 @@ def test_a_manifest_that_arrives_when_a_newer_attempt_has_begun_is_no_checkpoint
     for reader in (newer, open_store(behind.url)):
         assert reader.checkpoints(JOB) == [FIRST]
         with pytest.raises(DamagedCheckpoint):
-            reader.read_manifest(JOB, SECOND)
+            read_manifest(reader, JOB, SECOND)
     commit(newer, SECOND, attempt=2, data=b"newer")
     assert read(newer, SECOND) == b"newer"
     newer.acquire_attempt(JOB, "third")
@@ -136,15 +137,15 @@ def test_a_lineage_that_arrives_when_a_newer_attempt_has_begun_is_none(proxy, be
     held = Held("PUT", "lineages/000001-00000001.json")
     proxy.rules.append(held)
     old, new = (Lineage(number=1, iteration=0, parent=None, order=None, attempt=n, created_at=1.0) for n in (1, 2))
-    thread, raised = in_thread(lambda: behind.begin_lineage(JOB, old))
+    thread, raised = in_thread(lambda: behind.append(JOB, old))
     assert held.arrived.wait(30)
     newer = open_store(behind.url)
     newer.acquire_attempt(JOB, "second")
-    newer.begin_lineage(JOB, new)
+    newer.append(JOB, new)
     held.go.set()
     thread.join()
     assert isinstance(raised[0], Fenced)
-    assert newer.lineages(JOB) == open_store(behind.url).lineages(JOB) == [new]
+    assert newer.records(JOB, Lineage) == open_store(behind.url).records(JOB, Lineage) == [new]
     newer.acquire_attempt(JOB, "third")
     assert objects(newer) == [f"{JOB}/lineages/000001-00000002.json"]
 
@@ -466,7 +467,7 @@ def test_a_store_that_is_away_says_nothing_about_its_checkpoints(impatient, prox
     file = behind.open_file(JOB, FIRST, FILE)
     proxy.rules.append(times(10_000, "GET", "", answer=(503, "SlowDown")))
     for ask in (
-        lambda: behind.read_manifest(JOB, FIRST),
+        lambda: read_manifest(behind, JOB, FIRST),
         lambda: behind.open_file(JOB, FIRST, FILE),
         lambda: file.read_into(0, memoryview(bytearray(7))),
         lambda: behind.checkpoints(JOB),
@@ -499,12 +500,12 @@ def test_an_object_that_became_shorter_is_damage(store, rclone, at):
 
 def test_a_record_that_is_none_is_passed_over_or_named(store, caplog):
     lineage = Lineage(number=2, iteration=0, parent=None, order=None, attempt=1, created_at=1.0)
-    store.begin_lineage(JOB, lineage)
+    store.append(JOB, lineage)
     store.bucket.put_new(f"{JOB}/lineages/000001-00000001.json", b"")
     store.bucket.put_new(f"{JOB}/attempts/00000001 copy.json", b"{}")
     store.bucket.put_new(f"{JOB}/notes/README", b"")
     store.bucket.put_new("README", b"")
-    assert store.lineages(JOB) == [lineage]
+    assert store.records(JOB, Lineage) == [lineage]
     assert "000001-00000001.json is not a record of Holdfast's" in caplog.text
     assert (store.latest_attempt(JOB), store.jobs(), store.checkpoints(JOB)) == (1, [JOB], [])
     store.bucket.put_new(f"{JOB}/attempts/00000002-x.seen.json", b"[]")
@@ -696,4 +697,4 @@ def test_training_goes_before_uploads(store):
     threads = [line.partition("(")[2].rpartition(")") for line in ended.stdout.splitlines()]
     niceness = [(name, int(rest.split()[16])) for name, _, rest in threads]
     assert ("python", 0) in niceness
-    assert niceness.count(("tokio-rt-worker", connection.NICENESS)) >= os.cpu_count()
+    assert niceness.count(("tokio-rt-worker", io_pool.NICENESS)) >= os.cpu_count()

@@ -14,7 +14,7 @@ from recorded_files import CacheFiles, FailingFiles, ShortFiles
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import BLOCK_BYTES
-from holdfast.store import linux, reading
+from holdfast.store import files, reading
 from holdfast.store.files import Files
 from holdfast.store.reading import LocalReader
 
@@ -52,7 +52,7 @@ def forget(path):
 
 def is_cached(path):
     with open(path, "rb") as file:
-        return linux.is_cached(file.fileno(), 0, SIZE)
+        return files.is_cached(file.fileno(), 0, SIZE)
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
-import collections
-import contextlib
+import ctypes
 import errno
 import mmap
 import os
 import random
 import tempfile
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from recorded_files import CacheFiles, FailingFiles, ShortFiles
 
 from holdfast.format import BLOCK_BYTES
-from holdfast.store import blocks, linux, writing
-from holdfast.store.crew import AGAIN, CHOICES, TRIALS, Crew, share
+from holdfast.store import files, writing
 from holdfast.store.files import Files
 from holdfast.store.writing import Volume, write_durably
 
@@ -25,7 +24,7 @@ WRITE_BYTES = 2 * BLOCK_BYTES
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """So that a file of some pages takes every turn that one of a gigabyte takes."""
-    monkeypatch.setattr(blocks, "WRITE_BYTES", WRITE_BYTES)
+    monkeypatch.setattr(writing, "WRITE_BYTES", WRITE_BYTES)
     monkeypatch.setattr(writing, "DIRECT_BYTES", BLOCK_BYTES)
     monkeypatch.setattr(writing, "SHARED_BYTES", BLOCK_BYTES)
 
@@ -78,18 +77,18 @@ def test_a_system_that_takes_less_than_it_is_given_gets_the_rest_again(parts, mo
 @given(PARTS)
 def test_blocks_lie_side_by_side_none_across_a_multiple_of_their_size_and_whole_pages_go_straight(parts):
     at = 0
-    for block in blocks.cut(parts):
+    for block in writing.cut(parts):
         assert (block.at, block.at % BLOCK_BYTES) == (at, 0)
         assert 0 < block.size_bytes <= WRITE_BYTES - at % WRITE_BYTES
         if block.straight:
-            assert blocks.address(block.views[0]) % BLOCK_BYTES == block.size_bytes % BLOCK_BYTES == 0
+            assert writing.address(block.views[0]) % BLOCK_BYTES == block.size_bytes % BLOCK_BYTES == 0
         at += block.size_bytes
     assert at == sum(map(len, parts))
 
 
 def test_of_a_padded_header_and_an_arena_only_the_header_and_the_tail_are_copied():
     header, arena = b"h" * BLOCK_BYTES, pages(5 * BLOCK_BYTES + 10)
-    found = [(block.at // BLOCK_BYTES, block.size_bytes, block.straight) for block in blocks.cut([header, arena])]
+    found = [(block.at // BLOCK_BYTES, block.size_bytes, block.straight) for block in writing.cut([header, arena])]
     assert found == [
         (0, BLOCK_BYTES, False),
         (1, BLOCK_BYTES, True),
@@ -101,7 +100,7 @@ def test_of_a_padded_header_and_an_arena_only_the_header_and_the_tail_are_copied
 
 def cached(path):
     with open(path, "rb") as file:
-        return linux.is_cached(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        return files.is_cached(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 @pytest.fixture
@@ -173,10 +172,11 @@ def test_memory_that_a_device_cannot_take_from_goes_through_the_cache(tmp_path):
 
 
 def test_where_blocks_cannot_be_reserved_the_file_is_written_all_the_same(tmp_path, monkeypatch):
-    def declined(fd, size_bytes):
-        raise OSError(errno.EOPNOTSUPP, "declined")
+    def declined(*_):
+        ctypes.set_errno(errno.EOPNOTSUPP)
+        return -1
 
-    monkeypatch.setattr(linux, "allocate", declined)
+    monkeypatch.setattr(files, "_libc", types.SimpleNamespace(fallocate=declined))
     assert written(tmp_path / "file", [pages(5000)]) == pages(5000)
 
 
@@ -193,41 +193,26 @@ def test_a_file_system_that_takes_nothing_is_not_asked_for_ever(tmp_path):
 
 
 def test_every_block_is_paced_by_the_thread_that_writes_it(tmp_path):
-    here, calls = threading.get_ident(), []
+    calls, threads = [], {threading.current_thread().name}
     parts = [b"h" * BLOCK_BYTES, pages(5 * WRITE_BYTES + 10)]
-    pace = lambda size: calls.append((size, threading.get_ident()))  # noqa: E731
+    pace = lambda size: calls.append((size, threading.current_thread().name))  # noqa: E731
     written(tmp_path / "file", parts, pace=pace)
     assert sum(size for size, _ in calls) == sum(map(len, parts))
-    assert {thread for _, thread in calls} == {here}
+    assert all(name in threads or name.startswith("holdfast-io-") for _, name in calls)
 
 
-def test_one_two_and_four_threads_are_tried(disk):
-    volume, counts = Volume(), []
-    for count in CHOICES * TRIALS:
-        together = threading.Barrier(count, timeout=30)  # it breaks unless so many write at once
-        written(
-            disk / "file",
-            [pages(4 * WRITE_BYTES)],
-            volume=volume,
-            pace=lambda _, b=together: counts.append(b.wait()),
-        )
-    assert len(counts) == 4 * len(CHOICES) * TRIALS
-
-
-def writers():
-    return [thread for thread in threading.enumerate() if thread.name == "holdfast-write"]
+def test_a_large_file_is_written_by_two_threads_at_once(disk):
+    together = threading.Barrier(writing.WRITERS, timeout=30)  # it breaks unless so many write at once
+    written(disk / "file", [pages(4 * WRITE_BYTES)], pace=lambda _: together.wait())
 
 
 @pytest.mark.parametrize("nth", range(1, 9))
 def test_an_error_on_any_thread_ends_all_and_is_raised(tmp_path, nth):
-    volume = Volume()
-    volume.crew = eager()
+    files = FailingFiles(("write",), nth, errno.ENOSPC)
     with pytest.raises(OSError, match="No space left") as caught:
-        write_durably(
-            FailingFiles(("write",), nth, errno.ENOSPC), tmp_path / "file", [pages(8 * WRITE_BYTES)], volume
-        )
+        write_durably(files, tmp_path / "file", [pages(8 * WRITE_BYTES)], Volume())
     assert caught.value.filename == str(tmp_path / "file")
-    assert writers() == []
+    (tmp_path / "file").unlink()
 
 
 def test_after_a_block_that_fails_no_thread_begins_another(tmp_path):
@@ -239,74 +224,3 @@ def test_after_a_block_that_fails_no_thread_begins_another(tmp_path):
     work._drain()
     files.close(fd)
     assert (tmp_path / "file").stat().st_size == 2 * WRITE_BYTES
-
-
-def eager():
-    crew = Crew()
-    for count in CHOICES * TRIALS:
-        crew.judge(count, count)
-    return crew
-
-
-def test_work_is_shared_until_all_of_it_is_done():
-    work, done = collections.deque(range(1000)), []
-
-    def drain():
-        with contextlib.suppress(IndexError):
-            while True:
-                done.append(work.popleft())
-
-    share(drain, 4)
-    assert sorted(done) == list(range(1000))
-    assert writers() == []
-
-
-def test_what_a_helper_raises_is_raised():
-    here = threading.get_ident()
-
-    def fail_elsewhere():
-        if threading.get_ident() != here:
-            raise OSError(errno.EIO, "elsewhere")
-
-    with pytest.raises(OSError, match="elsewhere"):
-        share(fail_elsewhere, 2)
-
-
-def test_where_no_thread_can_be_started_one_does_it_all(monkeypatch):
-    def refuse(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    done = []
-    share(lambda: done.append(1), 4)
-    assert done == [1]
-
-
-def crew_of(rates, writes):
-    """The counts that a crew chooses on a device that brings so much with each."""
-    crew, chosen = Crew(), []
-    for _ in range(writes):
-        chosen.append(crew.choose())
-        crew.judge(chosen[-1], rates[chosen[-1]])
-    return crew, chosen
-
-
-def test_the_fastest_number_of_threads_is_kept_and_the_others_tried_again_now_and_then():
-    _, chosen = crew_of({1: 1.0, 2: 2.0, 4: 1.5}, 10 * AGAIN)
-    assert set(chosen[: TRIALS * len(CHOICES)]) == set(CHOICES)
-    assert chosen.count(2) >= 9 * AGAIN
-    assert set(chosen[-3 * AGAIN :]) == set(CHOICES)
-
-
-def test_threads_that_bring_next_to_nothing_are_not_used():
-    crew, _ = crew_of({1: 1.0, 2: 1.03, 4: 1.04}, 10)
-    assert crew.choose() == 1
-
-
-def test_a_device_that_comes_to_reward_more_threads_gets_them():
-    crew, _ = crew_of({1: 2.0, 2: 1.0, 4: 1.0}, 10)
-    changed, counts = {1: 1.0, 2: 1.0, 4: 3.0}, []
-    for _ in range(6 * AGAIN):
-        counts.append(crew.choose())
-        crew.judge(counts[-1], changed[counts[-1]])
-    assert counts[-5:].count(4) >= 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast import restore
 from holdfast.errors import HoldfastError
-from holdfast.store import open_store
+from holdfast.store import Lineage, open_store
 
 RECORDS = ("attempts", "endings", "lineages")
 Ground = tuple[int, int]
@@ -22,7 +22,7 @@ def acknowledged(told: Sequence[str], prefix: str = "ground ") -> list[Ground]:
 def safe(root: Path, job: str = "job") -> Ground:
     """Where a restart would go on, by what verifies; (0, 0) for nowhere."""
     store = open_store(root)
-    lineages = store.lineages(job)
+    lineages = store.records(job, Lineage)
     for checkpoint, continues in restore.candidates(store, job):
         manifest = restore.verify(store, job, checkpoint)
         return (lineages[-1].number if continues and lineages else manifest.lineage), manifest.iteration

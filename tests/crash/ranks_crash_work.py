@@ -30,7 +30,7 @@ from holdfast.protocol import parse_checkpoint_id
 from holdfast.ranks import RanksLost, SideGroup
 from holdfast.rewind import Rewinder
 from holdfast.steering import SteeringTogether
-from holdfast.store import local, open_store
+from holdfast.store import Lineage, local, open_store
 from holdfast.store.files import Files
 from holdfast.training import Training
 
@@ -53,7 +53,7 @@ PLACES: dict[str, tuple[type, str]] = {
     "apply": (Training, "apply"),
     "safety": (Rewinder, "_take_safety"),
     "lineage": (Checkpointer, "begin_lineage"),
-    "note": (local.LocalStore, "begin_lineage"),
+    "note": (local.LocalStore, "append"),
     "end": (SteeringTogether, "end"),
     "finish": (Persister, "close"),
     "part": (SideGroup, "close"),
@@ -74,6 +74,8 @@ class Trap:
     def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def watched(*args: Any, **options: Any) -> Any:
+            if name == "note" and not isinstance(args[2], Lineage):
+                return call(*args, **options)
             what = f"{name} {STAGES[args[2] % 3]}" if name in ("send", "receive") else name
             self._reach(f"before {what}")
             result = call(*args, **options)

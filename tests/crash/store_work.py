@@ -66,7 +66,7 @@ def resume(stage: Stage, store: Store) -> tuple[int, int, int]:
     attempt = store.acquire_attempt(JOB, str(os.getpid())).number
     stage.tell("attempt", attempt)
     best = next(restore.candidates(store, JOB), None)
-    lineages = store.lineages(JOB)
+    lineages = store.records(JOB, Lineage)
     if not lineages:
         begin_lineage(stage, store, attempt, 1, parent=None)
         return attempt, 1, 0
@@ -78,7 +78,7 @@ def resume(stage: Stage, store: Store) -> tuple[int, int, int]:
 
 def begin_lineage(stage: Stage, store: Store, attempt: int, number: int, parent: str | None) -> None:
     iteration = parse_checkpoint_id(parent)[0] if parent else 0
-    store.begin_lineage(
+    store.append(
         JOB,
         Lineage(
             number=number, iteration=iteration, parent=parent, order=None, attempt=attempt, created_at=time.time()

@@ -19,7 +19,7 @@ from judging import safe, violations
 from sweep import AT_ONCE, LONG, every_other
 
 from holdfast import restore
-from holdfast.store import open_store
+from holdfast.store import Lineage, open_store
 
 pytestmark = pytest.mark.crash
 
@@ -149,7 +149,7 @@ def goes_on(
 
 
 def lineage(root: Path) -> int:
-    return max(each.number for each in open_store(root).lineages("job"))
+    return max(each.number for each in open_store(root).records("job", Lineage))
 
 
 def killed(crowd: Crowd, root: Path, undisturbed: States, death: Death) -> list[str]:

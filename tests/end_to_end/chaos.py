@@ -23,7 +23,7 @@ from wire import Wire
 
 from holdfast import restore
 from holdfast.client import Client, Order, ServerError, UnreachableError
-from holdfast.store import open_store
+from holdfast.store import Lineage, open_store
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
@@ -309,7 +309,7 @@ class Chaos:
 
     def _judged(self, order: Order, status: int) -> Ended:
         lines = self.lines
-        begun = [lineage for lineage in self.store.lineages(self.job) if lineage.order == order.id]
+        begun = [lineage for lineage in self.store.records(self.job, Lineage) if lineage.order == order.id]
         ended = Ended(self.case, order, lines, len(begun))
         if status != 0:
             ended.wrong.append(f"the supervisor ended with {status}")

@@ -152,7 +152,7 @@ class Agent:
             if not self._begins_lineage(order):
                 return
         else:
-            lineages = self.world.store.lineages(self.world.job)
+            lineages = self.world.store.records(self.world.job, Lineage)
             if lineages:  # it goes on along the newest one, from where that began at least
                 self.standing.lineage, self.standing.iteration = lineages[-1].number, lineages[-1].iteration
             elif not self._begins_lineage(None):
@@ -179,7 +179,7 @@ class Agent:
         self.reporter.order(order.id, "restoring")
         yield
         try:
-            with self.world.store.only_newest(self.world.job, self.number):
+            with self.world.store.fenced(self.world.job, self.number):
                 safety = checkpoint_id(self.standing.iteration, self.standing.lineage)
         except Fenced:
             return
@@ -195,14 +195,14 @@ class Agent:
     def _begins_lineage(self, order: RestoreOrder | None) -> bool:
         """The durable note; before it nothing has happened, after it the job is there."""
         store, job = self.world.store, self.world.job
-        number = max((lineage.number for lineage in store.lineages(job)), default=0) + 1
+        number = max((lineage.number for lineage in store.records(job, Lineage)), default=0) + 1
         iteration = parse_checkpoint_id(order.checkpoint)[0] if order is not None else 0
         lineage = Lineage(
             number=number, iteration=iteration, parent=order.checkpoint if order is not None else None,
             order=order.id if order is not None else None, attempt=self.number, created_at=self.world.now,
         )  # fmt: skip
         try:
-            store.begin_lineage(job, lineage)
+            store.append(job, lineage)
         except Fenced:
             return False
         if order is not None:

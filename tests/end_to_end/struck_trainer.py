@@ -115,6 +115,7 @@ def watch_restores() -> None:
     from holdfast.reports import Reporter
     from holdfast.rewind import Rewinder
     from holdfast.starting import Starter
+    from holdfast.store import Lineage
     from holdfast.store.local import LocalStore
     from holdfast.training import Training
 
@@ -135,8 +136,8 @@ def watch_restores() -> None:
     watch(Checkpointer, "take", after="safety begun", when=ordered)
     watch(Rewinder, "_take_safety", after="safety committed")
     watch(
-        LocalStore, "begin_lineage", before="noting", after="noted",
-        when=lambda store, job, lineage: lineage.order is not None,
+        LocalStore, "append", before="noting", after="noted",
+        when=lambda store, job, record: isinstance(record, Lineage) and record.order is not None,
     )  # fmt: skip
     watch(Training, "apply", after="applied", when=ordered)
     for owner, name in ((Rewinder, "rewind"), (Starter, "_carried_out")):

@@ -17,7 +17,7 @@ from stage import HOLDFAST, environment, known, spawned, until
 from sweep import LONG
 
 from holdfast.client import Client, Conflict, Order
-from holdfast.store import open_store
+from holdfast.store import Lineage, open_store
 
 pytestmark = pytest.mark.processes
 
@@ -55,7 +55,7 @@ def test_of_two_double_clicks_one_wins_and_the_job_goes_back_once(
             assert done.state == "restored", done
         enough.touch()
         assert run.wait() == 0
-    begun = [lineage.order for lineage in open_store(tmp_path / "store").lineages(job)]
+    begun = [lineage.order for lineage in open_store(tmp_path / "store").records(job, Lineage)]
     print(
         f"double clicks: {rounds} times 2 x 2, {len(set(placed))} orders, {refused} clicks refused with who and "
         f"when, {len(begun) - 1} restores"

@@ -17,7 +17,7 @@ from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, Step, environment, known,
 from sweep import LONG
 
 from holdfast.client import Client
-from holdfast.store import open_store
+from holdfast.store import Attempt, Lineage, open_store
 
 pytestmark = pytest.mark.processes
 
@@ -108,7 +108,7 @@ def test_another_machine_goes_on_bit_for_bit_from_the_store_alone(
     assert newest >= 5
     for step in (*before, *after):
         assert step.outcome == left_alone[step.iteration].outcome, step.iteration
-    hosts = [attempt.host for attempt in store.attempts(job)]
+    hosts = [attempt.host for attempt in store.records(job, Attempt)]
     assert hosts == (["first-machine", "second-machine"] if NAMED else [os.uname().nodename] * 2)
 
 
@@ -132,6 +132,8 @@ def test_an_order_given_when_the_first_machine_was_gone_is_carried_out_by_the_se
     seen = known(server, job)
     assert seen is not None
     assert (seen.status, seen.iteration, seen.attempt) == ("finished", ITERATIONS, 2)
-    (lineage,) = [each for each in open_store(shared["HOLDFAST_STORE"]).lineages(job) if each.order == order.id]
+    (lineage,) = [
+        each for each in open_store(shared["HOLDFAST_STORE"]).records(job, Lineage) if each.order == order.id
+    ]
     assert (lineage.parent, lineage.left is not None) == (oldest.id, True)
     assert done.undoable  # the newest that the first machine had made durable

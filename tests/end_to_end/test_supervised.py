@@ -19,7 +19,7 @@ from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, read_
 from sweep import LONG
 
 from holdfast.client import Client
-from holdfast.store import open_store
+from holdfast.store import Attempt, Lineage, open_store
 from holdfast.supervision import EXIT_FENCED
 from holdfast_server.ingest import OVERLAP_SECONDS
 
@@ -103,7 +103,7 @@ def test_a_script_that_cannot_be_taken_back_is_started_again_for_an_order_and_fo
     outcomes = {step.iteration: step.outcome for step in first}
     assert all(step.outcome == outcomes[step.iteration] for step in second if step.iteration <= left)
     assert log.read_text().count("the trainer ended to be taken back to") == 2
-    orders = [each.order for each in open_store(tmp_path / "store").lineages(job)]
+    orders = [each.order for each in open_store(tmp_path / "store").records(job, Lineage)]
     assert orders == [None, order.id, back.id]
 
 
@@ -147,7 +147,7 @@ def _wakes_up(folder: Path, server: Client, job: str, chance: random.Random) -> 
                 until(lambda: len(read(folder / "new")) > 20, "the new one to train")
                 enough.touch()
                 assert new.wait(PATIENCE_SECONDS) == 0
-            begun = open_store(store).attempts(job)[1].started_at
+            begun = open_store(store).records(job, Attempt)[1].started_at
             until(lambda: time.time() > begun + OVERLAP_SECONDS + 2, "clocks that differ to make no difference")
             before, seen = _contents(store / job), _seen(server, job, stopped_at)
             assert seen[:3] == ("finished", 2, read(folder / "new")[-1].iteration)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.store.base import Attempt, CheckpointWriter, Ending, Hold, Leftover, Lineage, Pins, Record, Store
+from holdfast.store.base import CheckpointWriter, Leftover, Store, read_manifest
 from holdfast.store.local import LocalStore
+from holdfast.store.records import Attempt, Ending, Hold, Lineage, Pins, RecordName, newest_attempt, newest_pins
 
 __all__ = [
-    "Attempt", "CheckpointWriter", "Ending", "Hold", "Leftover", "Lineage", "LocalStore", "Pins", "Record",
-    "Store", "open_store",
+    "Attempt", "CheckpointWriter", "Ending", "Hold", "Leftover", "Lineage", "LocalStore", "Pins", "RecordName",
+    "Store", "newest_attempt", "newest_pins", "open_store", "read_manifest",
 ]  # fmt: skip
 
 

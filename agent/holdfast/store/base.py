@@ -2,117 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Protocol, Self
 
 import msgspec
 
-from holdfast.protocol import MAX_ITERATION, Origin, is_checkpoint_id
+from holdfast.errors import DamagedCheckpoint
+from holdfast.format import MANIFEST
+from holdfast.store.records import Attempt, Ending, Hold, Lineage, Pins, R, RecordName
 
-T = TypeVar("T")
-MOST_MANIFEST_BYTES = 1 << 30
-"""Far more than the manifest of any checkpoint takes; a larger file is not read into memory."""
-
-
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of a job's processes; the highest number is the one that may commit."""
-
-    number: int
-    uid: str
-    host: str
-    pid: int
-    started_at: float
-    order: str | None = None
-    """The restore order that was open when it began, noted before anything is done about it."""
-
-
-class Lineage(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of iterations, noted durably before the first of them is trained."""
-
-    number: int
-    iteration: int
-    """The iteration that it begins after: 0, or that of the checkpoint restored."""
-    parent: str | None
-    """The checkpoint restored; None for a fresh start."""
-    order: str | None
-    """The restore order that began it, so that no crash makes the order act twice."""
-    attempt: int
-    created_at: float
-    left: str | None = None
-    """The safety checkpoint of the state that was left for it: the way back."""
-    origin: Origin | None = None
-    """Of the first lineage of a fork: the checkpoint of another job that `parent` is a copy of."""
-
-
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended, in its own words; one that was killed says nothing."""
-
-    attempt: int
-    reason: str
-    """`finished`, `interrupted` or the exception that ended the loop."""
-    iterations: int
-    """How many it had trained."""
-    at: float
-
-
-class Pins(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoints that people keep, as an attempt was last told: retention leaves them."""
-
-    attempt: int
-    checkpoints: tuple[str, ...]
-    at: float
-
-
-class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that somebody copies just now: retention waits with it."""
-
-    uid: str
-    checkpoint: str
-    at: float
-
-
-def decode_record(data: bytes, kind: type[T], number: int | None = None) -> T:
-    """A record of a store, whose name says that it has this number.
-
-    What somebody else wrote into a store must not decide on the numbers of those to come, or end a start: a name
-    in a lineage's record that no checkpoint can have is left out.
-
-    Raises:
-        msgspec.DecodeError: it is no such record.
-    """
-    try:
-        record = msgspec.json.decode(data, type=kind)
-    except (RecursionError, UnicodeDecodeError) as error:
-        raise msgspec.DecodeError(str(error)) from error
-    if number is not None and number != getattr(record, "attempt" if kind is Ending else "number"):
-        raise msgspec.DecodeError("it has another number than its name says")
-    if isinstance(record, Lineage):
-        if not 0 <= record.iteration <= MAX_ITERATION:
-            raise msgspec.DecodeError(f"it begins after iteration {record.iteration}")
-        named = {name: getattr(record, name) for name in ("parent", "left")}
-        wrong = {name: None for name, found in named.items() if found is not None and not is_checkpoint_id(found)}
-        return msgspec.structs.replace(record, **wrong) if wrong else record
-    return record
-
-
-def require_number(number: int, most: int, what: str, job: str, url: str) -> None:
-    """OSError for the number of a record beyond the largest that there may be."""
-    if number > most:
-        way_out = f"run: holdfast store repair {url} --job {job}"
-        raise OSError(
-            errno.ERANGE, f"{what} {number} of {job} is beyond {most}, the largest number: {way_out}", url
-        )
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A record as its name gives it. Somebody else may have written it: the number may be out of range."""
-
-    name: str
-    kind: Literal["attempt", "ending", "lineage"]
-    number: int
-    is_needed: bool = False
-    """The store cannot manage its checkpoints without this record."""
+MOST_MANIFEST_BYTES = 256 << 20
+"""More than the digests of 100 TB take; a larger file is not read into memory."""
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,10 +133,6 @@ class Store(Protocol):
         """The committed ones, by iteration, then lineage."""
         ...
 
-    def read_manifest(self, job: str, checkpoint: str) -> bytes:
-        """DamagedCheckpoint when there is none."""
-        ...
-
     def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> FileReader:
         """A file that its manifest names; DamagedCheckpoint when there is none.
 
@@ -271,49 +167,33 @@ class Store(Protocol):
         """0 where there was none."""
         ...
 
-    def newest_attempt(self, job: str) -> Attempt | None: ...
-
-    def note_ending(self, job: str, ending: Ending) -> None:
-        """Note how an attempt has ended, durably. Nobody but the attempt itself does, once.
+    def append(self, job: str, record: Lineage | Ending | Pins | Hold) -> None:
+        """Note something about a job, durably. A note of pins takes the place of the one before it.
 
         Raises:
-            Fenced: a newer attempt has begun, and has judged for itself.
+            Fenced: a newer attempt than the record's has begun.
+            FileExistsError: there is a lineage of that number, or this attempt has noted how it ended.
             OSError: the store cannot.
         """
         ...
 
-    def attempts(self, job: str, since: int = 1) -> list[Attempt]:
-        """By number, from `since` on."""
-        ...
+    def records(self, job: str, kind: type[R], since: int = 0) -> list[R]:
+        """The records of a kind by number, from `since` on; of `Pins` only the newest.
 
-    def endings(self, job: str, since: int = 1) -> list[Ending]:
-        """By attempt, from `since` on, of those that said how they ended."""
-        ...
-
-    def note_pins(self, job: str, pins: Pins) -> None:
-        """Note which checkpoints people keep, durably, in the place of what was noted before.
-
-        Raises:
-            Fenced: a newer attempt has begun, and is told for itself.
-            OSError: the store cannot; what was noted before stands, or this does.
+        What is no record is passed over, except in the place of the newest pins. OSError: the store cannot say.
         """
         ...
 
-    def pins(self, job: str) -> Pins | None:
-        """The newest note; None where there is none. OSError when it cannot be read: then nobody may take it that
-        nothing is pinned."""
+    def record_names(self, job: str) -> list[RecordName]:
+        """Of all attempts, endings and lineages, in an order in which they may be removed."""
         ...
 
-    def hold(self, job: str, hold: Hold) -> None:
-        """Ask whoever looks after the job to leave a checkpoint for now. OSError: the store cannot."""
+    def read_record(self, job: str, name: str) -> bytes:
+        """OSError where there is none, or something else in its place."""
         ...
 
-    def release(self, job: str, uid: str) -> None:
-        """Take that back; never raises."""
-        ...
-
-    def holds(self, job: str) -> list[Hold]:
-        """Those that were not taken back, however old."""
+    def remove_record(self, job: str, name: str, attempt: int | None = None) -> None:
+        """Remove one; Fenced when `attempt` is given and no longer the newest."""
         ...
 
     def leftovers(self, job: str) -> list[Leftover]:
@@ -327,26 +207,17 @@ class Store(Protocol):
         """Remove one of these, as far as that can be done."""
         ...
 
-    def records(self, job: str) -> list[Record]:
-        """All records of attempts, endings and lineages, in an order in which they may be removed."""
-        ...
-
-    def read_record(self, job: str, name: str) -> bytes:
-        """OSError where there is none, or something else in its place."""
-        ...
-
-    def remove_record(self, job: str, name: str, attempt: int) -> None:
-        """Remove one of these; Fenced when `attempt` is no longer the newest."""
-        ...
-
     def forsake(self, job: str, checkpoint: str, attempt: int) -> None:
         """Remove what a writer of `attempt` that has died had half-done of a checkpoint; never raises."""
         ...
 
-    def begin_lineage(self, job: str, lineage: Lineage) -> None:
-        """Note a lineage durably; FileExistsError when its number is taken."""
-        ...
 
-    def lineages(self, job: str) -> list[Lineage]:
-        """By number."""
-        ...
+def read_manifest(store: Store, job: str, checkpoint: str) -> bytes:
+    """DamagedCheckpoint when there is none."""
+    with store.open_file(job, checkpoint, MANIFEST) as file:
+        if file.size_bytes > MOST_MANIFEST_BYTES:
+            size = f"{file.size_bytes:,}"
+            raise DamagedCheckpoint(f"{checkpoint}/{MANIFEST}", f"is {size} bytes long: no manifest is")
+        data = bytearray(file.size_bytes)
+        file.read_into(0, memoryview(data))
+    return bytes(data)

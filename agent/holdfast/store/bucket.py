@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import http.client
 import logging
 import os
 import random
+import ssl
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 from holdfast.errors import DamagedCheckpoint
+from holdfast.store import connection
 from holdfast.store.base import Pace
-from holdfast.store.bucket_errors import NoSuchObject, Place, Unanswered
-from holdfast.store.connection import connect
-from holdfast.store.plain_ranges import PlainRanges
+from holdfast.store.connection import NoSuchObject, Place, Unanswered
 
 if TYPE_CHECKING:
     from obstore import PutMode
@@ -34,6 +39,8 @@ RANGE_BYTES = 16 << 20
 MOST_COPIED_BYTES = 5 << 30
 """A larger object no server of Amazon's copies at once."""
 PATIENCE_SECONDS = 30.0
+SIGNED_FOR = timedelta(minutes=15)
+SKIP_BYTES = 1 << 20
 _NOT_PARTIAL = "non-partial response"
 
 T = TypeVar("T")
@@ -226,7 +233,7 @@ class Bucket:
 
     @cached_property
     def _clients(self) -> tuple[S3Store, S3Store]:
-        return connect(self.place)
+        return connection.connect(self.place)
 
     @cached_property
     def _plain(self) -> PlainRanges:
@@ -263,6 +270,49 @@ class Bucket:
             wait_seconds *= 2
 
 
+class PlainRanges:
+    """Ranges from servers that answer 200 where 206 is meant, which obstore refuses. rclone's is one.
+
+    The requests are signed by obstore and made by the standard library. Slower, and only used where it must be.
+    """
+
+    def __init__(self, place: Place, client: S3Store) -> None:
+        self._place, self._client = place, client
+
+    def read(self, name: str, start: int, target: memoryview) -> None:
+        """As `Bucket.read`, for one request."""
+        request = urllib.request.Request(  # noqa: S310  # the address is the operator's own
+            self._address(name), headers={"Range": f"bytes={start}-{start + len(target) - 1}"}
+        )
+        try:
+            with urllib.request.urlopen(  # noqa: S310
+                request, timeout=connection.TRANSFER_SECONDS, context=self._context
+            ) as response:
+                if not response.headers.get("Content-Range"):
+                    _skip(response, start)  # the whole object, from its beginning
+                got = _fill(response, target)
+                if got < len(target) and response.length:
+                    raise http.client.IncompleteRead(b"", response.length)  # cut off, which readinto hides
+        except urllib.error.HTTPError as error:
+            raise self._place.answered(str(error.code), error.read().decode(errors="replace")) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise self._place.unanswered(repr(error)) from error
+        if got < len(target):
+            raise DamagedCheckpoint(f"{self._place.url}/{name}", f"ends at byte {start + got:,}")
+
+    def _address(self, name: str) -> str:
+        if connection.unsigned(os.environ):
+            key = "/".join(part for part in (self._place.bucket, self._place.prefix, name) if part)
+            return f"{connection.endpoint(os.environ)}/{quote(key)}"
+        import obstore
+
+        return obstore.sign(self._client, "GET", name, SIGNED_FOR)
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
+
+
 def _part_bytes(size: int) -> int:
     """A whole number of MiB, so that few slices cross from one part of the payload to the next."""
     return max(PART_BYTES, -(-size // MOST_PARTS >> 20) << 20)
@@ -282,3 +332,15 @@ def _slices(
     except BaseException as error:  # `upload` raises it again: obstore would put one of its own in its place
         failed.append(error)
         raise
+
+
+def _skip(response: http.client.HTTPResponse, size: int) -> None:
+    while size and (skipped := response.read(min(size, SKIP_BYTES))):
+        size -= len(skipped)
+
+
+def _fill(response: http.client.HTTPResponse, target: memoryview) -> int:
+    got = 0
+    while got < len(target) and (count := response.readinto(target[got:])):
+        got += count
+    return got

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import stat
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-
-from holdfast.store import linux
 
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 LOCK_SECONDS = 10.0
@@ -22,6 +23,20 @@ RECORD_BYTES = 1 << 20
 """Far more than any record takes."""
 CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EINTR)
 """How a file system declines what would only have helped."""
+ON_LINUX = sys.platform == "linux"
+START_WRITING = 2
+WAIT_WRITTEN = 1 | 2 | 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+if ON_LINUX:  # system calls that Python has no name for; elsewhere none of them is made, since all only help
+    _offset = ctypes.c_int64
+    _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, _offset, _offset]
+    _libc.sync_file_range.argtypes = [ctypes.c_int, _offset, _offset, ctypes.c_uint]
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, _offset]
+    _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Files:
@@ -58,8 +73,12 @@ class Files:
         return bool(O_DIRECT)
 
     def reserve(self, fd: int, size_bytes: int) -> None:
-        """Set blocks aside where the file system can, so that a full disk shows before the time is spent."""
-        _if_it_can(linux.allocate, fd, size_bytes)
+        """Set blocks aside where the file system can, so that a full disk shows before the time is spent.
+
+        Not `os.posix_fallocate`: where the file system cannot reserve, that writes a byte to every block instead,
+        which over NFS takes longer than the checkpoint.
+        """
+        _call_if_known("fallocate", fd, 0, 0, size_bytes)
 
     def write(self, fd: int, data: memoryview, at: int) -> int:
         """So many bytes were written: not always all."""
@@ -70,14 +89,17 @@ class Files:
         return os.preadv(fd, [target], at)
 
     def start_writing(self, fd: int, start: int, size_bytes: int) -> None:
-        _if_it_can(linux.start_writing, fd, start, size_bytes)
+        """Have dirty pages written to the device from now on."""
+        _call_if_known("sync_file_range", fd, start, size_bytes, START_WRITING)
 
     def wait_written(self, fd: int, start: int, size_bytes: int) -> None:
-        _if_it_can(linux.wait_written, fd, start, size_bytes)
+        """No promise of durability, but an error that it reports is not reported again by fsync."""
+        _call_if_known("sync_file_range", fd, start, size_bytes, WAIT_WRITTEN)
 
     def forget(self, fd: int, start: int = 0, size_bytes: int = 0) -> None:
         """Drop what the page cache holds of a file, as far as it is on the device."""
-        linux.forget(fd, start, size_bytes)
+        if ON_LINUX:
+            os.posix_fadvise(fd, start, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, fd: int, size_bytes: int) -> None:
         os.ftruncate(fd, size_bytes)
@@ -160,19 +182,25 @@ class Files:
         time.sleep(seconds)
 
 
-def read_record(path: Path) -> bytes:
-    """A small file; OSError where there is something else in its place."""
-    fd = Files().open(path)
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(RECORD_BYTES + 1)
-    if len(data) > RECORD_BYTES:
-        raise OSError(errno.EFBIG, f"is larger than {RECORD_BYTES:,} bytes, which no record is", str(path))
-    return data
+def _call_if_known(name: str, *args: int) -> None:
+    """Make a system call that would only help, and pass over that the file system has none of it."""
+    if ON_LINUX and getattr(_libc, name)(*args) != 0 and (number := ctypes.get_errno()) not in CANNOT:
+        raise OSError(number, os.strerror(number))
 
 
-def _if_it_can(call: Callable[..., None], *args: int) -> None:
+def is_cached(fd: int, start: int, size_bytes: int) -> bool:
+    """Whether most of a stretch of a file is in the page cache; True where that cannot be known.
+
+    A read with RWF_NOWAIT would tell as well, but starts reading ahead into the page cache: measured, direct
+    reads behind such probes take twice as long.
+    """
+    first = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    length = start + size_bytes - first
+    pages = ctypes.create_string_buffer(-(-length // mmap.PAGESIZE))
+    if not ON_LINUX or (at := _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, first)) == _MAP_FAILED:
+        return True
     try:
-        call(*args)
-    except OSError as error:
-        if error.errno not in CANNOT:
-            raise
+        known = _libc.mincore(at, length, pages) == 0
+    finally:
+        _libc.munmap(at, length)
+    return not known or pages.raw.count(0) * 2 < len(pages)

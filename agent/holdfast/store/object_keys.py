@@ -27,20 +27,18 @@ attempt first, and one that comes after that finds its `seen`, and agrees on wha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 
 from holdfast.format import MANIFEST
-from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, is_checkpoint_id
+from holdfast.protocol import MAX_LINEAGE, is_checkpoint_id
+from holdfast.store.records import FOLDERS, Lineage
 
-ATTEMPTS, ENDINGS, LINEAGES, HOLDS = "attempts", "endings", "lineages", "holds"
 SEEN = ".seen.json"
-_ATTEMPT = re.compile(r"([0-9]{8,})-(.+?)(\.seen)?\.json")
-_LINEAGE = re.compile(r"([0-9]{6,})-([0-9]{8,})\.json")
-_ENDING = re.compile(r"([0-9]{8,})\.json")
+ATTEMPT = re.compile(r"([0-9]{8,})-.+?(\.seen)?\.json")
+LINEAGE = re.compile(r"([0-9]{6,})-([0-9]{8,})\.json")
 _FOLDER = re.compile(r"([0-9]{8,})(?:-([0-9]+))?")
 
 
@@ -77,16 +75,9 @@ class Folder:
         return int(match[1]), int(match[2] or 1)
 
 
-def attempt_name(number: int, uid: str) -> str:
-    return f"{ATTEMPTS}/{number:08d}-{uid}.json"
-
-
-def seen_name(number: int, uid: str) -> str:
-    return f"{ATTEMPTS}/{number:08d}-{uid}.seen.json"
-
-
-def lineage_name(number: int, attempt: int) -> str:
-    return f"{LINEAGES}/{number:06d}-{attempt:08d}.json"
+def seen_name(attempt: str) -> str:
+    """Where what an attempt saw is noted, by the name of its record."""
+    return attempt.removesuffix(".json") + SEEN
 
 
 def folder_name(attempt: int, turn: int) -> str:
@@ -96,26 +87,6 @@ def folder_name(attempt: int, turn: int) -> str:
 def is_folder_of(name: str, attempt: int) -> bool:
     match = _FOLDER.fullmatch(name)
     return match is not None and name == folder_name(attempt, int(match[2] or 1))
-
-
-def attempts_of(names: Iterable[str]) -> list[tuple[int, str]]:
-    """(number, uid) of the attempts recorded, those that were not to be included."""
-    return [(number, uid) for number, uid, seen in _attempts_in(names) if not seen]
-
-
-def newest_seen(names: Iterable[str]) -> tuple[int, str] | None:
-    """(attempt, name) of the record that decides."""
-    return max(
-        ((number, seen_name(number, uid)) for number, uid, seen in _attempts_in(names) if seen), default=None
-    )
-
-
-def _attempts_in(names: Iterable[str]) -> Iterator[tuple[int, str, bool]]:
-    """(number, uid, whether it is what the attempt saw); whatever has another name is none of ours."""
-    for name in names:
-        match = _ATTEMPT.fullmatch(name.removeprefix(f"{ATTEMPTS}/"))
-        if match and int(match[1]) <= MAX_ATTEMPT:
-            yield int(match[1]), match[2], bool(match[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,39 +129,13 @@ class Survey:
         return found
 
 
-def record_of(name: str) -> tuple[Literal["attempt", "ending", "lineage"], int] | None:
-    """(kind, number), which may be out of range; None for the name of anything else."""
-    head, _, tail = name.partition("/")
-    if head == ATTEMPTS and _ATTEMPT.fullmatch(tail):
-        return "attempt", record_number(name)
-    if head == ENDINGS and _ENDING.fullmatch(tail):
-        return "ending", record_number(name)
-    if head == LINEAGES and _LINEAGE.fullmatch(tail):
-        return "lineage", record_number(name)
-    return None
-
-
 def record_number(name: str) -> int:
-    """Of an attempt's, an ending's or a lineage's."""
+    """Of a lineage's."""
     return int(name.partition("/")[2].removesuffix(".json").partition("-")[0])
 
 
 def lineage_attempt(name: str) -> int:
     return int(name.removesuffix(".json").rpartition("-")[2])
-
-
-def is_lineage(name: str) -> bool:
-    head, _, tail = name.partition("/")
-    return head == LINEAGES and _LINEAGE.fullmatch(tail) is not None and record_number(name) <= MAX_LINEAGE
-
-
-def ending_name(attempt: int) -> str:
-    return f"{ENDINGS}/{attempt:08d}.json"
-
-
-def is_ending(name: str) -> bool:
-    head, _, tail = name.partition("/")
-    return head == ENDINGS and _ENDING.fullmatch(tail) is not None and record_number(name) <= MAX_ATTEMPT
 
 
 def folders_of(sizes: Mapping[str, int]) -> list[Folder]:
@@ -201,3 +146,10 @@ def folders_of(sizes: Mapping[str, int]) -> list[Folder]:
             case [checkpoint, folder, file] if is_checkpoint_id(checkpoint) and _FOLDER.fullmatch(folder):
                 found.setdefault((checkpoint, folder), {})[file] = size
     return [Folder(checkpoint, folder, files) for (checkpoint, folder), files in found.items()]
+
+
+def lineages_of(names: Iterable[str]) -> list[str]:
+    """The records of lineages among the names below a job."""
+    folder = f"{FOLDERS[Lineage]}/"
+    found = [name for name in names if name.startswith(folder) and LINEAGE.fullmatch(name.removeprefix(folder))]
+    return [name for name in found if record_number(name) <= MAX_LINEAGE]

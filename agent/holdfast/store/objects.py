@@ -9,36 +9,23 @@ import os
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
-from holdfast.errors import DamagedCheckpoint
+from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format import MANIFEST
-from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, checkpoint_id, parse_checkpoint_id, validate_job
-from holdfast.store import connection, pin_notes
+from holdfast.protocol import MAX_ATTEMPT, checkpoint_id, parse_checkpoint_id, validate_job
+from holdfast.store import connection
 from holdfast.store import object_keys as keys
-from holdfast.store.base import (
-    MOST_MANIFEST_BYTES,
-    Attempt,
-    Ending,
-    Hold,
-    Leftover,
-    Lineage,
-    Pins,
-    Record,
-    decode_record,
-    require_number,
-)
+from holdfast.store.base import Leftover, Pace
 from holdfast.store.bucket import Bucket
-from holdfast.store.bucket_errors import NoSuchObject, Place
-from holdfast.store.object_files import JoinedWriter, ObjectReader, ObjectWriter, require_newest
+from holdfast.store.connection import NoSuchObject, Place, Unanswered
 from holdfast.store.object_keys import Folder, Seen, Survey
-from holdfast.store.pin_notes import PINS
+from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Lineage, RecordName, RecordStore, require_number
 
-T = TypeVar("T")
 logger = logging.getLogger("holdfast")
 
 SCHEME = "s3://"
@@ -56,8 +43,10 @@ def parse_url(url: str) -> tuple[str, str]:
     return bucket, prefix
 
 
-class ObjectStore:
+class ObjectStore(RecordStore):
     """A `Store` under a prefix in a bucket; see `holdfast.store.base` for the promises."""
+
+    patterns: ClassVar = {Attempt: keys.ATTEMPT, Lineage: keys.LINEAGE, **PATTERNS}
 
     def __init__(self, url: str) -> None:
         bucket, prefix = parse_url(url)
@@ -69,8 +58,8 @@ class ObjectStore:
         self.bucket = Bucket(Place(bucket, prefix, connection.server(os.environ)))
         self.url = self.bucket.place.url
         self.readers = 8
-        self._records: dict[str, bytes] = {}
-        """Those that were read: they never change."""
+        self._read: dict[str, bytes] = {}
+        """Records that were read: they never change."""
         self._turns: dict[tuple[str, str], int] = {}
         """What was begun before, of which a late request may still be on its way."""
 
@@ -78,18 +67,10 @@ class ObjectStore:
         return None  # a bucket has no end that anybody could see coming
 
     def jobs(self) -> list[str]:
-        return sorted(job for job in self.bucket.folders() if keys.ATTEMPTS in self.bucket.folders(f"{job}/"))
+        return sorted(job for job in self.bucket.folders() if FOLDERS[Attempt] in self.bucket.folders(f"{job}/"))
 
     def checkpoints(self, job: str) -> list[str]:
         return sorted(self.survey(job).committed(), key=parse_checkpoint_id)
-
-    def read_manifest(self, job: str, checkpoint: str) -> bytes:
-        folder = self._find(job, checkpoint)
-        name = f"{job}/{folder.path}/{MANIFEST}"
-        if folder.files[MANIFEST] > MOST_MANIFEST_BYTES:
-            size = f"{folder.files[MANIFEST]:,}"
-            raise DamagedCheckpoint(f"{self.url}/{name}", f"is {size} bytes long: no manifest is")
-        return self._read(name)
 
     def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> ObjectReader:
         folder = self._find(job, checkpoint)
@@ -100,7 +81,7 @@ class ObjectStore:
 
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> ObjectWriter:
         survey = self.survey(job, checkpoint)
-        require_newest(survey.newest, job, attempt)  # before the bytes of a fenced one are on their way
+        self.require_newest(job, attempt, survey.newest)  # before the bytes of a fenced one are on their way
         turns = [turn for number, turn in (folder.order for folder in survey.folders) if number == attempt]
         turn = max(*turns, self._turns.get((job, checkpoint), 0), 0) + 1
         self._turns[job, checkpoint] = turn
@@ -109,18 +90,18 @@ class ObjectStore:
     def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> JoinedWriter:
         if not keys.is_folder_of(place, attempt):
             raise ValueError(f"{place!r} is no place where attempt {attempt} writes {checkpoint}")
-        require_newest(self.survey(job, checkpoint).newest, job, attempt)
+        self.require_newest(job, attempt)
         return JoinedWriter(self, job, Folder(checkpoint, place, {}))
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         survey = self.survey(job, checkpoint)
-        require_newest(survey.newest, job, attempt)
+        self.require_newest(job, attempt, survey.newest)
         doomed = [folder for folder in survey.folders if MANIFEST in folder.files and folder.order[0] <= attempt]
         if not doomed:
             raise FileNotFoundError(errno.ENOENT, "there is no checkpoint of that name", f"{self.url}/{job}")
         # A newer attempt may begin just now and have noted it as there. Retention deletes none that it would use.
         self._delete(job, sorted(doomed, key=lambda folder: folder.order))
-        require_newest(self.latest_attempt(job), job, attempt)
+        self.require_newest(job, attempt)
 
     def acquire_attempt(self, job: str, uid: str, at_least: int = 1, *, order: str | None = None) -> Attempt:
         attempt = self._claim(validate_job(job), uid, at_least, order)
@@ -129,18 +110,10 @@ class ObjectStore:
             checkpoints=sorted(folder.path for folder in survey.counting_folders()),
             lineages=survey.counting_lineages(),
         )
-        self.bucket.put_new(f"{job}/{keys.seen_name(attempt.number, uid)}", msgspec.json.encode(seen))
+        noted = keys.seen_name(f"{FOLDERS[Attempt]}/{self._record_name(attempt)}")
+        self._create_record(job, noted, msgspec.json.encode(seen))
         self._remove_leftovers(job, attempt.number, survey, seen)
         return attempt
-
-    def latest_attempt(self, job: str) -> int:
-        return max((number for number, _ in keys.attempts_of(self._attempts(job))), default=0)
-
-    def newest_attempt(self, job: str) -> Attempt | None:
-        names = self._attempts(job)
-        # of those that put the same number, the one that got it has noted what it saw
-        got = max(keys.attempts_of(names), key=lambda a: (a[0], keys.seen_name(*a) in names), default=None)
-        return self._decoded(f"{job}/{keys.attempt_name(*got)}", Attempt) if got else None
 
     def leftovers(self, job: str) -> list[Leftover]:
         return [
@@ -151,24 +124,28 @@ class ObjectStore:
     def remove_leftover(self, job: str, name: str) -> None:
         self._delete(job, [folder for folder, _ in self.survey(job).leftovers() if folder.path == name])
 
-    def records(self, job: str) -> list[Record]:
-        names, survey = self._names(job), self.survey(job)
+    def record_names(self, job: str) -> list[RecordName]:
         # an attempt deletes no folder of a later one, so that this must stay on record
-        writers = {folder.order[0] for folder in survey.counting_folders()}
-        found = [(*each, name) for name in names if (each := keys.record_of(name)) is not None]
-        return [
-            Record(name=name, kind=kind, number=number, is_needed=kind == "attempt" and number in writers)
-            # what an attempt saw goes first: on its own it would rule out what later attempts write
-            for kind, number, name in sorted(found, key=lambda each: (*each[:2], not each[2].endswith(keys.SEEN)))
+        writers = {folder.order[0] for folder in self.survey(job).counting_folders()}
+        found = [
+            msgspec.structs.replace(each, is_needed=each.kind == "attempt" and each.number in writers)
+            for each in super().record_names(job)
         ]
+        # what an attempt saw goes first: on its own it would rule out what later attempts write
+        return sorted(found, key=lambda each: (each.kind, each.number, not each.name.endswith(keys.SEEN)))
 
     def read_record(self, job: str, name: str) -> bytes:
-        return self.bucket.get(f"{validate_job(job)}/{name}")
+        name = f"{validate_job(job)}/{name}"
+        if name not in self._read:
+            self._read[name] = self.bucket.get(name)
+        return self._read[name]
 
-    def remove_record(self, job: str, name: str, attempt: int) -> None:
-        require_newest(self.latest_attempt(job), job, attempt)
-        self._records.pop(f"{job}/{name}", None)
-        self.bucket.delete([f"{job}/{name}"])
+    @contextlib.contextmanager
+    def fenced(self, job: str, attempt: int) -> Iterator[None]:
+        """Looks before, to spare what is in vain, and after: only then it is known that no newer one was there."""
+        self.require_newest(job, attempt)
+        yield
+        self.require_newest(job, attempt)
 
     def forsake(self, job: str, checkpoint: str, attempt: int) -> None:
         try:
@@ -177,129 +154,69 @@ class ObjectStore:
         except OSError as error:
             logger.warning("what is half-done of %s stays in %s: %s", checkpoint, self.url, error.strerror)
 
-    def begin_lineage(self, job: str, lineage: Lineage) -> None:
-        require_number(lineage.number, MAX_LINEAGE, "lineage", job, self.url)
-        survey = self.survey(job)
-        require_newest(survey.newest, job, lineage.attempt)
-        name = f"{job}/{keys.lineage_name(lineage.number, lineage.attempt)}"
-        if lineage.number in map(keys.record_number, survey.counting_lineages()):
-            raise FileExistsError(errno.EEXIST, "there is a lineage of that number", f"{self.url}/{name}")
-        self._records[name] = msgspec.json.encode(lineage)
-        self.bucket.put_new(name, self._records[name])
-        require_newest(self.latest_attempt(job), job, lineage.attempt)
-
-    def lineages(self, job: str) -> list[Lineage]:
-        names = sorted(self.survey(job).counting_lineages(), key=keys.record_number)
-        return self._read_records(job, names, Lineage)
-
-    def note_ending(self, job: str, ending: Ending) -> None:
-        name = f"{validate_job(job)}/{keys.ending_name(ending.attempt)}"
-        require_newest(self.latest_attempt(job), job, ending.attempt)
-        self.bucket.put_new(name, msgspec.json.encode(ending))
-
-    def attempts(self, job: str, since: int = 1) -> list[Attempt]:
-        found = sorted(each for each in keys.attempts_of(self._attempts(job)) if each[0] >= since)
-        return self._read_records(job, [keys.attempt_name(*each) for each in found], Attempt)
-
-    def endings(self, job: str, since: int = 1) -> list[Ending]:
-        first = keys.ending_name(since)
-        names = filter(keys.is_ending, self._names(job, f"{keys.ENDINGS}/"))
-        return self._read_records(job, sorted(name for name in names if name >= first), Ending)
-
-    def note_pins(self, job: str, pins: Pins) -> None:
-        require_newest(self.latest_attempt(job), job, pins.attempt)
-        top, before = f"{job}/{PINS}/", self._pin_notes(job)
-        self.bucket.put_new(top + pin_notes.following(before, pins.attempt), msgspec.json.encode(pins))
-        require_newest(self.latest_attempt(job), job, pins.attempt)
-        with contextlib.suppress(OSError):  # they count no more, whether they go or not
-            self.bucket.delete(top + name for name in before)
-
-    def pins(self, job: str) -> Pins | None:
-        while notes := self._pin_notes(job):
-            try:
-                return self._decoded(f"{job}/{PINS}/{notes[-1]}", Pins)
-            except NoSuchObject:  # replaced just now
-                continue
-        return None
-
-    def hold(self, job: str, hold: Hold) -> None:
-        self.bucket.put_new(f"{validate_job(job)}/{keys.HOLDS}/{hold.uid}.json", msgspec.json.encode(hold))
-
-    def release(self, job: str, uid: str) -> None:
-        with contextlib.suppress(OSError):
-            self.bucket.delete([f"{validate_job(job)}/{keys.HOLDS}/{uid}.json"])
-
-    def holds(self, job: str) -> list[Hold]:
-        found = []
-        for name in self._names(job, f"{keys.HOLDS}/"):
-            with contextlib.suppress(NoSuchObject, msgspec.DecodeError):  # taken back just now; none of ours
-                found.append(decode_record(self.bucket.get(f"{job}/{name}"), Hold))
-        return found
-
     def survey(self, job: str, checkpoint: str = "") -> Survey:
         """What there is of a job, or of one checkpoint, and what of it counts."""
-        sizes = self._names(job, f"{checkpoint_id(*parse_checkpoint_id(checkpoint))}/" if checkpoint else "")
-        attempts = self._attempts(job)  # after the rest: what was listed is judged by no older `seen`
-        newest = max((number for number, _ in keys.attempts_of(attempts)), default=0)
-        folders, lineages = keys.folders_of(sizes), [name for name in sizes if keys.is_lineage(name)]
-        decider, seen = 0, Seen(checkpoints=[], lineages=[])
-        if (record := keys.newest_seen(attempts)) is not None:
-            decider, name = record
-            seen = self._decoded(f"{job}/{name}", Seen)
-        return Survey(folders, lineages, newest, decider, seen)
+        sizes = self.names(job, f"{checkpoint_id(*parse_checkpoint_id(checkpoint))}/" if checkpoint else "")
+        attempts = super()._numbered(job, Attempt)  # after the rest: what was listed is judged by no older `seen`
+        newest = max((number for number, name in attempts if not name.endswith(keys.SEEN)), default=0)
+        decider, name = max((each for each in attempts if each[1].endswith(keys.SEEN)), default=(0, ""))
+        seen = self._seen(job, name) if name else Seen(checkpoints=[], lineages=[])
+        return Survey(keys.folders_of(sizes), keys.lineages_of(sizes), newest, decider, seen)
 
-    def keys_below(self, job: str, folder: str) -> list[str]:
-        return list(self._names(job, folder))
-
-    def source(self, job: str, checkpoint: str, file: str) -> tuple[str, int]:
-        """The object that a file of a committed checkpoint is, and its bytes. DamagedCheckpoint: there is none."""
-        found = self.open_file(job, checkpoint, file)
-        return found.name, found.size_bytes
-
-    def _read_records(self, job: str, names: Sequence[str], record: type[T]) -> list[T]:
-        found = []
-        for name in names:
-            try:
-                found.append(decode_record(self._record(f"{job}/{name}"), record, keys.record_number(name)))
-            except msgspec.DecodeError as error:
-                where = f"{self.url}/{job}/{name}"
-                logger.warning("%s is not a record of Holdfast's and is passed over: %s", where, error)
-        return found
-
-    def _decoded(self, name: str, kind: type[T]) -> T:
-        try:
-            return decode_record(self._record(name), kind)
-        except msgspec.DecodeError as error:
-            reason = f"is no record of Holdfast's ({error}): remove it"
-            raise OSError(errno.EIO, reason, f"{self.url}/{name}") from error
-
-    def _names(self, job: str, below: str = "") -> dict[str, int]:
+    def names(self, job: str, below: str = "") -> dict[str, int]:
         """Names below the job, and their sizes."""
         top = f"{validate_job(job)}/"
         return {name.removeprefix(top): size for name, size in self.bucket.sizes(top + below).items()}
 
-    def _attempts(self, job: str) -> list[str]:
-        return list(self._names(job, f"{keys.ATTEMPTS}/"))
+    def require_newest(self, job: str, attempt: int, newest: int | None = None) -> None:
+        """Fenced when there is a newer attempt: by what was just seen, or by another look."""
+        newest = self.latest_attempt(job) if newest is None else newest
+        if newest > attempt:
+            raise Fenced(f"attempt {newest} of {job} has started; attempt {attempt} commits nothing more")
 
-    def _pin_notes(self, job: str) -> list[str]:
-        return pin_notes.in_order(name.rpartition("/")[2] for name in self._names(job, f"{PINS}/"))
+    def _record_files(self, job: str, folder: str) -> Iterable[str]:
+        return [name.removeprefix(f"{folder}/") for name in self.names(job, f"{folder}/")]
 
-    def _record(self, name: str) -> bytes:
-        if name not in self._records:
-            self._records[name] = self.bucket.get(name)
-        return self._records[name]
+    def _record_name(self, record: Attempt | Lineage) -> str:
+        if isinstance(record, Attempt):
+            return f"{record.number:08d}-{record.uid}.json"
+        return f"{record.number:06d}-{record.attempt:08d}.json"
+
+    def _create_record(self, job: str, name: str, data: bytes) -> None:
+        self.bucket.put_new(f"{validate_job(job)}/{name}", data)
+
+    def _remove_records(self, job: str, names: Iterable[str]) -> None:
+        for name in names:
+            self._read.pop(f"{job}/{name}", None)
+            self.bucket.delete([f"{validate_job(job)}/{name}"])
+
+    def _prepare(self, job: str) -> None:
+        """Nothing: a bucket has no directories."""
+
+    def _numbered(self, job: str, kind: type[Any]) -> list[tuple[int, str]]:
+        if kind is Lineage:
+            names = self.survey(job).counting_lineages()
+            return sorted((keys.record_number(name), name) for name in names)
+        found = super()._numbered(job, kind)
+        if kind is Attempt:
+            # of those that put the same number, the one that got it has noted what it saw, and comes last
+            seen = {name for _, name in found if name.endswith(keys.SEEN)}
+            found = [each for each in found if each[1] not in seen]
+            found.sort(key=lambda each: (each[0], keys.seen_name(each[1]) in seen))
+        return found
+
+    def _seen(self, job: str, name: str) -> Seen:
+        try:
+            return msgspec.json.decode(self.read_record(job, name), type=Seen)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            reason = f"is no record of Holdfast's ({error}): remove it"
+            raise OSError(errno.EIO, reason, f"{self.url}/{job}/{name}") from error
 
     def _find(self, job: str, checkpoint: str) -> Folder:
         folder = self.survey(job, checkpoint).committed().get(checkpoint)
         if folder is None:
             raise DamagedCheckpoint(f"{self.url}/{job}/{checkpoint}/{MANIFEST}", "there is no such object")
         return folder
-
-    def _read(self, name: str) -> bytes:
-        try:
-            return self.bucket.get(name)
-        except NoSuchObject as error:
-            raise DamagedCheckpoint(f"{self.url}/{name}", "there is no such object") from error
 
     def _claim(self, job: str, uid: str, at_least: int, order: str | None) -> Attempt:
         """Record an attempt that is alone with its number and the highest.
@@ -312,9 +229,9 @@ class ObjectStore:
             number = max(self.latest_attempt(job) + 1, at_least)
             require_number(number, MAX_ATTEMPT, "attempt", job, self.url)
             attempt = Attempt(number=number, uid=uid, host=host, pid=pid, started_at=started_at, order=order)
-            self.bucket.put_new(f"{job}/{keys.attempt_name(number, uid)}", msgspec.json.encode(attempt))
-            others = [n for n, other in keys.attempts_of(self._attempts(job)) if other != uid]
-            if max(others, default=0) < number:
+            name = f"{FOLDERS[Attempt]}/{self._record_name(attempt)}"
+            self._create_record(job, name, msgspec.json.encode(attempt))
+            if all(n < number for n, other in self._numbered(job, Attempt) if other != name):
                 return attempt
             self.bucket.wait(0.05 * 2**claim)
         raise OSError(errno.EAGAIN, f"others start {job} again and again at the same time", self.url)
@@ -335,3 +252,99 @@ class ObjectStore:
         manifests = [f"{folder.path}/{MANIFEST}" for folder in folders if MANIFEST in folder.files]
         rest = [key for folder in folders for key in folder.keys if key not in manifests]
         self.bucket.delete(f"{job}/{key}" for key in manifests + rest)
+
+
+class ObjectReader:
+    """A file of a checkpoint."""
+
+    def __init__(self, bucket: Bucket, name: str, size_bytes: int) -> None:
+        self._bucket, self.name, self.size_bytes = bucket, name, size_bytes
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        """As in `FileReader`; OSError when the server is away, which says nothing about the checkpoint."""
+        url = f"{self._bucket.place.url}/{self.name}"
+        if start + len(target) > self.size_bytes:
+            raise DamagedCheckpoint(url, f"ends at byte {self.size_bytes:,}")
+        try:
+            self._bucket.read(self.name, start, target)
+        except NoSuchObject as error:
+            raise DamagedCheckpoint(url, "there is no such object any more") from error
+
+    def close(self) -> None:
+        """Nothing is open between two requests."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class ObjectWriter:
+    """A checkpoint in a folder of its own, where no late request of another attempt or try meets its bytes."""
+
+    def __init__(self, store: ObjectStore, job: str, folder: Folder) -> None:
+        self._store, self._job, self._folder = store, job, folder
+        self._decided = False
+        """Its manifest is there, or may be: it is for the next attempt to say what it is."""
+        self._told = False
+        """Others were told of the place, and may have written there."""
+
+    @property
+    def place(self) -> str:
+        self._told = True
+        return self._folder.name
+
+    def write(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
+        self._folder.files[file] = sum(len(part) for part in parts)
+        self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)
+
+    def adopt(self, job: str, checkpoint: str, file: str) -> None:
+        source = self._store.open_file(job, checkpoint, file)
+        self._folder.files[file] = source.size_bytes
+        try:
+            self._store.bucket.copy(source.name, f"{self._job}/{self._folder.path}/{file}", source.size_bytes)
+        except NoSuchObject as error:
+            url = f"{self._store.url}/{source.name}"
+            raise DamagedCheckpoint(url, "there is no such object any more") from error
+
+    def settle(self) -> None:
+        """Nothing: an object that was put stays."""
+
+    def commit(self, manifest: bytes, *, replace: bool = False) -> None:
+        store, job, checkpoint = self._store, self._job, self._folder.checkpoint
+        attempt, _ = self._folder.order
+        survey = store.survey(job, checkpoint)
+        store.require_newest(job, attempt, survey.newest)
+        if not replace and checkpoint in survey.committed():
+            url = f"{store.url}/{job}/{checkpoint}"
+            raise FileExistsError(errno.EEXIST, "there is a checkpoint of that name", url)
+        self._put(manifest)
+        store.require_newest(job, attempt)  # else its list may have missed the manifest
+
+    def _put(self, manifest: bytes) -> None:
+        try:
+            self._decided = True
+            self._store.bucket.put_new(f"{self._job}/{self._folder.path}/{MANIFEST}", manifest)
+        except Unanswered:
+            raise
+        except OSError:  # refused, so that no manifest will come of it
+            self._decided = False
+            raise
+
+    def abort(self) -> None:
+        if not self._decided:
+            with contextlib.suppress(OSError):
+                below = f"{self._folder.path}/"
+                put = self._store.names(self._job, below) if self._told else self._folder.keys
+                self._store.bucket.delete(f"{self._job}/{key}" for key in put)
+
+
+class JoinedWriter(ObjectWriter):
+    """Of another process than the one that has begun the checkpoint, and will commit or abort it."""
+
+    def commit(self, manifest: bytes, *, replace: bool = False) -> None:
+        raise AssertionError("a checkpoint is committed by the process that has begun it")
+
+    def abort(self) -> None:
+        """Nothing: what was written here may have been committed."""

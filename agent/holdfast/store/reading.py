@@ -11,10 +11,8 @@ from typing import Self
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import BLOCK_BYTES
-from holdfast.store import linux
-from holdfast.store.blocks import address
-from holdfast.store.files import Files
-from holdfast.store.writing import NOT_DIRECTLY, naming
+from holdfast.store.files import Files, is_cached
+from holdfast.store.writing import NOT_DIRECTLY, address, naming
 
 DIRECT_BYTES = 256 << 10
 """Smaller stretches gain nothing from direct I/O."""
@@ -86,7 +84,8 @@ class LocalReader:
         """Read up to the last whole block, if the memory lies like the file; the bytes read."""
         before = -start % BLOCK_BYTES
         whole = (len(target) - before) // BLOCK_BYTES * BLOCK_BYTES
-        if address(target[before:]) % BLOCK_BYTES or self._is_cached(start, len(target)):
+        cached = not self._from_disk and is_cached(self._fd, start, len(target))
+        if cached or address(target[before:]) % BLOCK_BYTES:
             return 0
         self._read(start, target[:before])
         at, end = before, before + whole
@@ -102,6 +101,3 @@ class LocalReader:
                 raise
             self._direct = None
             return 0
-
-    def _is_cached(self, start: int, size_bytes: int) -> bool:
-        return not self._from_disk and linux.is_cached(self._fd, start, size_bytes)

@@ -59,7 +59,7 @@ def test_what_retention_no_longer_wants_is_removed_after_asking(holdfast: Holdfa
 
 def test_what_is_pinned_stays_unless_it_is_named(holdfast: Holdfast, store: Path) -> None:
     pins = (checkpoint(20), checkpoint(30))
-    open_store(store).note_pins(JOB, Pins(attempt=1, checkpoints=pins, at=0.0))
+    open_store(store).append(JOB, Pins(attempt=1, checkpoints=pins, at=0.0))
     holdfast("store", "gc", store, "--keep", "2", "--yes")
     assert (committed(store)[:2], len(committed(store))) == ([20, 30], 4)
     named = holdfast("store", "gc", store, "--keep", "2", "--job", JOB, "--drop", checkpoint(20), "--yes")
@@ -104,7 +104,7 @@ def test_a_session_would_have_removed_the_same(holdfast: Holdfast, store: Path) 
         lineage = Lineage(
             number=number, iteration=0, parent=parent, order=None, attempt=1, created_at=0.0, left=left
         )
-        job.begin_lineage(JOB, lineage)
+        job.append(JOB, lineage)
     commit(store, {"w": torch.zeros(4)}, job=JOB, iteration=30, lineage=2, kind="requested")
     commit(store, {"w": torch.zeros(4)}, job=JOB, iteration=40, lineage=2)
     holdfast("store", "gc", store, "--keep", "1", "--yes")
@@ -117,7 +117,7 @@ def test_what_a_restart_goes_on_from_stays_even_if_others_were_trained_later(
 ) -> None:
     lineage = Lineage(number=2, iteration=20, parent=checkpoint(20), order=None, attempt=1, created_at=0.0)
     job = open_store(store)
-    job.begin_lineage(JOB, lineage)
+    job.append(JOB, lineage)
     job.delete(JOB, checkpoint(20), 1)
     holdfast("store", "gc", store, "--keep", "1", "--yes")
     assert committed(store) == [10, 100]

@@ -13,7 +13,7 @@ import pytest
 from fake_server import Holdfast
 
 from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE
-from holdfast.store import Attempt, Ending, Lineage, Pins, Store, open_store
+from holdfast.store import Attempt, Ending, Lineage, Pins, Store, newest_pins, open_store
 from holdfast.store.object_keys import Seen
 
 JOB = "gpt"
@@ -84,7 +84,7 @@ def store(url: str) -> Store:
 
 def numbers(store: Store) -> tuple[set[int], set[int]]:
     """Of attempts and lineages on record, in range or not."""
-    records = open_store(store.url).records(JOB)
+    records = open_store(store.url).record_names(JOB)
     return tuple({each.number for each in records if each.kind == kind} for kind in ("attempt", "lineage"))
 
 
@@ -101,7 +101,7 @@ def test_attempts_with_implausible_numbers_are_removed_after_asking(
     assert (refused.exit_code, numbers(store)[0]) == (1, {1, number})
     done = holdfast("store", "repair", store.url, "--yes")
     assert (done.exit_code, numbers(store)) == (0, ({1}, {1}))
-    assert [each.kind for each in store.records(JOB) if each.kind == "ending"] == []
+    assert [each.kind for each in store.record_names(JOB) if each.kind == "ending"] == []
     store = open_store(store.url)
     assert store.acquire_attempt(JOB, "next").number == 2
     commit(store, 30, attempt=2)
@@ -115,7 +115,7 @@ def test_lineages_with_implausible_numbers_are_removed(holdfast: Holdfast, store
     put_lineage(store, number)
     assert holdfast("store", "repair", store.url, "--yes").exit_code == 0
     assert (numbers(store), len(store.checkpoints(JOB))) == (({1}, {1}), 2)
-    store.begin_lineage(JOB, Lineage(number=2, iteration=20, parent=None, order=None, attempt=1, created_at=0.0))
+    store.append(JOB, Lineage(number=2, iteration=20, parent=None, order=None, attempt=1, created_at=0.0))
     assert numbers(store)[1] == {1, 2}
 
 
@@ -135,10 +135,10 @@ def test_a_sound_store_stays_as_it_is(holdfast: Holdfast, store: Store) -> None:
     for number in (2, 3, 900, 1_900):
         put_attempt(store, number)
         put_lineage(store, number, attempt=number)
-    before = store.records(JOB)
+    before = store.record_names(JOB)
     found = holdfast("store", "repair", store.url, "--yes")
     assert (found.exit_code, "nothing to remove" in found.stdout) == (0, True)
-    assert open_store(store.url).records(JOB) == before
+    assert open_store(store.url).record_names(JOB) == before
 
 
 def test_numbers_that_begin_high_are_those_of_a_job_whose_store_was_emptied(holdfast: Holdfast, url: str) -> None:
@@ -152,20 +152,20 @@ def test_numbers_that_begin_high_are_those_of_a_job_whose_store_was_emptied(hold
 
 def test_pins_that_are_noted_under_a_removed_attempt_are_noted_again(holdfast: Holdfast, store: Store) -> None:
     put_attempt(store, 5_000_000)
-    store.note_pins(JOB, Pins(attempt=5_000_000, checkpoints=("000000000010-1",), at=1.0))
+    store.append(JOB, Pins(attempt=5_000_000, checkpoints=("000000000010-1",), at=1.0))
     assert "1 pin to be noted again, as attempt 1" in holdfast("store", "repair", store.url, "--dry-run").stdout
     holdfast("store", "repair", store.url, "--yes")
     store = open_store(store.url)
-    assert store.pins(JOB) == Pins(attempt=1, checkpoints=("000000000010-1",), at=1.0)
+    assert newest_pins(store, JOB) == Pins(attempt=1, checkpoints=("000000000010-1",), at=1.0)
     store.acquire_attempt(JOB, "next")
-    store.note_pins(JOB, Pins(attempt=2, checkpoints=(), at=2.0))
-    assert store.pins(JOB).checkpoints == ()
+    store.append(JOB, Pins(attempt=2, checkpoints=(), at=2.0))
+    assert newest_pins(store, JOB).checkpoints == ()
 
 
 def test_pins_are_noted_again_when_a_repair_was_interrupted_before(holdfast: Holdfast, store: Store) -> None:
     put(store, "pins/05000000-000001.json", Pins(attempt=5_000_000, checkpoints=("000000000010-1",), at=1.0))
     holdfast("store", "repair", store.url, "--yes")
-    assert open_store(store.url).pins(JOB).attempt == 1
+    assert newest_pins(open_store(store.url), JOB).attempt == 1
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
@@ -260,7 +260,7 @@ def test_what_an_attempt_saw_goes_before_the_attempt(
     store = open_store(object_servers.use(monkeypatch, request.getfixturevalue("moto").address))
     put_attempt(store, 1)
     put_attempt(store, 5_000_000)
-    assert [each.name for each in store.records(JOB) if each.number > 1] == [
+    assert [each.name for each in store.record_names(JOB) if each.number > 1] == [
         "attempts/05000000-x.seen.json",
         "attempts/05000000-x.json",
     ]

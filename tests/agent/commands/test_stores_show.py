@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Path:
     job = open_store(tmp_path)
     for number, parent in ((1, None), (2, "000000000010-1")):
         lineage = Lineage(number=number, iteration=0, parent=parent, order=None, attempt=1, created_at=0.0)
-        job.begin_lineage("job", lineage)
+        job.append("job", lineage)
     return tmp_path
 
 

@@ -6,11 +6,9 @@ import typer
 
 from holdfast.commands.console import EXIT_CODES
 from holdfast.commands.stores.exporting import export
-from holdfast.commands.stores.listing import ls
-from holdfast.commands.stores.repairing import repair
+from holdfast.commands.stores.listing import ls, verify
 from holdfast.commands.stores.showing import show
-from holdfast.commands.stores.tidying import gc
-from holdfast.commands.stores.verifying import verify
+from holdfast.commands.stores.tidying import gc, repair
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -5,25 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Annotated
-
-import typer
 
 from holdfast import restore
 from holdfast.commands.console import EXIT_USAGE, fail
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.store import Store, open_store
-
-Where = Annotated[str, typer.Argument(metavar="PATH", help="The store, as given to holdfast.Session.")]
-Job = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast store ls`.")]
-OfJob = Annotated[str | None, typer.Option("--job", help="Only this job.")]
-Named = Annotated[
-    str,
-    typer.Argument(
-        metavar="CHECKPOINT", help="Its name, its iteration, or `latest`: the one a restart would go on from."
-    ),
-]
 
 
 @contextlib.contextmanager

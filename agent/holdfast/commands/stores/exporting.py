@@ -12,8 +12,9 @@ import msgspec
 import typer
 
 from holdfast.commands.bar import progress_bar
-from holdfast.commands.console import Json, counted, fail, print_json, size
-from holdfast.commands.stores.asking import Job, Named, Where, chosen, opened
+from holdfast.commands.console import counted, fail, print_json, size
+from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
+from holdfast.commands.stores.asking import chosen, opened
 
 As = Literal["safetensors", "torch", "dcp"]
 
@@ -33,9 +34,9 @@ class Written(msgspec.Struct, kw_only=True):
 
 
 def export(
-    path: Where,
-    job: Job,
-    checkpoint: Named,
+    path: StorePath,
+    job: StoreJob,
+    checkpoint: StoredCheckpoint,
     target: Annotated[Path, typer.Argument(help="The file to write; a directory for dcp.")],
     format: Annotated[As, typer.Option(help="What will read it; see below.")] = "safetensors",  # noqa: A002
     only: Annotated[str | None, typer.Option(help="One object of the session: model.")] = None,

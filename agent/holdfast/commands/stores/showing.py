@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import math
 import time
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from holdfast import restore
-from holdfast.commands.console import Json, counted, print_json, print_table, seconds, size
-from holdfast.commands.stores.asking import Job, Named, Where, chosen, opened
-from holdfast.commands.stores.tensors import show_tensor
-from holdfast.commands.stores.values import values_of
+from holdfast.commands.bar import progress_bar
+from holdfast.commands.console import counted, fail, print_json, print_table, seconds, size
+from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
+from holdfast.commands.stores.asking import chosen, opened
 from holdfast.format import Manifest, Tensor, state_for, tensors_for
-from holdfast.runs import object_of
+from holdfast.reading import object_of
+from holdfast.shards import is_module
+from holdfast.store import Store
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_TENSORS, MOST_VALUES = 20, 40
 SHOWN_RANK = 0
+AT_ONCE = 1 << 22
+"""So many elements are looked at in float64 at a time."""
+FIRST = 8
+OWN = ("rng", "session")
+"""The session's own entries: nothing that a person set."""
+MOST_ITEMS = 8
+"""Longer lists are told by their length."""
+_WORDS = ("$int", "$number", "$str", "$dtype", "$device")
+_ITEMS = ("$tuple", "$size", "$set", "$frozenset", "$deque")
 
 OneTensor = Annotated[
     str | None, typer.Argument(metavar="[TENSOR]", help="A tensor to read: its statistics and first values.")
@@ -66,7 +82,9 @@ class Shown(msgspec.Struct, kw_only=True):
     """Numbers and words of the objects' states: learning rates, counters, what a loop keeps."""
 
 
-def show(path: Where, job: Job, checkpoint: Named, tensor: OneTensor = None, json: Json = False) -> None:
+def show(
+    path: StorePath, job: StoreJob, checkpoint: StoredCheckpoint, tensor: OneTensor = None, json: Json = False
+) -> None:
     """Show what is in a checkpoint, or one tensor of it.
 
     Only what is shown is read. A tensor's bytes are compared with their digest. Of a job of several ranks, what
@@ -181,3 +199,150 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 def _value(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """A tensor in numbers. Minimum, maximum, mean and norm are of its finite values, or of their magnitudes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    nan: int
+    infinite: int
+    minimum: float | None
+    maximum: float | None
+    mean: float | None
+    norm: float
+    first: list[Any]
+
+
+def show_tensor(store: Store, job: str, checkpoint: str, manifest: Manifest, name: str, *, json: bool) -> None:
+    names = tensors_for(manifest, SHOWN_RANK)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        fail(f"{checkpoint} has no tensor {name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+    try:
+        with progress_bar(name) as progress:
+            tensor = restore.load(store, job, checkpoint, only=[name], progress=progress).tensors[name]
+    except ModuleNotFoundError as error:
+        fail(f"to look into a tensor, {error.name} is needed: install Holdfast with its extra `torch`")
+    found = summary(name, tensor)
+    if json:
+        print_json(found)
+    else:
+        _print_tensor(found)
+
+
+def summary(name: str, tensor: torch.Tensor) -> Summary:
+    flat = tensor.reshape(-1)
+    parts = [_part(flat[at : at + AT_ONCE]) for at in range(0, flat.numel(), AT_ONCE)]
+    finite = sum(part["finite"] for part in parts)
+    return Summary(
+        name=name,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+        size_bytes=tensor.nbytes,
+        nan=sum(part["nan"] for part in parts),
+        infinite=sum(part["infinite"] for part in parts),
+        minimum=min((part["minimum"] for part in parts if part["finite"]), default=None),
+        maximum=max((part["maximum"] for part in parts if part["finite"]), default=None),
+        mean=math.fsum(part["sum"] for part in parts) / finite if finite else None,
+        norm=math.sqrt(math.fsum(part["squares"] for part in parts)),
+        first=[str(value) if isinstance(value, complex) else value for value in _first(flat)],
+    )
+
+
+def _part(flat: torch.Tensor) -> dict[str, Any]:
+    """Of some elements: how many are what, and sums of the finite ones."""
+    import torch
+
+    values = (flat.abs() if flat.is_complex() else flat).to(torch.float64)
+    finite = values[values.isfinite()]
+    some = finite.numel() > 0
+    return {
+        "nan": int(values.isnan().sum()),
+        "infinite": int(values.isinf().sum()),
+        "finite": finite.numel(),
+        "minimum": finite.min().item() if some else 0.0,
+        "maximum": finite.max().item() if some else 0.0,
+        "sum": finite.sum().item(),
+        "squares": finite.square().sum().item(),
+    }
+
+
+def _first(flat: torch.Tensor) -> list[Any]:
+    import torch
+
+    few = flat[:FIRST]
+    return few.to(torch.float32).tolist() if few.is_floating_point() and few.itemsize < 4 else few.tolist()
+
+
+def _print_tensor(found: Summary) -> None:
+    shape = "×".join(map(str, found.shape)) or "scalar"
+    print(f"{found.name}: {found.dtype}, {shape}, {size(found.size_bytes)}, as its digest says")
+    rows = {
+        "minimum": found.minimum,
+        "maximum": found.maximum,
+        "mean": found.mean,
+        "norm": found.norm,
+        "NaN": found.nan,
+        "infinite": found.infinite,
+    }
+    for name, value in rows.items():
+        print(f"  {name:<9} {'-' if value is None else f'{value:.9g}'}")
+    more = ", …" if math.prod(found.shape) > FIRST else ""
+    first = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in found.first)
+    print(f"  first     {', '.join(first)}{more}")
+
+
+def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers and words, by path: `optimizer.param_groups.0.lr`."""
+    found: dict[str, Any] = {}
+    for keyword, tree in state.items():
+        if keyword not in OWN:
+            found |= _walk(tree["state"] if is_module(tree) else tree, keyword)
+    return found
+
+
+def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict):
+        tag = next(iter(tree), "")
+        if tag.startswith("$"):
+            yield from _walk(tree["value"], path) if "value" in tree else _walk_tag(tag, tree[tag], path)
+        else:
+            for key, item in tree.items():
+                yield from _walk(item, f"{path}.{key}")
+    elif isinstance(tree, list):
+        yield from _walk_items(tree, path)
+    else:
+        yield path, tree
+
+
+def _walk_tag(tag: str, body: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if tag in ("$pairs", "$ordered", "$counter"):
+        for key, item in body:
+            yield from _walk(item, f"{path}.{_word(key)}")
+    elif tag in _ITEMS:
+        yield from _walk_items(body, path)
+    elif tag in _WORDS:
+        yield path, body
+    elif tag == "$complex":
+        yield path, str(complex(*map(float.fromhex, body)))
+    elif tag in ("$bytes", "$bytearray"):
+        yield path, f"{len(body) * 3 // 4} bytes"
+
+
+def _walk_items(items: list[Any], path: str) -> Iterator[tuple[str, Any]]:
+    inside = [list(_walk(item, f"{path}.{number}")) for number, item in enumerate(items)]
+    plain = all(len(found) == 1 and found[0][0] == f"{path}.{i}" for i, found in enumerate(inside))
+    if not plain:
+        yield from itertools.chain.from_iterable(inside)
+    elif len(items) > MOST_ITEMS:
+        yield path, f"{len(items)} values"
+    else:
+        yield path, [value for ((_, value),) in inside]
+
+
+def _word(key: Any) -> str:
+    return str(next(iter(key.values()))) if isinstance(key, dict) else str(key)

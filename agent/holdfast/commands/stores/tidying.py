@@ -1,4 +1,4 @@
-"""`holdfast store gc`: remove what retention no longer wants, and what crashes left behind."""
+"""`holdfast store gc` and `repair`: remove what nothing needs, and records that keep a job from going on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from holdfast import tidying
 from holdfast.client import NotFound
 from holdfast.commands.console import (
     EXIT_USAGE,
-    Json,
-    Token,
     asking,
     counted,
     fail,
@@ -23,7 +21,8 @@ from holdfast.commands.console import (
     print_table,
     size,
 )
-from holdfast.commands.stores.asking import OfJob, Where, jobs_of, opened
+from holdfast.commands.options import DryRun, Json, OnlyJob, StorePath, Token, Yes
+from holdfast.commands.stores.asking import jobs_of, opened
 from holdfast.options import Options
 from holdfast.retention import Retention
 from holdfast.store import Store
@@ -34,18 +33,19 @@ P = TypeVar("P", bound=Plan)
 _KEEP = "About how many checkpoints of each job stay, as in holdfast.Session(keep=...): 12, or HOLDFAST_KEEP."
 _RETENTION = "Rules in its place, as in holdfast.Session(retention=...): 'last 5, every 1000, size 200GB'."
 _SERVER = "Where the jobs' server is: what its open orders name stays."
+_ENDED = "The jobs have ended on other machines, too. One that still runs there loses its records."
 _WHILE_RUNNING = "Also jobs that run or may run. Restoring what is removed fails; nothing else is disturbed."
 
 
 def gc(
-    path: Where,
-    job: OfJob = None,
+    path: StorePath,
+    job: OnlyJob = None,
     keep: Annotated[int | None, typer.Option(min=1, help=_KEEP)] = None,
     retention: Annotated[str | None, typer.Option(help=_RETENTION)] = None,
     drop: Annotated[list[str] | None, typer.Option(help="This checkpoint goes; needs --job. Repeatable.")] = None,
     while_running: Annotated[bool, typer.Option("--while-running", help=_WHILE_RUNNING)] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would go.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     server: Annotated[str | None, typer.Option(envvar="HOLDFAST_SERVER", help=_SERVER)] = None,
     token: Token = None,
     json: Json = False,
@@ -75,6 +75,45 @@ def gc(
             if not yes:
                 typer.confirm("Remove these?", abort=True)
             carry_out(ours, lambda each: tidying.carry_out(store, each))
+    if json:
+        print_json([as_carried_out(each, each in ours) for each in plans])
+
+
+def repair(
+    path: StorePath,
+    job: OnlyJob = None,
+    ended: Annotated[bool, typer.Option("--ended", help=_ENDED)] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Remove records of attempts and lineages with implausible numbers, so that a job takes checkpoints again.
+
+    A wrong number can reach a store from a server that an older agent believed, or from whoever else can write to
+    it. Removed are attempts, and lineages without checkpoints, whose number is out of range or far beyond those
+    before it. No checkpoint is touched, and pins stay. A job that runs, or may run on another machine, is passed
+    over.
+
+    Examples: holdfast store repair checkpoints --dry-run  ·  holdfast store repair checkpoints --job char-gpt  ·
+    holdfast store repair s3://bucket/checkpoints --ended --yes
+    """
+    if json and not (dry_run or yes):
+        fail("--json cannot ask: give --dry-run or --yes with it", EXIT_USAGE)
+    with opened(path) as store:
+        plans = [tidying.plan_repair(store, name, has_ended=ended) for name in jobs_of(store, job)]
+        ours = [each for each in plans if each.running is None]
+        if not json:
+            print_plans(plans, ours, "end it first; --ended says that it has on another machine", dry_run=dry_run)
+            for each in ours:
+                if each.pins is not None:
+                    pins = counted(len(each.pins.checkpoints), "pin")
+                    print(f"{each.job}: {pins} to be noted again, as attempt {each.newest_left}")
+                for line in each.unmended:
+                    print(f"{each.job}: {line}")
+        if not dry_run and any(each.items or each.pins for each in ours):
+            if not yes:
+                typer.confirm("Repair this?", abort=True)
+            carry_out(ours, lambda each: tidying.repair(store, each))
     if json:
         print_json([as_carried_out(each, each in ours) for each in plans])
 

@@ -1,0 +1,78 @@
+"""One bounded pool of threads: what is given to it is done, what it raises is raised, and nobody waits for it."""
+
+import collections
+import contextlib
+import errno
+import os
+import threading
+
+import pytest
+
+from holdfast import io_pool
+
+
+def test_work_is_shared_until_all_of_it_is_done():
+    work, done = collections.deque(range(1000)), []
+
+    def drain():
+        with contextlib.suppress(IndexError):
+            while True:
+                done.append(work.popleft())
+
+    io_pool.share(drain, 4)
+    assert sorted(done) == list(range(1000))
+
+
+def test_what_a_helper_raises_is_raised():
+    here, failed = threading.get_ident(), threading.Event()
+
+    def fail_elsewhere():
+        if threading.get_ident() == here:
+            assert failed.wait(30)
+        else:
+            failed.set()
+            raise OSError(errno.EIO, "elsewhere")
+
+    with pytest.raises(OSError, match="elsewhere"):
+        io_pool.share(fail_elsewhere, 2)
+
+
+def test_where_no_thread_can_be_started_the_caller_does_it_all(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(io_pool, "_pool", io_pool._Pool())
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done = []
+    io_pool.share(lambda: done.append(threading.get_ident()), 4)
+    assert set(done) == {threading.get_ident()}
+    assert io_pool.submit(lambda: 1).result() == 1
+
+
+def test_a_busy_pool_keeps_nobody_from_sharing_and_never_has_more_threads(monkeypatch):
+    monkeypatch.setattr(io_pool, "_pool", io_pool._Pool())
+    go, names, done = threading.Event(), [], []
+
+    def hold_up():
+        names.append(threading.current_thread().name)
+        assert go.wait(30)
+
+    busy = [io_pool.submit(hold_up) for _ in range(3 * io_pool.THREADS)]
+    io_pool.share(lambda: done.append(1), 4)
+    assert done == [1]
+    go.set()
+    for each in busy:
+        each.result(30)
+    assert set(names) <= {f"holdfast-io-{number}" for number in range(io_pool.THREADS)}
+
+
+def test_its_threads_are_nicer_than_their_caller():
+    niceness = io_pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result(30)
+    assert niceness >= io_pool.NICENESS
+
+
+def test_a_forked_child_has_a_pool_of_its_own():
+    io_pool.submit(lambda: None).result(30)
+    if (child := os.fork()) == 0:
+        os._exit(io_pool.submit(lambda: 7).result(30))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
