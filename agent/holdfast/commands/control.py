@@ -19,6 +19,7 @@ from holdfast.commands.console import (
     parsed,
     percent,
     print_json,
+    with_client,
 )
 from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast.pacing.settings import parse_budget, parse_every
@@ -117,20 +118,13 @@ def retention(
         _acknowledge(client, job, client.edit(job, retention=value), said, no_wait=no_wait, json=json)
 
 
-def pause(
-    job: JobName,
-    server: Server = DEFAULT_SERVER,
-    token: Token = None,
-    no_wait: NoWait = False,
-    json: Json = False,
-) -> None:
+@with_client
+def pause(client: Client, job: JobName, no_wait: NoWait = False, json: Json = False) -> None:
     """Take no checkpoints until `holdfast resume`; training continues.
 
     Example: holdfast pause char-gpt
     """
-    with asking(server, token) as client:
-        said = "checkpoints paused"
-        _acknowledge(client, job, client.edit(job, paused=True), said, no_wait=no_wait, json=json)
+    _acknowledge(client, job, client.edit(job, paused=True), "checkpoints paused", no_wait=no_wait, json=json)
 
 
 def resume(

@@ -1,0 +1,53 @@
+"""Arguments and options that several commands have: one name, help text and environment variable for each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.client import DEFAULT_SERVER
+
+__all__ = [
+    "DEFAULT_SERVER", "Checkpoint", "DryRun", "JobName", "Json", "NoWait", "OnlyJob", "OptionalServer", "Server",
+    "StoreJob", "StoreOption", "StorePath", "StoredCheckpoint", "Timeout", "Token", "Yes",
+]  # fmt: skip
+
+Server = Annotated[
+    str, typer.Option("--server", envvar="HOLDFAST_SERVER", help="The server's address.", show_default=True)
+]
+OptionalServer = Annotated[
+    str | None, typer.Option("--server", envvar="HOLDFAST_SERVER", help="The server's address, if there is one.")
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token", envvar="HOLDFAST_TOKEN", help="A key or the shared secret, if the server requires one."
+    ),
+]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return when the server has accepted the request.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", help="Seconds to wait for the outcome; the request stays open after that.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would go.")]
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast jobs`.")]
+Checkpoint = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="Its iteration, or its id as in 000000001200-3.")
+]
+
+StorePath = Annotated[str, typer.Argument(metavar="PATH", help="The store, as given to holdfast.Session.")]
+StoreOption = Annotated[
+    str, typer.Option("--store", envvar="HOLDFAST_STORE", help="The store, as given to holdfast.Session.")
+]
+StoreJob = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast store ls`.")]
+OnlyJob = Annotated[str | None, typer.Option("--job", help="Only this job.")]
+StoredCheckpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT", help="Its name, its iteration, or `latest`: the one a restart would go on from."
+    ),
+]
