@@ -13,9 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.link.client import Client, NoAnswer, Refused
-from holdfast.link.listener import Listener
-from holdfast.link.wishes import Wishes
+from holdfast.link.http_client import AgentClient, NoAnswer, Refused
+from holdfast.link.poller import DesiredStatePoller
 from holdfast.persist.task import Task
 from holdfast.protocol import (
     RESCUE_RANK,
@@ -71,7 +70,7 @@ class Told:
             job=trained.job, uid=trained.uid, attempt=trained.attempt, rank=self._rank, sequence=sequence,
             sent_at=time.time(), iteration=iteration, lineage=trained.lineage, events=list(events),
         )  # fmt: skip
-        client = Client(trained.server, os.environ.get("HOLDFAST_TOKEN"))
+        client = AgentClient(trained.server, os.environ.get("HOLDFAST_TOKEN"))
         try:
             client.ingest(msgspec.msgpack.encode(batch), sequence, limit_seconds=TELL_SECONDS)
         except (NoAnswer, Refused) as error:
@@ -115,13 +114,13 @@ class Waiting:
         self._wake, self._done = wake, done
         self.order: RestoreOrder | None = None
         """The one that came."""
-        client = Client(trained.server, os.environ.get("HOLDFAST_TOKEN"))
-        self._listener = Listener(client, trained.job, Wishes(self._heard))
-        self._listener.start()
+        client = AgentClient(trained.server, os.environ.get("HOLDFAST_TOKEN"))
+        self._poller = DesiredStatePoller(client, trained.job, self._heard)
+        self._poller.start()
 
     def close(self) -> None:
-        self._listener.close()
-        self._listener.join(TELL_SECONDS)
+        self._poller.close()
+        self._poller.join(TELL_SECONDS)
 
     def _heard(self, desired: Desired) -> None:
         order = desired.restore

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from holdfast import endings, restore
 from holdfast.checkpoints import Checkpointer
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
-from holdfast.link.backoff import Backoff
+from holdfast.link.http_client import Backoff
 from holdfast.orders import Orders
 from holdfast.protocol import RestoreOrder
 from holdfast.ranks import Ranks, RanksLost

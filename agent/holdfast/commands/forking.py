@@ -17,7 +17,7 @@ from holdfast.commands.console import EXIT_USAGE, Json, Token, fail, print_json
 from holdfast.commands.stores.asking import chosen, opened
 from holdfast.errors import Fenced
 from holdfast.forking import Fork
-from holdfast.link.client import Client, NoAnswer, Refused
+from holdfast.link.http_client import AgentClient, NoAnswer, Refused
 from holdfast.options import DEFAULT_STORE
 from holdfast.protocol import (
     AttemptFinished,
@@ -104,7 +104,7 @@ def _tell(made: Fork, server: str, token: str | None) -> bool:
         lineage=lineage, events=events,
     )  # fmt: skip
     try:
-        client = Client(server, token)
+        client = AgentClient(server, token)
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
     try:
