@@ -82,6 +82,13 @@ def print_json(value: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(_finite(msgspec.to_builtins(value)))).decode())
 
 
+def print_or_json(value: object, text: str, *, json: bool) -> None:
+    if json:
+        print_json(value)
+    else:
+        print(text)
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
