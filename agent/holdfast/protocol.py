@@ -194,8 +194,8 @@ class RankSpan(msgspec.Struct, kw_only=True, frozen=True):
     """Writing its part, without the wait for the parts of others."""
 
 
-class Checkpoint(msgspec.Struct, kw_only=True, tag="checkpoint"):
-    """What is known of a checkpoint so far; sent again as it moves on, the newest word wins."""
+class CheckpointFacts(msgspec.Struct, kw_only=True):
+    """What an agent reports of a checkpoint, and a server answers."""
 
     at: float
     id: str
@@ -219,6 +219,10 @@ class Checkpoint(msgspec.Struct, kw_only=True, tag="checkpoint"):
     """Room left in the store once it was durable; None where that cannot be told, as of an object store."""
     ranks: list[RankSpan] = []
     """Of a durable one that several ranks wrote: at most `MOST_RANKS_TOLD`, the slowest first."""
+
+
+class Checkpoint(CheckpointFacts, kw_only=True, tag="checkpoint"):
+    """What is known of a checkpoint so far; sent again as it moves on, the newest word wins."""
 
 
 class Stall(msgspec.Struct, kw_only=True, tag="stall"):

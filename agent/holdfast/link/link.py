@@ -60,8 +60,7 @@ class Link:
             quiet=aside,
         )
         self._started = False
-        self._silent = False
-        self._pid = os.getpid()
+        self._silent, self._pid = False, os.getpid()
 
     @property
     def page(self) -> str:
@@ -86,19 +85,14 @@ class Link:
 
     def sample(self, measured: Measured, metrics: dict[str, float]) -> None:
         """One iteration's figures. Takes a microsecond or two and no lock. Neither may be changed later."""
-        if not self._silent:
+        if not self._is_silent:
             self._outbox.sample((measured, metrics))
 
     def event(self, event: Event) -> None:
         """Something that happened; sent at once, and kept on disk until a server has it."""
-        if not self._silent and not self._is_forked:
+        if not self._is_silent:
             self._outbox.event(event)
             self._sender.flush_soon()
-
-    @property
-    def _is_forked(self) -> bool:
-        """A forked child, a data worker as a rule, has neither the threads nor the right to speak for the job."""
-        return os.getpid() != self._pid
 
     @property
     def desired(self) -> Desired | None:
@@ -112,7 +106,7 @@ class Link:
 
     def silence(self) -> None:
         """Say and hear nothing any more, and leave nothing to be said later."""
-        if self._is_forked:
+        if self._is_silent:
             return
         self._silent = True
         self._poller.close()
@@ -125,7 +119,7 @@ class Link:
 
     def close(self, deadline_seconds: float = 5.0) -> None:
         """Send what is left, else keep it on disk for the next attempt to send."""
-        if self._silent or not self._started or self._is_forked:
+        if self._is_silent or not self._started:
             return
         self._silent = True
         close_at = monotonic() + deadline_seconds
@@ -134,6 +128,11 @@ class Link:
         # Does nothing but for a sender that is stuck.
         self._outbox.park_all(close_at - monotonic())
         self._poller.join(max(0.0, close_at - monotonic()))
+
+    @property
+    def _is_silent(self) -> bool:
+        """Also in a forked child, a data worker as a rule: it has neither the threads nor the right to report."""
+        return self._silent or os.getpid() != self._pid
 
     def _acknowledged(self, ack: Ack) -> None:
         """Also learn of a change behind a proxy that cuts long polls."""
