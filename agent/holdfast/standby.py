@@ -5,15 +5,12 @@ Imported when there is something to tell, never while a trainer starts: it opens
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Collection
 from typing import Literal
 
-import msgspec
-
-from holdfast.link.http_client import AgentClient, NoAnswer, Refused
+from holdfast.link.http_client import AgentClient, send_once
 from holdfast.link.poller import DesiredStatePoller
 from holdfast.persist.task import Task
 from holdfast.protocol import (
@@ -27,8 +24,6 @@ from holdfast.protocol import (
     RestoreOrder,
 )
 from holdfast.supervision import Trained
-
-logger = logging.getLogger("holdfast")
 
 TELL_SECONDS = 10.0
 LAST_WORD = 1 << 40
@@ -70,15 +65,7 @@ class Told:
             job=trained.job, uid=trained.uid, attempt=trained.attempt, rank=self._rank, sequence=sequence,
             sent_at=time.time(), iteration=iteration, lineage=trained.lineage, events=list(events),
         )  # fmt: skip
-        client = AgentClient(trained.server, os.environ.get("HOLDFAST_TOKEN"))
-        try:
-            client.ingest(msgspec.msgpack.encode(batch), sequence, limit_seconds=TELL_SECONDS)
-        except (NoAnswer, Refused) as error:
-            logger.debug("the server was not told: %s", error)
-            return False
-        finally:
-            client.close()
-        return True
+        return send_once(trained.server, os.environ.get("HOLDFAST_TOKEN"), batch, TELL_SECONDS)
 
 
 def tell_of_rescue(trained: Trained, task: Task, payload_bytes: int, message: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
+import logging
 import random
 import socket
 import weakref
@@ -25,7 +26,9 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, ProtocolError, ReadTimeoutError
 
-from holdfast.protocol import DEFAULT_PORT, Ack, Desired
+from holdfast.protocol import DEFAULT_PORT, Ack, Batch, Desired
+
+log = logging.getLogger("holdfast")
 
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
 CONNECT_SECONDS = 5.0
@@ -333,6 +336,19 @@ class AgentClient(HttpClient):
             return msgspec.json.decode(answer.body, type=Desired)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             raise NoAnswer("what it answered is not a desired state") from None
+
+
+def send_once(server: str, token: str | None, batch: Batch, limit_seconds: float) -> bool:
+    """Hand over a batch outside of any queue; whether the server has it. ValueError: `server` is no address."""
+    client = AgentClient(server, token)
+    try:
+        client.ingest(msgspec.msgpack.encode(batch), batch.sequence, limit_seconds=limit_seconds)
+    except (NoAnswer, Refused) as error:
+        log.debug("%s does not have a batch of %s: %s", client.server, batch.job, error)
+        return False
+    finally:
+        client.close()
+    return True
 
 
 def _refusal(answer: Answer) -> NoAnswer:
