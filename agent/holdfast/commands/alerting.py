@@ -9,8 +9,8 @@ import typer
 
 from holdfast.answers import Alert
 from holdfast.client import Client
-from holdfast.commands.console import fail, parsed, print_json, print_or_json, print_table, with_client
-from holdfast.commands.options import Json
+from holdfast.commands.console import asking, fail, parsed, print_json, print_or_json, print_table, with_client
+from holdfast.commands.options import DEFAULT_SERVER, Json, Server, Token
 from holdfast.pacing.policy import duration
 from holdfast.pacing.quantities import parse_positive_seconds
 
@@ -21,12 +21,12 @@ app = typer.Typer(help="Say what fires; acknowledge and silence it; list the rul
 
 
 @app.callback(invoke_without_command=True)
-@with_client
 def alerts(
-    client: Client,
     context: typer.Context,
     job: Annotated[str | None, typer.Option("--job", help="Of this job only.")] = None,
     history: Annotated[bool, typer.Option("--all", help="Those that have resolved too.")] = False,
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
     json: Json = False,
 ) -> None:
     """List the alerts that fire; acknowledge and silence them; list the rules.
@@ -35,7 +35,8 @@ def alerts(
     """
     if context.invoked_subcommand is not None:
         return
-    found = client.alerts(job=job, history=history)
+    with asking(server, token) as client:
+        found = client.alerts(job=job, history=history)
     if json:
         print_json(found)
     elif found:
