@@ -13,11 +13,10 @@ from holdfast.answers import (
     PersonRow,
     TokenRow,
 )
-from holdfast.asking import Asking
-from holdfast.conversation import asked, filled
+from holdfast.link.json_client import JsonClient
 
 
-class Administration(Asking):
+class Administration(JsonClient):
     """Part of `holdfast.client.Client`."""
 
     # ---- alerts -------------------------------------------------------------------------------
@@ -34,27 +33,26 @@ class Administration(Asking):
         """What fires, the newest first; with `history`, what has resolved too. Raises NotFound for a job."""
         query = {"state": "all" if history else "open", "limit": limit, "before": before}
         if job is not None:
-            return self._rows(asked(filled("/jobs/{job}/alerts", job=job), **query), "alerts", Alert)
-        return self._rows(asked("/alerts", project=project, **query), "alerts", Alert)
+            return self._rows(Alert, "alerts", "/jobs/{job}/alerts", job, query=query)
+        return self._rows(Alert, "alerts", "/alerts", query={"project": project, **query})
 
     def acknowledge(self, job: str, alert: int) -> Alert:
         """Somebody is at it. Raises NotFound, and Conflict when it has resolved."""
-        path = filled("/jobs/{job}/alerts/{alert}/acknowledge", job=job, alert=alert)
-        return self._ask("POST", path, Alert, twice=True)
+        return self._ask(Alert, "POST", "/jobs/{job}/alerts/{alert}/acknowledge", job, alert, twice=True)
 
     def silence(self, job: str, alert: int, *, seconds: float) -> Alert:
         """Nobody is told of it, nor of the same again, for so long. Raises NotFound, Conflict and Invalid."""
-        path = filled("/jobs/{job}/alerts/{alert}/silence", job=job, alert=alert)
-        return self._ask("POST", path, Alert, {"seconds": seconds}, twice=True)
+        return self._ask(
+            Alert, "POST", "/jobs/{job}/alerts/{alert}/silence", job, alert, body={"seconds": seconds}, twice=True
+        )
 
     def unsilence(self, job: str, alert: int) -> Alert:
         """The silence is over at once. Raises NotFound and Conflict."""
-        path = filled("/jobs/{job}/alerts/{alert}/unsilence", job=job, alert=alert)
-        return self._ask("POST", path, Alert, twice=True)
+        return self._ask(Alert, "POST", "/jobs/{job}/alerts/{alert}/unsilence", job, alert, twice=True)
 
     def alert_rules(self, project: str = "default") -> list[AlertRule]:
         """The built-in ones first, as they are in this project. Raises NotFound."""
-        return self._rows(filled("/projects/{project}/alert-rules", project=project), "rules", AlertRule)
+        return self._rows(AlertRule, "rules", "/projects/{project}/alert-rules", project)
 
     def change_alert_rule(
         self, rule: str, *, project: str = "default", **changes: float | str | bool
@@ -64,17 +62,15 @@ class Administration(Asking):
         Raises:
             NotFound, Invalid.
         """
-        path = filled("/projects/{project}/alert-rules/{rule}", project=project, rule=rule)
-        return self._ask("PUT", path, AlertRule, changes)
+        return self._ask(AlertRule, "PUT", "/projects/{project}/alert-rules/{rule}", project, rule, body=changes)
 
     def remove_alert_rule(self, rule: str, *, project: str = "default") -> None:
         """A rule of the project's own is gone; a built-in one is as it came. Raises NotFound."""
-        self._send("DELETE", filled("/projects/{project}/alert-rules/{rule}", project=project, rule=rule))
+        self._tell("DELETE", "/projects/{project}/alert-rules/{rule}", project, rule)
 
     def alert_channels(self, project: str = "default") -> list[AlertChannel]:
         """Where alerts are sent; for admins of the project. Raises NotFound and NotPermitted."""
-        path = filled("/projects/{project}/alert-channels", project=project)
-        return self._rows(path, "channels", AlertChannel)
+        return self._rows(AlertChannel, "channels", "/projects/{project}/alert-channels", project)
 
     def add_alert_channel(
         self, name: str, target: str, *, least_severity: str = "warning", project: str = "default"
@@ -85,33 +81,38 @@ class Administration(Asking):
             NotFound, NotPermitted, Invalid, and Conflict where the server sends no mail, or no webhooks.
         """
         body = {"name": name, "target": target, "least_severity": least_severity}
-        path = filled("/projects/{project}/alert-channels", project=project)
-        return self._ask("POST", path, AlertChannel, body)
+        return self._ask(AlertChannel, "POST", "/projects/{project}/alert-channels", project, body=body)
 
     def remove_alert_channel(self, channel: str, *, project: str = "default") -> None:
         """Raises NotFound and NotPermitted."""
-        path = filled("/projects/{project}/alert-channels/{channel}", project=project, channel=channel)
-        self._send("DELETE", path)
+        self._tell("DELETE", "/projects/{project}/alert-channels/{channel}", project, channel)
 
     def test_alert_channel(self, channel: str, *, project: str = "default") -> AlertDelivery:
         """Send a message there; `alert_deliveries` tells whether it arrived. Raises NotFound and NotPermitted."""
-        path = filled("/projects/{project}/alert-channels/{channel}/test", project=project, channel=channel)
-        return self._ask("POST", path, AlertDelivery)
+        return self._ask(
+            AlertDelivery, "POST", "/projects/{project}/alert-channels/{channel}/test", project, channel
+        )
 
     def alert_deliveries(self, channel: str, *, project: str = "default", limit: int = 50) -> list[AlertDelivery]:
         """The newest first. Raises NotFound and NotPermitted."""
-        path = filled("/projects/{project}/alert-channels/{channel}/deliveries", project=project, channel=channel)
-        return self._rows(asked(path, limit=limit), "deliveries", AlertDelivery)
+        return self._rows(
+            AlertDelivery,
+            "deliveries",
+            "/projects/{project}/alert-channels/{channel}/deliveries",
+            project,
+            channel,
+            query={"limit": limit},
+        )
 
     # ---- people, keys, the audit log ----------------------------------------------------------
 
     def people(self) -> list[PersonRow]:
         """Who may sign in; for those who look after the server. Raises NotPermitted."""
-        return self._rows("/people", "people", PersonRow)
+        return self._rows(PersonRow, "people", "/people")
 
     def tokens(self) -> list[TokenRow]:
         """Keys that whoever asks may revoke, the newest first. Raises NotPermitted."""
-        return self._rows("/tokens", "tokens", TokenRow)
+        return self._rows(TokenRow, "tokens", "/tokens")
 
     def create_token(
         self,
@@ -124,11 +125,11 @@ class Administration(Asking):
     ) -> NewToken:
         """Make a key; it is told here and never again. Raises NotFound, NotPermitted, Conflict and Invalid."""
         body = {"name": name, "scopes": scopes, "project": project, "job": job, "seconds": seconds}
-        return self._ask("POST", "/tokens", NewToken, body)
+        return self._ask(NewToken, "POST", "/tokens", body=body)
 
     def revoke_token(self, prefix: str) -> TokenRow:
         """No instance takes it 5 seconds later. Revoked twice is revoked. Raises NotFound."""
-        return self._ask("POST", filled("/tokens/{prefix}/revoke", prefix=prefix), TokenRow, twice=True)
+        return self._ask(TokenRow, "POST", "/tokens/{prefix}/revoke", prefix, twice=True)
 
     def audit(
         self,
@@ -144,17 +145,17 @@ class Administration(Asking):
         query = {
             "who": who, "action": action, "job": job, "project": project, "older_than": older_than, "limit": limit,
         }  # fmt: skip
-        return self._rows(asked("/audit", **query), "entries", AuditEntry)
+        return self._rows(AuditEntry, "entries", "/audit", query=query)
 
     # ---- what is kept -------------------------------------------------------------------------
 
     def retention(self, project: str = "default") -> Kept:
         """How long a project keeps what its jobs reported, and how much that is. Raises NotFound."""
-        return self._ask("GET", filled("/projects/{project}/retention", project=project), Kept)
+        return self._ask(Kept, "GET", "/projects/{project}/retention", project)
 
     def change_retention(self, *, project: str = "default", **limits: float | int | None) -> Kept:
         """Change some limits: `samples_seconds`, `fine_seconds`, `reports_seconds`, `samples_bytes`; None is none.
 
         What is beyond one goes within minutes, and does not come back. Raises NotFound, NotPermitted and Invalid.
         """
-        return self._ask("PATCH", filled("/projects/{project}/retention", project=project), Kept, limits)
+        return self._ask(Kept, "PATCH", "/projects/{project}/retention", project, body=limits)

@@ -8,20 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from holdfast.commands import (
-    administering,
-    alerting,
-    checkpointing,
-    control,
-    forking,
-    keeping,
-    planning,
-    probing,
-    questions,
-    restoring,
-    stores,
-    verifying,
-)
+from holdfast.commands import alerting, control, forking, planning, questions, requests, stores
 from holdfast.commands.console import EXIT_CODES, EXIT_USAGE, fail
 
 COMMANDS = "holdfast.commands"
@@ -69,12 +56,6 @@ def root(
 ) -> None: ...
 
 
-@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_TRAINING)
-def serve(context: typer.Context) -> None:
-    """Start the server and its dashboard (`holdfast serve --help` lists the options)."""
-    _of_server("serve", context.args)
-
-
 def _of_server(name: str, args: list[str]) -> NoReturn:
     for entry in entry_points(group=COMMANDS, name=name):
         try:
@@ -92,34 +73,23 @@ def _of_server(name: str, args: list[str]) -> NoReturn:
     fail(NO_SERVER)
 
 
-@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
-def user(context: typer.Context) -> None:
-    """Manage the users of a server with accounts: add, list, role, remove, reset-link, setup-link."""
-    _of_server("user", context.args)
+def _add_server_command(name: str, told: str, panel: str) -> None:
+    @app.command(name, help=told, context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=panel)
+    def command(context: typer.Context) -> None:
+        _of_server(name, context.args)
 
 
-@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
-def project(context: typer.Context) -> None:
-    """Manage the projects of a server with accounts: add, list, move a job to one."""
-    _of_server("project", context.args)
-
-
-@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
-def token(context: typer.Context) -> None:
-    """Manage the keys of agents and scripts on a server with accounts: create, list, revoke."""
-    _of_server("token", context.args)
-
-
-@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
-def audit(context: typer.Context) -> None:
-    """List who changed what on a server, or verify that the audit log is unaltered."""
-    _of_server("audit", context.args)
-
-
-@app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel=_SERVER)
-def db(context: typer.Context) -> None:
-    """Manage the server's database: size, backup, put-back, and limits on what it keeps."""
-    _of_server("db", context.args)
+_add_server_command(
+    "serve", "Start the server and its dashboard (`holdfast serve --help` lists the options).", _TRAINING
+)
+for _name, _told in (
+    ("user", "Manage the users of a server with accounts: add, list, role, remove, reset-link, setup-link."),
+    ("project", "Manage the projects of a server with accounts: add, list, move a job to one."),
+    ("token", "Manage the keys of agents and scripts on a server with accounts: create, list, revoke."),
+    ("audit", "List who changed what on a server, or verify that the audit log is unaltered."),
+    ("db", "Manage the server's database: size, backup, put-back, and limits on what it keeps."),
+):
+    _add_server_command(_name, _told, _SERVER)
 
 
 @app.command(context_settings=_COMMAND_LAST, rich_help_panel=_TRAINING)
@@ -189,16 +159,16 @@ def run(
     raise typer.Exit(status)
 
 
-for _question in (questions.jobs, questions.show, questions.checkpoints, questions.goodput):
-    app.command(rich_help_panel=_OPERATING)(_question)
-for _edit in (control.budget, control.every, control.policy):
-    app.command(rich_help_panel=_OPERATING, context_settings=_MINUS_IS_A_VALUE)(_edit)
-for _switch in (control.retention, control.pause, control.resume, checkpointing.checkpoint, probing.probe):
-    app.command(rich_help_panel=_OPERATING)(_switch)
-for _act in (restoring.restore, restoring.undo, keeping.pin, keeping.unpin, keeping.label, verifying.verify):
-    app.command(rich_help_panel=_OPERATING)(_act)
-for _administration in (administering.delete, administering.reset_numbers):
-    app.command(rich_help_panel=_OPERATING)(_administration)
+_OPERATIONS = (
+    questions.jobs, questions.show, questions.checkpoints, questions.goodput,
+    control.budget, control.every, control.policy, control.retention, control.pause, control.resume,
+    requests.checkpoint, requests.probe, requests.restore, requests.undo,
+    control.pin, control.unpin, control.label, requests.verify, control.delete, control.reset_numbers,
+)  # fmt: skip
+for _operation in _OPERATIONS:
+    _takes_numbers = _operation in (control.budget, control.every, control.policy)
+    _settings = _MINUS_IS_A_VALUE if _takes_numbers else None
+    app.command(rich_help_panel=_OPERATING, context_settings=_settings)(_operation)
 app.add_typer(alerting.app, name="alerts", rich_help_panel=_OPERATING)
 app.command(rich_help_panel=_STORES)(forking.fork)
 app.command(rich_help_panel=_STORES, context_settings=_MINUS_IS_A_VALUE)(planning.plan)

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 from holdfast.administration import Administration
 from holdfast.answers import (
@@ -38,25 +38,24 @@ from holdfast.answers import (
     Timeline,
     Verification,
 )
-from holdfast.asking import convert
-from holdfast.conversation import (
-    DEFAULT_SERVER,
+from holdfast.link.http_client import DEFAULT_SERVER, validate_server
+from holdfast.link.json_client import (
     Conflict,
-    Conversation,
     Invalid,
     NotFound,
     NotPermitted,
     ServerBusy,
     ServerError,
     UnreachableError,
-    asked,
-    filled,
-    validate_server,
+    decoded,
 )
 from holdfast.protocol import OPEN_ORDER_STATES, Desired
 
 PAGE = 500
 """The most rows that the server gives at once."""
+CHECKPOINT = "/jobs/{job}/checkpoints/{checkpoint}"
+VERIFICATION = "/jobs/{job}/checkpoints/{checkpoint}/verification"
+TENSORS = "/jobs/{job}/checkpoints/{checkpoint}/tensors"
 
 __all__ = [
     "DEFAULT_SERVER", "CheckpointRow", "Client", "Conflict", "Edit", "Goodput", "Invalid", "JobPlan", "JobSummary",
@@ -74,25 +73,6 @@ class Client(Administration):
         timeout_seconds: for each attempt of each request.
         retries: further attempts of what may be asked twice, when the server has no time or went away.
     """
-
-    def __init__(
-        self,
-        server: str = DEFAULT_SERVER,
-        token: str | None = None,
-        *,
-        timeout_seconds: float = 10.0,
-        retries: int = 2,
-    ) -> None:
-        self._server = Conversation(server, token, timeout_seconds=timeout_seconds, retries=retries)
-
-    @property
-    def server(self) -> str:
-        """The address, without a slash at its end."""
-        return self._server.server
-
-    def close(self) -> None:
-        """Gives the connections back; the next request opens one."""
-        self._server.close()
 
     def __enter__(self) -> Client:
         return self
@@ -129,11 +109,11 @@ class Client(Administration):
     ) -> Fleet:
         """One page of the jobs that match, and how many there are by status. Raises Invalid."""
         query = {"search": search, "status": status, "project": project, "sort": sort, "page": page, "size": size}
-        return self._ask("GET", asked("/jobs", **query), Fleet)
+        return self._ask(Fleet, "GET", "/jobs", query=query)
 
     def job(self, job: str) -> JobSummary:
         """Raises NotFound."""
-        return self._ask("GET", filled("/jobs/{job}", job=job), JobSummary)
+        return self._ask(JobSummary, "GET", "/jobs/{job}", job)
 
     def delete_job(self, job: str) -> None:
         """Remove a job and all that the server has stored of it. Its store stays.
@@ -143,7 +123,7 @@ class Client(Administration):
             Conflict: it is running, or it reported meanwhile.
         """
         # Not twice: the second would be told that there is no such job.
-        self._send("DELETE", filled("/jobs/{job}", job=job), twice=False)
+        self._tell("DELETE", "/jobs/{job}", job, twice=False)
 
     def reset_numbers(self, job: str, *, attempt: int | None = None, lineage: int | None = None) -> JobNumbers:
         """Correct the largest attempt and lineage numbers that the server knows of a job.
@@ -158,7 +138,7 @@ class Client(Administration):
         """
         given = {"latest_attempt": attempt, "latest_lineage": lineage}
         changes = {name: value for name, value in given.items() if value is not None}
-        return self._ask("PATCH", filled("/jobs/{job}/numbers", job=job), JobNumbers, changes, twice=True)
+        return self._ask(JobNumbers, "PATCH", "/jobs/{job}/numbers", job, body=changes, twice=True)
 
     def watch(self, job: str) -> Iterator[JobSummary]:
         """The job as it is, again each time that it changes, for as long as the server keeps the stream.
@@ -166,8 +146,8 @@ class Client(Administration):
         Raises:
             NotFound.
         """
-        for answer in self._server.stream(filled("/jobs/{job}/stream", job=job)):
-            yield convert(answer, JobSummary)
+        for answer in self._stream("/jobs/{job}/stream", job):
+            yield decoded(answer, JobSummary)
 
     def checkpoints(self, job: str, *, limit: int = 50, before: str | None = None) -> list[CheckpointRow]:
         """The last taken first, in every state.
@@ -180,8 +160,9 @@ class Client(Administration):
         Raises:
             NotFound, and Invalid for a `before` that no checkpoint has.
         """
-        path = asked(filled("/jobs/{job}/checkpoints", job=job), limit=limit, before=before)
-        return self._rows(path, "checkpoints", CheckpointRow)
+        return self._rows(
+            CheckpointRow, "checkpoints", "/jobs/{job}/checkpoints", job, query={"limit": limit, "before": before}
+        )
 
     def pin(self, job: str, checkpoint: str | int, *, pinned: bool = True) -> CheckpointRow:
         """Keep a checkpoint against retention, or no more. The last word wins.
@@ -212,9 +193,16 @@ class Client(Administration):
         return self._change_checkpoint(job, checkpoint, label=label)
 
     def _change_checkpoint(self, job: str, checkpoint: str | int, **changes: bool | str | None) -> CheckpointRow:
-        path = filled("/jobs/{job}/checkpoints/{checkpoint}", job=job, checkpoint=checkpoint)
         # Said twice, it is the same.
-        return self._ask("PATCH", path, CheckpointRow, changes, twice=True)
+        return self._ask(
+            CheckpointRow,
+            "PATCH",
+            "/jobs/{job}/checkpoints/{checkpoint}",
+            job,
+            checkpoint,
+            body=changes,
+            twice=True,
+        )
 
     def verify(self, job: str, checkpoint: str | int, *, against: str | int | None = None) -> Verification:
         """Have a checkpoint read back by the job, beside its training; `verification` tells how far that is.
@@ -229,23 +217,34 @@ class Client(Administration):
             Conflict: it is not in the store, or as many wait as can.
         """
         body = {} if against is None else {"against": str(against)}
-        return self._ask("POST", self._verification(job, checkpoint), Verification, body, twice=True)
+        return self._ask(
+            Verification,
+            "POST",
+            "/jobs/{job}/checkpoints/{checkpoint}/verification",
+            job,
+            checkpoint,
+            body=body,
+            twice=True,
+        )
 
     def verification(self, job: str, checkpoint: str | int) -> Verification:
         """How far that is, and what was last found. Raises NotFound."""
-        return self._ask("GET", self._verification(job, checkpoint), Verification)
+        return self._ask(Verification, "GET", VERIFICATION, job, checkpoint)
 
     def cancel_verification(self, job: str, checkpoint: str | int) -> Verification:
         """Take the open request back. Raises NotFound."""
-        return self._ask("DELETE", self._verification(job, checkpoint), Verification, twice=True)
-
-    def _verification(self, job: str, checkpoint: str | int) -> str:
-        return filled("/jobs/{job}/checkpoints/{checkpoint}/verification", job=job, checkpoint=checkpoint)
+        return self._ask(
+            Verification,
+            "DELETE",
+            "/jobs/{job}/checkpoints/{checkpoint}/verification",
+            job,
+            checkpoint,
+            twice=True,
+        )
 
     def tensors(self, job: str, checkpoint: str | int, *, other: str | int | None = None) -> Tensors:
         """What the tensors of a verified checkpoint come to, beside those of another. Raises NotFound."""
-        path = filled("/jobs/{job}/checkpoints/{checkpoint}/tensors", job=job, checkpoint=checkpoint)
-        return self._ask("GET", asked(path, **{"with": other}), Tensors)
+        return self._ask(Tensors, "GET", TENSORS, job, checkpoint, query={"with": other})
 
     def oldest_restorable(self, job: str) -> CheckpointRow | None:
         """The one at the lowest iteration that a restore can go back to. Raises NotFound."""
@@ -284,19 +283,19 @@ class Client(Administration):
             NotFound, and Invalid for a window that cannot be.
         """
         query = {"from": start, "to": end, "points": points, "x": axis, "metric": metrics}
-        return self._ask("GET", asked(filled("/jobs/{job}/timeline", job=job), **query), Timeline)
+        return self._ask(Timeline, "GET", "/jobs/{job}/timeline", job, query=query)
 
     def goodput(self, job: str, window: str | None = None) -> Goodput:
         """Where the time went, in buckets that sum up to it; `window` as in 24h. Raises NotFound and Invalid."""
-        return self._ask("GET", asked(filled("/jobs/{job}/goodput", job=job), window=window), Goodput)
+        return self._ask(Goodput, "GET", "/jobs/{job}/goodput", job, query={"window": window})
 
     def ranks(self, job: str, window: str | None = None) -> RankTimes:
         """How the ranks compare, and which of them the others wait for. Raises NotFound and Invalid."""
-        return self._ask("GET", asked(filled("/jobs/{job}/ranks", job=job), window=window), RankTimes)
+        return self._ask(RankTimes, "GET", "/jobs/{job}/ranks", job, query={"window": window})
 
     def forks(self, job: str) -> Family:
         """Which job it was forked from, and which were forked from it. Raises NotFound."""
-        return self._ask("GET", filled("/jobs/{job}/forks", job=job), Family)
+        return self._ask(Family, "GET", "/jobs/{job}/forks", job)
 
     def plan(self, job: str, **what_if: float | int | str | None) -> JobPlan:
         """Weigh every interval.
@@ -308,22 +307,22 @@ class Client(Administration):
         Raises:
             NotFound, and Invalid for what cannot be.
         """
-        return self._ask("GET", asked(filled("/jobs/{job}/plan", job=job), **what_if), JobPlan)
+        return self._ask(JobPlan, "GET", "/jobs/{job}/plan", job, query=what_if)
 
     def notices(self, job: str, *, limit: int | None = None) -> list[NoticeRow]:
         """The newest first. Raises NotFound."""
-        return self._rows(asked(filled("/jobs/{job}/notices", job=job), limit=limit), "notices", NoticeRow)
+        return self._rows(NoticeRow, "notices", "/jobs/{job}/notices", job, query={"limit": limit})
 
     # ---- what a job should be -----------------------------------------------------------------
 
     def desired(self, job: str) -> Desired:
         """What people want the job to be; of a job that nobody has edited, that nobody wants anything."""
-        answer = self._send("GET", filled("/jobs/{job}/desired", job=job))
-        return Desired() if answer is None else convert(answer, Desired)
+        answer = self._tell("GET", "/jobs/{job}/desired", job)
+        return Desired() if answer is None else decoded(answer, Desired)
 
     def edits(self, job: str, *, limit: int | None = None) -> list[Edit]:
         """The versions of what was desired, newest first. Raises NotFound."""
-        return self._rows(asked(filled("/jobs/{job}/edits", job=job), limit=limit), "edits", Edit)
+        return self._rows(Edit, "edits", "/jobs/{job}/edits", job, query={"limit": limit})
 
     def applied_at(self, job: str, version: int) -> int | None:
         """The iteration from whose end on the job acts on a version; None: not yet. Raises NotFound."""
@@ -343,15 +342,17 @@ class Client(Administration):
             NotFound, Invalid, and Conflict when somebody else changed something since that version.
         """
         held = self.desired(job).version if version is None else version
-        path = filled("/jobs/{job}/desired", job=job)
-        return self._ask("PATCH", path, Desired, changes, headers={"If-Match": f'"{held}"'})
+        return self._ask(
+            Desired, "PATCH", "/jobs/{job}/desired", job, body=changes, headers={"If-Match": f'"{held}"'}
+        )
 
     def preview_settings(
         self, job: str, *, budget: float | None = None, every: int | None = None
     ) -> SettingsPreview:
         """The interval, overhead and exposure that these settings would lead to. Raises NotFound and Invalid."""
-        path = asked(filled("/jobs/{job}/preview", job=job), budget=budget, every=every)
-        return self._ask("GET", path, SettingsPreview)
+        return self._ask(
+            SettingsPreview, "GET", "/jobs/{job}/preview", job, query={"budget": budget, "every": every}
+        )
 
     # ---- restores -----------------------------------------------------------------------------
 
@@ -381,20 +382,21 @@ class Client(Administration):
         wish = {"iteration": iteration, "checkpoint": checkpoint, "expires_seconds": expires_seconds}
         body = {name: said for name, said in wish.items() if said is not None} | {"key": key or uuid.uuid4().hex}
         # With its key, an order that is sent twice is one.
-        return self._ask("POST", filled("/jobs/{job}/restores", job=job), Order, body, twice=True)
+        return self._ask(Order, "POST", "/jobs/{job}/restores", job, body=body, twice=True)
 
     def preview_restore(self, job: str, checkpoint: str) -> RestorePreview:
         """What a restore to this checkpoint would give up, and take. Raises NotFound."""
-        path = asked(filled("/jobs/{job}/restores/preview", job=job), checkpoint=checkpoint)
-        return self._ask("GET", path, RestorePreview)
+        return self._ask(
+            RestorePreview, "GET", "/jobs/{job}/restores/preview", job, query={"checkpoint": checkpoint}
+        )
 
     def orders(self, job: str, *, limit: int | None = None) -> list[Order]:
         """The newest first. Raises NotFound."""
-        return self._rows(asked(filled("/jobs/{job}/restores", job=job), limit=limit), "restores", Order)
+        return self._rows(Order, "restores", "/jobs/{job}/restores", job, query={"limit": limit})
 
     def order(self, job: str, order: str) -> Order:
         """Raises NotFound."""
-        return self._ask("GET", filled("/jobs/{job}/restores/{order}", job=job, order=order), Order)
+        return self._ask(Order, "GET", "/jobs/{job}/restores/{order}", job, order)
 
     def undo_restore(self, job: str, order: str) -> Order:
         """Order the job back to the state that a restore left. Asked twice, it is one order.
@@ -403,13 +405,11 @@ class Client(Administration):
             NotFound.
             Conflict: there is nothing to undo, or another restore is under way.
         """
-        path = filled("/jobs/{job}/restores/{order}/undo", job=job, order=order)
-        return self._ask("POST", path, Order, twice=True)
+        return self._ask(Order, "POST", "/jobs/{job}/restores/{order}/undo", job, order, twice=True)
 
     def cancel_restore(self, job: str, order: str) -> Order:
         """Raises NotFound, and Conflict when it has gone too far. Cancelled twice is cancelled."""
-        path = filled("/jobs/{job}/restores/{order}/cancel", job=job, order=order)
-        return self._ask("POST", path, Order, twice=True)
+        return self._ask(Order, "POST", "/jobs/{job}/restores/{order}/cancel", job, order, twice=True)
 
     def follow(
         self, order: Order, *, timeout_seconds: float = float("inf"), poll_seconds: float = 0.2
@@ -423,13 +423,3 @@ class Client(Administration):
             if newer.state != order.state:
                 yield newer
             order = newer
-
-    # ---- anything else ------------------------------------------------------------------------
-
-    def get(self, path: str, **query: object) -> Any:
-        """The decoded answer to a path under /api/v1. Raises as all the others do."""
-        return self._send("GET", asked(path, **query))
-
-    def send(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Any:
-        """The decoded answer to one request under /api/v1. Raises as all the others do."""
-        return self._server.send(method, path, body, headers)

@@ -1,4 +1,4 @@
-"""The processes under a supervisor: none of them may outlive the start that it belongs to.
+"""The processes under a supervisor, and the signals that it gets: no process may outlive the start that it is of.
 
 A trainer's own process group is not all of it: torchrun starts each rank in a session of its own. On Linux
 whatever loses its parent is handed to the supervisor, which so finds all of them below itself.
@@ -9,11 +9,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from holdfast.io_pool import lower_cpu_priority
 
@@ -24,6 +28,10 @@ HELPERS = (b"holdfast.persist.worker", RESCUE.encode())
 trainer."""
 GONE_SECONDS = 10.0
 """SIGKILL takes longer only for a process within a system call that does not end."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Passed on, and no new start after them."""
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+"""For the trainer alone: Slurm, for one, announces a preemption by SIGUSR1."""
 
 
 MEANT_FOR_THE_TRAINER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -66,6 +74,53 @@ def blocked(*signals: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass(slots=True)
+class Signals:
+    """The signals that came in, and a socket that wakes the loop when one does."""
+
+    wake: socket.socket
+    waker: socket.socket
+    stops: list[tuple[int, float]] = field(default_factory=list)
+    messages: list[int] = field(default_factory=list)
+    """For the trainer, whatever it makes of them."""
+
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        if signum in STOPS:
+            self.stops.append((signum, time.monotonic()))
+        elif signum in PASSED_ON:
+            self.messages.append(signum)
+
+    def rouse(self) -> None:
+        """Wake the loop from another thread."""
+        with contextlib.suppress(BlockingIOError):
+            self.waker.send(b"\0")
+
+    def sleep(self, seconds: float | None) -> None:
+        """Until a signal comes, or the time is up."""
+        if select.select([self.wake], [], [], seconds)[0]:
+            with contextlib.suppress(BlockingIOError):
+                self.wake.recv(4096)
+
+
+@contextlib.contextmanager
+def caught_signals() -> Iterator[Signals]:
+    wake, waker = socket.socketpair()
+    with wake, waker:
+        wake.setblocking(False)
+        waker.setblocking(False)
+        signals = Signals(wake, waker)
+        # what was ignored from the start stays so: nohup ignores SIGHUP, and its caller means it
+        caught = [each for each in (*STOPS, *PASSED_ON) if signal.getsignal(each) is not signal.SIG_IGN]
+        before = {signum: signal.signal(signum, signals.handle) for signum in (*caught, signal.SIGCHLD)}
+        before_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        try:
+            yield signals
+        finally:
+            signal.set_wakeup_fd(before_fd)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
 
 
 def started_at(pid: int) -> float | None:

@@ -135,12 +135,16 @@ class Gap(msgspec.Struct, kw_only=True, frozen=True):
     """How many of the iterations from first to last."""
 
 
-class AttemptStarted(msgspec.Struct, kw_only=True, tag="attempt_started"):
+class Occurrence(msgspec.Struct, kw_only=True):
+    """Something that happened at a point of training."""
+
     at: float
     iteration: int
     lineage: int
+
+
+class AttemptStarted(Occurrence, kw_only=True, tag="attempt_started"):
     resumed_from: str | None = None
-    """The checkpoint that this attempt went on from."""
     host: str = ""
     pid: int = 0
     world_size: int = 1
@@ -149,14 +153,10 @@ class AttemptStarted(msgspec.Struct, kw_only=True, tag="attempt_started"):
     """How the attempt before ended, as its supervisor saw it: `killed by SIGKILL`."""
     versions: dict[str, str] = {}
     owner: str = ""
-    """Who launched it."""
     labels: dict[str, str] = {}
 
 
-class AttemptFinished(msgspec.Struct, kw_only=True, tag="attempt_finished"):
-    at: float
-    iteration: int
-    lineage: int
+class AttemptFinished(Occurrence, kw_only=True, tag="attempt_finished"):
     reason: str
     """`finished`, `interrupted` or the exception that ended the loop."""
 
@@ -170,10 +170,7 @@ class Origin(msgspec.Struct, kw_only=True, frozen=True):
     """Of its manifest, and so of all that it holds."""
 
 
-class LineageStarted(msgspec.Struct, kw_only=True, tag="lineage_started"):
-    at: float
-    lineage: int
-    iteration: int
+class LineageStarted(Occurrence, kw_only=True, tag="lineage_started"):
     parent: str | None = None
     """The checkpoint restored; None for a fresh start."""
     order: str | None = None
@@ -194,13 +191,10 @@ class RankSpan(msgspec.Struct, kw_only=True, frozen=True):
     """Writing its part, without the wait for the parts of others."""
 
 
-class Checkpoint(msgspec.Struct, kw_only=True, tag="checkpoint"):
-    """What is known of a checkpoint so far; sent again as it moves on, the newest word wins."""
+class CheckpointFacts(Occurrence, kw_only=True):
+    """What an agent reports of a checkpoint, and a server answers."""
 
-    at: float
     id: str
-    iteration: int
-    lineage: int
     kind: CheckpointKind
     state: CheckpointState
     payload_bytes: int = 0
@@ -221,22 +215,20 @@ class Checkpoint(msgspec.Struct, kw_only=True, tag="checkpoint"):
     """Of a durable one that several ranks wrote: at most `MOST_RANKS_TOLD`, the slowest first."""
 
 
-class Stall(msgspec.Struct, kw_only=True, tag="stall"):
+class Checkpoint(CheckpointFacts, kw_only=True, tag="checkpoint"):
+    """What is known of a checkpoint so far; sent again as it moves on, the newest word wins."""
+
+
+class Stall(Occurrence, kw_only=True, tag="stall"):
     """A wait long enough to be worth a row of its own."""
 
-    at: float
-    iteration: int
-    lineage: int
     kind: StallKind
     seconds: float
 
 
-class Paced(msgspec.Struct, kw_only=True, tag="paced"):
+class Paced(Occurrence, kw_only=True, tag="paced"):
     """The interval now in force and the figures it follows from."""
 
-    at: float
-    iteration: int
-    lineage: int
     policy: str
     interval: int | None
     """None: no checkpoints for now (paused, or still profiling)."""
@@ -261,34 +253,26 @@ class Paced(msgspec.Struct, kw_only=True, tag="paced"):
     """The fields of `holdfast.pacing.LossCurve`, where a policy looks at it and one was found."""
 
 
-class Applied(msgspec.Struct, kw_only=True, tag="applied"):
+class Applied(Occurrence, kw_only=True, tag="applied"):
     """The agent acts on version `version` of what is desired, from the end of `iteration` on."""
 
-    at: float
     version: int
-    iteration: int
-    lineage: int
 
 
-class OrderMoved(msgspec.Struct, kw_only=True, tag="order"):
-    at: float
+class OrderMoved(Occurrence, kw_only=True, tag="order"):
+    """`iteration` is where training stood when the order got here; for `restored`, where it goes on from."""
+
     order: str
     state: OrderState
-    iteration: int
-    """Where training stood when the order got here; for `restored`, where it goes on from."""
-    lineage: int
     reason: str | None = None
     seconds: float | None = None
     """From the boundary at which the loop stopped to the state being back."""
     safety_checkpoint: str | None = None
 
 
-class Restores(msgspec.Struct, kw_only=True, tag="restores"):
+class Restores(Occurrence, kw_only=True, tag="restores"):
     """How this attempt would carry out an order to restore; told again when that changes."""
 
-    at: float
-    iteration: int
-    lineage: int
     mode: RestoreMode
     reason: str = ""
     """Why not in place."""
@@ -369,12 +353,9 @@ class RankWork(msgspec.Struct, kw_only=True, tag="rank_work"):
     """From the rank's own last gradient to the update: exchanging gradients, and waiting for the other ranks."""
 
 
-class Notice(msgspec.Struct, kw_only=True, tag="notice"):
+class Notice(Occurrence, kw_only=True, tag="notice"):
     """Something an operator should see: a full disk, a damaged checkpoint, a refused order."""
 
-    at: float
-    iteration: int
-    lineage: int
     level: Literal["info", "warning", "error"]
     code: str
     message: str

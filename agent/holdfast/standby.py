@@ -5,17 +5,13 @@ Imported when there is something to tell, never while a trainer starts: it opens
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Collection
 from typing import Literal
 
-import msgspec
-
-from holdfast.link.client import Client, NoAnswer, Refused
-from holdfast.link.listener import Listener
-from holdfast.link.wishes import Wishes
+from holdfast.link.http_client import AgentClient, send_once
+from holdfast.link.poller import DesiredStatePoller
 from holdfast.persist.task import Task
 from holdfast.protocol import (
     RESCUE_RANK,
@@ -28,8 +24,6 @@ from holdfast.protocol import (
     RestoreOrder,
 )
 from holdfast.supervision import Trained
-
-logger = logging.getLogger("holdfast")
 
 TELL_SECONDS = 10.0
 LAST_WORD = 1 << 40
@@ -71,15 +65,7 @@ class Told:
             job=trained.job, uid=trained.uid, attempt=trained.attempt, rank=self._rank, sequence=sequence,
             sent_at=time.time(), iteration=iteration, lineage=trained.lineage, events=list(events),
         )  # fmt: skip
-        client = Client(trained.server, os.environ.get("HOLDFAST_TOKEN"))
-        try:
-            client.ingest(msgspec.msgpack.encode(batch), sequence, limit_seconds=TELL_SECONDS)
-        except (NoAnswer, Refused) as error:
-            logger.debug("the server was not told: %s", error)
-            return False
-        finally:
-            client.close()
-        return True
+        return send_once(trained.server, os.environ.get("HOLDFAST_TOKEN"), batch, TELL_SECONDS)
 
 
 def tell_of_rescue(trained: Trained, task: Task, payload_bytes: int, message: str) -> None:
@@ -115,13 +101,13 @@ class Waiting:
         self._wake, self._done = wake, done
         self.order: RestoreOrder | None = None
         """The one that came."""
-        client = Client(trained.server, os.environ.get("HOLDFAST_TOKEN"))
-        self._listener = Listener(client, trained.job, Wishes(self._heard))
-        self._listener.start()
+        client = AgentClient(trained.server, os.environ.get("HOLDFAST_TOKEN"))
+        self._poller = DesiredStatePoller(client, trained.job, self._heard)
+        self._poller.start()
 
     def close(self) -> None:
-        self._listener.close()
-        self._listener.join(TELL_SECONDS)
+        self._poller.close()
+        self._poller.join(TELL_SECONDS)
 
     def _heard(self, desired: Desired) -> None:
         order = desired.restore

@@ -15,7 +15,7 @@ from holdfast import endings, protocol, restore, supervision
 from holdfast.checkpoints import Checkpointer
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
 from holdfast.link import Link
-from holdfast.link.backoff import Backoff
+from holdfast.link.http_client import Backoff
 from holdfast.link.spool import spool_of
 from holdfast.meter import Meter, Tally
 from holdfast.orders import Orders

@@ -18,13 +18,13 @@ import shutil
 import signal
 import stat
 import struct
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -53,11 +53,13 @@ PREVIOUS_EXIT = "HOLDFAST_PREVIOUS_EXIT"
 _TRAINED = "trained.json"
 _ASKED, _NOTED = "relaunch.json", "order.json"
 _STACKS = "rank-{rank}.{pid}.stacks"
+DUMP_SECONDS = 3.0
+"""A dump takes milliseconds, unless the process is stopped or in the midst of a system call that does not end."""
+DUMP_SETTLED_SECONDS = 0.2
+PY_SPY_SECONDS = 20.0
 
 _attempts = itertools.count()
 """Attempts that this process has reported."""
-_files: list[IO[bytes]] = []
-"""Held open: the signal handler writes to their descriptors."""
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,13 +215,11 @@ def expose(rank: int) -> None:
     folder = os.environ.get(VARIABLE)
     if not folder or STACKS_SIGNAL is None or not hasattr(faulthandler, "register"):
         return
-    try:
+    try:  # faulthandler holds the file open
         file = open(Path(folder, _STACKS.format(rank=rank, pid=os.getpid())), "wb", buffering=0)  # noqa: SIM115
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
     except (OSError, ValueError, RuntimeError) as error:
         logger.debug("no stacks can be asked for: %s", error)
-    else:
-        _files.append(file)
 
 
 def ranks(folder: Path) -> list[Rank]:
@@ -270,3 +270,76 @@ class ProgressFile:
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+
+
+def stacks_of(ranks: Sequence[Rank]) -> dict[int, str]:
+    """The stacks of each rank, by rank; what could be said in their place where one does not answer."""
+    for each in ranks:
+        _ask(each)
+    deadline = time.monotonic() + DUMP_SECONDS
+    return {each.rank: _dumped(each, deadline) or _seen_from_outside(each) for each in ranks}
+
+
+def _ask(rank: Rank) -> None:
+    if STACKS_SIGNAL is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(rank.pid, STACKS_SIGNAL)
+
+
+def _dumped(rank: Rank, deadline: float) -> str:
+    """What it wrote, once nothing more comes; nothing where it wrote nothing in time."""
+    text, since = "", time.monotonic()
+    while time.monotonic() < deadline:
+        found = _read(rank)
+        if found != text:
+            text, since = found, time.monotonic()
+        elif text and time.monotonic() - since >= DUMP_SETTLED_SECONDS:
+            break
+        time.sleep(0.02)
+    return text
+
+
+def _read(rank: Rank) -> str:
+    try:
+        return _training_first(rank.path.read_text(errors="replace").strip())
+    except OSError:
+        return ""
+
+
+def _training_first(dump: str) -> str:
+    """The thread that took the signal, which is the one that trains, comes last in a dump, and is wanted first."""
+    threads = dump.split("\n\n")
+    return "\n\n".join(sorted(threads, key=lambda thread: not thread.startswith("Current thread")))
+
+
+def _seen_from_outside(rank: Rank) -> str:
+    py_spy = shutil.which("py-spy")
+    if py_spy is None:
+        return "it does not answer, and py-spy is not installed to look at it from outside"
+    command = [py_spy, "dump", "--pid", str(rank.pid)]
+    try:
+        seen = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=PY_SPY_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it does not answer, nor can py-spy look at it: {error}"
+    return seen.stdout.strip() or f"it does not answer, nor can py-spy look at it: {seen.stderr.strip()}"
+
+
+def taken_over(trained: Trained, own: Collection[str] = ()) -> str | None:
+    """Who else has begun a newer attempt of the job; None where nobody has, or the store cannot be asked.
+
+    `own` are the uids of attempts that are this supervisor's as well.
+    """
+    if not trained.attempt:
+        return None
+    from holdfast.store import newest_attempt, open_store  # not while a trainer starts: it takes memory
+
+    try:
+        newest = newest_attempt(open_store(trained.store), trained.job)
+    except (OSError, ValueError) as error:
+        logger.debug("the store cannot be asked for the newest attempt: %s", error)
+        return None
+    if newest is None or newest.number <= trained.attempt or newest.uid in (trained.uid, *own):
+        return None
+    return f"attempt {newest.number} of {trained.job} was started on {newest.host} (process {newest.pid})"

@@ -1,9 +1,7 @@
 """`holdfast run -- python train.py`: starts a trainer, again when it crashes, and leaves nothing behind.
 
-One thread, and nothing imported that the trainer's own memory or start-up time could feel. The supervisor
-knows of the training what the session writes into the 16 bytes of HOLDFAST_PROGRESS (two little-endian int64: the
-last finished iteration, and the number of steps that this start has made, negative once training is over), and
-which job it is, from the folder of HOLDFAST_SUPERVISION.
+One thread, and nothing imported that the trainer's own memory or start-up time could feel. The supervisor knows
+how far training is from HOLDFAST_PROGRESS, and which job it is from the folder of HOLDFAST_SUPERVISION.
 """
 
 from __future__ import annotations
@@ -13,24 +11,21 @@ import contextlib
 import logging
 import os
 import random
-import select
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
 from holdfast import processes, supervision
 from holdfast.protocol import parse_checkpoint_id
-from holdfast.pulse import Pulse
+from holdfast.pulse import Progress, Pulse, progress_file, read_progress
 from holdfast.slots import Held
 from holdfast.supervision import EXIT_FENCED
 
@@ -44,15 +39,11 @@ MOST_STACKS = 64
 Stay = Literal["never", "failure", "always"]
 """After which end a supervisor waits for an order to restore: none, one that it gives up after, any."""
 STAYS: tuple[Stay, ...] = get_args(Stay)
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Passed on, and no new start after them."""
 CANNOT_START = (2, 126, 127)
 """Exit statuses of a command that cannot start: Python's for a script that is not there, a program's for arguments
 that it does not know, a shell's for a program that it cannot run or find."""
 CONTACT_SECONDS = 2.0
 """How long the server may take to say that it is there."""
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-"""For the trainer alone: Slurm, for one, announces a preemption by SIGUSR1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,78 +79,6 @@ class Limits:
         """Between half and all of an exponential wait: jobs that died together do not come back together."""
         longest = min(self.longest_backoff_seconds, self.first_backoff_seconds * 2.0 ** min(fruitless, 60))
         return longest * random.uniform(0.5, 1.0)  # noqa: S311
-
-
-@dataclass(slots=True)
-class Progress:
-    """Whether starts get anywhere.
-
-    A start was fruitful when it finished an iteration that none had finished before, or when it both went on
-    from a later point than the start before it and got further. The second keeps a job that was restored to
-    an early iteration, and is then preempted again and again, from looking like one that crashes on the spot.
-    """
-
-    highest: int = 0
-    reached: int = 0
-    _before: tuple[int, int] | None = None
-    """Where the start before went on from, and what it reached."""
-    _resuming_at: int | None = None
-
-    def begin(self) -> None:
-        self._resuming_at, self.reached = None, 0
-
-    def see(self, iteration: int, steps: int) -> None:
-        if steps == 0:
-            return
-        steps = abs(steps)
-        if self._resuming_at is None:
-            self._resuming_at = iteration - steps
-        if iteration < self.reached:  # restored in place: what comes now is new on its lineage
-            self.highest = iteration
-        self.reached = iteration
-
-    @property
-    def place(self) -> str:
-        """How far this start has come, for people."""
-        return f"at iteration {self.reached:,}" if self.reached else "before it finished an iteration"
-
-    def taken_back(self, iteration: int) -> None:
-        """The next start goes on from there: what comes then is new on its lineage."""
-        self.highest = iteration
-
-    def end(self) -> bool:
-        """True when the start that ended now was fruitful."""
-        if self._resuming_at is None:
-            return False
-        fruitful = self.reached > self.highest
-        if self._before is not None:
-            resumed_at, reached = self._before
-            fruitful |= self._resuming_at > resumed_at and self.reached > reached
-        self.highest = max(self.highest, self.reached)
-        self._before = self._resuming_at, self.reached
-        return fruitful
-
-
-@dataclass(slots=True)
-class _Signals:
-    """The signals that came in, and a socket that wakes the loop when one does."""
-
-    wake: socket.socket
-    waker: socket.socket
-    stops: list[tuple[int, float]] = field(default_factory=list)
-    messages: list[int] = field(default_factory=list)
-    """For the trainer, whatever it makes of them."""
-
-    def handle(self, signum: int, frame: FrameType | None) -> None:
-        if signum in STOPS:
-            self.stops.append((signum, time.monotonic()))
-        elif signum in PASSED_ON:
-            self.messages.append(signum)
-
-    def rouse(self) -> None:
-        """Wake the loop from another thread."""
-        with contextlib.suppress(BlockingIOError):
-            self.waker.send(b"\0")
 
 
 class Supervisor:
@@ -208,7 +127,7 @@ class Supervisor:
 
     def run(self) -> int:
         """The exit status for the shell: 0, the trainer's own, or 128 + the signal that ended it."""
-        with _caught_signals() as signals, supervision.folder_of_a_supervisor() as folder:
+        with processes.caught_signals() as signals, supervision.folder_of_a_supervisor() as folder:
             self._folder = folder
             self._not_ours = frozenset(processes.below(os.getpid()))
             processes.adopt_orphans()
@@ -220,7 +139,7 @@ class Supervisor:
                 if self._held is not None:
                     self._held.close()
 
-    def _supervise(self, signals: _Signals) -> int:
+    def _supervise(self, signals: processes.Signals) -> int:
         fruitless, previous_exit = 0, None
         while True:
             status = self._run_once(signals, previous_exit)
@@ -266,7 +185,7 @@ class Supervisor:
         told = msgspec.json.encode(trained).decode()
         words = [str(self._folder), told, end, dead, *map(str, processes.helpers())]
         try:
-            with processes.blocked(*STOPS):
+            with processes.blocked(*processes.STOPS):
                 self._rescue = subprocess.Popen(  # noqa: S603  this interpreter
                     [sys.executable, "-P", "-m", processes.RESCUE, *words],
                     env=os.environ | self.environment,
@@ -277,29 +196,26 @@ class Supervisor:
         except OSError as error:
             self.say(f"what is in memory is not saved before the next start: {error}", logging.WARNING)
 
-    def _await_rescue(self, signals: _Signals) -> None:
+    def _await_rescue(self, signals: processes.Signals) -> None:
         """It is the last one: whoever waits for this process counts on what it saves."""
         stops = len(signals.stops)
         while self._rescue is not None and self._rescue.poll() is None and len(signals.stops) == stops:
-            _sleep_until_signal(signals, self.limits.poll_seconds)
+            signals.sleep(self.limits.poll_seconds)
 
     def _taken_over(self, status: int) -> str | None:
         """Who trains this job elsewhere: it must not be taken from them by another start here."""
         trained = supervision.introduced(self._folder)
         if trained is None:
             return "the trainer was fenced" if status == EXIT_FENCED else None
-        from holdfast.succession import taken_over
+        return supervision.taken_over(trained, supervision.announced(self._folder))
 
-        return taken_over(trained, supervision.announced(self._folder))
-
-    def _stays(self, signals: _Signals, status: int, end: str) -> bool:
+    def _stays(self, signals: processes.Signals, status: int, end: str) -> bool:
         """Wait for an order, if that is wanted and there is a server to hear it from; whether one has come."""
         trained = supervision.introduced(self._folder)
         wanted = self.stay == "always" or (self.stay == "failure" and status != 0)
         if not wanted or signals.stops or trained is None or not trained.server:
             return False
         from holdfast.standby import Waiting
-        from holdfast.succession import taken_over
 
         self._tell(
             "warning" if status else "info", "waits", f"{end}. The supervisor waits for an order to restore"
@@ -309,12 +225,12 @@ class Supervisor:
         waiting = Waiting(trained, signals.rouse, tried)
         try:
             while not signals.stops and (order := waiting.order) is None:
-                _sleep_until_signal(signals, None)
+                signals.sleep(None)
         finally:
             waiting.close()
         if signals.stops or order is None:
             return False
-        if (other := taken_over(trained, supervision.announced(self._folder))) is not None:
+        if (other := supervision.taken_over(trained, supervision.announced(self._folder))) is not None:
             self.say(f"{other}: the order is for that one")
             return False
         self._orders[order.id] += 1
@@ -349,7 +265,7 @@ class Supervisor:
             f"the cause, as shown above, and run it again{then}"
         )
 
-    def _wait(self, signals: _Signals, fruitless: int, previous_exit: str) -> bool:
+    def _wait(self, signals: processes.Signals, fruitless: int, previous_exit: str) -> bool:
         """Back off before the next start; False when told to stop meanwhile."""
         seconds = self.limits.backoff_seconds(fruitless)
         tries = f", try {fruitless + 1} of {self.limits.fruitless_starts}" if fruitless else ""
@@ -360,12 +276,12 @@ class Supervisor:
         )
         deadline = time.monotonic() + seconds
         while not signals.stops and (left := deadline - time.monotonic()) > 0:
-            _sleep_until_signal(signals, left)
+            signals.sleep(left)
         if signals.stops:
             self.say("stopped while waiting to start the trainer again")
         return not signals.stops
 
-    def _run_once(self, signals: _Signals, previous_exit: str | None) -> int:
+    def _run_once(self, signals: processes.Signals, previous_exit: str | None) -> int:
         """One start, from fork to the last process below it; the status as subprocess gives it."""
         self._progress.begin()
         self._hung = False
@@ -373,7 +289,7 @@ class Supervisor:
         supervision.forget_ranks(self._folder)
         if self._held is not None:
             self._held.unclaim()
-        with _progress_file(self._folder / "progress") as progress:
+        with progress_file(self._folder / "progress") as progress:
             trainer = self._start(self._folder / "progress", previous_exit)
             self.say(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
             try:
@@ -382,7 +298,7 @@ class Supervisor:
                 if left := processes.kill_below(trainer.pid, self._not_ours):
                     self.say(f"still there after SIGKILL: {', '.join(map(str, left))}", logging.ERROR)
                 status = trainer.wait()
-            self._progress.see(*_read_progress(progress))
+            self._progress.see(*read_progress(progress))
         return status
 
     def _start(self, progress_path: Path, previous_exit: str | None) -> subprocess.Popen[bytes]:
@@ -402,17 +318,20 @@ class Supervisor:
             preexec_fn=processes.die_with_parent if sys.platform == "linux" else None,
         )
 
-    def _watch(self, trainer: subprocess.Popen[bytes], signals: _Signals, progress: int) -> None:
+    def _watch(self, trainer: subprocess.Popen[bytes], signals: processes.Signals, progress: int) -> None:
         """Return when the trainer's own process has ended; pass signals on until then."""
-        passed_on, killed = 0, False
+        passed_on = killed = False
         pulse = Pulse(self.limits.hang_factor, self.limits.hang_least_seconds, time.monotonic())
         while not processes.has_ended(trainer.pid):
             while signals.messages:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(trainer.pid, signals.messages.pop(0))
-            for signum, _ in signals.stops[passed_on:]:
-                self._pass_on(trainer.pid, signum, first=passed_on == 0)
-                passed_on += 1
+            if signals.stops and not passed_on:
+                signum, passed_on = signals.stops[0][0], True
+                grace = f"{self.limits.grace_seconds:g}"
+                self.say(f"{_name(signum)}: passed on to the trainer, which has {grace} s to end")
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(trainer.pid, signum)
             reason = self._out_of_patience(signals.stops)
             if reason is None and not signals.stops and pulse.hangs(time.monotonic()):
                 reason = self._hangs(pulse)
@@ -423,8 +342,8 @@ class Supervisor:
             processes.reap_orphans(trainer.pid)
             if not self._greeted and not signals.stops:
                 self._greet()
-            _sleep_until_signal(signals, self.limits.poll_seconds)
-            iteration, steps = _read_progress(progress)
+            signals.sleep(self.limits.poll_seconds)
+            iteration, steps = read_progress(progress)
             self._progress.see(iteration, steps)
             pulse.see(steps, time.monotonic())
 
@@ -452,12 +371,10 @@ class Supervisor:
 
     def _hangs(self, pulse: Pulse) -> str:
         """Note where every rank is stuck, here and on the timeline, before anything is done about it."""
-        from holdfast.stacks import captured
-
         silent, usual = pulse.silent_seconds(time.monotonic()), pulse.usual_seconds or 0.0
         self._hung = True
         after = f"no iteration after {self._progress.reached} for {silent:.0f} s, where one takes {usual:.3g} s"
-        stacks = captured(supervision.ranks(self._folder))
+        stacks = supervision.stacks_of(supervision.ranks(self._folder))
         told = [f"rank {rank}:\n{text}" for rank, text in stacks.items()] or ["no rank can be asked"]
         for line in "\n".join(told).splitlines():
             self.say(line, logging.ERROR)
@@ -465,14 +382,6 @@ class Supervisor:
         more = [f"and {len(told) - MOST_STACKS} more ranks: see the log"] if len(told) > MOST_STACKS else []
         self._tell("error", "hang", f"{after}: the trainer is killed", *told[:MOST_STACKS], *more)
         return f"{after}: killed"
-
-    def _pass_on(self, pid: int, signum: int, *, first: bool) -> None:
-        if first:
-            self.say(
-                f"{_name(signum)}: passed on to the trainer, which has {self.limits.grace_seconds:g} s to end"
-            )
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signum)
 
     def _out_of_patience(self, stops: Sequence[tuple[int, float]]) -> str | None:
         """Why the trainer's process group is to be killed, or None."""
@@ -494,51 +403,6 @@ def describe_exit(status: int) -> str:
 def shell_status(status: int) -> int:
     """What a shell would report for this return code of subprocess."""
     return 128 - status if status < 0 else status
-
-
-@contextlib.contextmanager
-def _caught_signals() -> Iterator[_Signals]:
-    wake, waker = socket.socketpair()
-    with wake, waker:
-        wake.setblocking(False)
-        waker.setblocking(False)
-        signals = _Signals(wake, waker)
-        # what was ignored from the start stays so: nohup ignores SIGHUP, and its caller means it
-        caught = [each for each in (*STOPS, *PASSED_ON) if signal.getsignal(each) is not signal.SIG_IGN]
-        before = {signum: signal.signal(signum, signals.handle) for signum in (*caught, signal.SIGCHLD)}
-        before_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        try:
-            yield signals
-        finally:
-            signal.set_wakeup_fd(before_fd)
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-
-
-@contextlib.contextmanager
-def _progress_file(path: Path) -> Iterator[int]:
-    """Made anew for each start and read through its descriptor: a cleaner of /tmp may remove it meanwhile."""
-    path.parent.mkdir(exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(fd, supervision.PROGRESS_LAYOUT.pack(0, 0))
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _sleep_until_signal(signals: _Signals, seconds: float | None) -> None:
-    if select.select([signals.wake], [], [], seconds)[0]:
-        with contextlib.suppress(BlockingIOError):
-            signals.wake.recv(4096)
-
-
-def _read_progress(fd: int) -> tuple[int, int]:
-    found = os.pread(fd, supervision.PROGRESS_LAYOUT.size, 0)
-    if len(found) < supervision.PROGRESS_LAYOUT.size:
-        return 0, 0  # somebody cut it short; to go on watching matters more
-    iteration, steps = supervision.PROGRESS_LAYOUT.unpack(found)
-    return iteration, steps
 
 
 def _name(signum: int) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import AuditEntry
 from holdfast_server import models
 
 Facts = Mapping[str, object]
@@ -87,13 +88,6 @@ def _seal(before: bytes, row: _Row) -> bytes:
     return hashlib.sha256(before + msgspec.msgpack.encode(msgspec.structs.astuple(row))).digest()
 
 
-class Entry(_Row, frozen=True, kw_only=True):
-    """A row as it is read."""
-
-    digest: str
-    """In hexadecimal."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """Which rows; what is empty asks for any."""
@@ -109,7 +103,7 @@ class Question:
     """Only what is about these; None: everything."""
 
 
-async def entries(session: AsyncSession, question: Question, *, limit: int) -> list[Entry]:
+async def entries(session: AsyncSession, question: Question, *, limit: int) -> list[AuditEntry]:
     """The newest first."""
     rows = models.AuditEntry
     query = select(rows).order_by(rows.id.desc()).limit(limit)
@@ -127,7 +121,7 @@ async def entries(session: AsyncSession, question: Question, *, limit: int) -> l
     if question.visible_projects is not None:
         query = query.where(rows.project.in_(question.visible_projects))
     return [
-        Entry(**{name: getattr(row, name) for name in _Row.__struct_fields__}, digest=row.digest.hex())
+        AuditEntry(**{name: getattr(row, name) for name in _Row.__struct_fields__}, digest=row.digest.hex())
         for row in await session.scalars(query)
     ]
 

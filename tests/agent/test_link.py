@@ -6,21 +6,27 @@ import contextlib
 import logging
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from other_servers import SILENT, SSH, WEB, other_server
 
-from holdfast.link import Link, NoLink, outbox
+from holdfast.link import Link, NoLink, http_client, outbox
 from holdfast.profile import Iteration
 from holdfast.protocol import Ack, Batch, Desired, Notice, Samples, StallKind
 
@@ -926,3 +932,68 @@ def test_a_server_that_takes_no_samples_still_gets_what_happened(
     server.wait(lambda: len(server.iterations) == 50)
     link.close()
     assert server.in_order
+
+
+def test_requests_and_polls_are_made_by_two_threads_and_no_others(
+    server: Server, links: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        if thread.name.startswith("holdfast"):
+            started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    links(server).start()
+    server.wait(lambda: len(server.batches) >= 20)
+    assert sorted(started) == ["holdfast-poll", "holdfast-send"]
+
+
+def test_a_server_with_tls_is_verified_and_its_answers_are_limited_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, certificate = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = Server()
+    server._http.socket = context.wrap_socket(server._http.socket, server_side=True)
+    client = http_client.AgentClient(server.url.replace("http", "https"), None)
+    try:
+        with pytest.raises(http_client.NoAnswer, match="CERTIFICATE_VERIFY_FAILED"):
+            client.desired("gpt", after=None)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        server.want(Desired(version=3))
+        assert client.desired("gpt", after=None) == Desired(version=3)
+        monkeypatch.setattr(http_client, "REQUEST_SECONDS", 0.2)
+        with pytest.raises(http_client.NoAnswer, match="it took too long"):
+            client.desired("gpt", after=3)
+    finally:
+        client.close()
+        server.close()
+
+
+def self_signed(directory: Path) -> tuple[Path, Path]:
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(private, hashes.SHA256())
+    )
+    key, certificate = directory / "key.pem", directory / "certificate.pem"
+    key.write_bytes(
+        private.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    return key, certificate

@@ -11,8 +11,8 @@ from tiny_job import Trainer
 import holdfast
 from holdfast import protocol, starting, supervision
 from holdfast.protocol import Desired, RestoreOrder
+from holdfast.pulse import Progress
 from holdfast.store import Ending, Lineage, open_store
-from holdfast.supervisor import Progress
 
 POINT = "000000000006-1"
 ORDER = RestoreOrder(id="o", checkpoint=POINT, fence=1)

@@ -17,8 +17,8 @@ import pytest
 from other_servers import other_server
 
 from holdfast import supervision
-from holdfast.pulse import Pulse
-from holdfast.supervisor import Limits, Progress, describe_exit, shell_status
+from holdfast.pulse import Progress, Pulse
+from holdfast.supervisor import Limits, describe_exit, shell_status
 
 pytestmark = pytest.mark.processes
 

@@ -14,6 +14,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 from starlette.testclient import TestClient
 
+from holdfast.answers import Alert
 from holdfast_server.alerts import deliveries, evaluation, messages
 from holdfast_server.alerts.deliveries import RETRY_SECONDS, Post
 from holdfast_server.alerts.settings import AlertSettings
@@ -221,12 +222,10 @@ def test_a_channel_that_cannot_be_is_refused_by_its_field(client, asked, field):
 
 
 def told(text="loss is <nan> & rising @everyone"):
-    from holdfast_server.alerts.incidents import AlertRow
-
     return messages.Told(
         event="firing",
         project="default",
-        alert=AlertRow(
+        alert=Alert(
             id=1, project="default", job="char-gpt", rule="loss_nan", kind="loss_nan", title="Loss not finite",
             severity="warning", state="firing", message=text, value=None, since=1.0, fired_at=2.0,
         ),

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from holdfast.answers import Failing
 from holdfast.cli import app as cli
+from holdfast.client import Client
 from holdfast.protocol import AttemptFinished, OrderMoved, Paced
 from holdfast_server.accounts import projects
 from holdfast_server.alerts import evaluation
@@ -391,15 +392,12 @@ def test_alerts_are_acknowledged_and_silenced_from_a_terminal(alive, client, loo
     look(130)
     alert = only(client, "silent")["id"]
 
-    class InProcess:
-        def send(self, method, path, body=None, headers=None, *, twice=None):
-            reply = client.request(method, f"/api/v1{path}", json=body)
-            assert reply.is_success, reply.text
-            return reply.json()
+    def send(self, method, path, body=None, headers=None, *, twice=None):
+        reply = client.request(method, f"/api/v1{path}", json=body)
+        assert reply.is_success, reply.text
+        return reply.json()
 
-        def close(self): ...
-
-    monkeypatch.setattr("holdfast.client.Conversation", lambda *_, **__: InProcess())
+    monkeypatch.setattr(Client, "send", send)
 
     def holdfast(*arguments):
         done = CliRunner().invoke(cli, ["alerts", *map(str, arguments)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from clusters import ON_SQLITE, ask
 
-from holdfast.link import Link, backoff, outbox, sender
+from holdfast.link import Link, http_client, outbox, sender
 from holdfast.profile import Iteration
 from holdfast.protocol import Notice
 from holdfast_server import columns
@@ -71,7 +71,7 @@ def test_nothing_that_happened_is_lost_and_what_was_thinned_is_told(
     serve, new_database, tmp_path, monkeypatch, seconds, waiting_samples
 ):
     monkeypatch.setattr(sender, "BURST_SECONDS", 0.0)
-    monkeypatch.setattr(backoff, "MOST_SECONDS", 0.1)
+    monkeypatch.setattr(http_client, "MOST_SECONDS", 0.1)
     monkeypatch.setattr(outbox, "WAITING_SAMPLES", waiting_samples)
     server = serve()
     link = Link(server=server.url, token=None, job="char-gpt", uid="u", attempt=1, rank=0,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from holdfast_server.accounts.people import PersonRow
+from holdfast.answers import AuditEntry, PersonRow, TokenRow
 from holdfast_server.accounts.principal import Principal, Role
 from holdfast_server.accounts.projects import MemberRow, ProjectRow
 from holdfast_server.accounts.sign_ins import SignInRow
-from holdfast_server.accounts.tokens import TokenRow
-from holdfast_server.audit import Entry
 from holdfast_web.render import View
 
 ROLES = tuple(role.name for role in Role)
@@ -106,7 +104,7 @@ class ProjectPage(Settings):
 @dataclass(frozen=True, kw_only=True)
 class AuditPage(View):
     template: ClassVar[str] = "audit.html"
-    entries: list[Entry]
+    entries: list[AuditEntry]
     filters: dict[str, str]
     """By name, as they stand in the address."""
     actions: list[str]

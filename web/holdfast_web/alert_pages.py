@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from holdfast.answers import Alert, AlertChannel, AlertDelivery, AlertRule
 from holdfast.pacing.policy import duration
-from holdfast_server.alerts.channels import Channel
-from holdfast_server.alerts.deliveries import Delivery
-from holdfast_server.alerts.incidents import AlertRow
 from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Kind
-from holdfast_server.alerts.rules import Rule
 from holdfast_web.render import View
 
 SHOWN = 100
@@ -30,7 +27,7 @@ class AlertRows(View):
     """What changes by itself while the page is open."""
 
     template: ClassVar[str] = "alerts_live.html"
-    alerts: list[AlertRow]
+    alerts: list[Alert]
     history: bool
     """Those that have resolved are shown too."""
     project: str
@@ -51,7 +48,7 @@ class AlertsPage(AlertRows):
 class RulesPage(View):
     template: ClassVar[str] = "alert_rules.html"
     project: str
-    rules: list[Rule]
+    rules: list[AlertRule]
     limits: dict[str, str]
     """By rule, as it is typed into the field."""
     waits: dict[str, str]
@@ -67,8 +64,8 @@ class RulesPage(View):
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelLog:
-    channel: Channel
-    deliveries: list[Delivery]
+    channel: AlertChannel
+    deliveries: list[AlertDelivery]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +77,13 @@ class ChannelsPage(View):
     mail: bool
     webhooks: bool
     now: float
-    made: Channel | None = None
+    made: AlertChannel | None = None
     """With the secret, which is shown once."""
     refused: str = ""
     typed: dict[str, str] = field(default_factory=lambda: {"name": "", "target": ""})
 
 
-def rules_page(project: str, rules: list[Rule], *, may_change: bool, sees_channels: bool) -> RulesPage:
+def rules_page(project: str, rules: list[AlertRule], *, may_change: bool, sees_channels: bool) -> RulesPage:
     return RulesPage(
         project=project,
         rules=rules,

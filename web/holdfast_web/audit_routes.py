@@ -13,10 +13,11 @@ import msgspec
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response, StreamingResponse
 
+from holdfast.answers import AuditEntry
 from holdfast.protocol import MAX_INTEGER
 from holdfast_server import audit
 from holdfast_server.accounts.principal import Role
-from holdfast_server.audit import Entry, Question
+from holdfast_server.audit import Question
 from holdfast_server.db import Database
 from holdfast_server.dependencies import Asker, Clock, Db
 from holdfast_web.account_pages import AuditPage
@@ -73,7 +74,7 @@ async def export(db: Db, asked: Asked, form: Literal["csv", "json"] = "csv") -> 
     return StreamingResponse(lines, media_type=f"{kind}; charset=utf-8", headers=headers)
 
 
-async def _pages(db: Database, asked: Question) -> AsyncIterator[list[Entry]]:
+async def _pages(db: Database, asked: Question) -> AsyncIterator[list[AuditEntry]]:
     """Each in a look of its own: a log of any length holds neither memory nor the database's view."""
     while True:
         async with db.read() as session:
@@ -96,7 +97,7 @@ def _lines(rows: list[tuple[str, ...]]) -> str:
     return text.getvalue()
 
 
-def _cell(entry: Entry, column: str) -> str:
+def _cell(entry: AuditEntry, column: str) -> str:
     value = getattr(entry, column)
     text = iso(value) if column == "at" else "" if value is None else str(value)
     # a spreadsheet would take such a cell for a formula, and run it

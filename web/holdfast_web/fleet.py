@@ -8,9 +8,9 @@ from operator import attrgetter
 from typing import ClassVar, cast, get_args
 from urllib.parse import urlencode
 
-from holdfast.answers import BulkOutcome, Fleet, JobStatus, JobSummary, ShortWindow
+from holdfast.answers import Alert, BulkOutcome, Fleet, JobStatus, JobSummary, ShortWindow
 from holdfast_server import goodput
-from holdfast_server.alerts.incidents import AlertRow, open_of_jobs
+from holdfast_server.alerts.incidents import open_of_jobs
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
 from holdfast_server.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
@@ -88,7 +88,7 @@ class FleetRows(View):
     links: Links
     pages: list[int | None]
     """To go to; None where some are left out."""
-    alerts: dict[str, list[AlertRow]]
+    alerts: dict[str, list[Alert]]
     """What fires, by job, the gravest first."""
     goodput: dict[str, float]
     """Over the last hour, by job."""

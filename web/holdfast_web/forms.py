@@ -6,10 +6,11 @@ from urllib.parse import urlencode
 
 from msgspec import UNSET
 
+from holdfast.answers import AlertRule
 from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_budget, parse_every
 from holdfast_server.alerts.kinds import KINDS
-from holdfast_server.alerts.rules import Rule, RuleChanges
+from holdfast_server.alerts.rules import RuleChanges
 from holdfast_server.errors import InvalidSetting
 
 MAX_SHOWN = 40
@@ -62,7 +63,7 @@ def seconds(field: str, text: str) -> float:
 
 
 def rule_changes(
-    known: list[Rule],
+    known: list[AlertRule],
     name: str,
     kind: str,
     *,

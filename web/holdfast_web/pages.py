@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from holdfast.answers import (
+    Alert,
     CheckpointRow,
     Edit,
     Family,
@@ -18,7 +19,6 @@ from holdfast.answers import (
 )
 from holdfast_server import control, exports, forks, goodput, plans, timeline
 from holdfast_server.alerts import incidents
-from holdfast_server.alerts.incidents import AlertRow
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint, NotRestorable, Refused
 from holdfast_server.summaries import STALL_WINDOW_ITERATIONS
@@ -53,7 +53,7 @@ class JobFacts(View):
     more_edits: bool
     notices: list[NoticeRow]
     family: Family
-    alerts: list[AlertRow]
+    alerts: list[Alert]
     silences: tuple[tuple[int, str], ...] = SILENCES
     acks: dict[str, Ack]
     goodput: float | None

@@ -6,14 +6,14 @@ earlier server; a client leaves out fields that it does not know.
 
 from __future__ import annotations
 
-from holdfast.answers.accounts import AuditEntry as AuditEntry
-from holdfast.answers.accounts import NewToken as NewToken
-from holdfast.answers.accounts import PersonRow as PersonRow
-from holdfast.answers.accounts import TokenRow as TokenRow
-from holdfast.answers.alerts import Alert as Alert
-from holdfast.answers.alerts import AlertChannel as AlertChannel
-from holdfast.answers.alerts import AlertDelivery as AlertDelivery
-from holdfast.answers.alerts import AlertRule as AlertRule
+from holdfast.answers.administration import Alert as Alert
+from holdfast.answers.administration import AlertChannel as AlertChannel
+from holdfast.answers.administration import AlertDelivery as AlertDelivery
+from holdfast.answers.administration import AlertRule as AlertRule
+from holdfast.answers.administration import AuditEntry as AuditEntry
+from holdfast.answers.administration import NewToken as NewToken
+from holdfast.answers.administration import PersonRow as PersonRow
+from holdfast.answers.administration import TokenRow as TokenRow
 from holdfast.answers.jobs import BulkOutcome as BulkOutcome
 from holdfast.answers.jobs import Change as Change
 from holdfast.answers.jobs import CheckpointChanges as CheckpointChanges

@@ -8,12 +8,10 @@ from msgspec import UNSET, Struct, UnsetType
 
 from holdfast.protocol import (
     OPEN_ORDER_STATES,
-    CheckpointKind,
-    CheckpointState,
+    CheckpointFacts,
     Desired,
     OrderState,
     Paced,
-    RankSpan,
     RestoreMode,
     StallKind,
 )
@@ -21,22 +19,7 @@ from holdfast.protocol import (
 JobStatus = Literal["starting", "running", "paused", "finished", "stopped", "failed", "silent"]
 
 
-class CheckpointRow(Struct, kw_only=True, frozen=True):
-    id: str
-    at: float
-    iteration: int
-    lineage: int
-    kind: CheckpointKind
-    state: CheckpointState
-    payload_bytes: int = 0
-    snapshot_started_at: float | None = None
-    snapshot_seconds: float | None = None
-    stall_seconds: float | None = None
-    persist_started_at: float | None = None
-    persist_seconds: float | None = None
-    durable_iteration: int | None = None
-    reason: str | None = None
-    store_free_bytes: int | None = None
+class CheckpointRow(CheckpointFacts, kw_only=True, frozen=True):  # type: ignore[misc]  # msgspec allows it
     label: str | None = None
     """What an operator calls it."""
     pinned: bool = False
@@ -46,8 +29,6 @@ class CheckpointRow(Struct, kw_only=True, frozen=True):
     abandoned: bool = False
     """Not on the way from the job's start to where it is now."""
     restorable: bool = False
-    ranks: list[RankSpan] = []
-    """Of one that several ranks wrote: the slowest first, where the question is about few checkpoints."""
 
 
 class CheckpointChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

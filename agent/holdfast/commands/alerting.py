@@ -9,17 +9,8 @@ import typer
 
 from holdfast.answers import Alert
 from holdfast.client import Client
-from holdfast.commands.console import (
-    DEFAULT_SERVER,
-    Json,
-    Server,
-    Token,
-    asking,
-    fail,
-    parsed,
-    print_json,
-    print_table,
-)
+from holdfast.commands.console import asking, fail, parsed, print_json, print_or_json, print_table, with_client
+from holdfast.commands.options import DEFAULT_SERVER, Json, Server, Token
 from holdfast.pacing.policy import duration
 from holdfast.pacing.quantities import parse_positive_seconds
 
@@ -56,22 +47,22 @@ def alerts(
 
 
 @app.command()
-def ack(alert: Number, server: Server = DEFAULT_SERVER, token: Token = None, json: Json = False) -> None:
+@with_client
+def ack(client: Client, alert: Number, json: Json = False) -> None:
     """Acknowledge an alert: somebody is at it.
 
     Example: holdfast alerts ack 7
     """
-    with asking(server, token) as client:
-        done = client.acknowledge(_found(client, alert).job, alert)
-    _tell(done, f"alert {alert} is acknowledged by {done.acknowledged_by}", json=json)
+    done = client.acknowledge(_found(client, alert).job, alert)
+    print_or_json(done, f"alert {alert} is acknowledged by {done.acknowledged_by}", json=json)
 
 
 @app.command()
+@with_client
 def silence(
+    client: Client,
     alert: Number,
     time_: Annotated[str, typer.Argument(metavar="TIME", help="How long: 30min, 2h, 3 days.")],
-    server: Server = DEFAULT_SERVER,
-    token: Token = None,
     json: Json = False,
 ) -> None:
     """Have nobody told of an alert, nor of the same again, for a while.
@@ -79,32 +70,29 @@ def silence(
     Example: holdfast alerts silence 7 2h
     """
     seconds = parsed(lambda text: parse_positive_seconds(text, "TIME"), time_)
-    with asking(server, token) as client:
-        done = client.silence(_found(client, alert).job, alert, seconds=seconds)
-    _tell(done, f"alert {alert} is silenced for {duration(seconds)}", json=json)
+    done = client.silence(_found(client, alert).job, alert, seconds=seconds)
+    print_or_json(done, f"alert {alert} is silenced for {duration(seconds)}", json=json)
 
 
 @app.command()
-def unsilence(alert: Number, server: Server = DEFAULT_SERVER, token: Token = None, json: Json = False) -> None:
+@with_client
+def unsilence(client: Client, alert: Number, json: Json = False) -> None:
     """End a silence at once.
 
     Example: holdfast alerts unsilence 7
     """
-    with asking(server, token) as client:
-        done = client.unsilence(_found(client, alert).job, alert)
-    _tell(done, f"alert {alert} is {done.state}", json=json)
+    done = client.unsilence(_found(client, alert).job, alert)
+    print_or_json(done, f"alert {alert} is {done.state}", json=json)
 
 
 @app.command()
-def rules(
-    project: Project = "default", server: Server = DEFAULT_SERVER, token: Token = None, json: Json = False
-) -> None:
+@with_client
+def rules(client: Client, project: Project = "default", json: Json = False) -> None:
     """List what a project wants to be told of. The page of the same name changes it.
 
     Example: holdfast alerts rules
     """
-    with asking(server, token) as client:
-        found = client.alert_rules(project)
+    found = client.alert_rules(project)
     if json:
         print_json(found)
         return
@@ -131,13 +119,6 @@ def _found(client: Client, alert: int) -> Alert:
     if not page or page[0].id != alert:
         fail(f"there is no alert {alert}; `holdfast alerts --all` lists those that there are")
     return page[0]
-
-
-def _tell(done: Alert, said: str, *, json: bool) -> None:
-    if json:
-        print_json(done)
-    else:
-        print(said)
 
 
 def _row(alert: Alert, now: float) -> tuple[str, ...]:

@@ -6,33 +6,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import msgspec
 import typer
 
-from holdfast.client import DEFAULT_SERVER, Client, Invalid, ServerError, UnreachableError
+from holdfast.client import Client, Invalid, ServerError, UnreachableError
+from holdfast.commands.options import DEFAULT_SERVER, JobName, Json, NoWait, Server, Token
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 EXIT_CODES = "Exit codes: 0 done, 1 refused or failed (the reason is printed), 2 wrong use, 3 no server to ask."
 
 T = TypeVar("T")
-
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast jobs`.")]
-Server = Annotated[
-    str, typer.Option("--server", envvar="HOLDFAST_SERVER", help="The server's address.", show_default=True)
-]
-Token = Annotated[
-    str | None,
-    typer.Option(
-        "--token", envvar="HOLDFAST_TOKEN", help="A key or the shared secret, if the server requires one."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Return when the server has accepted the request.")]
 
 __all__ = ["DEFAULT_SERVER", "EXIT_CODES", "JobName", "Json", "NoWait", "Server", "Token"]
 
@@ -58,6 +48,27 @@ def asking(server: str, token: str | None) -> Iterator[Client]:
         fail(str(error), EXIT_UNREACHABLE)
 
 
+def with_client(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options --server and --token; its first parameter is the client for them."""
+
+    @functools.wraps(command)
+    def with_options(*, server: str, token: str | None, **given: Any) -> None:
+        with asking(server, token) as client:
+            command(client, **given)
+
+    hints = get_type_hints(command, include_extras=True)
+    _, *own = inspect.signature(command).parameters.values()
+    shared = [
+        inspect.Parameter("server", inspect.Parameter.KEYWORD_ONLY, default=DEFAULT_SERVER, annotation=Server),
+        inspect.Parameter("token", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Token),
+    ]
+    parameters = [each.replace(kind=each.KEYWORD_ONLY, annotation=hints[each.name]) for each in own]
+    with_options.__signature__ = inspect.Signature([*parameters, *shared])  # type: ignore[attr-defined]
+    with_options.__annotations__ = {each.name: each.annotation for each in (*parameters, *shared)}
+    del with_options.__wrapped__
+    return with_options
+
+
 def parsed(parse: Callable[[str], T], text: str) -> T:
     """`parse(text)`, or the end of the command with the reason, before anything was sent."""
     try:
@@ -69,6 +80,13 @@ def parsed(parse: Callable[[str], T], text: str) -> T:
 def print_json(value: object) -> None:
     """What JSON has no number for is written as the server does: "nan", "inf" and "-inf"."""
     print(msgspec.json.format(msgspec.json.encode(_finite(msgspec.to_builtins(value)))).decode())
+
+
+def print_or_json(value: object, text: str, *, json: bool) -> None:
+    if json:
+        print_json(value)
+    else:
+        print(text)
 
 
 def _finite(value: Any) -> Any:

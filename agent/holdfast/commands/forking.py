@@ -13,11 +13,12 @@ import typer
 
 from holdfast import forking
 from holdfast.commands.bar import progress_bar
-from holdfast.commands.console import EXIT_USAGE, Json, Token, fail, print_json
+from holdfast.commands.console import EXIT_USAGE, fail, parsed, print_json
+from holdfast.commands.options import Json, StoreJob, StoreOption, Token
 from holdfast.commands.stores.asking import chosen, opened
 from holdfast.errors import Fenced
 from holdfast.forking import Fork
-from holdfast.link.client import Client, NoAnswer, Refused
+from holdfast.link.http_client import send_once
 from holdfast.options import DEFAULT_STORE
 from holdfast.protocol import (
     AttemptFinished,
@@ -33,14 +34,12 @@ TELL_SECONDS = 5.0
 
 
 def fork(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job to fork, as in `holdfast store ls`.")],
+    job: StoreJob,
     iteration: Annotated[
         str, typer.Argument(metavar="ITERATION", help="Where: an iteration, a checkpoint's name, or `latest`.")
     ],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The name of the new job.")],
-    store: Annotated[
-        str, typer.Option(envvar="HOLDFAST_STORE", help="The store, as given to holdfast.Session.")
-    ] = DEFAULT_STORE,
+    store: StoreOption = DEFAULT_STORE,
     server: Annotated[
         str | None, typer.Option(envvar="HOLDFAST_SERVER", help="A server to tell; the new job's start does, too.")
     ] = None,
@@ -103,14 +102,4 @@ def _tell(made: Fork, server: str, token: str | None) -> bool:
         job=made.job, uid=made.uid, attempt=made.attempt, rank=0, sequence=0, sent_at=at, iteration=iteration,
         lineage=lineage, events=events,
     )  # fmt: skip
-    try:
-        client = Client(server, token)
-    except ValueError as error:
-        fail(str(error), EXIT_USAGE)
-    try:
-        client.ingest(msgspec.msgpack.encode(batch), 0, limit_seconds=TELL_SECONDS)
-    except (NoAnswer, Refused):
-        return False
-    finally:
-        client.close()
-    return True
+    return parsed(lambda address: send_once(address, token, batch, TELL_SECONDS), server)

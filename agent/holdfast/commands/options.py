@@ -9,15 +9,12 @@ import typer
 from holdfast.client import DEFAULT_SERVER
 
 __all__ = [
-    "DEFAULT_SERVER", "Checkpoint", "DryRun", "JobName", "Json", "NoWait", "OnlyJob", "OptionalServer", "Server",
+    "DEFAULT_SERVER", "Checkpoint", "DryRun", "JobName", "Json", "NoWait", "OnlyJob", "Server",
     "StoreJob", "StoreOption", "StorePath", "StoredCheckpoint", "Timeout", "Token", "Yes",
 ]  # fmt: skip
 
 Server = Annotated[
     str, typer.Option("--server", envvar="HOLDFAST_SERVER", help="The server's address.", show_default=True)
-]
-OptionalServer = Annotated[
-    str | None, typer.Option("--server", envvar="HOLDFAST_SERVER", help="The server's address, if there is one.")
 ]
 Token = Annotated[
     str | None,

@@ -8,47 +8,43 @@ from typing import Annotated, Literal
 
 import typer
 
-from holdfast.client import CheckpointRow, Edit, Goodput, JobSummary, Order
+from holdfast.client import CheckpointRow, Client, Edit, Goodput, JobSummary, Order
 from holdfast.commands.console import (
-    DEFAULT_SERVER,
-    JobName,
-    Json,
-    Server,
-    Token,
-    asking,
     counted,
     percent,
     print_json,
     print_table,
     seconds,
     size,
+    with_client,
 )
+from holdfast.commands.options import JobName, Json
 
 
-def jobs(server: Server = DEFAULT_SERVER, token: Token = None, json: Json = False) -> None:
+@with_client
+def jobs(client: Client, json: Json = False) -> None:
     """List the jobs that the server knows.
 
     Example: holdfast jobs --json | jq -r '.[] | select(.status == "silent") | .job'
     """
-    with asking(server, token) as client:
-        known = client.jobs()
+    known = client.jobs()
     if json:
         print_json(known)
     elif known:
         header = ("JOB", "STATUS", "ITERATION", "LOSS", "OVERHEAD", "BUDGET", "EVERY", "LAST CHECKPOINT")
         print_table(header, [_row(job) for job in known])
     else:
-        print(f"no jobs yet: start one with holdfast.Session(..., server={server!r})")
+        print(f"no jobs yet: start one with holdfast.Session(..., server={client.server!r})")
 
 
-def show(job: JobName, server: Server = DEFAULT_SERVER, token: Token = None, json: Json = False) -> None:
+@with_client
+def show(client: Client, job: JobName, json: Json = False) -> None:
     """Show one job: its progress, the cost of its checkpoints, and what a crash would lose now.
 
     Example: holdfast show char-gpt
     """
-    with asking(server, token) as client:
-        found = client.job(job)
-        late = [] if json or not _behind(found) else _outstanding(found, client.edits(job))
+    found = client.job(job)
+    late = [] if json or not _behind(found) else _outstanding(found, client.edits(job))
     if json:
         print_json(found)
     else:
@@ -56,22 +52,21 @@ def show(job: JobName, server: Server = DEFAULT_SERVER, token: Token = None, jso
             print(f"{name:<16} {value}")
 
 
+@with_client
 def checkpoints(
+    client: Client,
     job: JobName,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many to list.")] = 20,
     every_state: Annotated[
         bool, typer.Option("--all", help="Include checkpoints that cannot be restored: failed, torn, missing.")
     ] = False,
-    server: Server = DEFAULT_SERVER,
-    token: Token = None,
     json: Json = False,
 ) -> None:
     """List the checkpoints of a job that `holdfast restore` can restore, newest first.
 
     Example: holdfast checkpoints char-gpt --limit 5
     """
-    with asking(server, token) as client:
-        found = client.checkpoints(job, limit=limit) if every_state else client.restorable(job, limit)
+    found = client.checkpoints(job, limit=limit) if every_state else client.restorable(job, limit)
     if json:
         print_json(found)
     elif found:
@@ -81,21 +76,20 @@ def checkpoints(
         print(f"{job} has no checkpoint yet" if every_state else f"{job} has no checkpoint to go back to yet")
 
 
+@with_client
 def goodput(
+    client: Client,
     job: JobName,
     window: Annotated[
         Literal["1h", "24h", "7d", "all"], typer.Option("--window", help="How far back: 1h, 24h, 7d or all.")
     ] = "24h",
-    server: Server = DEFAULT_SERVER,
-    token: Token = None,
     json: Json = False,
 ) -> None:
     """Show where a job's time went: productive, waiting, lost, restoring, starting, down.
 
     Example: holdfast goodput char-gpt --window 7d
     """
-    with asking(server, token) as client:
-        found = client.goodput(job, window)
+    found = client.goodput(job, window)
     if json:
         print_json(found)
     else:

@@ -1,19 +1,17 @@
-"""`Link`: what the session holds, and how sender, listener and outbox are joined."""
+"""`Link`: what the session holds, and how sender, poller and outbox are joined."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from holdfast.link.client import Client, NoAnswer
-from holdfast.link.listener import Listener
+from holdfast.link.http_client import AgentClient
 from holdfast.link.outbox import Measured, Outbox
+from holdfast.link.poller import DesiredStatePoller
 from holdfast.link.sender import Sender
 from holdfast.link.spool import LIMIT_BYTES, Spool
-from holdfast.link.wishes import Wishes
 from holdfast.protocol import Ack, Desired, Event
 
 
@@ -48,21 +46,19 @@ class Link:
         spool_bytes: int = LIMIT_BYTES,
         aside: bool = False,
     ) -> None:
-        self._server, self._token, self._job = server, token, job
-        self._wishes = Wishes(on_desired)
+        self._job, self._aside = job, aside
         kept = Spool(spool, limit_bytes=spool_bytes) if spool is not None else None
         self._outbox = Outbox(job, uid, attempt, rank, kept)
-        self._client = Client(server, token)
-        self._listener = Listener(Client(server, token), job, self._wishes)
+        self._poller = DesiredStatePoller(AgentClient(server, token), job, on_desired)
+        self._client = AgentClient(server, token)
         self._sender = Sender(
             self._client,
             self._outbox,
             flush_seconds=flush_seconds,
             on_ack=self._acknowledged,
-            on_contact=self._listener.nudge,
+            on_contact=self._poller.nudge,
             quiet=aside,
         )
-        self._aside = aside
         self._started = False
         self._silent, self._pid = False, os.getpid()
 
@@ -75,29 +71,17 @@ class Link:
         self._started = True
         self._sender.start()
         if not self._aside:
-            self._listener.start()
+            self._poller.start()
 
     def first_desired(self, timeout_seconds: float) -> Desired | None:
-        """What is wanted before training starts; None when no server says so in time. Blocks, never raises."""
-        client = Client(self._server, self._token)
-        moment = self._wishes.moment
+        """What is wanted before training starts, of a link that is not to be started afterwards.
 
-        def ask() -> None:
-            try:
-                desired = client.desired(self._job, after=None)
-            except NoAnswer:
-                return
-            finally:
-                client.close()
-            if desired is not None:
-                self._wishes.fetched(desired, moment)
-
-        # In a thread of its own, for looking up a name can take longer than any limit set on a connection.
-        asking = threading.Thread(target=ask, name="holdfast-first-contact", daemon=True)
-        asking.start()
-        asking.join(timeout_seconds)
-        client.shut()
-        return self._wishes.newest
+        None when no server says so in time. Blocks, never raises.
+        """
+        self._poller.start()
+        first = self._poller.wait_first(timeout_seconds)
+        self._poller.close()
+        return first
 
     def sample(self, measured: Measured, metrics: dict[str, float]) -> None:
         """One iteration's figures. Takes a microsecond or two and no lock. Neither may be changed later."""
@@ -113,7 +97,7 @@ class Link:
     @property
     def desired(self) -> Desired | None:
         """The newest that is known."""
-        return self._wishes.newest
+        return self._poller.newest
 
     @property
     def fenced(self) -> bool:
@@ -122,8 +106,10 @@ class Link:
 
     def silence(self) -> None:
         """Say and hear nothing any more, and leave nothing to be said later."""
+        if self._is_silent:
+            return
         self._silent = True
-        self._listener.close()
+        self._poller.close()
         self._sender.silence()
 
     @property
@@ -137,24 +123,40 @@ class Link:
             return
         self._silent = True
         close_at = monotonic() + deadline_seconds
-        self._listener.close()
+        self._poller.close()
         self._sender.close(close_at - 0.1 * deadline_seconds)
         # Does nothing but for a sender that is stuck.
         self._outbox.park_all(close_at - monotonic())
-        self._listener.join(max(0.0, close_at - monotonic()))
-
-    def _acknowledged(self, ack: Ack) -> None:
-        if self._aside or ack.version == self._wishes.version:
-            return
-        moment = self._wishes.moment
-        try:
-            desired = self._client.desired(self._job, after=None)
-        except NoAnswer:
-            return
-        if desired is not None:
-            self._wishes.fetched(desired, moment)
+        self._poller.join(max(0.0, close_at - monotonic()))
 
     @property
     def _is_silent(self) -> bool:
         """Also in a forked child, a data worker as a rule: it has neither the threads nor the right to report."""
         return self._silent or os.getpid() != self._pid
+
+    def _acknowledged(self, ack: Ack) -> None:
+        """Also learn of a change behind a proxy that cuts long polls."""
+        if not self._aside and self._poller.version not in (None, ack.version):
+            self._poller.ask_now()
+
+
+class NoLink:
+    """The methods of `Link`, doing nothing: what a session talks to when there is no server."""
+
+    heard = False
+    fenced = False
+    desired: Desired | None = None
+    page: str | None = None
+
+    def start(self) -> None: ...
+
+    def first_desired(self, timeout_seconds: float) -> Desired | None:
+        return None
+
+    def sample(self, measured: Measured, metrics: dict[str, float]) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def silence(self) -> None: ...
+
+    def close(self, deadline_seconds: float = 5.0) -> None: ...

@@ -37,6 +37,8 @@ WAITING_SAMPLES, WAITING_EVENTS = 40_000, 10_000
 MOST_GAPS = 100
 
 _encoder = msgspec.msgpack.Encoder()
+_UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+"""What an encoder raises for values that it has no form for; a text that is not UTF-8 is a ValueError."""
 
 
 class Measured(Protocol):
@@ -273,7 +275,7 @@ class Outbox:
 def _encode(batch: Batch) -> bytes:
     try:
         return _encoder.encode(batch)
-    except Exception as error:  # one text that is no text, whatever its source, must not take a batch with it
+    except _UNENCODABLE as error:  # one text with a lone surrogate, as of a file name, must not cost the batch
         log.warning("Something that cannot be sent is left out of a report: %s", error)
         batch.events = [event for event in batch.events if _can_be_sent(event)]
         if not _can_be_sent(batch.samples):
@@ -284,7 +286,7 @@ def _encode(batch: Batch) -> bytes:
 def _can_be_sent(part: object) -> bool:
     try:
         _encoder.encode(part)
-    except Exception:  # as above
+    except _UNENCODABLE:
         return False
     return True
 

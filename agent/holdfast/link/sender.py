@@ -7,8 +7,17 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from holdfast.link.backoff import Backoff
-from holdfast.link.client import REQUEST_SECONDS, Client, Later, NoAnswer, NotAllowed, Refused, Superseded
+from holdfast.link.http_client import (
+    REQUEST_SECONDS,
+    AgentClient,
+    Backoff,
+    Later,
+    NoAnswer,
+    NotAllowed,
+    NotHttp,
+    Refused,
+    Superseded,
+)
 from holdfast.link.outbox import Outbox, Sealed
 from holdfast.protocol import Ack
 
@@ -26,7 +35,7 @@ class Sender:
 
     def __init__(
         self,
-        client: Client,
+        client: AgentClient,
         outbox: Outbox,
         *,
         flush_seconds: float,
@@ -52,7 +61,7 @@ class Sender:
         """The server says that a newer attempt has begun."""
         self._silenced = False
         self._wake, self._closing = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-sender", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="holdfast-send", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -196,7 +205,7 @@ class Sender:
                 self._worth_a_warning,
                 "%s does not take reports (%s). Training goes on; reports are kept and sent when it answers.",
                 self._client.server,
-                reason,
+                f"{reason}; a Holdfast server would" if isinstance(reason, NotHttp) else reason,
             )
 
     def _log_refusal(self, reason: str) -> None:

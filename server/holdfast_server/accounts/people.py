@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import PersonRow
 from holdfast_server import audit, models
 from holdfast_server.accounts import passwords, tokens
 from holdfast_server.accounts.principal import Principal, Role
@@ -23,18 +23,6 @@ RESET_LINK_SECONDS = 24 * 3600.0
 _NAME = re.compile(r"[a-z0-9][a-z0-9._@+-]{0,99}")
 _TAKEN = frozenset({"operator", "agent", "nobody", "server", "holdfast", "key"})
 """What the log and the pages call those who are nobody in particular."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PersonRow:
-    name: str
-    admin: bool
-    roles: dict[str, str]
-    """By project."""
-    signs_in_by: str
-    """`password`, `identity provider`, or `link` where neither is set yet."""
-    created_at: float
-    signed_in_at: float | None
 
 
 def valid_name(text: str) -> str:

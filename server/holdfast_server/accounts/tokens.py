@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import TokenRow
 from holdfast.protocol import validate_job
 from holdfast_server import audit, models
 from holdfast_server.accounts.principal import SCOPES, Principal, Role, Scope
@@ -28,24 +29,6 @@ NEEDED: dict[Scope, Role] = {
 USED_SECONDS = 600.0
 """How exactly it is known when a key was last used."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+-]{0,99}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRow:
-    """A key as it is listed: all but the key."""
-
-    prefix: str
-    name: str
-    scopes: list[str]
-    project: str | None
-    job: str | None
-    created_by: str
-    created_at: float
-    expires_at: float | None
-    last_used_at: float | None
-    revoked_at: float | None
-    state: str
-    """`works`, `expired` or `revoked`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,11 @@ from msgspec import Struct
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import AlertChannel
 from holdfast_server import audit, models
 from holdfast_server.alerts import egress
 from holdfast_server.alerts.errors import MailOff, UnknownChannel, WebhooksOff
-from holdfast_server.alerts.kinds import SEVERITIES, Severity
+from holdfast_server.alerts.kinds import SEVERITIES
 from holdfast_server.alerts.settings import AlertSettings
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting, UnknownProject
@@ -26,22 +27,6 @@ _ADDRESS = re.compile(r"[A-Za-z0-9._%+'-]{1,64}@[A-Za-z0-9.-]{1,190}")
 _CHATS = {"hooks.slack.com": "slack", "discord.com": "discord", "discordapp.com": "discord"}
 
 
-class Channel(Struct, kw_only=True, frozen=True):
-    id: str
-    project: str
-    name: str
-    kind: str
-    """email, webhook, slack or discord."""
-    target: str
-    """Of a URL the host alone."""
-    least_severity: Severity
-    enabled: bool
-    created_at: float
-    created_by: str
-    secret: str | None = None
-    """With which the messages of a webhook are signed. Told once, when the channel is made."""
-
-
 class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Addresses with commas between, or a URL."""
 
@@ -50,7 +35,7 @@ class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     least_severity: str = "warning"
 
 
-async def listed(db: Database, project: str) -> list[Channel]:
+async def listed(db: Database, project: str) -> list[AlertChannel]:
     """Raises UnknownProject."""
     rows = models.AlertChannel
     async with db.read() as session:
@@ -69,7 +54,7 @@ async def create(
     who: str,
     request_id: str,
     now: float,
-) -> Channel:
+) -> AlertChannel:
     """With the secret, which is not told again. Raises UnknownProject, InvalidSetting, WebhooksOff and MailOff."""
     kind, target = _kind(asked.target.strip(), settings)
     name = " ".join(asked.name.split())
@@ -80,7 +65,7 @@ async def create(
         raise InvalidSetting("least_severity", reason)
     identity, secret = uuid.uuid4().hex, secrets.token_hex(32) if kind == "webhook" else ""
 
-    async def work(session: AsyncSession) -> Channel:
+    async def work(session: AsyncSession) -> AlertChannel:
         rows = models.AlertChannel
         if await session.get(models.Project, project) is None:
             raise UnknownProject(project)
@@ -151,11 +136,11 @@ def _kind(target: str, settings: AlertSettings) -> tuple[str, str]:
     return _CHATS.get(host, "webhook"), target
 
 
-def _channel(row: models.AlertChannel, *, secret: str | None = None) -> Channel:
+def _channel(row: models.AlertChannel, *, secret: str | None = None) -> AlertChannel:
     shown = row.target if row.kind == "email" else f"https://{urlsplit(row.target).hostname}/…"
     own = ("target", "secret")
-    return Channel(
-        **{name: getattr(row, name) for name in Channel.__struct_fields__ if name not in own},
+    return AlertChannel(
+        **{name: getattr(row, name) for name in AlertChannel.__struct_fields__ if name not in own},
         target=shown,
         secret=secret,
     )

@@ -11,13 +11,13 @@ import logging
 import smtplib
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import msgspec
 from msgspec import Struct
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import AlertDelivery
 from holdfast_server import models
 from holdfast_server.alerts import channels, egress, incidents, messages, post_office
 from holdfast_server.alerts.kinds import SEVERITIES
@@ -33,24 +33,6 @@ RETRY_SECONDS = (10, 30, 120, 600, 1800, 7200)
 MAX_ERROR = 300
 
 logger = logging.getLogger(__name__)
-
-DeliveryState = Literal["waiting", "delivered", "failed"]
-
-
-class Delivery(Struct, kw_only=True, frozen=True):
-    """One message to one channel."""
-
-    id: int
-    event: str
-    alert: int | None
-    state: DeliveryState
-    tries: int
-    created_at: float
-    next_at: float
-    """When it is tried, or was last to be."""
-    ended_at: float | None = None
-    error: str | None = None
-    """What went wrong last. What the other side answered is not in it."""
 
 
 async def tell(session: AsyncSession, row: models.Alert, event: messages.Event, *, now: float) -> None:
@@ -75,10 +57,10 @@ def _waiting(channel: models.AlertChannel, told: messages.Told, *, now: float) -
     )
 
 
-async def test(db: Database, project: str, channel: str, *, now: float) -> Delivery:
+async def test(db: Database, project: str, channel: str, *, now: float) -> AlertDelivery:
     """A message that says nothing but that it arrived; the log says whether it did. Raises UnknownChannel."""
 
-    async def work(session: AsyncSession) -> Delivery:
+    async def work(session: AsyncSession) -> AlertDelivery:
         found = await channels.find(session, project, channel)
         row = _waiting(found, messages.Told(event="test", project=project), now=now)
         session.add(row)
@@ -88,7 +70,7 @@ async def test(db: Database, project: str, channel: str, *, now: float) -> Deliv
     return await db.write(work)
 
 
-async def log(db: Database, project: str, channel: str, *, limit: int = 50) -> list[Delivery]:
+async def log(db: Database, project: str, channel: str, *, limit: int = 50) -> list[AlertDelivery]:
     """The newest first. Raises UnknownChannel."""
     rows = models.AlertDelivery
     async with db.read() as session:
@@ -97,9 +79,9 @@ async def log(db: Database, project: str, channel: str, *, limit: int = 50) -> l
         return [_as(row) for row in await session.scalars(query)]
 
 
-def _as(row: models.AlertDelivery) -> Delivery:
-    return Delivery(
-        **{name: getattr(row, name) for name in Delivery.__struct_fields__ if name != "tries"},
+def _as(row: models.AlertDelivery) -> AlertDelivery:
+    return AlertDelivery(
+        **{name: getattr(row, name) for name in AlertDelivery.__struct_fields__ if name != "tries"},
         tries=row.tries or 0,
     )
 

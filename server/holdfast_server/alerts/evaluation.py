@@ -9,11 +9,11 @@ from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import AlertRule
 from holdfast_server import models
 from holdfast_server.alerts import deliveries, facts, incidents, rules
 from holdfast_server.alerts.facts import Facts
 from holdfast_server.alerts.kinds import KINDS, Verdict
-from holdfast_server.alerts.rules import Rule
 from holdfast_server.db import Database, lock_job
 
 EVERY_SECONDS = 10.0
@@ -29,7 +29,7 @@ DONE_WELL = "all is well again"
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    rule: Rule
+    rule: AlertRule
     verdict: Verdict | None
 
 
@@ -61,7 +61,7 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
             await asyncio.gather(*(db.write(settle, job=name) for name, settle in some))
 
 
-def _judged(job: Facts, wanted: list[Rule]) -> list[_Judged]:
+def _judged(job: Facts, wanted: list[AlertRule]) -> list[_Judged]:
     applying = (rule for rule in wanted if rules.applies(rule, job.job))
     return [_Judged(rule, KINDS[rule.kind].judge(job, rule.limit)) for rule in applying]
 

@@ -7,18 +7,17 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import Literal
 
-from msgspec import Struct
 from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import Alert, AlertRule
+from holdfast.answers.administration import AlertState
 from holdfast_server import audit, models
 from holdfast_server.alerts.errors import AlertOver, UnknownAlert
-from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Severity, Verdict
-from holdfast_server.alerts.rules import Rule
+from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Verdict
 from holdfast_server.db import Database, locked_job, named_jobs
 from holdfast_server.errors import InvalidSetting, UnknownJob
 
-AlertState = Literal["firing", "acknowledged", "silenced", "resolved"]
 Step = Literal["begin", "drop", "fire", "replace", "fires_on", "speak", "tell", "clears", "resolve"]
 
 CLEAR_SECONDS = 60.0
@@ -30,32 +29,7 @@ RULE_OFF = "the rule was switched off, or no longer looks at this job"
 ANOTHER = "another one followed"
 
 
-class AlertRow(Struct, kw_only=True, frozen=True):
-    """One rule that was broken by one job."""
-
-    id: int
-    project: str
-    job: str
-    rule: str
-    kind: str
-    title: str
-    severity: Severity
-    state: AlertState
-    message: str
-    value: float | None
-    """When it fired, in the unit of its kind."""
-    since: float
-    """When it began to be so."""
-    fired_at: float
-    acknowledged_at: float | None = None
-    acknowledged_by: str | None = None
-    silenced_until: float | None = None
-    silenced_by: str | None = None
-    resolved_at: float | None = None
-    resolved_why: str | None = None
-
-
-def step(row: models.Alert | None, rule: Rule, verdict: Verdict | None, *, now: float) -> Step | None:
+def step(row: models.Alert | None, rule: AlertRule, verdict: Verdict | None, *, now: float) -> Step | None:
     """What becomes of an alert, or of none, by what is the case now; None: nothing changes."""
     if row is None:
         return "begin" if verdict is not None and verdict.broken else None
@@ -96,7 +70,7 @@ def _of_open_rows() -> Select[models.Alert]:
     return select(rows).where(rows.job.in_(named_jobs()), rows.resolved_at.is_(None))
 
 
-async def begin(session: AsyncSession, job: str, rule: Rule, verdict: Verdict, *, now: float) -> models.Alert:
+async def begin(session: AsyncSession, job: str, rule: AlertRule, verdict: Verdict, *, now: float) -> models.Alert:
     row = models.Alert(
         project=rule.project,
         job=job,
@@ -111,7 +85,7 @@ async def begin(session: AsyncSession, job: str, rule: Rule, verdict: Verdict, *
     return row
 
 
-async def fire(session: AsyncSession, row: models.Alert, rule: Rule, verdict: Verdict, *, now: float) -> None:
+async def fire(session: AsyncSession, row: models.Alert, rule: AlertRule, verdict: Verdict, *, now: float) -> None:
     """A silence of the same rule and job that is not over yet holds for this one too."""
     row.fired_at, row.severity = now, rule.severity
     row.message = verdict.message[:MAX_MESSAGE]
@@ -145,11 +119,11 @@ def state_of(row: models.Alert, *, now: float) -> AlertState:
     return "acknowledged" if row.acknowledged_at is not None else "firing"
 
 
-def as_row(row: models.Alert, *, now: float) -> AlertRow:
+def as_row(row: models.Alert, *, now: float) -> Alert:
     kind = KINDS.get(row.kind)
     own = ("title", "state", "fired_at")
-    return AlertRow(
-        **{name: getattr(row, name) for name in AlertRow.__struct_fields__ if name not in own},
+    return Alert(
+        **{name: getattr(row, name) for name in Alert.__struct_fields__ if name not in own},
         title=kind.title if kind else row.kind,
         state=state_of(row, now=now),
         fired_at=row.since if row.fired_at is None else row.fired_at,
@@ -169,7 +143,7 @@ async def listed(
     open_only: bool = True,
     before: int | None = None,
     limit: int = 100,
-) -> list[AlertRow]:
+) -> list[Alert]:
     """The newest first; `before` is the number that the page before ended with."""
     rows = models.Alert
     query = select(rows).where(rows.fired_at.is_not(None)).order_by(rows.id.desc()).limit(min(limit, MAX_ROWS))
@@ -189,12 +163,12 @@ async def listed(
         return [as_row(row, now=now) for row in await session.scalars(query)]
 
 
-async def open_of_jobs(db: Database, jobs: Sequence[str], *, now: float) -> dict[str, list[AlertRow]]:
+async def open_of_jobs(db: Database, jobs: Sequence[str], *, now: float) -> dict[str, list[Alert]]:
     """What fires, by job: the gravest first. Those that are acknowledged or silenced too."""
     async with db.read() as session:
         rows = (await open_rows(session, jobs)).values()
     order = {"critical": 0, "warning": 1, "info": 2}
-    found: dict[str, list[AlertRow]] = {}
+    found: dict[str, list[Alert]] = {}
     for row in sorted(rows, key=lambda row: (order.get(row.severity, 3), row.id)):
         if row.fired_at is not None:
             found.setdefault(row.job, []).append(as_row(row, now=now))
@@ -213,10 +187,10 @@ async def open_by_severity(db: Database, *, visible_projects: Collection[str] | 
     return {severity: found.get(severity, 0) for severity in SEVERITIES}
 
 
-async def acknowledge(db: Database, job: str, alert: int, *, who: str, request_id: str, now: float) -> AlertRow:
+async def acknowledge(db: Database, job: str, alert: int, *, who: str, request_id: str, now: float) -> Alert:
     """Somebody is at it. Twice is once. Raises UnknownJob, UnknownAlert, AlertOver."""
 
-    async def work(session: AsyncSession) -> AlertRow:
+    async def work(session: AsyncSession) -> Alert:
         row = await _open(session, job, alert)
         if row.acknowledged_at is None:
             row.acknowledged_at, row.acknowledged_by = now, who
@@ -229,12 +203,12 @@ async def acknowledge(db: Database, job: str, alert: int, *, who: str, request_i
 
 async def silence(
     db: Database, job: str, alert: int, *, until: float, who: str, request_id: str, now: float
-) -> AlertRow:
+) -> Alert:
     """Nobody is told of it, nor of the same again, until then. Raises as acknowledge does, and InvalidSetting."""
     if not now < until <= now + MOST_SILENCE_SECONDS:
         raise InvalidSetting("until", "a silence ends in the future, and within 90 days")
 
-    async def work(session: AsyncSession) -> AlertRow:
+    async def work(session: AsyncSession) -> Alert:
         row = await _open(session, job, alert)
         row.silenced_until, row.silenced_by = until, who
         await session.flush()
@@ -244,10 +218,10 @@ async def silence(
     return await db.write(work, job=job)
 
 
-async def unsilence(db: Database, job: str, alert: int, *, who: str, request_id: str, now: float) -> AlertRow:
+async def unsilence(db: Database, job: str, alert: int, *, who: str, request_id: str, now: float) -> Alert:
     """The silence is over at once, and who should hear of it does."""
 
-    async def work(session: AsyncSession) -> AlertRow:
+    async def work(session: AsyncSession) -> Alert:
         row = await _open(session, job, alert)
         if quiet(row, now=now):
             row.silenced_until = now

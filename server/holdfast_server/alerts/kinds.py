@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from holdfast.answers.administration import LimitUnit, Severity
 from holdfast.pacing.policy import duration, plural
 from holdfast_server.alerts.facts import Facts
 
-Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-Unit = Literal["seconds", "iterations", "gpu_hours", "times_budget", "checkpoints", ""]
 
 CLEAR = 0.9
 """A figure has to come back by a tenth of its limit before an alert may end: one at the limit does not flap."""
@@ -44,7 +43,7 @@ class Kind:
     title: str
     meaning: str
     """Of the limit, in a sentence."""
-    unit: Unit
+    unit: LimitUnit
     """Of the limit; empty: it has none."""
     limit: float = 0.0
     for_seconds: float = 0.0

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast_server.alerts.incidents import AlertRow
+from holdfast.answers import Alert
 from holdfast_server.encoding import to_json
 
 Event = Literal["firing", "resolved", "test"]
@@ -23,7 +23,7 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
 
     event: Event
     project: str
-    alert: AlertRow | None = None
+    alert: Alert | None = None
     """None: a test."""
 
 

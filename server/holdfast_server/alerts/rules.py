@@ -9,9 +9,10 @@ from msgspec import UNSET, Struct, UnsetType
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.answers import AlertRule
 from holdfast_server import audit, models
 from holdfast_server.alerts.errors import UnknownRule
-from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Kind, Severity, Unit
+from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Kind
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting, UnknownProject
 
@@ -21,30 +22,6 @@ MAX_PATTERN = 200
 MAX_RULES = 100
 """Own ones in a project: each is looked at for each of its jobs, every few seconds."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-
-
-class Rule(Struct, kw_only=True, frozen=True):
-    """What somebody wants to be told of."""
-
-    project: str
-    name: str
-    kind: str
-    title: str
-    meaning: str
-    """Of the limit, in a sentence."""
-    unit: Unit
-    """Of the limit; empty: it has none."""
-    built_in: bool
-    enabled: bool
-    severity: Severity
-    limit: float
-    for_seconds: float
-    """How long it has to be so before anybody is told."""
-    jobs: str
-    """Names of the jobs that it looks at, with * and ? for parts of them."""
-    changed_at: float | None = None
-    changed_by: str | None = None
-    """None for a built-in rule as it came."""
 
 
 class RuleChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -59,11 +36,11 @@ class RuleChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True)
     jobs: str | UnsetType = UNSET
 
 
-def applies(rule: Rule, job: str) -> bool:
+def applies(rule: AlertRule, job: str) -> bool:
     return rule.enabled and fnmatchcase(job, rule.jobs)
 
 
-async def rules_of(session: AsyncSession, project: str) -> list[Rule]:
+async def rules_of(session: AsyncSession, project: str) -> list[AlertRule]:
     """Built-in ones first, then the project's own by name."""
     rows = models.AlertRule
     changed = {row.name: row for row in await session.scalars(select(rows).where(rows.project == project))}
@@ -73,7 +50,7 @@ async def rules_of(session: AsyncSession, project: str) -> list[Rule]:
     return built_in + own
 
 
-async def listed(db: Database, project: str) -> list[Rule]:
+async def listed(db: Database, project: str) -> list[AlertRule]:
     """Raises UnknownProject."""
     async with db.read() as session:
         if await session.get(models.Project, project) is None:
@@ -83,10 +60,10 @@ async def listed(db: Database, project: str) -> list[Rule]:
 
 async def change(
     db: Database, project: str, name: str, changes: RuleChanges, *, who: str, request_id: str, now: float
-) -> Rule:
+) -> AlertRule:
     """Raises UnknownProject, and InvalidSetting, naming the field."""
 
-    async def work(session: AsyncSession) -> Rule:
+    async def work(session: AsyncSession) -> AlertRule:
         if await session.get(models.Project, project) is None:
             raise UnknownProject(project)
         known = {rule.name: rule for rule in await rules_of(session, project)}
@@ -125,8 +102,8 @@ async def remove(db: Database, project: str, name: str, *, who: str, request_id:
     await db.write(work)
 
 
-def _rule(project: str, kind: Kind, row: models.AlertRule | None, *, name: str | None = None) -> Rule:
-    return Rule(
+def _rule(project: str, kind: Kind, row: models.AlertRule | None, *, name: str | None = None) -> AlertRule:
+    return AlertRule(
         project=project,
         name=row.name if row else name or kind.name,
         kind=kind.name,
@@ -144,7 +121,7 @@ def _rule(project: str, kind: Kind, row: models.AlertRule | None, *, name: str |
     )
 
 
-def _row(rule: Rule) -> models.AlertRule:
+def _row(rule: AlertRule) -> models.AlertRule:
     return models.AlertRule(
         project=rule.project,
         name=rule.name,
@@ -157,7 +134,7 @@ def _row(rule: Rule) -> models.AlertRule:
     )
 
 
-def _kind_of_new(name: str, changes: RuleChanges, known: dict[str, Rule]) -> Kind:
+def _kind_of_new(name: str, changes: RuleChanges, known: dict[str, AlertRule]) -> Kind:
     if not _NAME.fullmatch(name):
         reason = "a rule's name has 1 to 64 small letters, digits, '_' or '-', as in long-runs"
         raise InvalidSetting("name", reason)
@@ -196,8 +173,8 @@ def _set(row: models.AlertRule, kind: Kind, changes: RuleChanges) -> None:
 async def _noted(
     session: AsyncSession,
     action: str,
-    before: Rule | None,
-    after: Rule | None,
+    before: AlertRule | None,
+    after: AlertRule | None,
     *,
     who: str,
     request_id: str,
@@ -217,7 +194,7 @@ async def _noted(
     )
 
 
-def _told(rule: Rule | None) -> dict[str, object] | None:
+def _told(rule: AlertRule | None) -> dict[str, object] | None:
     if rule is None:
         return None
     told = ("name", "kind", "enabled", "severity", "limit", "for_seconds", "jobs")

@@ -9,15 +9,13 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.answers import AuditEntry, NewToken, PersonRow, TokenRow
 from holdfast.protocol import MAX_INTEGER
 from holdfast_server import audit
 from holdfast_server.accounts import people, tokens
-from holdfast_server.accounts.people import PersonRow
 from holdfast_server.accounts.principal import Role, Scope
-from holdfast_server.accounts.tokens import TokenRow
 from holdfast_server.api.answers import Json, parse
 from holdfast_server.api.schema import body, returns
-from holdfast_server.audit import Entry
 from holdfast_server.dependencies import Asker, Clock, Db
 from holdfast_server.errors import NotPossible
 
@@ -37,13 +35,6 @@ class TokenRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     """null: every job of the project."""
     seconds: float | None = None
     """How long it works; null: until it is revoked."""
-
-
-class NewToken(msgspec.Struct, kw_only=True, frozen=True):
-    """A key, told once, and how it is listed."""
-
-    token: str
-    listed: TokenRow
 
 
 @router.get("/people", responses=returns(dict[str, list[PersonRow]]))
@@ -85,7 +76,7 @@ async def revoke(prefix: str, db: Db, clock: Clock, asker: Asker) -> Response:
     return Json(await tokens.revoke(db, prefix, asker=asker, now=clock()))
 
 
-@router.get("/audit", responses=returns(dict[str, list[Entry]]))
+@router.get("/audit", responses=returns(dict[str, list[AuditEntry]]))
 async def log(
     db: Db,
     asker: Asker,

@@ -9,12 +9,11 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.answers import Alert, AlertChannel, AlertDelivery, AlertRule
 from holdfast.protocol import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
-from holdfast_server.alerts.channels import Channel, NewChannel
-from holdfast_server.alerts.deliveries import Delivery
-from holdfast_server.alerts.incidents import AlertRow
-from holdfast_server.alerts.rules import Rule, RuleChanges
+from holdfast_server.alerts.channels import NewChannel
+from holdfast_server.alerts.rules import RuleChanges
 from holdfast_server.api.answers import Json, parse
 from holdfast_server.api.desired import MAX_EDIT_BYTES
 from holdfast_server.api.schema import body, returns
@@ -43,7 +42,7 @@ class SilenceRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     seconds: float | None = None
 
 
-@router.get("/alerts", responses=returns(dict[str, list[AlertRow]]))
+@router.get("/alerts", responses=returns(dict[str, list[Alert]]))
 async def alerts(
     db: Db,
     clock: Clock,
@@ -66,7 +65,7 @@ async def alerts(
     return Json({"alerts": found})
 
 
-@router.get("/jobs/{job}/alerts", responses=returns(dict[str, list[AlertRow]], _404="No such job"))
+@router.get("/jobs/{job}/alerts", responses=returns(dict[str, list[Alert]], _404="No such job"))
 async def of_job(
     job: str, db: Db, clock: Clock, state: Which = "open", limit: Limit = 100, before: Before = None
 ) -> Response:
@@ -75,7 +74,7 @@ async def of_job(
     return Json({"alerts": found})
 
 
-@router.post("/jobs/{job}/alerts/{alert}/acknowledge", responses=returns(AlertRow, _404=NO_ALERT, _409=OVER))
+@router.post("/jobs/{job}/alerts/{alert}/acknowledge", responses=returns(Alert, _404=NO_ALERT, _409=OVER))
 async def acknowledge(job: str, alert: Number, db: Db, clock: Clock, who: Who) -> Response:
     """Somebody is at it. It goes on firing, and is told of once more when it resolves."""
     done = await incidents.acknowledge(db, job, alert, who=who, request_id=request_id(), now=clock())
@@ -86,7 +85,7 @@ async def acknowledge(job: str, alert: Number, db: Db, clock: Clock, who: Who) -
     "/jobs/{job}/alerts/{alert}/silence",
     max_body_size=MAX_EDIT_BYTES,
     openapi_extra=body(SilenceRequest),
-    responses=returns(AlertRow, _404=NO_ALERT, _409=OVER, _422="Not a time in the next 90 days"),
+    responses=returns(Alert, _404=NO_ALERT, _409=OVER, _422="Not a time in the next 90 days"),
 )
 async def silence(job: str, alert: Number, request: Request, db: Db, clock: Clock, who: Who) -> Response:
     """Nobody is told of it, nor of the same rule and job again, until then."""
@@ -97,13 +96,15 @@ async def silence(job: str, alert: Number, request: Request, db: Db, clock: Cloc
     return Json(await incidents.silence(db, job, alert, until=until, who=who, request_id=request_id(), now=now))
 
 
-@router.post("/jobs/{job}/alerts/{alert}/unsilence", responses=returns(AlertRow, _404=NO_ALERT, _409=OVER))
+@router.post("/jobs/{job}/alerts/{alert}/unsilence", responses=returns(Alert, _404=NO_ALERT, _409=OVER))
 async def unsilence(job: str, alert: Number, db: Db, clock: Clock, who: Who) -> Response:
     """The silence is over at once."""
     return Json(await incidents.unsilence(db, job, alert, who=who, request_id=request_id(), now=clock()))
 
 
-@router.get("/projects/{project}/alert-rules", responses=returns(dict[str, list[Rule]], _404="No such project"))
+@router.get(
+    "/projects/{project}/alert-rules", responses=returns(dict[str, list[AlertRule]], _404="No such project")
+)
 async def project_rules(project: str, db: Db) -> Response:
     """The built-in ones first, as they are in this project; then its own."""
     return Json({"rules": await rules.listed(db, project)})
@@ -113,7 +114,7 @@ async def project_rules(project: str, db: Db) -> Response:
     "/projects/{project}/alert-rules/{rule}",
     max_body_size=MAX_EDIT_BYTES,
     openapi_extra=body(RuleChanges),
-    responses=returns(Rule, _404="No such project", _422="Not a rule"),
+    responses=returns(AlertRule, _404="No such project", _422="Not a rule"),
 )
 async def change_rule(project: str, rule: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
     """Change a rule, or make one of the project's own under a new name. What is left out stays as it is."""
@@ -134,7 +135,7 @@ async def remove_rule(project: str, rule: str, db: Db, clock: Clock, who: Who) -
 
 
 @router.get(
-    "/projects/{project}/alert-channels", responses=returns(dict[str, list[Channel]], _404="No such project")
+    "/projects/{project}/alert-channels", responses=returns(dict[str, list[AlertChannel]], _404="No such project")
 )
 async def project_channels(project: str, db: Db) -> Response:
     """Where this project's alerts are sent."""
@@ -147,7 +148,11 @@ async def project_channels(project: str, db: Db) -> Response:
     max_body_size=MAX_EDIT_BYTES,
     openapi_extra=body(NewChannel),
     responses=returns(
-        Channel, 201, _404="No such project", _409="Mail or webhooks are off on this server", _422="Not a channel"
+        AlertChannel,
+        201,
+        _404="No such project",
+        _409="Mail or webhooks are off on this server",
+        _422="Not a channel",
     ),
 )
 async def create_channel(
@@ -173,7 +178,7 @@ async def remove_channel(project: str, channel: str, db: Db, clock: Clock, who: 
 @router.post(
     "/projects/{project}/alert-channels/{channel}/test",
     status_code=202,
-    responses=returns(Delivery, 202, _404=NO_CHANNEL),
+    responses=returns(AlertDelivery, 202, _404=NO_CHANNEL),
 )
 async def test_channel(project: str, channel: str, db: Db, clock: Clock) -> Response:
     """Send a message there that says nothing else; its deliveries tell whether it arrived."""
@@ -182,7 +187,7 @@ async def test_channel(project: str, channel: str, db: Db, clock: Clock) -> Resp
 
 @router.get(
     "/projects/{project}/alert-channels/{channel}/deliveries",
-    responses=returns(dict[str, list[Delivery]], _404=NO_CHANNEL),
+    responses=returns(dict[str, list[AlertDelivery]], _404=NO_CHANNEL),
 )
 async def channel_deliveries(
     project: str, channel: str, db: Db, limit: Annotated[int, Query(ge=1, le=200)] = 50

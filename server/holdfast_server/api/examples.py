@@ -84,7 +84,7 @@ _BY_NAME: dict[str, object] = {
     "version": 3,
 }
 """What a field of that name holds, where that is of its type; anything else follows from the type alone."""
-_IDS = {"AlertRow": 7, "NoticeRow": 12, "Delivery": 31, "Entry": 104}
+_IDS = {"Alert": 7, "NoticeRow": 12, "AlertDelivery": 31, "AuditEntry": 104}
 _DEEPEST = 6
 
 

@@ -40,9 +40,9 @@ def body(kind: Any) -> dict[str, Any]:
 
 
 _ROWS = {
-    "AlertRow": "alerts", "Channel": "channels", "CheckpointRow": "checkpoints", "Delivery": "deliveries",
-    "Edit": "edits", "Entry": "entries", "NoticeRow": "notices", "Order": "restores", "PersonRow": "people",
-    "Rule": "rules", "TokenRow": "tokens",
+    "Alert": "alerts", "AlertChannel": "channels", "CheckpointRow": "checkpoints", "AlertDelivery": "deliveries",
+    "Edit": "edits", "AuditEntry": "entries", "NoticeRow": "notices", "Order": "restores", "PersonRow": "people",
+    "AlertRule": "rules", "TokenRow": "tokens",
 }  # fmt: skip
 """Under which name a list of these is answered."""
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.answers import AuditEntry
 from holdfast_server import audit
 from holdfast_server.commands.place import (
     EXIT_REFUSED,
@@ -42,7 +43,7 @@ def list_entries(
     """Who changed what, the newest first."""
     question = audit.Question(who=who, action=action, job=job, project=project)
 
-    async def work(database: Database, _: float) -> list[audit.Entry]:
+    async def work(database: Database, _: float) -> list[AuditEntry]:
         async with database.read() as session:
             return await audit.entries(session, question, limit=limit)
 

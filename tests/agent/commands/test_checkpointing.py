@@ -12,7 +12,7 @@ FULL = "No space left on device"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.commands.checkpointing.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.commands.requests.POLL_SECONDS", 0.0)
     monkeypatch.setattr(control, "POLL_SECONDS", 0.0)
 
 

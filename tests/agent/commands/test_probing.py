@@ -13,7 +13,7 @@ WHY_NOT = "how data are loaded cannot be told: Stream is iterable"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.commands.probing.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.commands.requests.POLL_SECONDS", 0.0)
     monkeypatch.setattr(control, "POLL_SECONDS", 0.0)
 
 
