@@ -15,8 +15,6 @@ from holdfast.reports import Reporter
 from holdfast.tally import Tally
 
 BATCH_ITERATIONS = 16
-LOSS = "loss"
-"""The metric by which policies that look at convergence go."""
 RECENT_ITERATIONS = 64
 BATCH_SECONDS = 1.0
 """At most so many iterations, and about so long, before the controller learns of them."""
@@ -48,7 +46,7 @@ class Meter:
         measured = self.clock.end(standing.iteration, standing.lineage)
         if measured is None:
             return
-        if self._reporter.heard or self._controller.wants_losses:
+        if self._reporter.heard:
             self._metrics.add(measured, metrics)
             self.send_samples(wait=False)
             self._reporter.stalls(measured)
@@ -108,15 +106,12 @@ class Meter:
                 device_copy_seconds=math.inf if device_copy_seconds is None else device_copy_seconds,
                 memory_used_bytes=snapshot.device_memory[0],
                 memory_total_bytes=snapshot.device_memory[1],
-                in_flight=snapshot.in_flight,
             )
 
     def send_samples(self, *, wait: bool) -> None:
         """Send the iterations whose metrics have arrived from the device; with `wait`, all of them."""
         for measured, metrics in self._metrics.ready(wait=wait):
             self._reporter.sample(measured, metrics)
-            if LOSS in metrics:
-                self._controller.life.progress.add(measured.iteration, metrics[LOSS])
 
     def close(self) -> None:
         """All samples, and what this rank has not told of itself yet."""

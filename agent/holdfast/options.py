@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from holdfast.pacing import Settings, parse_budget, parse_checkpoints, parse_every, parse_mtbf, parse_policy
+from holdfast.pacing import Settings, parse_budget, parse_every, parse_mtbf, parse_policy
 from holdfast.pacing.settings import DEFAULT_BUDGET
 from holdfast.persist.choice import SIMPLEST_FIRST
 from holdfast.protocol import MOST_LABELS
@@ -41,9 +41,7 @@ class Options:
     token: str | None
     """HOLDFAST_TOKEN."""
     settings: Settings
-    """HOLDFAST_BUDGET, HOLDFAST_POLICY, HOLDFAST_EVERY, HOLDFAST_MTBF, HOLDFAST_CHECKPOINTS."""
-    iterations: int | None
-    """HOLDFAST_ITERATIONS; None: as many as the loop over `session.batches` comes to."""
+    """HOLDFAST_BUDGET, HOLDFAST_POLICY, HOLDFAST_EVERY, HOLDFAST_MTBF."""
     retention: Retention
     """HOLDFAST_RETENTION; else what HOLDFAST_KEEP says."""
     slots: int
@@ -89,9 +87,7 @@ class Options:
                 policy=read("policy", DEFAULT_POLICY, parse_policy),
                 every=read("every", None, _or_none(parse_every)),
                 mtbf_seconds=read("mtbf", None, _or_none(parse_mtbf)),
-                checkpoints=read("checkpoints", None, _or_none(parse_checkpoints)),
             ),
-            iterations=read("iterations", None, _or_none(partial(_parse_count, "iterations", "iterations"))),
             retention=weigh_retention(arguments["retention"], arguments["keep"]),
             slots=read("slots", 1, partial(_parse_count, "slots", "snapshots in flight")),
             backend=read("backend", DEFAULT_BACKEND, _parse_backend),

@@ -62,10 +62,6 @@ class Session:
         every: a fixed interval in iterations in the policy's place. Default: HOLDFAST_EVERY.
         mtbf: the mean time between failures of the whole job, in seconds or as "3.1h", where somebody knows it;
             what is then seen of the job corrects it. Default: HOLDFAST_MTBF, else as clusters report it.
-        checkpoints: how many the job may take in all, for the policies that place a limited number. Default:
-            HOLDFAST_CHECKPOINTS, else no limit.
-        iterations: how many the job is to have in all, for these policies. Default: HOLDFAST_ITERATIONS, else
-            what the loop over `session.batches` comes to.
         keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
         retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, size 200GB, per lineage".
             Default: HOLDFAST_RETENTION.
@@ -110,8 +106,6 @@ class Session:
         policy: str | None = None,
         every: int | None = None,
         mtbf: float | str | None = None,
-        checkpoints: int | None = None,
-        iterations: int | None = None,
         keep: int | None = None,
         retention: str | Retention | None = None,
         slots: int | None = None,
@@ -127,7 +121,7 @@ class Session:
     ) -> None:
         settings = {
             "store": store, "server": server, "token": token, "budget": budget, "policy": policy, "every": every,
-            "mtbf": mtbf, "checkpoints": checkpoints, "iterations": iterations, "keep": keep, "slots": slots,
+            "mtbf": mtbf, "keep": keep, "slots": slots,
             "retention": retention, "backend": backend, "spread": spread, "debug": debug, "owner": owner,
             "labels": labels, "grace": grace, "rewinds": rewinds,
         }  # fmt: skip
@@ -142,8 +136,6 @@ class Session:
         self._spread = options.spread
         self._standing = Standing()
         self._controller = Controller(options.settings, world_size=self._ranks.world_size, slots=options.slots)
-        self._controller.life.total_iterations = options.iterations
-        self._knows_end = options.iterations is not None
         self._training = Training(objects, self._standing, self._controller, self._ranks, rewinds=options.rewinds)
         self._reporter = Reporter(
             job, self._standing, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
@@ -243,7 +235,7 @@ class Session:
         None is without end, for a loop that counts iterations: `batch = next(batches)`.
         """
         self.resume()
-        cursor = self._training.enter(loader, epochs)
+        cursor = self._training.enter(loader)
         if cursor.gap:
             self._reporter.notice("warning", "loader", cursor.gap)
         while epochs is None or cursor.epoch < epochs:
@@ -751,8 +743,6 @@ class Session:
                 f"the start: {change}. Have the script make this change before session.resume()",
             )
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
-        if not self._knows_end:
-            self._controller.life.total_iterations = self._training.total_iterations
 
     def _before_update(self) -> None:
         """An optimizer is about to change what is being copied: let the copy finish first."""

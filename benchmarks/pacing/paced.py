@@ -77,7 +77,6 @@ class Job:
                     self.device_copy_seconds,
                     self.memory_used_bytes,
                     self.memory_total_bytes,
-                    in_flight=checkpoint.in_flight,
                 )
         self.under_way = [checkpoint for checkpoint in self.under_way if checkpoint.left_seconds > 0]
         made = self.controller.observe(

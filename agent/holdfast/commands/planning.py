@@ -21,16 +21,14 @@ from holdfast.commands.console import (
     percent,
     print_json,
 )
-from holdfast.commands.premises import Premise, Typed, premises_of
-from holdfast.commands.simulating import simulated
-from holdfast.commands.verdict import Answer, tell
+from holdfast.commands.premises import BYTES_PER_PARAMETER, Premise, Typed, premises_of
+from holdfast.commands.verdict import Answer, simulated, tell
 from holdfast.pacing import parse_budget, parse_every, policies
 from holdfast.pacing import plan as decide
 from holdfast.pacing.outlook import Choice, Outlook, outlook
 from holdfast.pacing.policy import duration
 from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_mtbf
-from holdfast.pacing.sizing import BYTES_PER_PARAMETER
 
 MAX_RANKS = 10_000_000
 _JOB, _CLUSTER, _CHOICE = "The job", "The cluster", "The choice"

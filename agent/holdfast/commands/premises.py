@@ -15,20 +15,24 @@ from holdfast.pacing import (
     parse_every,
     parse_policy,
 )
-from holdfast.pacing.failures import GPU_HOURS_BETWEEN_FAILURES, JOB_HOURS_BETWEEN_FAILURES, Failures
-from holdfast.pacing.policy import ASSUMED_RESTART_SECONDS, duration
+from holdfast.pacing.failures import (
+    ASSUMED_RESTART_SECONDS,
+    GPU_HOURS_BETWEEN_FAILURES,
+    JOB_HOURS_BETWEEN_FAILURES,
+    Failures,
+)
+from holdfast.pacing.policy import duration
 from holdfast.pacing.quantities import parse_bytes, parse_count, parse_positive_seconds, parse_seconds, parse_speed
 from holdfast.pacing.settings import parse_mtbf
-from holdfast.pacing.sizing import (
-    BYTES_PER_PARAMETER,
-    COPY_BYTES_PER_SECOND,
-    INTERFERENCE,
-    ITERATION_SECONDS,
-    WRITE_BYTES_PER_SECOND,
-    Sizing,
-    profile_of,
-)
 
+BYTES_PER_PARAMETER = 14.0
+"""Mixed precision with Adam: 2 for the weight, 4 for its float32 copy, 4 for each of two moments."""
+COPY_BYTES_PER_SECOND = 10e9
+"""From a GPU to pinned host memory over PCIe, with room for what else goes that way."""
+WRITE_BYTES_PER_SECOND = 500e6
+ITERATION_SECONDS = 1.0
+INTERFERENCE = 0.05
+"""The share by which training is slower while a checkpoint is copied and written, where it was not measured."""
 NOTHING_TO_PLAN = (
     "say what to plan for: its size (--state 6.5GB or --parameters 7B), what a checkpoint costs (--stall 2s), "
     "or a job that runs (--job NAME)"
@@ -114,15 +118,13 @@ def _profile(typed: Typed, told: list[Premise]) -> Profile:
     copy = _read(typed.copy_bandwidth, "--copy-bandwidth", parse_speed, COPY_BYTES_PER_SECOND)
     write = _read(typed.write_bandwidth, "--write-bandwidth", parse_speed, WRITE_BYTES_PER_SECOND)
     profile = profile_of(
-        Sizing(
-            state_bytes=state_bytes,
-            ranks=typed.ranks or 1,
-            copy_bytes_per_second=copy,
-            write_bytes_per_second=write,
-            iteration_seconds=iteration,
-            cost_seconds=None if typed.stall is None else parse_seconds(typed.stall, "--stall"),
-            durable_seconds=None if typed.lag is None else parse_seconds(typed.lag, "--lag"),
-        )
+        state_bytes,
+        typed.ranks or 1,
+        copy_bytes_per_second=copy,
+        write_bytes_per_second=write,
+        iteration_seconds=iteration,
+        cost_seconds=None if typed.stall is None else parse_seconds(typed.stall, "--stall"),
+        durable_seconds=None if typed.lag is None else parse_seconds(typed.lag, "--lag"),
     )
     told.append(_premise("iteration", duration(iteration), typed.iteration))
     if state_bytes:
@@ -164,3 +166,34 @@ def _read(text: str | None, name: str, parse: Callable[[str, str], float], assum
 
 def _premise(name: str, value: str, given: object, otherwise: str = "assumed") -> Premise:
     return Premise(name=name, value=value, origin=otherwise if given is None else "given")
+
+
+def profile_of(
+    state_bytes: float,
+    ranks: int = 1,
+    *,
+    copy_bytes_per_second: float = COPY_BYTES_PER_SECOND,
+    write_bytes_per_second: float = WRITE_BYTES_PER_SECOND,
+    iteration_seconds: float = ITERATION_SECONDS,
+    cost_seconds: float | None = None,
+    durable_seconds: float | None = None,
+) -> Profile:
+    """What measuring might find. The ranks share the state, and copy and write their parts at once.
+
+    Without a known cost, a checkpoint costs the part of its copy that does not fit into an iteration, and slows
+    training down by `INTERFERENCE` until it is durable.
+    """
+    snapshot = state_bytes / ranks / copy_bytes_per_second
+    persist = state_bytes / ranks / write_bytes_per_second
+    if durable_seconds is not None:
+        snapshot = min(snapshot, durable_seconds)
+        persist = durable_seconds - snapshot
+    if cost_seconds is None:
+        cost_seconds = max(0.0, snapshot - iteration_seconds) + INTERFERENCE * (snapshot + persist)
+    return Profile(
+        iteration_seconds=iteration_seconds,
+        snapshot_seconds=snapshot,
+        persist_seconds=persist,
+        checkpoint_bytes=round(state_bytes),
+        cost_seconds=cost_seconds,
+    )
