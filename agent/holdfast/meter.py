@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.pacing import Controller, Observation
+from holdfast.pacing import Controller, Observation, Profile
 from holdfast.persist import Settled
 from holdfast.prices import Prices
 from holdfast.profile import Iteration, IterationClock, MetricReader
@@ -100,12 +100,15 @@ class Meter:
         if settled.state == "durable" and snapshot.kind in ("scheduled", "requested"):
             device_copy_seconds = snapshot.device_copy_seconds
             self._controller.measured(
-                snapshot_seconds=snapshot.seconds,
-                persist_seconds=settled.seconds,
-                checkpoint_bytes=snapshot.size_bytes,
-                device_copy_seconds=math.inf if device_copy_seconds is None else device_copy_seconds,
-                memory_used_bytes=snapshot.device_memory[0],
-                memory_total_bytes=snapshot.device_memory[1],
+                Profile(
+                    iteration_seconds=math.nan,
+                    snapshot_seconds=snapshot.seconds,
+                    persist_seconds=settled.seconds,
+                    checkpoint_bytes=snapshot.size_bytes,
+                    device_copy_seconds=math.inf if device_copy_seconds is None else device_copy_seconds,
+                    memory_used_bytes=snapshot.device_memory[0],
+                    memory_total_bytes=snapshot.device_memory[1],
+                )
             )
 
     def send_samples(self, *, wait: bool) -> None:

@@ -13,14 +13,14 @@ class FakeController:
     """Remembers what it was told, and in which portions."""
 
     def __init__(self):
-        self.plan, self.wants_losses = object(), False
+        self.plan = object()
         self.portions = []
         self.settings = types.SimpleNamespace(policy="fixed", budget=0.1)
 
     def observe(self, seen):
         self.portions[-1].append((seen.iteration, seen.in_flight))
 
-    def measured(self, **_):
+    def measured(self, _):
         self.portions.append([("settled", None)])
 
 
@@ -70,7 +70,7 @@ def test_those_beside_a_checkpoint_are_learnt_of_before_what_it_took(loop):
     assert loop.portions == [[1]]
     taken = types.SimpleNamespace(
         snapshot=types.SimpleNamespace(
-            survived=False, kind="scheduled", device_copy_seconds=None, seconds=0.1, size_bytes=8, in_flight=1,
+            survived=False, kind="scheduled", device_copy_seconds=None, seconds=0.1, size_bytes=8,
             device_memory=(0, 0),
         ),
         state="durable", backend="thread", seconds=0.5,

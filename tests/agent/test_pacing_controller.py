@@ -10,13 +10,23 @@ from itertools import pairwise
 import pytest
 from benchmarks.pacing.paced import Job
 
-from holdfast.pacing import Controller, Observation, Settings
+from holdfast.pacing import Controller, Observation, Profile, Settings
 
 
 def job(budget: float = 0.05, **given: object) -> Job:
     """By default a checkpoint costs 0.1 s of stall and 3 iterations of 0.2 s interference: every 14 at 5 %."""
     costs: dict[str, object] = {"stall_seconds": 0.1, "interference": 0.2}
     return Job(Controller(Settings(budget=budget)), **{**costs, **given})  # type: ignore[arg-type]
+
+
+def taken(snapshot_seconds: float, persist_seconds: float, device_copy_seconds: float = math.inf) -> Profile:
+    """Of a checkpoint."""
+    return Profile(
+        iteration_seconds=math.nan,
+        snapshot_seconds=snapshot_seconds,
+        persist_seconds=persist_seconds,
+        device_copy_seconds=device_copy_seconds,
+    )
 
 
 # Beginning
@@ -497,7 +507,7 @@ def test_odd_durations_never_raise_and_good_ones_still_count(odd: float) -> None
             )
         )
         if in_flight_since is not None and iteration - in_flight_since >= 3:
-            controller.measured(0.1, 3.0 if good else odd, 10, odd)
+            controller.measured(taken(0.1, 3.0 if good else odd, odd))
             in_flight_since = None
         if controller.due(iteration) and in_flight_since is None:
             controller.started(iteration)
@@ -514,7 +524,7 @@ def test_a_clock_that_never_works_leaves_the_job_running(odd: float) -> None:
         controller.observe(Observation(iteration=iteration, seconds=odd))
         if controller.due(iteration):
             controller.started(iteration)
-            controller.measured(odd, odd, 0)
+            controller.measured(taken(odd, odd))
     assert controller.measured_overhead is None
 
 
@@ -535,12 +545,12 @@ def test_a_checkpoint_whose_iterations_a_restore_undid_does_not_look_free():
     for iteration in range(1, 5):
         iterate(iteration)
     controller.started(4)
-    controller.measured(0.01, 0.2, 1000)
+    controller.measured(taken(0.01, 0.2))
     iterate(5, in_flight=True)
     assert controller.plan is not None
     before = controller.plan.interval
     assert before > 10
-    controller.measured(0.01, 0.2, 1000)
+    controller.measured(taken(0.01, 0.2))
     controller.rewound(4)
     for iteration in range(5, 8):
         iterate(iteration)

@@ -70,18 +70,11 @@ class Premise:
     """`given`, `assumed` or `measured`; with more to it after a colon."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Premises:
-    """All that an outlook asks for."""
+def premises_of(typed: Typed) -> tuple[Profile, Settings, History, list[Premise]]:
+    """All that an outlook asks for, and what it rests on.
 
-    profile: Profile
-    settings: Settings
-    history: History
-    told: list[Premise]
-
-
-def premises_of(typed: Typed) -> Premises:
-    """ValueError, naming the option and the way out, for what cannot be."""
+    ValueError, naming the option and the way out, for what cannot be.
+    """
     told: list[Premise] = []
     profile = _profile(typed, told)
     ranks = typed.ranks or 1
@@ -100,7 +93,7 @@ def premises_of(typed: Typed) -> Premises:
     )
     told.append(_premise("budget", percent(settings.budget), typed.budget, "assumed: the default"))
     history = History(failures=failures, restart_seconds=restart)
-    return Premises(profile=profile, settings=settings, history=history, told=told)
+    return profile, settings, history, told
 
 
 def _kept(typed: Typed) -> int | None:
@@ -113,29 +106,37 @@ def _kept(typed: Typed) -> int | None:
 
 
 def _profile(typed: Typed, told: list[Premise]) -> Profile:
+    """What measuring might find: the ranks share the state, and copy and write their parts at once."""
     state_bytes = _state_bytes(typed, told)
     iteration = _read(typed.iteration, "--iteration", parse_positive_seconds, ITERATION_SECONDS)
     copy = _read(typed.copy_bandwidth, "--copy-bandwidth", parse_speed, COPY_BYTES_PER_SECOND)
     write = _read(typed.write_bandwidth, "--write-bandwidth", parse_speed, WRITE_BYTES_PER_SECOND)
-    profile = profile_of(
-        state_bytes,
-        typed.ranks or 1,
-        copy_bytes_per_second=copy,
-        write_bytes_per_second=write,
-        iteration_seconds=iteration,
-        cost_seconds=None if typed.stall is None else parse_seconds(typed.stall, "--stall"),
-        durable_seconds=None if typed.lag is None else parse_seconds(typed.lag, "--lag"),
-    )
+    snapshot, persist = (state_bytes / (typed.ranks or 1) / speed for speed in (copy, write))
+    if typed.lag is not None:
+        durable_seconds = parse_seconds(typed.lag, "--lag")
+        snapshot = min(snapshot, durable_seconds)
+        persist = durable_seconds - snapshot
+    if typed.stall is not None:
+        cost = parse_seconds(typed.stall, "--stall")
+    else:
+        # the part of the copy that does not fit into an iteration, and a slower loop until it is durable
+        cost = max(0.0, snapshot - iteration) + INTERFERENCE * (snapshot + persist)
     told.append(_premise("iteration", duration(iteration), typed.iteration))
     if state_bytes:
         told.append(_premise("copying", f"{size(round(copy))}/s a rank", typed.copy_bandwidth))
         told.append(_premise("writing", f"{size(round(write))}/s a rank", typed.write_bandwidth))
     slower = f"assumed: {percent(INTERFERENCE)} slower until it is durable"
-    told.append(_premise("cost of one", duration(profile.cost_seconds or 0.0), typed.stall, slower))
-    durable = duration(profile.snapshot_seconds + profile.persist_seconds)
+    told.append(_premise("cost of one", duration(cost), typed.stall, slower))
+    durable = duration(snapshot + persist)
     follows = "follows from size and speeds" if state_bytes else "assumed: at once"
     told.append(_premise("durable after", durable, typed.lag, follows))
-    return profile
+    return Profile(
+        iteration_seconds=iteration,
+        snapshot_seconds=snapshot,
+        persist_seconds=persist,
+        checkpoint_bytes=round(state_bytes),
+        cost_seconds=cost,
+    )
 
 
 def _state_bytes(typed: Typed, told: list[Premise]) -> float:
@@ -166,34 +167,3 @@ def _read(text: str | None, name: str, parse: Callable[[str, str], float], assum
 
 def _premise(name: str, value: str, given: object, otherwise: str = "assumed") -> Premise:
     return Premise(name=name, value=value, origin=otherwise if given is None else "given")
-
-
-def profile_of(
-    state_bytes: float,
-    ranks: int = 1,
-    *,
-    copy_bytes_per_second: float = COPY_BYTES_PER_SECOND,
-    write_bytes_per_second: float = WRITE_BYTES_PER_SECOND,
-    iteration_seconds: float = ITERATION_SECONDS,
-    cost_seconds: float | None = None,
-    durable_seconds: float | None = None,
-) -> Profile:
-    """What measuring might find. The ranks share the state, and copy and write their parts at once.
-
-    Without a known cost, a checkpoint costs the part of its copy that does not fit into an iteration, and slows
-    training down by `INTERFERENCE` until it is durable.
-    """
-    snapshot = state_bytes / ranks / copy_bytes_per_second
-    persist = state_bytes / ranks / write_bytes_per_second
-    if durable_seconds is not None:
-        snapshot = min(snapshot, durable_seconds)
-        persist = durable_seconds - snapshot
-    if cost_seconds is None:
-        cost_seconds = max(0.0, snapshot - iteration_seconds) + INTERFERENCE * (snapshot + persist)
-    return Profile(
-        iteration_seconds=iteration_seconds,
-        snapshot_seconds=snapshot,
-        persist_seconds=persist,
-        checkpoint_bytes=round(state_bytes),
-        cost_seconds=cost_seconds,
-    )

@@ -13,28 +13,12 @@ from holdfast.commands.premises import Premise
 from holdfast.pacing import Failures, History, Profile, Settings
 from holdfast.pacing.outlook import HOURS_A_DAY, Choice, Outlook
 from holdfast.pacing.policy import duration, plural
-from holdfast.simulation import FORESEEN_FAILURES, compare_policies
+from holdfast.simulation import FORESEEN_FAILURES, RUNS, Simulated, compare_policies
 
 HOPELESS = 0.01
 """An ETTR below which no interval is worth a recommendation."""
 NEGLIGIBLE = 1e-4
 """A difference in ETTR that is not worth acting on."""
-RUNS = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """What one policy came to, over all runs."""
-
-    policy: str
-    ettr: float
-    ettr_low: float
-    """The lower quartile; `ettr` is the median."""
-    ettr_high: float
-    checkpoints: float
-    lost_hours_a_day: float
-    """Of each GPU: stalls, work done twice, restarts."""
-    runs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,21 +151,7 @@ def simulated(found: Outlook) -> list[Simulated]:
         failures=Failures(world_size=found.world_size, mean_seconds=found.mtbf_seconds),
         restart_seconds=found.restart_seconds,
     )
-    rows = []
-    for row in compare_policies(profile, Settings(budget=found.budget), history, seeds=range(RUNS)):
-        low, median, high = row.quartiles("ettr")
-        rows.append(
-            Simulated(
-                policy=row.name,
-                ettr=median,
-                ettr_low=low,
-                ettr_high=high,
-                checkpoints=row.quartiles("checkpoints")[1],
-                lost_hours_a_day=HOURS_A_DAY * (1 - median),
-                runs=len(row.outcomes),
-            )
-        )
-    return rows
+    return compare_policies(profile, Settings(budget=found.budget), history)
 
 
 def _simulated_row(each: Simulated) -> tuple[str, ...]:

@@ -164,30 +164,12 @@ class Controller:
         if self._warmup_left == 0:  # during warm-up there is no baseline to compare its cost with
             self._ledger.started()
 
-    def measured(
-        self,
-        snapshot_seconds: float,
-        persist_seconds: float,
-        checkpoint_bytes: int,
-        device_copy_seconds: float = math.inf,
-        memory_used_bytes: int = 0,
-        memory_total_bytes: int = 0,
-    ) -> None:
-        """A checkpoint has become durable, and this is what it took."""
+    def measured(self, taken: Profile) -> None:
+        """A checkpoint has become durable: the fields of `taken` that concern it count."""
         self._first_retry = 0
         if self._plan is None and self._ledger.spans == 0:
             return  # started during warm-up: the next one is measured
-        self._known.checkpoint(
-            Profile(
-                iteration_seconds=math.nan,
-                snapshot_seconds=snapshot_seconds,
-                persist_seconds=persist_seconds,
-                checkpoint_bytes=checkpoint_bytes,
-                device_copy_seconds=device_copy_seconds,
-                memory_used_bytes=memory_used_bytes,
-                memory_total_bytes=memory_total_bytes,
-            )
-        )
+        self._known.checkpoint(taken)
 
     def rewound(self, iteration: int) -> None:
         """Training was taken back in place to the checkpoint of `iteration`, and goes on from there."""

@@ -71,9 +71,8 @@ class Failures:
     def interval(self, share: float = 0.9) -> tuple[float, float]:
         """Where the rate lies with the probability `share`, as much of the rest below it as above."""
         tail = (1 - share) / 2
-        return gamma_quantile(self._shape, tail) / self._seconds, gamma_quantile(
-            self._shape, 1 - tail
-        ) / self._seconds
+        low, high = (gamma_quantile(self._shape, each) for each in (tail, 1 - tail))
+        return low / self._seconds, high / self._seconds
 
     def none_within(self, seconds: float) -> float:
         """The probability that the next `seconds` bring no failure: ((b + T) / (b + T + h))^(a + k)."""

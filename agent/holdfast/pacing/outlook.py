@@ -159,7 +159,7 @@ def outlook(
             if 1 <= interval <= MAX_INTERVAL
         ),
         asked=tuple(scale.judge(f"every {each:,}", each) for each in asked),
-        policies=tuple(_decisions(scale)),
+        policies=tuple(scale.decision(name) for name in policy_names()),
         budget=settings.budget,
         budget_seconds=scale.cost_seconds / settings.budget,
         shortest_seconds=scale.shortest * profile.iteration_seconds,
@@ -205,6 +205,14 @@ class _Scale:
             restart_seconds=self.restart_seconds,
         )
 
+    def decision(self, name: str) -> Choice:
+        """The interval that a policy chooses."""
+        # only fixed rests on an interval that was set
+        every = self.settings.every if name == "fixed" else None
+        chosen = plan(self.profile, replace(self.settings, policy=name, every=every, paused=False), self.history)
+        decided_by = "" if chosen.policy == name else chosen.policy
+        return self.judge(name, chosen.interval, decided_by=decided_by, reason=chosen.reason)
+
     def judge(self, name: str, interval: int | None, *, decided_by: str = "", reason: str = "") -> Choice:
         if interval is None:
             return Choice(name=name, interval=None, decided_by=decided_by, reason=reason)
@@ -235,24 +243,6 @@ class _Scale:
             decided_by=decided_by,
             reason=reason,
         )
-
-
-def _decisions(scale: _Scale) -> Sequence[Choice]:
-    made = []
-    for name in policy_names():
-        # only fixed rests on an interval that was set
-        every = scale.settings.every if name == "fixed" else None
-        asked = replace(scale.settings, policy=name, every=every, paused=False)
-        chosen = plan(scale.profile, asked, scale.history)
-        made.append(
-            scale.judge(
-                name,
-                chosen.interval,
-                decided_by="" if chosen.policy == name else chosen.policy,
-                reason=chosen.reason,
-            )
-        )
-    return made
 
 
 def _curve(scale: _Scale, answer: Outlook) -> tuple[Point, ...]:

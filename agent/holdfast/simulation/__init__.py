@@ -5,17 +5,18 @@ A job's iterations, checkpoints, failures and restarts are events; between two o
 a real job would know at that point.
 """
 
-from .comparison import FORESEEN_FAILURES, Row, compare_policies
+from .comparison import FORESEEN_FAILURES, RUNS, Simulated, compare_policies
 from .run import FailureSource, Job, Knowledge, Outcome, PoissonFailures, certain, simulate
 
 __all__ = [
     "FORESEEN_FAILURES",
+    "RUNS",
     "FailureSource",
     "Job",
     "Knowledge",
     "Outcome",
     "PoissonFailures",
-    "Row",
+    "Simulated",
     "certain",
     "compare_policies",
     "simulate",

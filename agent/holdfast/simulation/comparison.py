@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.pacing import History, Profile, Settings, policies
@@ -12,6 +12,7 @@ from holdfast.pacing.policy import failures_of, usable_iteration
 
 from .run import Job, Knowledge, Outcome, PoissonFailures, simulate
 
+RUNS = 20
 REPLANS = 200
 """A plan is made anew when it is older than so small a part of the job."""
 FORESEEN_FAILURES = 30
@@ -19,29 +20,44 @@ FORESEEN_FAILURES = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What one policy came to over all seeds."""
+class Simulated:
+    """What one policy came to, over all runs."""
 
-    name: str
-    outcomes: tuple[Outcome, ...]
-    """In the order of the seeds: two rows' outcomes at one place met the same failures."""
+    policy: str
+    ettr: float
+    """The median; the lower quartile is `ettr_low`."""
+    ettr_low: float
+    ettr_high: float
+    checkpoints: float
+    lost_hours_a_day: float
+    """Of each GPU: stalls, work done twice, restarts."""
+    runs: int
 
-    def quartiles(self, measure: str) -> tuple[float, float, float]:
-        """Lower quartile, median and upper quartile of a field or property of `Outcome`, such as `ettr`."""
-        values = [float(getattr(each, measure)) for each in self.outcomes]
-        if len(values) == 1:
-            return values[0], values[0], values[0]
-        low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-        return low, middle, high
+    @classmethod
+    def of(cls, policy: str, outcomes: Sequence[Outcome]) -> Simulated:
+        low, median, high = _quartiles([each.ettr for each in outcomes])
+        return cls(
+            policy=policy,
+            ettr=median,
+            ettr_low=low,
+            ettr_high=high,
+            checkpoints=statistics.median(each.checkpoints for each in outcomes),
+            lost_hours_a_day=24 * (1 - median),
+            runs=len(outcomes),
+        )
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
 
 
 def compare_policies(
-    profile: Profile, settings: Settings, history: History, *, seeds: Iterable[int] = range(20)
-) -> list[Row]:
-    """Every policy on the job that a plan was asked for, told the rate of failures: seconds, not minutes.
+    profile: Profile, settings: Settings, history: History, *, seeds: Iterable[int] = range(RUNS)
+) -> list[Simulated]:
+    """Run every policy on the job that a plan was asked for, with the same failures for all.
 
-    The job runs for some thirty times its mean time between failures, as that is believed to be now. `fixed` takes
-    part only with an interval.
+    Policies are told the rate of failures. The job runs for some thirty times its mean time between failures, as
+    that is believed to be now. `fixed` takes part only with an interval.
 
     Raises:
         ValueError: the profile has no iteration time.
@@ -58,9 +74,9 @@ def compare_policies(
     )
     known = Knowledge(rate=lambda now: rate)
     return [
-        Row(
-            name=name,
-            outcomes=tuple(
+        Simulated.of(
+            name,
+            [
                 simulate(
                     job,
                     policy,
@@ -70,7 +86,7 @@ def compare_policies(
                     replan_seconds=job.total_iterations * job.iteration_seconds / REPLANS,
                 )
                 for seed in seeds
-            ),
+            ],
         )
         for name, policy in sorted(policies.items())
         if name != "fixed" or settings.every is not None
