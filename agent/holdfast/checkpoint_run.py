@@ -93,8 +93,6 @@ class RunRequest:
     """Copy everything while training waits."""
     over_seconds: float = 0.0
     """Spread the writing over this time; 0 writes at full speed."""
-    in_flight: int = 1
-    """How many runs were under way when it began, itself included."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     """Where and how the state was trained."""
     started_at: float = field(default_factory=time.time)

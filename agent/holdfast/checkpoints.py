@@ -251,7 +251,6 @@ class Checkpointer:
             mode=mode,
             at_once=at_once,
             over_seconds=over_seconds,
-            in_flight=self.under_way + 1,
             fingerprint=_fingerprint(),
         )
         run = CheckpointRun(request, self.snapshots, self._events, self)

@@ -28,10 +28,6 @@ class Cursor(Protocol):
         """The rest of the current epoch; `epoch` moves on when it is used up."""
         ...
 
-    def batches_left(self, epochs: int) -> int:
-        """Of `epochs` epochs in all; TypeError where the loader has no length."""
-        ...
-
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch given out."""
         ...
@@ -73,9 +69,6 @@ class _StatefulCursor:
             # some go on from the end of an epoch with the next one, others end there again
             yield from self._counted(begun(self._loader))
         self.epoch, self._given, self._loaded = self.epoch + 1, 0, False
-
-    def batches_left(self, epochs: int) -> int:
-        return max(0, (epochs - self.epoch) * len(self._loader) - self._given)
 
     def state_dict(self) -> dict[str, Any]:
         # one never drawn from has nothing to say yet, and may start its workers to say it
@@ -123,9 +116,6 @@ class _CountingCursor:
             self._given += 1
             yield batch
         self.epoch, self._given, self._start = self.epoch + 1, 0, None
-
-    def batches_left(self, epochs: int) -> int:
-        return max(0, (epochs - self.epoch) * len(self._loader) - self._given)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "given": self._given, "start": self._start}

@@ -10,13 +10,11 @@ from typing import Any
 from holdfast import protocol
 from holdfast.checkpoint_run import CheckpointRun, RunState
 from holdfast.link import Link
-from holdfast.pacing import Controller, Observation
+from holdfast.pacing import Controller, Observation, Profile
 from holdfast.profile import Iteration, IterationClock, MetricReader
 from holdfast.reports import Reporter
 
 BATCH_ITERATIONS = 16
-LOSS = "loss"
-"""The metric by which policies that look at convergence go."""
 RECENT_ITERATIONS = 64
 BATCH_SECONDS = 1.0
 """At most so many iterations, and about so long, before the controller learns of them."""
@@ -50,7 +48,7 @@ class Meter:
         measured = self.clock.end(standing.iteration, standing.lineage)
         if measured is None:
             return
-        if self._reporter.heard or self._controller.wants_losses:
+        if self._reporter.heard:
             self._metrics.add(measured, metrics)
             self.send_samples(wait=False)
             self._reporter.stalls(measured)
@@ -101,21 +99,21 @@ class Meter:
         if run.state is RunState.DURABLE and request.kind in ("scheduled", "requested"):
             device_copy_seconds = copy.device_copy_seconds
             self._controller.measured(
-                snapshot_seconds=copy.seconds,
-                persist_seconds=run.result.seconds,
-                checkpoint_bytes=run.size_bytes,
-                device_copy_seconds=math.inf if device_copy_seconds is None else device_copy_seconds,
-                memory_used_bytes=copy.device_memory[0],
-                memory_total_bytes=copy.device_memory[1],
-                in_flight=request.in_flight,
+                Profile(
+                    iteration_seconds=math.nan,
+                    snapshot_seconds=copy.seconds,
+                    persist_seconds=run.result.seconds,
+                    checkpoint_bytes=run.size_bytes,
+                    device_copy_seconds=math.inf if device_copy_seconds is None else device_copy_seconds,
+                    memory_used_bytes=copy.device_memory[0],
+                    memory_total_bytes=copy.device_memory[1],
+                )
             )
 
     def send_samples(self, *, wait: bool) -> None:
         """Send the iterations whose metrics have arrived from the device; with `wait`, all of them."""
         for measured, metrics in self._metrics.ready(wait=wait):
             self._reporter.sample(measured, metrics)
-            if LOSS in metrics:
-                self._controller.life.progress.add(measured.iteration, metrics[LOSS])
 
     def close(self) -> None:
         """All samples, and what this rank has not told of itself yet."""

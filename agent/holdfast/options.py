@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from holdfast.pacing import Settings, parse_budget, parse_checkpoints, parse_every, parse_mtbf, parse_policy
+from holdfast.pacing import Settings, parse_budget, parse_every, parse_mtbf, parse_policy
 from holdfast.pacing.settings import DEFAULT_BUDGET
 from holdfast.protocol import MOST_LABELS
 from holdfast.retention import Retention, parse_retention
@@ -122,18 +122,6 @@ class Options:
         parse_mtbf,
         shown="as clusters report it",
     )
-    checkpoints: int | None = setting(
-        None,
-        "how many the job may take in all, for [policies](pacing.md) that place a limited number",
-        parse_checkpoints,
-        shown="no limit",
-    )
-    iterations: int | None = setting(
-        None,
-        "how many the job is to have in all, for the same policies",
-        _count("iterations", "iterations"),
-        shown="as the loop has it",
-    )
     keep: int = setting(
         DEFAULT_KEEP,
         "about how many checkpoints stay; the newest close together, older ones further apart",
@@ -222,13 +210,7 @@ class Options:
 
     @property
     def pacing(self) -> Settings:
-        return Settings(
-            budget=self.budget,
-            policy=self.policy,
-            every=self.every,
-            mtbf_seconds=self.mtbf,
-            checkpoints=self.checkpoints,
-        )
+        return Settings(budget=self.budget, policy=self.policy, every=self.every, mtbf_seconds=self.mtbf)
 
     @property
     def retention_rules(self) -> Retention:

@@ -243,14 +243,6 @@ class Paced(Occurrence, kw_only=True, tag="paced"):
     """By how much these scatter: the median deviation from the median, by field."""
     mtbf_seconds: float | None = None
     """Mean time between failures, where the script states it."""
-    checkpoints: int | None = None
-    """How many the job may take, where the script limits them."""
-    checkpoints_taken: int = 0
-    """Over all attempts."""
-    total_iterations: int | None = None
-    """How many it will come to, where that is known."""
-    loss_curve: dict[str, float] = {}
-    """The fields of `holdfast.pacing.LossCurve`, where a policy looks at it and one was found."""
 
 
 class Applied(Occurrence, kw_only=True, tag="applied"):

@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from holdfast import fingerprint, protocol, supervision
@@ -25,6 +25,8 @@ NOT_TOLD_ELSEWHERE = ("internal", "ranks")
 """Notices that are about one rank of several."""
 TOLD_RATIO = 2.0
 """The factor by which an interval has to change for another line in the log at INFO."""
+NEARLY = 1.1
+"""A predicted overhead of at most so many budgets is rounding."""
 DURABLE_EVERY_SECONDS = 60.0
 """The least time between two lines in the log, at INFO, that say that a checkpoint is durable."""
 LOG_FORMAT = "%(asctime)s %(levelname)s holdfast: %(message)s"
@@ -188,7 +190,6 @@ class Reporter:
         plan, profile = controller.plan, controller.profile
         if changed and plan is not None and not self._quiet:
             self._tell(plan, controller.settings.budget)
-        curve = controller.life.progress.curve if controller.wants_losses else None
         self.event(
             protocol.Paced(
                 **self._here(),
@@ -202,10 +203,6 @@ class Reporter:
                 profile=_measured(profile) if profile else {},
                 spread=controller.spread,
                 mtbf_seconds=controller.settings.mtbf_seconds,
-                checkpoints=controller.settings.checkpoints,
-                checkpoints_taken=controller.life.checkpoints,
-                total_iterations=controller.life.total_iterations,
-                loss_curve=asdict(curve) if curve is not None else {},
             )
         )
 
@@ -221,6 +218,8 @@ class Reporter:
         figures = f"policy {plan.policy}"
         if plan.overhead is not None:
             figures += f", predicted overhead {percent(plan.overhead)}, budget {percent(budget)}"
+            if plan.policy != "fixed" and plan.overhead > NEARLY * budget:
+                figures += ", until further checkpoints confirm their cost"
         level = logging.DEBUG if near else logging.INFO
         logger.log(level, "%s: checkpoint interval: %s (%s)", self.job, every, figures)
         logger.debug("%s: checkpoint interval: %s", self.job, plan.reason)

@@ -49,10 +49,6 @@ class Session:
         every: a fixed interval in iterations in the policy's place. Default: HOLDFAST_EVERY.
         mtbf: the mean time between failures of the whole job, in seconds or as "3.1h"; failures of the job
             correct it. Default: HOLDFAST_MTBF, else as clusters report it.
-        checkpoints: how many the job may take in all, for the policies that place a limited number. Default:
-            HOLDFAST_CHECKPOINTS, else no limit.
-        iterations: how many the job is to have in all, for these policies. Default: HOLDFAST_ITERATIONS, else
-            the length of the loop over `session.batches`.
         keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
         retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, size 200GB, per lineage".
             Default: HOLDFAST_RETENTION.
@@ -97,8 +93,6 @@ class Session:
         policy: str | None = None,
         every: int | None = None,
         mtbf: float | str | None = None,
-        checkpoints: int | None = None,
-        iterations: int | None = None,
         keep: int | None = None,
         retention: str | Retention | None = None,
         slots: int | None = None,
@@ -123,7 +117,6 @@ class Session:
         self._ranks = ranks.join()
         self._standing = Standing()
         self._controller = Controller(options.pacing, world_size=self._ranks.world_size, slots=options.slots)
-        self._controller.life.total_iterations = options.iterations
         self._training = Training(objects, self._standing, self._controller, self._ranks, rewinds=options.rewinds)
         self._reporter = Reporter(
             job, self._standing, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
@@ -208,7 +201,7 @@ class Session:
         None is without end, for a loop that counts iterations: `batch = next(batches)`.
         """
         self.resume()
-        cursor = self._training.enter(loader, epochs)
+        cursor = self._training.enter(loader)
         if cursor.gap:
             self._reporter.notice("warning", "loader", cursor.gap)
         while epochs is None or cursor.epoch < epochs:

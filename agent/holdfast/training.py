@@ -66,7 +66,6 @@ class Training:
         self._moved = False
         self._drawn = self._updates = self._ended = 0
         """Batches, steps of optimizers and iterations, since all ranks of the job stood at the same place."""
-        self._epochs: int | None = None
         self.trained = 0
         """Iterations of this attempt, those included that a restore took back."""
         self._hooks: list[RemovableHandle] = []
@@ -175,20 +174,6 @@ class Training:
         return told
 
     @property
-    def total_iterations(self) -> int | None:
-        """How many the loop over `session.batches` will come to, at so many batches an iteration as so far.
-
-        None where nobody can know.
-        """
-        if not self._loaders or self._epochs is None or not self._ended:
-            return None
-        try:
-            left = self._loaders[self._current][1].batches_left(self._epochs)
-        except (TypeError, NotImplementedError, AttributeError):  # a loader without a length
-            return None
-        return self._standing.iteration + left * self._ended // max(1, self._drawn)
-
-    @property
     def loader(self) -> Iterable[Any] | None:
         """The one that the script draws from, as far as that can be seen."""
         if self._loaders:
@@ -200,9 +185,8 @@ class Training:
         """As so far; None for a loop that draws its batches itself."""
         return self._drawn / self._ended if self._loaders and self._ended else None
 
-    def enter(self, loader: Iterable[Any], epochs: int | None = None) -> Cursor:
-        """The script begins, or goes on, to draw `epochs` epochs in all from `loader`."""
-        self._epochs = epochs
+    def enter(self, loader: Iterable[Any]) -> Cursor:
+        """The script begins, or goes on, to draw from `loader`."""
         known = [each for each, _ in self._loaders]
         self._current = next((i for i, each in enumerate(known) if each is loader), len(known))
         if self._current == len(known):

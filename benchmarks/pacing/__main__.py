@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import signal
 import statistics
@@ -15,7 +14,6 @@ from benchmarks.checkpoint.calling import ROOT
 
 from holdfast.pacing import History, Profile, Settings, plan, policies
 from holdfast.pacing.failures import Failures
-from holdfast.pacing.progress import ProgressFit
 
 from .agreement import ettr_max_error
 from .paired import Overhead, overhead
@@ -61,23 +59,15 @@ def _row(found: Overhead) -> str:
 
 
 def _plan_seconds(policy: str) -> float:
-    """What the median plan takes, with all that the policy may look at; what it is told of losses included."""
-    fit, seconds = ProgressFit(), []
-    for iteration in range(1, 5001):
-        fit.add(iteration, 1 + 2 * 0.999**iteration)
-    history = History(
-        iterations=5000,
-        total_iterations=20_000,
-        failures=Failures(count=3, exposure_seconds=1e6, world_size=64),
-        checkpoints=20,
-        progress=fit.curve,
-    )
+    """What the median plan takes, in seconds."""
+    seconds = []
+    failures = Failures(count=3, exposure_seconds=1e6, world_size=64)
     profile = Profile(
         iteration_seconds=0.5, update_seconds=0.05, snapshot_seconds=0.4, persist_seconds=3.0, cost_seconds=0.05
     )
-    settings = Settings(policy=policy, checkpoints=100, every=50 if policy == "fixed" else None)
+    settings = Settings(policy=policy, every=50 if policy == "fixed" else None)
     for number in range(PLANS):
-        now = dataclasses.replace(history, iterations=5000 + number)
+        now = History(failures=failures.after(float(number)))
         started = time.perf_counter()
         plan(profile, settings, now)
         seconds.append(time.perf_counter() - started)

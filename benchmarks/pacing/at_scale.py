@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.pacing import Failures, Policy, Settings, policies
-from holdfast.simulation import Job, Knowledge, Outcome, PoissonFailures, simulate
+from holdfast.simulation import FailureSource, Job, Knowledge, Outcome, PoissonFailures, simulate
 
 DAY = 86400.0
 MTBF_SECONDS = 3.09 * 3600
 WORKERS = 16_384
-PER_WORKER_HOUR = 1 / (3.09 * WORKERS)
 ITERATION_SECONDS = 5.0
 REPLAN_SECONDS = 1800.0
 JOB = Job(
@@ -21,9 +20,8 @@ JOB = Job(
     cost_seconds=5.0,
     lag_seconds=120.0,
     restart_seconds=300.0,
-    workers=WORKERS,
 )
-KNOWN = Knowledge(rate=lambda now, workers: PER_WORKER_HOUR * workers / 3600)
+KNOWN = Knowledge(rate=lambda now: 1 / MTBF_SECONDS)
 
 
 def learning(wrong_by: float = 1.0) -> Knowledge:
@@ -61,6 +59,23 @@ def at_scale(seeds: Sequence[int]) -> list[AtScale]:
     return rows
 
 
+class ChangingFailures(PoissonFailures):
+    """From so many seconds of wall time on, so many times the first rate."""
+
+    def __init__(self, per_hour: float, *, seed: int, at_seconds: float, factor: float) -> None:
+        super().__init__(per_hour, seed=seed)
+        self._at, self._factor = at_seconds, factor
+
+    def seconds_left(self, now: float) -> float:
+        left = super().seconds_left(now)
+        before = max(0.0, self._at - now)
+        return left if left <= before else before + (left - before) / self._factor
+
+    def ran(self, now: float, seconds: float) -> None:
+        before = min(seconds, max(0.0, self._at - now))
+        super().ran(now, before + (seconds - before) * self._factor)
+
+
 def run(
     policy: Policy,
     seed: int,
@@ -68,15 +83,14 @@ def run(
     settings: Settings = Settings(),  # noqa: B008 - frozen
     knowledge: Knowledge = KNOWN,
     days: float = 1000.0,
-    changes: Sequence[tuple[float, float]] = (),
+    failures: FailureSource | None = None,
 ) -> Outcome:
     """This job, ended after so many days of wall time."""
-    failures = PoissonFailures(per_worker_hour=PER_WORKER_HOUR, seed=seed, changes=changes)
     return simulate(
         JOB,
         policy,
         settings,
-        failures=failures,
+        failures=failures or PoissonFailures(3600 / MTBF_SECONDS, seed=seed),
         knowledge=knowledge,
         replan_seconds=REPLAN_SECONDS,
         until_seconds=days * DAY,
@@ -94,16 +108,22 @@ def regret_of_wrong_prior(wrong_by: float, seeds: Sequence[int], days: float = 3
 
 def regret_of_change(factor: float, seeds: Sequence[int], *, at_day: float = 14.0, days: float = 28.0) -> float:
     """Mean ETTR lost in the days after the rate changed by a factor unannounced, against being told of it."""
-    goodput, when = policies["goodput"], at_day * DAY
-    changes = ((when, factor),)
+    when = at_day * DAY
 
-    def told(now: float, workers: int) -> float:
-        return PER_WORKER_HOUR * workers / 3600 * (factor if now >= when else 1.0)
+    def told(now: float) -> float:
+        return (factor if now >= when else 1.0) / MTBF_SECONDS
 
     def after(knowledge: Knowledge, seed: int) -> float:
         before, whole = (
-            run(goodput, seed, knowledge=knowledge, days=end, changes=changes) for end in (at_day, at_day + days)
+            run(
+                policies["goodput"],
+                seed,
+                knowledge=knowledge,
+                days=end,
+                failures=ChangingFailures(3600 / MTBF_SECONDS, seed=seed, at_seconds=when, factor=factor),
+            )
+            for end in (at_day, at_day + days)
         )
-        return whole.since(before).ettr
+        return (whole.useful_seconds - before.useful_seconds) / (whole.wall_seconds - before.wall_seconds)
 
     return statistics.fmean(after(Knowledge(rate=told), seed) - after(learning(), seed) for seed in seeds)

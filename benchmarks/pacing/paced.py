@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.pacing import Controller, Observation, Plan
+from holdfast.pacing import Controller, Observation, Plan, Profile
 
 
 @dataclass
@@ -71,13 +71,15 @@ class Job:
                 late_seconds = -checkpoint.left_seconds * (len(self.under_way) if self.shared else 1)
                 persist_seconds = checkpoint.took_seconds - late_seconds - self.snapshot_seconds
                 self.controller.measured(
-                    self.snapshot_seconds,
-                    persist_seconds,
-                    10**6,
-                    self.device_copy_seconds,
-                    self.memory_used_bytes,
-                    self.memory_total_bytes,
-                    in_flight=checkpoint.in_flight,
+                    Profile(
+                        iteration_seconds=math.nan,
+                        snapshot_seconds=self.snapshot_seconds,
+                        persist_seconds=persist_seconds,
+                        checkpoint_bytes=10**6,
+                        device_copy_seconds=self.device_copy_seconds,
+                        memory_used_bytes=self.memory_used_bytes,
+                        memory_total_bytes=self.memory_total_bytes,
+                    )
                 )
         self.under_way = [checkpoint for checkpoint in self.under_way if checkpoint.left_seconds > 0]
         made = self.controller.observe(

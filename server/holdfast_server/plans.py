@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from holdfast.answers import JobPlan, Origin
-from holdfast.pacing import DEFAULT_BUDGET, History, LossCurve, Settings, parse_budget, parse_every
-from holdfast.pacing.failures import Failures
+from holdfast.pacing import DEFAULT_BUDGET, History, Settings, parse_budget, parse_every
+from holdfast.pacing.failures import ASSUMED_RESTART_SECONDS, Failures
 from holdfast.pacing.outlook import at_world_size, outlook
-from holdfast.pacing.policy import ASSUMED_RESTART_SECONDS, usable_iteration
+from holdfast.pacing.policy import usable_iteration
 from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_mtbf
 from holdfast.protocol import Paced
@@ -101,14 +101,7 @@ async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPla
         else outlook(
             profile,
             _settings(row, paced, what_if),
-            History(
-                iterations=row.iteration,
-                total_iterations=paced.total_iterations,
-                failures=failures,
-                restart_seconds=restart,
-                checkpoints=paced.checkpoints_taken,
-                progress=_curve(paced),
-            ),
+            History(failures=failures, restart_seconds=restart),
             present=paced.interval,
             asked=() if what_if.every is None else (what_if.every,),
         ),
@@ -136,14 +129,7 @@ def _failures(seen: Seen, paced: Paced | None, what_if: WhatIf) -> Failures:
 
 def _settings(job: models.Job, paced: Paced, what_if: WhatIf) -> Settings:
     budget = what_if.budget or job.budget or paced.budget or DEFAULT_BUDGET
-    return Settings(budget=budget, policy=job.policy or paced.policy, checkpoints=paced.checkpoints)
-
-
-def _curve(paced: Paced) -> LossCurve | None:
-    try:
-        return LossCurve(**paced.loss_curve)  # type: ignore[arg-type]
-    except TypeError:  # not told, or by an agent of another version
-        return None
+    return Settings(budget=budget, policy=job.policy or paced.policy)
 
 
 def _origins(seen: Seen, paced: Paced | None, what_if: WhatIf) -> dict[str, Origin]:

@@ -6,7 +6,7 @@ import math
 
 from hypothesis import strategies as st
 
-from holdfast.pacing import Failures, History, LossCurve, Profile, Settings
+from holdfast.pacing import Failures, History, Profile, Settings
 
 MEASURED = Profile(iteration_seconds=0.5, snapshot_seconds=0.3, persist_seconds=2.2, cost_seconds=0.35)
 
@@ -44,15 +44,9 @@ odd_settings = st.builds(
     Settings,
     budget=odd_numbers | st.just(0.035),
     mtbf_seconds=odd_numbers | st.none(),
-    checkpoints=st.integers(-2, 10**9) | st.none(),
-)
-odd_curves = st.builds(
-    LossCurve, floor=odd_numbers, scale=odd_numbers, decay=odd_numbers | st.just(0.01), origin=st.integers(-1, 100)
 )
 odd_histories = st.builds(
     History,
-    iterations=st.integers(-1, 10**9),
-    total_iterations=st.integers(-1, 10**9) | st.none(),
     failures=st.builds(
         Failures,
         count=st.floats(0, 1e6),
@@ -61,6 +55,4 @@ odd_histories = st.builds(
         mean_seconds=odd_numbers | st.none(),
     ),
     restart_seconds=odd_numbers,
-    checkpoints=st.integers(-1, 10**9),
-    progress=odd_curves | st.none(),
 )

@@ -15,14 +15,14 @@ class FakeController:
     """Remembers what it was told, and in which portions."""
 
     def __init__(self):
-        self.plan, self.wants_losses = object(), False
+        self.plan = object()
         self.portions = []
         self.settings = types.SimpleNamespace(policy="fixed", budget=0.1)
 
     def observe(self, seen):
         self.portions[-1].append((seen.iteration, seen.in_flight))
 
-    def measured(self, **_):
+    def measured(self, _):
         self.portions.append([("settled", None)])
 
 

@@ -10,13 +10,23 @@ from itertools import pairwise
 import pytest
 from benchmarks.pacing.paced import Job
 
-from holdfast.pacing import Controller, Observation, Settings
+from holdfast.pacing import Controller, Observation, Profile, Settings
 
 
 def job(budget: float = 0.05, **given: object) -> Job:
     """By default a checkpoint costs 0.1 s of stall and 3 iterations of 0.2 s interference: every 14 at 5 %."""
     costs: dict[str, object] = {"stall_seconds": 0.1, "interference": 0.2}
     return Job(Controller(Settings(budget=budget)), **{**costs, **given})  # type: ignore[arg-type]
+
+
+def taken(snapshot_seconds: float, persist_seconds: float, device_copy_seconds: float = math.inf) -> Profile:
+    """Of a checkpoint."""
+    return Profile(
+        iteration_seconds=math.nan,
+        snapshot_seconds=snapshot_seconds,
+        persist_seconds=persist_seconds,
+        device_copy_seconds=device_copy_seconds,
+    )
 
 
 # Beginning
@@ -35,12 +45,6 @@ def test_the_first_checkpoint_comes_at_once_and_the_second_after_warm_up_and_a_p
 def test_long_iterations_need_a_minute_of_profile_and_no_fifteen(compute_seconds: float, second: int) -> None:
     simulated = job(compute_seconds=compute_seconds).run(20)
     assert simulated.starts[:2] == [1, second]
-
-
-def test_a_job_that_may_take_a_few_checkpoints_spends_none_on_its_first_iteration() -> None:
-    controller = Controller(Settings(checkpoints=5))
-    controller.observe(Observation(iteration=1, seconds=1.0))
-    assert not controller.due(1)
 
 
 def test_slow_first_iterations_leave_no_trace_in_the_profile() -> None:
@@ -143,13 +147,30 @@ def test_a_recovered_disk_has_its_interval_back_within_five(slow_intervals: int)
     simulated.run_intervals(1)  # the one under way was begun before
     simulated.run_intervals(5)
     assert simulated.interval == pytest.approx(original, rel=0.1)
-    steps_taken = [plan.interval or 0 for plan in simulated.plans[1:]]
-    assert steps_taken[0] == raised
-    for before, after in pairwise(steps_taken):
-        assert after >= math.floor(before * 0.5)
 
 
-def test_stalls_that_become_shorter_bring_the_interval_back_after_three_low_windows() -> None:
+def test_two_checkpoints_that_are_much_dearer_raise_the_interval_as_soon_as_both_are_durable() -> None:
+    simulated = job().run(400)
+    simulated.stall_seconds = 3.0
+    simulated.run_intervals(2)
+    assert simulated.interval == 14
+    simulated.run(10)
+    assert 60 <= simulated.interval <= 75
+
+
+def test_a_disk_that_cannot_keep_the_interval_has_the_one_that_it_can_keep() -> None:
+    """Its last checkpoint is still being written when the next is due: nothing idle is left to compare with."""
+    simulated = job(0.035, compute_seconds=0.05, stall_seconds=0.02, interference=0.05, persist_seconds=2.5)
+    simulated.run(900)
+    assert simulated.interval < 100
+    simulated.persist_seconds *= 6
+    simulated.run_intervals(4)
+    assert simulated.interval >= 300  # a write of 15 s
+    simulated.run_intervals(8)
+    assert simulated.overhead <= 0.035 * 1.05
+
+
+def test_stalls_that_become_shorter_bring_the_interval_back() -> None:
     simulated = job(interference=0.0, stall_seconds=0.5).run(400)
     simulated.stall_seconds *= 4
     simulated.run_intervals(6)
@@ -486,7 +507,7 @@ def test_odd_durations_never_raise_and_good_ones_still_count(odd: float) -> None
             )
         )
         if in_flight_since is not None and iteration - in_flight_since >= 3:
-            controller.measured(0.1, 3.0 if good else odd, 10, odd)
+            controller.measured(taken(0.1, 3.0 if good else odd, odd))
             in_flight_since = None
         if controller.due(iteration) and in_flight_since is None:
             controller.started(iteration)
@@ -503,7 +524,7 @@ def test_a_clock_that_never_works_leaves_the_job_running(odd: float) -> None:
         controller.observe(Observation(iteration=iteration, seconds=odd))
         if controller.due(iteration):
             controller.started(iteration)
-            controller.measured(odd, odd, 0)
+            controller.measured(taken(odd, odd))
     assert controller.measured_overhead is None
 
 
@@ -524,12 +545,12 @@ def test_a_checkpoint_whose_iterations_a_restore_undid_does_not_look_free():
     for iteration in range(1, 5):
         iterate(iteration)
     controller.started(4)
-    controller.measured(0.01, 0.2, 1000)
+    controller.measured(taken(0.01, 0.2))
     iterate(5, in_flight=True)
     assert controller.plan is not None
     before = controller.plan.interval
     assert before > 10
-    controller.measured(0.01, 0.2, 1000)
+    controller.measured(taken(0.01, 0.2))
     controller.rewound(4)
     for iteration in range(5, 8):
         iterate(iteration)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.pacing.failures import HALF_LIFE_SECONDS, Failures
-from holdfast.pacing.gamma import cumulative, quantile
-from holdfast.pacing.renewal import best_interval_seconds, effective_ratio
+from holdfast.pacing.failures import HALF_LIFE_SECONDS, NEARLY_NORMAL, Failures, gamma_quantile
+from holdfast.pacing.interval_cost import best_interval_seconds, effective_ratio
 
 DAY = 86400.0
 GPUS = 16_384
@@ -68,18 +67,33 @@ def test_quiet_time_lowers_the_rate_and_a_failure_raises_it(count: float, second
     assert fresh.after(seconds).rate <= fresh.rate
 
 
-def test_the_distribution_is_right_where_it_has_a_closed_form() -> None:
-    for x in (1e-6, 0.1, 1.0, 1.9, 2.1, 5.0, 40.0):
-        assert cumulative(1.0, x) == pytest.approx(1 - math.exp(-x), rel=1e-12)
-        assert cumulative(2.0, x) == pytest.approx(1 - math.exp(-x) * (1 + x), rel=1e-9, abs=1e-15)
-        assert cumulative(0.5, x) == pytest.approx(math.erf(math.sqrt(x)), rel=1e-12)
-    assert cumulative(3.0, 0.0) == 0
-    assert cumulative(3.0, math.inf) == 1
+@pytest.mark.parametrize("probability", [0.001, 0.05, 0.3, 0.5, 0.95, 0.999])
+def test_a_quantile_is_right_where_it_has_a_closed_form(probability: float) -> None:
+    assert gamma_quantile(1.0, probability) == pytest.approx(-math.log(1 - probability), rel=1e-7)
+    x = gamma_quantile(2.0, probability)
+    assert 1 - math.exp(-x) * (1 + x) == pytest.approx(probability, rel=1e-7)
+    x = gamma_quantile(0.5, probability)
+    assert math.erf(math.sqrt(x)) == pytest.approx(probability, rel=1e-7)
 
 
-@given(st.floats(0.5, 1e4), st.floats(0.001, 0.999))
-def test_a_quantile_is_where_the_distribution_reaches_it(shape: float, probability: float) -> None:
-    assert cumulative(shape, quantile(shape, probability)) == pytest.approx(probability, rel=1e-6)
+@pytest.mark.parametrize(
+    ("shape", "probability", "published"),
+    [(5.0, 0.05, 1.970150), (5.0, 0.95, 9.153519), (50.0, 0.05, 38.964658), (50.0, 0.95, 62.171056)],
+)
+def test_a_quantile_is_the_published_one(shape: float, probability: float, published: float) -> None:
+    """Half of the chi-squared quantiles of 10 and 100 degrees of freedom."""
+    assert gamma_quantile(shape, probability) == pytest.approx(published, rel=1e-5)
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.95])
+def test_where_the_approximation_begins_it_agrees_with_the_series(probability: float) -> None:
+    series, approximation = (gamma_quantile(NEARLY_NORMAL * factor, probability) for factor in (1, 1 + 1e-9))
+    assert approximation == pytest.approx(series, rel=1e-4)
+
+
+@given(st.floats(0.5, 1e4), st.floats(0.001, 0.998))
+def test_a_quantile_grows_with_its_probability(shape: float, probability: float) -> None:
+    assert 0 <= gamma_quantile(shape, probability) < gamma_quantile(shape, probability + 0.001)
 
 
 def test_the_interval_of_a_job_that_has_not_run_yet_has_a_closed_form() -> None:

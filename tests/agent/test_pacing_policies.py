@@ -18,15 +18,11 @@ from pacing_profiles import (
     profiles,
 )
 
-from holdfast.pacing import MAX_INTERVAL, Failures, History, LossCurve, Plan, Profile, Settings, plan, policies
-from holdfast.pacing.bounds import budget_interval, pipeline_interval
-from holdfast.pacing.expectation import exposure_iterations
+from holdfast.pacing import MAX_INTERVAL, Failures, History, Plan, Profile, Settings, plan, policies
+from holdfast.pacing.interval_cost import budget_interval, exposure_iterations, pipeline_interval
 
 CEILED = sorted(set(policies) - {"fixed"})
-KNOWN = History(
-    iterations=100, total_iterations=5000, checkpoints=3, progress=LossCurve(floor=1.0, scale=2.0, decay=1e-3)
-)
-LIMITED = Settings(checkpoints=50, mtbf_seconds=3600.0)
+STATED = Settings(mtbf_seconds=3600.0)
 
 
 @given(odd_profiles, odd_settings, odd_histories, st.sampled_from(sorted(policies)))
@@ -50,23 +46,23 @@ def test_a_job_of_which_nothing_is_known_has_a_plan_and_its_worth(name: str) -> 
 @pytest.mark.parametrize("name", CEILED)
 @pytest.mark.parametrize("odd", [math.nan, 0.0, -1.0, math.inf])
 def test_nothing_timed_means_nothing_planned(name: str, odd: float) -> None:
-    made = plan(Profile(iteration_seconds=odd), replace(LIMITED, policy=name), KNOWN)
+    made = plan(Profile(iteration_seconds=odd), replace(STATED, policy=name))
     assert made.interval is None
     assert "no iteration has been timed" in made.reason
 
 
 @pytest.mark.parametrize("name", CEILED)
 def test_a_budget_of_nothing_means_no_checkpoint_that_costs_anything(name: str) -> None:
-    made = plan(MEASURED, replace(LIMITED, policy=name, budget=0.0), KNOWN)
+    made = plan(MEASURED, replace(STATED, policy=name, budget=0.0))
     assert made.interval is None
     assert "budget" in made.reason
-    free = plan(replace(MEASURED, cost_seconds=0.0), replace(LIMITED, policy=name, budget=0.0), KNOWN)
+    free = plan(replace(MEASURED, cost_seconds=0.0), replace(STATED, policy=name, budget=0.0))
     assert free.interval is not None
 
 
 @given(profiles, budgets, st.sampled_from(CEILED))
 def test_the_budget_is_a_ceiling_and_writing_keeps_up(profile: Profile, budget: float, name: str) -> None:
-    made = plan(profile, replace(LIMITED, policy=name, budget=budget), KNOWN)
+    made = plan(profile, replace(STATED, policy=name, budget=budget))
     affordable = budget_interval(profile, budget)
     assert made.interval is not None
     assert affordable is not None
@@ -78,7 +74,7 @@ def test_a_larger_budget_never_makes_checkpoints_rarer(
     profile: Profile, name: str, one: float, other: float
 ) -> None:
     rich, poor = (
-        plan(profile, replace(LIMITED, policy=name, budget=each), KNOWN).interval
+        plan(profile, replace(STATED, policy=name, budget=each)).interval
         for each in (max(one, other), min(one, other))
     )
     assert rich is not None
@@ -90,9 +86,9 @@ def test_a_larger_budget_never_makes_checkpoints_rarer(
 def test_a_slower_disk_never_makes_checkpoints_more_frequent(
     profile: Profile, name: str, more: float, budget: float
 ) -> None:
-    settings = replace(LIMITED, policy=name, budget=budget)
-    slower = plan(replace(profile, persist_seconds=profile.persist_seconds + more), settings, KNOWN).interval
-    quick = plan(profile, settings, KNOWN).interval
+    settings = replace(STATED, policy=name, budget=budget)
+    slower = plan(replace(profile, persist_seconds=profile.persist_seconds + more), settings).interval
+    quick = plan(profile, settings).interval
     assert slower is not None
     assert quick is not None
     assert slower >= quick
@@ -100,8 +96,8 @@ def test_a_slower_disk_never_makes_checkpoints_more_frequent(
 
 @given(profiles, st.sampled_from(sorted(policies)), st.integers(1, 10_000))
 def test_more_in_flight_never_makes_checkpoints_rarer(profile: Profile, name: str, every: int) -> None:
-    settings = replace(LIMITED, policy=name, every=every if name == "fixed" else None)
-    one, four = (plan(replace(profile, in_flight=n), settings, KNOWN) for n in (1, 4))
+    settings = replace(STATED, policy=name, every=every if name == "fixed" else None)
+    one, four = (plan(replace(profile, in_flight=n), settings) for n in (1, 4))
     assert one.interval is not None
     assert four.interval is not None
     assert four.interval <= one.interval
@@ -144,6 +140,6 @@ def test_an_odd_restart_time_counts_nothing(seconds: float) -> None:
 
 def test_every_policy_is_offered_under_the_name_its_plans_carry() -> None:
     for name, policy in policies.items():
-        made = policy(MEASURED, Settings(policy=name, every=3, checkpoints=50, mtbf_seconds=3600.0), KNOWN)
+        made = policy(MEASURED, Settings(policy=name, every=3, mtbf_seconds=3600.0), History())
         assert made.policy == name
         assert isinstance(made, Plan)

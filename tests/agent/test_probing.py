@@ -122,7 +122,7 @@ class Script:
         monkeypatch.setattr(probing, "time", types.SimpleNamespace(perf_counter=self.clock, monotonic=self.clock))
         monkeypatch.setattr(probing, "probe", lambda _: self.clock.wait(takes) or FOUND)
         self.training = types.SimpleNamespace(rewinds=0, loader=loader or [1], batches_an_iteration=batches)
-        controller = types.SimpleNamespace(plan=None, wants_losses=False, observe=lambda _: None)
+        controller = types.SimpleNamespace(plan=None, observe=lambda _: None)
         reporter = Reporter("job", Standing())
         monkeypatch.setattr(reporter, "pace", lambda *_, **__: None)
         monkeypatch.setattr(reporter, "notice", lambda *said: self.told.append(said))

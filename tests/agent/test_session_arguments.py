@@ -15,7 +15,7 @@ def net():
     return torch.nn.Linear(2, 2)
 
 
-@pytest.mark.parametrize("name", ["policy", "token", "labels", "keep", "iterations", "debug", "owner", "store"])
+@pytest.mark.parametrize("name", ["policy", "token", "labels", "keep", "mtbf", "debug", "owner", "store"])
 @pytest.mark.parametrize("make", [net, lambda: torch.optim.SGD(net().parameters()), holdfast.Variables])
 def test_an_object_under_the_name_of_a_setting_is_refused_with_the_way_out(tmp_path, name, make):
     with pytest.raises(

@@ -56,23 +56,6 @@ def test_an_ordered_interval_has_as_many_under_way_as_there_are_slots(tmp_path, 
     assert iterations == sorted(iterations)
 
 
-def test_a_policy_begins_with_one_and_somebody_who_asks_has_another(tmp_path, monkeypatch):
-    held = Held(monkeypatch, 2)
-    model, optimizer, session = session_of(tmp_path, slots=HELD, backend="thread")
-    session.every(None)
-    with session:
-        session.resume()
-        while not session._checkpoints.under_way:
-            iterate(model, optimizer, session)
-        for _ in range(200):  # whatever is due waits
-            iterate(model, optimizer, session)
-            assert session._checkpoints.under_way <= 1
-        session.checkpoint()
-        while held.most < 2:
-            iterate(model, optimizer, session)
-        assert session._checkpoints.wait_settled(300)
-
-
 def test_checkpoints_start_few_threads_which_stay_and_are_named(tmp_path):
     meet_strangers()
     seen = set()

@@ -80,7 +80,7 @@ def events():
                                                           persist_seconds=2.0)], **place),
         Stall(kind="barrier", seconds=2.0, **place),
         Paced(policy="goodput", interval=5, budget=0.03, predicted_overhead=0.02, measured_overhead=0.01,
-              profile={"iteration_seconds": 1.0}, loss_curve={"a": 1.0}, **place),
+              profile={"iteration_seconds": 1.0}, **place),
         Applied(version=0, **place),
         OrderMoved(order="o", state="restored", seconds=1.0, safety_checkpoint=POINT, **place),
         Restores(mode="relaunch", reason="r", start_seconds=3.0, **place),

@@ -149,7 +149,7 @@ def test_what_an_agent_names_is_stored_as_far_as_a_page_could_show_it(agent, cli
     agent.say(
         Paced(
             at=agent.at, iteration=1, lineage=1, policy="checkfreq", interval=5, budget=0.03,
-            predicted_overhead=None, measured_overhead=None, profile=many, spread=many, loss_curve=many,
+            predicted_overhead=None, measured_overhead=None, profile=many, spread=many,
         )
     )  # fmt: skip
 

@@ -18,8 +18,6 @@ POLICIES = {
     "checkfreq": "as often as the budget allows",
     "goodput": "what loses least time overall",
     "young-daly": "by the rate of failures",
-    "convergence": "a limited number, where most is learned",
-    "coci": "a limited number, at equal steps of the loss",
 }
 HOLDS = (
     ("", "until I say so"),

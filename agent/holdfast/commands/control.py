@@ -79,7 +79,7 @@ def policy(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Choose the interval policy: checkfreq, goodput, young-daly, convergence, coci or fixed.
+    """Choose the interval policy: checkfreq, goodput, young-daly or fixed.
 
     checkfreq takes checkpoints as often as the budget allows. goodput asks what failures cost and takes them as
     often as gets the job done soonest, within the budget. `holdfast plan --job JOB` compares them.

@@ -21,16 +21,14 @@ from holdfast.commands.console import (
     percent,
     print_json,
 )
-from holdfast.commands.premises import Premise, Typed, premises_of
-from holdfast.commands.simulating import simulated
-from holdfast.commands.verdict import Answer, tell
+from holdfast.commands.premises import BYTES_PER_PARAMETER, Premise, Typed, premises_of
+from holdfast.commands.verdict import Answer, simulated, tell
 from holdfast.pacing import parse_budget, parse_every, policies
 from holdfast.pacing import plan as decide
-from holdfast.pacing.outlook import Choice, Outlook, outlook
+from holdfast.pacing.outlook import Outlook, outlook
 from holdfast.pacing.policy import duration
 from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_mtbf
-from holdfast.pacing.sizing import BYTES_PER_PARAMETER
 
 MAX_RANKS = 10_000_000
 _JOB, _CLUSTER, _CHOICE = "The job", "The cluster", "The choice"
@@ -118,20 +116,16 @@ def plan(
 
 
 def _imagined(typed: Typed) -> Answer:
-    given = premises_of(typed)
-    present = decide(given.profile, given.settings, given.history).interval
-    in_force = given.settings.every is not None
+    profile, settings, history, told = premises_of(typed)
+    present = decide(profile, settings, history).interval
+    in_force = settings.every is not None
     asked = () if typed.every is None or in_force else (parse_every(typed.every),)
-    found = outlook(given.profile, given.settings, given.history, present=present, asked=asked)
-    # A policy tells its reasons for a job that was measured, and this one was not.
-    found = replace(found, policies=tuple(_without_reason(each) for each in found.policies))
-    within = "" if in_force else f" with a budget of {percent(given.settings.budget)}"
-    decides = f"{given.settings.policy}{within} takes one every"
-    return Answer(outlook=found, in_force=decides, rests_on=given.told)
-
-
-def _without_reason(choice: Choice) -> Choice:
-    return choice if choice.interval is None else replace(choice, reason="")
+    found = outlook(profile, settings, history, present=present, asked=asked)
+    # A policy gives its reasons for a job that was measured, and this one was not.
+    policies = (each if each.interval is None else replace(each, reason="") for each in found.policies)
+    within = "" if in_force else f" with a budget of {percent(settings.budget)}"
+    decides = f"{settings.policy}{within} takes one every"
+    return Answer(outlook=replace(found, policies=tuple(policies)), in_force=decides, rests_on=told)
 
 
 MEASURED_ANYWAY = (

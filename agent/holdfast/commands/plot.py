@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast.commands.console import percent
-from holdfast.pacing.frame import Frame
-from holdfast.pacing.outlook import Outlook
+from holdfast.pacing.outlook import Frame, Outlook
 from holdfast.pacing.policy import duration
 
 WIDTH, HEIGHT = 80, 13

@@ -15,20 +15,24 @@ from holdfast.pacing import (
     parse_every,
     parse_policy,
 )
-from holdfast.pacing.failures import GPU_HOURS_BETWEEN_FAILURES, JOB_HOURS_BETWEEN_FAILURES, Failures
-from holdfast.pacing.policy import ASSUMED_RESTART_SECONDS, duration
+from holdfast.pacing.failures import (
+    ASSUMED_RESTART_SECONDS,
+    GPU_HOURS_BETWEEN_FAILURES,
+    JOB_HOURS_BETWEEN_FAILURES,
+    Failures,
+)
+from holdfast.pacing.policy import duration
 from holdfast.pacing.quantities import parse_bytes, parse_count, parse_positive_seconds, parse_seconds, parse_speed
 from holdfast.pacing.settings import parse_mtbf
-from holdfast.pacing.sizing import (
-    BYTES_PER_PARAMETER,
-    COPY_BYTES_PER_SECOND,
-    INTERFERENCE,
-    ITERATION_SECONDS,
-    WRITE_BYTES_PER_SECOND,
-    Sizing,
-    profile_of,
-)
 
+BYTES_PER_PARAMETER = 14.0
+"""Mixed precision with Adam: 2 for the weight, 4 for its float32 copy, 4 for each of two moments."""
+COPY_BYTES_PER_SECOND = 10e9
+"""From a GPU to pinned host memory over PCIe, with room for what else goes that way."""
+WRITE_BYTES_PER_SECOND = 500e6
+ITERATION_SECONDS = 1.0
+INTERFERENCE = 0.05
+"""The share by which training is slower while a checkpoint is copied and written, where it was not measured."""
 NOTHING_TO_PLAN = (
     "say what to plan for: its size (--state 6.5GB or --parameters 7B), what a checkpoint costs (--stall 2s), "
     "or a job that runs (--job NAME)"
@@ -66,18 +70,11 @@ class Premise:
     """`given`, `assumed` or `measured`; with more to it after a colon."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Premises:
-    """All that an outlook asks for."""
+def premises_of(typed: Typed) -> tuple[Profile, Settings, History, list[Premise]]:
+    """All that an outlook asks for, and what it rests on.
 
-    profile: Profile
-    settings: Settings
-    history: History
-    told: list[Premise]
-
-
-def premises_of(typed: Typed) -> Premises:
-    """ValueError, naming the option and the way out, for what cannot be."""
+    ValueError, naming the option and the way out, for what cannot be.
+    """
     told: list[Premise] = []
     profile = _profile(typed, told)
     ranks = typed.ranks or 1
@@ -96,7 +93,7 @@ def premises_of(typed: Typed) -> Premises:
     )
     told.append(_premise("budget", percent(settings.budget), typed.budget, "assumed: the default"))
     history = History(failures=failures, restart_seconds=restart)
-    return Premises(profile=profile, settings=settings, history=history, told=told)
+    return profile, settings, history, told
 
 
 def _kept(typed: Typed) -> int | None:
@@ -109,31 +106,37 @@ def _kept(typed: Typed) -> int | None:
 
 
 def _profile(typed: Typed, told: list[Premise]) -> Profile:
+    """What measuring might find: the ranks share the state, and copy and write their parts at once."""
     state_bytes = _state_bytes(typed, told)
     iteration = _read(typed.iteration, "--iteration", parse_positive_seconds, ITERATION_SECONDS)
     copy = _read(typed.copy_bandwidth, "--copy-bandwidth", parse_speed, COPY_BYTES_PER_SECOND)
     write = _read(typed.write_bandwidth, "--write-bandwidth", parse_speed, WRITE_BYTES_PER_SECOND)
-    profile = profile_of(
-        Sizing(
-            state_bytes=state_bytes,
-            ranks=typed.ranks or 1,
-            copy_bytes_per_second=copy,
-            write_bytes_per_second=write,
-            iteration_seconds=iteration,
-            cost_seconds=None if typed.stall is None else parse_seconds(typed.stall, "--stall"),
-            durable_seconds=None if typed.lag is None else parse_seconds(typed.lag, "--lag"),
-        )
-    )
+    snapshot, persist = (state_bytes / (typed.ranks or 1) / speed for speed in (copy, write))
+    if typed.lag is not None:
+        durable_seconds = parse_seconds(typed.lag, "--lag")
+        snapshot = min(snapshot, durable_seconds)
+        persist = durable_seconds - snapshot
+    if typed.stall is not None:
+        cost = parse_seconds(typed.stall, "--stall")
+    else:
+        # the part of the copy that does not fit into an iteration, and a slower loop until it is durable
+        cost = max(0.0, snapshot - iteration) + INTERFERENCE * (snapshot + persist)
     told.append(_premise("iteration", duration(iteration), typed.iteration))
     if state_bytes:
         told.append(_premise("copying", f"{size(round(copy))}/s a rank", typed.copy_bandwidth))
         told.append(_premise("writing", f"{size(round(write))}/s a rank", typed.write_bandwidth))
     slower = f"assumed: {percent(INTERFERENCE)} slower until it is durable"
-    told.append(_premise("cost of one", duration(profile.cost_seconds or 0.0), typed.stall, slower))
-    durable = duration(profile.snapshot_seconds + profile.persist_seconds)
+    told.append(_premise("cost of one", duration(cost), typed.stall, slower))
+    durable = duration(snapshot + persist)
     follows = "follows from size and speeds" if state_bytes else "assumed: at once"
     told.append(_premise("durable after", durable, typed.lag, follows))
-    return profile
+    return Profile(
+        iteration_seconds=iteration,
+        snapshot_seconds=snapshot,
+        persist_seconds=persist,
+        checkpoint_bytes=round(state_bytes),
+        cost_seconds=cost,
+    )
 
 
 def _state_bytes(typed: Typed, told: list[Premise]) -> float:

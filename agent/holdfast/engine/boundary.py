@@ -77,7 +77,6 @@ class Boundary:
         self._prober = Prober(training, meter, reporter)
         self.progress = supervision.ProgressFile(None if ranks.leads else "")
         self._steering = steering_of(ranks, self._choose)
-        self._knows_end = options.iterations is not None
         self._taken_at = time.monotonic()
         """When this attempt began, or began its last checkpoint."""
         self._ranks_asked_at = 0.0
@@ -298,8 +297,6 @@ class Boundary:
                 f"checkpoint of the start: {change}. Have the script make this change before session.resume()",
             )
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
-        if not self._knows_end:
-            self._controller.life.total_iterations = self._training.total_iterations
 
     def _restore(self, target: RestoreTarget) -> None:
         self._meter.learn()

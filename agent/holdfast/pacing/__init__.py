@@ -5,11 +5,10 @@ No clock, no threads, no torch: the agent asks it at each iteration, the server 
 
 from .controller import FIRST_SECONDS, Controller
 from .estimate import Observation
-from .failures import Failures
+from .failures import Failures, History
 from .planning import find_policy, parse_policy, plan, policies, policy_names
-from .policy import History, Policy
+from .policy import Policy
 from .profile import Plan, Profile, SnapshotMode
-from .progress import LossCurve, ProgressFit
 from .settings import (
     DEFAULT_BUDGET,
     MAX_BUDGET,
@@ -17,7 +16,6 @@ from .settings import (
     MIN_BUDGET,
     Settings,
     parse_budget,
-    parse_checkpoints,
     parse_every,
     parse_mtbf,
 )
@@ -31,17 +29,14 @@ __all__ = [
     "Controller",
     "Failures",
     "History",
-    "LossCurve",
     "Observation",
     "Plan",
     "Policy",
     "Profile",
-    "ProgressFit",
     "Settings",
     "SnapshotMode",
     "find_policy",
     "parse_budget",
-    "parse_checkpoints",
     "parse_every",
     "parse_mtbf",
     "parse_policy",

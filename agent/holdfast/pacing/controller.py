@@ -6,18 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from .bounds import pipeline_interval, predicted_stall
 from .estimate import Measurement, Observation
-from .gap import Gap
-from .hysteresis import Hysteresis
-from .ledger import WINDOW_ITERATIONS, Ledger
-from .life import Life
-from .measured import Measured
+from .failures import History, Life
+from .interval_cost import pipeline_interval, predicted_stall
+from .ledger import CLEAR_ERRORS, WINDOW_ITERATIONS, Gap, Ledger, Measured
 from .planning import plan
-from .policy import History, plural
-from .profile import Plan, Profile
-from .saved import from_json, settings_from_json, settings_to_json, to_json
-from .settings import Settings
+from .policy import plural
+from .profile import Plan, Profile, from_json, to_json
+from .settings import Settings, settings_from_json
 
 SETTLING_CHECKPOINTS = 3
 """The first checkpoints pay for memory and files they are first to touch: until so many were measured, the plan
@@ -30,10 +26,15 @@ FEWEST_IDLE = 3
 DECIDING_SPANS = 2
 BLIND_TO_LIFE = frozenset({"checkfreq", "fixed"})
 """Policies that look at costs alone."""
-BLIND_TO_LOSS = frozenset({"checkfreq", "goodput", "young-daly", "fixed"})
-"""Policies that need no losses read back from a device."""
 WORTH_FOLLOWING = 0.2
-"""By which share another failure rate or loss must change the interval: near the optimum it matters little."""
+"""By which share another failure rate must change the interval: near the optimum it matters little."""
+WORTH_CHANGING = 0.1
+MUCH_DEARER = 1.5
+"""Factor by which two checkpoints in a row must call for a longer interval to have it at once."""
+LOW_WINDOWS, OVER_WINDOWS = 3, 3
+"""Verdicts in a row below half the budget, or over it within their noise: together they are more than noise."""
+LONG_RUN_WINDOWS = 6
+"""Verdicts over the budget in the long run before the average, a rare expensive checkpoint included, decides."""
 
 
 class Controller:
@@ -59,9 +60,11 @@ class Controller:
         self.trained_seconds = 0.0
         """By this attempt, in finished iterations."""
         self._ledger = Ledger()
-        self._known = Measured(self._ledger, slots)
+        self._known = Measured(self._ledger, max(1, slots))
+        self.in_flight = max(1, slots)
+        """How many checkpoints may be under way at the same time."""
         self._gap = Gap(self._ledger)
-        self._hysteresis = Hysteresis()
+        self._over_windows = self._low_windows = self._long_run_windows = 0
         self._settled = 0
         """Checkpoints that the plan takes into account."""
         self._plan: Plan | None = None
@@ -72,7 +75,8 @@ class Controller:
         self._first_retry = 0
         self._has_started = False
         """A checkpoint was started by this attempt."""
-        self._in_flight = False
+        self._busy = False
+        """A checkpoint overlapped the newest iteration."""
         self._measurement: Measurement | None = None
         self._replan()
 
@@ -94,18 +98,6 @@ class Controller:
     def spread(self) -> dict[str, float]:
         """By how much what was measured scatters, by field of the profile: median deviations from the median."""
         return self._known.spread
-
-    @property
-    def in_flight(self) -> int:
-        """How many checkpoints may be under way at the same time: as many as can be, where a person ordered the
-        interval."""
-        concurrency = self._known.concurrency
-        return concurrency.limit if self._settings.every is not None else concurrency.in_flight
-
-    @property
-    def wants_losses(self) -> bool:
-        """The policy may look at how the loss falls."""
-        return self._settings.policy not in BLIND_TO_LOSS
 
     @property
     def interval_seconds(self) -> float:
@@ -137,8 +129,8 @@ class Controller:
     def observe(self, seen: Observation) -> Plan | None:
         """Account for a finished iteration. The new plan, where this changed it."""
         self._iteration = seen.iteration
-        self._in_flight = seen.in_flight
-        self.life.trained(seen.iteration, seen.seconds)
+        self._busy = seen.in_flight
+        self.life.trained(seen.seconds)
         if self._last_started is None:
             self._last_started = seen.iteration - 1
         if math.isfinite(seen.seconds) and seen.seconds > 0:
@@ -155,9 +147,9 @@ class Controller:
     def due(self, iteration: int) -> bool:
         """Whether a checkpoint should start at the end of `iteration`."""
         if self._plan is None:
-            if not self._has_started and self._settings.checkpoints is None:
+            if not self._has_started:
                 return True  # without a profile: until there is a checkpoint a crash loses everything
-            return self._profile_complete and not self._in_flight and iteration >= self._first_retry
+            return self._profile_complete and not self._busy and iteration >= self._first_retry
         if self._plan.interval is None or self._gap.open or self._last_started is None:
             return False
         return iteration - self._last_started >= self._plan.interval
@@ -172,35 +164,16 @@ class Controller:
         if self._warmup_left == 0:  # during warm-up there is no baseline to compare its cost with
             self._ledger.started()
 
-    def measured(
-        self,
-        snapshot_seconds: float,
-        persist_seconds: float,
-        checkpoint_bytes: int,
-        device_copy_seconds: float = math.inf,
-        memory_used_bytes: int = 0,
-        memory_total_bytes: int = 0,
-        in_flight: int = 1,
-    ) -> None:
-        """A checkpoint has become durable, and this is what it took, with so many under way at the same time."""
+    def measured(self, taken: Profile) -> None:
+        """A checkpoint has become durable: the fields of `taken` that concern it count."""
         self._first_retry = 0
-        self.life.durable()
         if self._plan is None and self._ledger.spans == 0:
             return  # started during warm-up: the next one is measured
-        self._known.checkpoint(
-            snapshot_seconds,
-            persist_seconds,
-            checkpoint_bytes,
-            device_copy_seconds,
-            memory_used_bytes,
-            memory_total_bytes,
-            in_flight,
-        )
+        self._known.checkpoint(taken)
 
     def rewound(self, iteration: int) -> None:
         """Training was taken back in place to the checkpoint of `iteration`, and goes on from there."""
         self._iteration = self._last_started = iteration
-        self.life.rewound(iteration)
         self._first_retry = 0
         self._judged_at = None
         self._gap.abandon()
@@ -213,7 +186,7 @@ class Controller:
         profile = self.profile
         return {
             "version": 1,
-            "settings": settings_to_json(self._settings),
+            "settings": {name: getattr(self._settings, name) for name in Settings.__dataclass_fields__},
             "interval": self._plan.interval if self._plan else None,
             "profile": None if profile is None else to_json(profile),
             "life": self.life.state_dict(),
@@ -234,14 +207,6 @@ class Controller:
         self._announce = True
 
     @property
-    def _history(self) -> History:
-        """As of the last checkpoint, where an interval is meant for the next one."""
-        history = self.life.history
-        if not self.wants_losses or self._last_started is None:
-            return history
-        return replace(history, iterations=min(history.iterations, self._last_started))
-
-    @property
     def _profile_complete(self) -> bool:
         idle = self._ledger.idle_iterations
         if idle >= self._profile_iterations or self._profiled >= 4 * self._profile_iterations:
@@ -260,21 +225,28 @@ class Controller:
             self._judge_when_complete()
 
     def _settle(self) -> None:
-        """A checkpoint was measured: the first few set the plan outright."""
+        """A checkpoint was measured: the first few set the plan outright, two that are much dearer raise it."""
         if not self._ledger.shows_cost:
             return  # its iterations were undone by a restore: without them it would look free
         settling = self._settled < SETTLING_CHECKPOINTS
         self._settled = self._known.checkpoints
-        self._choose_in_flight()
         self._choose_mode()
-        if self.wants_losses and self._plan is not None and not settling:
-            self._replan()  # an interval of such a policy is meant for the next checkpoint
+        recent = self._ledger.recent(self._ledger.slowdown())
         if settling:
             # What it seems to cost, not only what is proven: the budget is a ceiling, also while little is known.
             # A resumed job learnt its cost from more checkpoints than these, and may learn of a lower one later.
             known = self._known.saved.cost_seconds if self._known.saved is not None else None
-            self._known.cost_seconds = max(self._ledger.recent(self._ledger.slowdown()).cost_seconds, known or 0.0)
+            self._known.cost_seconds = max(recent.cost_seconds, known or 0.0)
             self._replan()
+        elif self._plan is not None and self._plan.interval is not None and self._may_move and self._ledger.paired:
+            raised = self._wanted(recent.cautious_cost_seconds)
+            if raised > MUCH_DEARER * self._plan.interval and _is_over(recent, self._settings.budget):
+                self._move(raised, recent)
+
+    @property
+    def _may_move(self) -> bool:
+        """Enough was measured to judge the interval, and no order holds it."""
+        return self._settings.every is None and self._ledger.spans >= DECIDING_SPANS
 
     def _judge_when_complete(self) -> None:
         assert self._plan is not None
@@ -289,33 +261,52 @@ class Controller:
         if self._ledger.spans == 0:
             return
         self._known.cost_seconds = recent.cost_seconds
-        # An ordered interval is kept whatever it costs; paused needs no judging.
-        if interval is None or self._settings.every is not None or self._ledger.spans < DECIDING_SPANS:
+        if interval is None or not self._may_move or recent.iterations < WINDOW_ITERATIONS:
             return
-        if recent.iterations < WINDOW_ITERATIONS:
-            return
-        if not self._gap.open_if_needed(interval, self._settings.budget):
-            self._decide(interval, recent, self._ledger.settled(slowdown))
-
-    def _decide(self, interval: int, recent: Measurement, settled: Measurement) -> None:
         profile = self.profile
         assert profile is not None
-        decided = self._hysteresis.decide(
-            interval,
-            self._settings.budget,
-            recent,
-            settled,
-            self._wanted,
-            pipeline=pipeline_interval(replace(profile, cost_seconds=recent.cautious_cost_seconds)),
-            recovered=self._known.recovered,
-        )
-        if decided == interval or (decided < interval and self.wants_losses):
+        pipeline = pipeline_interval(replace(profile, cost_seconds=recent.cautious_cost_seconds))
+        if pipeline > interval * (1 + WORTH_CHANGING):
+            self._move(pipeline, recent)
+        elif not self._gap.open_if_needed(interval, self._settings.budget):
+            self._move(self._decided(interval, recent, self._ledger.settled(slowdown)), recent)
+
+    def _decided(self, interval: int, recent: Measurement, settled: Measurement) -> int:
+        """The interval from here on: up at once where noise cannot explain the overhead, down where it is low.
+
+        Up where the newest window is over the budget beyond its own noise, or three in a row are within it, or the
+        long run has been for some time. Down where three windows in a row are clearly below half the budget.
+        """
+        budget = self._settings.budget
+        self._long_run_windows = self._long_run_windows + 1 if _is_over(settled, budget) else 0
+        self._over_windows = self._over_windows + 1 if recent.overhead > budget else 0
+        raised = interval
+        if self._over_windows >= OVER_WINDOWS:
+            raised = max(raised, self._wanted(recent.cost_seconds))
+        if _is_over(recent, budget):
+            # The typical cost of the window: one slow checkpoint among three is not yet a reason, two are.
+            raised = max(raised, self._wanted(recent.cautious_cost_seconds))
+        if self._long_run_windows >= LONG_RUN_WINDOWS:
+            raised = max(raised, self._wanted(settled.mean_cost_seconds))
+        if raised > interval:
+            return raised
+        low = min(each.overhead + CLEAR_ERRORS * each.error for each in (recent, settled)) < budget / 2
+        self._low_windows = self._low_windows + 1 if low else 0
+        lowered = self._wanted(recent.cost_seconds)
+        is_lower = self._low_windows >= LOW_WINDOWS and lowered <= interval * (1 - WORTH_CHANGING)
+        return lowered if is_lower else interval
+
+    def _move(self, decided: int, recent: Measurement) -> None:
+        assert self._plan is not None
+        assert self._plan.interval is not None
+        if decided == self._plan.interval:
             return
         better = self._planned(recent.cost_seconds)
         if better is not None:
             self._known.cost_seconds = better.cost_seconds
-        if decided > interval:
+        if decided > self._plan.interval:
             self._ledger.forget()
+            self._over_windows = self._low_windows = self._long_run_windows = 0
         self._judged_at = None
         self._set_interval(decided, "")
         self._announce = True
@@ -329,13 +320,15 @@ class Controller:
         profile = self.profile
         if profile is None:
             return None
-        return plan(replace(profile, cost_seconds=cost_seconds), self._settings, history or self._history)
+        return plan(replace(profile, cost_seconds=cost_seconds), self._settings, history or self.life.history)
 
     def _follow_life(self) -> None:
-        """Failures came, or the loss has flattened: where the same costs ask for another interval now, take it."""
+        """Failures came, or stayed away: where the same costs ask for another interval now, take it."""
         if self._settings.policy in BLIND_TO_LIFE or self._settings.every is not None or self._settings.paused:
             return
-        then, now = (self._planned(self._known.cost_seconds, each) for each in (self._planned_with, self._history))
+        then, now = (
+            self._planned(self._known.cost_seconds, each) for each in (self._planned_with, self.life.history)
+        )
         before, after = then and then.interval, now and now.interval
         if before == after or (before and after and abs(after - before) <= WORTH_FOLLOWING * before):
             return
@@ -351,20 +344,9 @@ class Controller:
             self._plan = replace(self._plan, mode=mode)
             self._announce = True
 
-    def _choose_in_flight(self) -> None:
-        if self._known.concurrency.limit == 1:
-            return
-        profile = self.profile
-        if profile is None or self._plan is None or self._settings.every is not None:
-            return
-        free = plan(replace(profile, persist_seconds=0.0), self._settings, self._history)
-        floor_seconds = (free.interval or 1) * profile.iteration_seconds
-        if self._known.concurrency.choose(profile.snapshot_seconds, floor_seconds):
-            self._replan()
-
     def _replan(self) -> None:
         """Ask the policy anew, without regard to the interval so far."""
-        self._planned_with = self._history
+        self._planned_with = self.life.history
         made = plan(self.profile, self._settings, self._planned_with)
         settled = self.profile is not None or self._settings.paused or self._settings.every is not None
         before, self._plan = self._plan, replace(made, in_flight=self.in_flight) if settled else None
@@ -374,15 +356,19 @@ class Controller:
 
     def _set_interval(self, interval: int, reason: str) -> None:
         """Keep to `interval` where hysteresis or the past says so, with the policy's figures for it."""
-        held = plan(self.profile, replace(self._settings, every=interval), self._history)
+        held = plan(self.profile, replace(self._settings, every=interval), self.life.history)
         wanted = self._planned(self._known.cost_seconds)
         policy = wanted.policy if wanted is not None else self._settings.policy
         if not reason and wanted is not None:
-            step = "" if wanted.interval == interval else f"; on the way there, every {plural(interval)} now"
-            reason = wanted.reason + step
+            reason = wanted.reason
         self._plan = replace(held, policy=policy, reason=reason, in_flight=self.in_flight)
 
     def _new_interval(self) -> None:
         self._ledger.forget()
-        self._hysteresis.reset()
+        self._over_windows = self._low_windows = self._long_run_windows = 0
         self._judged_at = None
+
+
+def _is_over(measured: Measurement, budget: float) -> bool:
+    """Over the budget by more than its own noise."""
+    return measured.overhead - CLEAR_ERRORS * measured.error > budget

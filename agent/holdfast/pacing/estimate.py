@@ -16,8 +16,6 @@ from statistics import median, median_low
 
 CLIP = 5.0
 """A value beyond this many medians counts as this many: an evaluation inside an iteration is no interference."""
-NEWEST = 3
-MUCH_LESS = 0.6
 PAIRED_IDLE = 2
 """Idle iterations that a span needs to be judged by itself."""
 
@@ -175,12 +173,6 @@ def deviation(values: Sequence[float]) -> float:
     """The median deviation from the median, which a few odd values do not move."""
     middle = median(values)
     return median(abs(value - middle) for value in values)
-
-
-def has_dropped(values: Sequence[float]) -> bool:
-    """Whether each of the newest few is much less than the few before."""
-    before, newest = values[-2 * NEWEST : -NEWEST], values[-NEWEST:]
-    return bool(before) and max(newest) < MUCH_LESS * median(before)
 
 
 def scatter(values: Sequence[float]) -> float:

@@ -1,8 +1,8 @@
-"""What if: what every interval would be worth, for a job that runs or for one that is only thought of.
+"""What if: what every interval would be worth, for a job that runs or for one that is only planned.
 
-An interval is judged by the share of time that moves training forward for good (ETTR, see `renewal`). Too short,
-and checkpoints eat it up; too long, and every failure does. What a choice costs is told against the best one: the
-GPU-hours a day by which it falls behind.
+An interval is judged by the share of time that moves training forward for good (ETTR, see `interval_cost`). Too
+short, and checkpoints eat it up; too long, and every failure does. The price of a choice is the GPU-hours a day by
+which it falls behind the best one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .bounds import checkpoint_cost, lag_seconds, pipeline_interval
-from .expectation import exposure_iterations
-from .failures import Failures
+from .failures import Failures, History
+from .interval_cost import (
+    best_interval,
+    checkpoint_cost,
+    effective_ratio,
+    exposure_iterations,
+    kept_interval,
+    lag_seconds,
+    pipeline_interval,
+)
 from .planning import plan, policy_names
-from .policy import History, ceil, failures_of, known, usable_iteration
+from .policy import ceil, failures_of, known, usable_iteration
 from .profile import Profile
-from .renewal import best_interval_seconds, effective_ratio
 from .settings import MAX_INTERVAL, Settings
 
 POINTS = 60
@@ -27,6 +33,20 @@ REACH = 16.0
 """The curve goes at least so far to both sides of the optimum, as a factor."""
 FARTHEST = 2000.0
 """It follows an odd choice no farther than that: the optimum has to stay visible."""
+
+LEAST_SPAN = 0.01
+"""Of the ETTR shown: a curve that is flat within a hundredth looks flat."""
+_TIMES = [
+    base * unit
+    for unit, bases in (
+        (1e-3, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+        (1.0, (1, 2, 5, 10, 20, 30)),
+        (60.0, (1, 2, 5, 10, 20, 30)),
+        (3600.0, (1, 2, 5, 12)),
+        (86400.0, (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)),
+    )
+    for base in bases
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +101,7 @@ class Outlook:
     around: tuple[Choice, ...]
     """Half and twice the best interval: how much it matters to hit it. Left out where it is the same one."""
     asked: tuple[Choice, ...]
-    """Intervals that somebody named."""
+    """Intervals that were asked for."""
     policies: tuple[Choice, ...]
     budget: float
     budget_seconds: float
@@ -124,26 +144,22 @@ def outlook(
     if not usable_iteration(profile):
         raise ValueError("the time of an iteration is not known: nothing can be planned without it")
     scale = _Scale(profile, settings, history)
-    best = scale.judge("optimum", scale.best_interval())
-    scale.best = best
-    assert best.interval is not None
-    named = tuple(scale.judge(f"every {each:,}", each) for each in asked)
-    held = None if present is None else scale.judge("in force", present)
+    optimum = scale.optimum
     low, high = scale.failures.interval()
     answer = Outlook(
         curve=(),
-        best=scale.judge("optimum", best.interval),
-        present=held,
+        best=scale.judge("optimum", optimum),
+        present=None if present is None else scale.judge("in force", present),
         around=tuple(
             scale.judge(name, interval)
             for name, interval in (
-                ("half the optimum", best.interval // 2),
-                ("twice the optimum", best.interval * 2),
+                ("half the optimum", optimum // 2),
+                ("twice the optimum", optimum * 2),
             )
             if 1 <= interval <= MAX_INTERVAL
         ),
-        asked=named,
-        policies=tuple(_decisions(scale)),
+        asked=tuple(scale.judge(f"every {each:,}", each) for each in asked),
+        policies=tuple(scale.decision(name) for name in policy_names()),
         budget=settings.budget,
         budget_seconds=scale.cost_seconds / settings.budget,
         shortest_seconds=scale.shortest * profile.iteration_seconds,
@@ -178,7 +194,7 @@ class _Scale:
         self.cost_seconds = checkpoint_cost(profile)
         self.lag_seconds = lag_seconds(profile)
         self.shortest = min(pipeline_interval(profile), MAX_INTERVAL)
-        self.best: Choice | None = None
+        self.optimum = best_interval(profile, self.rate, shortest=self.shortest)
 
     def effective(self, interval_seconds: float) -> float:
         return effective_ratio(
@@ -189,23 +205,25 @@ class _Scale:
             restart_seconds=self.restart_seconds,
         )
 
-    def best_interval(self) -> int:
-        """In whole iterations, and no shorter than can be kept."""
-        ideal = best_interval_seconds(self.rate, self.cost_seconds) / self.profile.iteration_seconds
-        below = min(max(self.shortest, math.floor(ideal)), MAX_INTERVAL)
-        return max(below, min(below + 1, MAX_INTERVAL), key=self._effective_of)
+    def decision(self, name: str) -> Choice:
+        """The interval that a policy chooses."""
+        # only fixed rests on an interval that was set
+        every = self.settings.every if name == "fixed" else None
+        chosen = plan(self.profile, replace(self.settings, policy=name, every=every, paused=False), self.history)
+        decided_by = "" if chosen.policy == name else chosen.policy
+        return self.judge(name, chosen.interval, decided_by=decided_by, reason=chosen.reason)
 
     def judge(self, name: str, interval: int | None, *, decided_by: str = "", reason: str = "") -> Choice:
         if interval is None:
             return Choice(name=name, interval=None, decided_by=decided_by, reason=reason)
         seconds, gpus = self.profile.iteration_seconds, self.failures.world_size
-        kept = interval * max(1, ceil(self.shortest / interval))
+        kept = kept_interval(self.profile, interval)
         overhead = self.cost_seconds / (kept * seconds)
-        effective = self._effective_of(kept)
+        effective = self.effective(kept * seconds)
         lag = ceil(self.lag_seconds / seconds)
         a_step = seconds * (1 + overhead)
         exposure = exposure_iterations(self.profile, interval)
-        behind = max(0.0, (self.best.effective or 0.0) - effective) if self.best else 0.0
+        behind = max(0.0, self.effective(self.optimum * seconds) - effective)
         return Choice(
             name=name,
             interval=interval,
@@ -226,27 +244,6 @@ class _Scale:
             reason=reason,
         )
 
-    def _effective_of(self, interval: int) -> float:
-        return self.effective(interval * self.profile.iteration_seconds)
-
-
-def _decisions(scale: _Scale) -> Sequence[Choice]:
-    made = []
-    for name in policy_names():
-        # Of all policies fixed alone rests on an interval that somebody gave.
-        every = scale.settings.every if name == "fixed" else None
-        asked = replace(scale.settings, policy=name, every=every, paused=False)
-        chosen = plan(scale.profile, asked, scale.history)
-        made.append(
-            scale.judge(
-                name,
-                chosen.interval,
-                decided_by="" if chosen.policy == name else chosen.policy,
-                reason=chosen.reason,
-            )
-        )
-    return made
-
 
 def _curve(scale: _Scale, answer: Outlook) -> tuple[Point, ...]:
     """Wide enough for all that is to be marked on it, from the shortest interval that can be kept."""
@@ -260,3 +257,52 @@ def _curve(scale: _Scale, answer: Outlook) -> tuple[Point, ...]:
     return tuple(
         Point(interval_seconds=at, effective=scale.effective(at)) for at in (low * step**n for n in range(POINTS))
     )
+
+
+class Frame:
+    """Places on a picture of an outlook's curve, as fractions from the left and from the bottom.
+
+    Shared by the terminal and the page, so that both draw the same picture.
+    """
+
+    def __init__(self, outlook: Outlook) -> None:
+        self.low, self.high = outlook.curve[0].interval_seconds, outlook.curve[-1].interval_seconds
+        best = outlook.best.effective or 0.0
+        held = (outlook.present, *outlook.around, *outlook.asked, *outlook.policies)
+        worst = min(
+            (each.effective for each in held if each is not None and each.effective is not None), default=best
+        )
+        span = max((best - worst) * 1.3, LEAST_SPAN)
+        self.top = min(1.0, best + span / 12)
+        self.bottom = max(0.0, best - span)
+
+    def x(self, seconds: float) -> float:
+        """On a logarithmic scale; what is outside is at the edge."""
+        if seconds <= self.low:
+            return 0.0
+        return min(1.0, math.log(seconds / self.low) / math.log(self.high / self.low))
+
+    def y(self, effective: float) -> float:
+        """Below 0 where the curve leaves the picture."""
+        return (effective - self.bottom) / (self.top - self.bottom)
+
+    def times(self, most: int) -> list[float]:
+        """At most so many round times within the frame, about evenly apart."""
+        inside = [time for time in _TIMES if self.low <= time <= self.high]
+        if len(inside) <= most:
+            return inside
+        # Those next to even places, so that the labels keep their distance.
+        places = [self.low * (self.high / self.low) ** ((n + 0.5) / most) for n in range(most)]
+        return sorted({min(inside, key=lambda time: abs(math.log(time / place))) for place in places})
+
+    def shares(self, most: int) -> list[float]:
+        """At most so many round ETTRs within the frame."""
+        span = self.top - self.bottom
+        step = next(
+            base * 10.0**power
+            for power in range(-6, 1)
+            for base in (1, 2, 5)
+            if span / (base * 10.0**power) <= most
+        )
+        first = math.ceil(self.bottom / step - 1e-9)
+        return [round(n * step, 9) for n in range(first, math.floor(self.top / step + 1e-9) + 1)]

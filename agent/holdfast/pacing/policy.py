@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from .failures import Failures
+from .failures import Failures, History
 from .profile import Plan, Profile
-from .progress import LossCurve
 from .settings import MAX_INTERVAL, Settings
-
-ASSUMED_RESTART_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
-    """What a policy may know of the job's life so far, beside its profile."""
-
-    iterations: int = 0
-    """Iterations finished, over all attempts."""
-    total_iterations: int | None = None
-    """How many there will be when the job is finished; None where nobody knows."""
-    failures: Failures = field(default_factory=Failures)
-    restart_seconds: float = ASSUMED_RESTART_SECONDS
-    """From a failure until training goes on: noticing it, starting again, loading. Assumed where not measured."""
-    checkpoints: int = 0
-    """Durable ones so far, over all attempts."""
-    progress: LossCurve | None = None
-    """How the loss falls; None where that is not known."""
-    why_no_progress: str = "it is not known how the loss falls"
-    """In words, where it is None."""
-
 
 Policy = Callable[[Profile, Settings, History], Plan]
 
 
 def failures_of(settings: Settings, history: History) -> Failures:
-    """What is known of the job's failures: a mean time that somebody set takes the place of the published one."""
+    """What is known of the job's failures: a mean time that was set takes the place of the published one."""
     if settings.mtbf_seconds is None:
         return history.failures
     return replace(history.failures, mean_seconds=settings.mtbf_seconds)

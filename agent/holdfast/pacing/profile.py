@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 SnapshotMode = Literal["cpu", "gpu"]
 
@@ -58,3 +58,23 @@ class Plan:
     """Checkpoints under way at once, at most."""
     reason: str = ""
     """In words, for the person who asks why."""
+
+
+def to_json(profile: Profile) -> dict[str, float]:
+    """What is known of it: JSON has no infinity, and the fields left out have their defaults back when read."""
+    # not `dataclasses.asdict`, which copies even a number by way of `copy.deepcopy`, while training waits
+    values = ((name, getattr(profile, name)) for name in Profile.__dataclass_fields__)
+    return {name: value for name, value in values if value is not None and math.isfinite(value)}
+
+
+def from_json(saved: object) -> Profile | None:
+    """None when it is no profile."""
+    if not isinstance(saved, dict):
+        return None
+    numbers: dict[str, Any] = {
+        key: value
+        for key, value in saved.items()
+        if key in Profile.__dataclass_fields__ and isinstance(value, int | float)
+    }
+    seconds = numbers.get("iteration_seconds", math.nan)
+    return Profile(**numbers) if math.isfinite(seconds) and seconds > 0 else None

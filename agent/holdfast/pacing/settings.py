@@ -10,7 +10,6 @@ from .quantities import parse_positive_seconds
 DEFAULT_BUDGET = 0.035
 MIN_BUDGET, MAX_BUDGET = 0.0001, 1.0
 MAX_INTERVAL = 10**9
-MAX_CHECKPOINTS = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +23,8 @@ class Settings:
     """An interval, in iterations, that overrides the policy."""
     paused: bool = False
     mtbf_seconds: float | None = None
-    """Mean time between failures of the whole job, as a person stated it; None: as clusters report it. What is
+    """Mean time between failures of the whole job, as it was stated; None: as clusters report it. What is
     then seen of the job corrects either."""
-    checkpoints: int | None = None
-    """How many the whole job may take, for the policies that place a limited number; None: no limit."""
 
 
 def parse_budget(value: float | str, *, bare: str = "fraction") -> float:
@@ -71,15 +68,8 @@ def parse_mtbf(value: float | str) -> float:
     return parse_positive_seconds(str(value), "mtbf")
 
 
-def parse_checkpoints(value: int | str) -> int:
-    """How many checkpoints a job may take, at least 1; ValueError otherwise."""
-    text = str(value).strip()
-    try:
-        checkpoints = int(text)
-    except ValueError:
-        raise ValueError(f"checkpoints {text!r} is not a whole number: write how many the job may take") from None
-    if not 1 <= checkpoints <= MAX_CHECKPOINTS:
-        raise ValueError(
-            f"checkpoints {text!r} is outside 1 to {MAX_CHECKPOINTS}: to take none, pause the job instead"
-        )
-    return checkpoints
+def settings_from_json(saved: object) -> Settings | None:
+    """From `dataclasses.asdict`; None when it is none. Keys that are not known are ignored."""
+    if not isinstance(saved, dict):
+        return None
+    return Settings(**{key: value for key, value in saved.items() if key in Settings.__dataclass_fields__})

@@ -5,39 +5,19 @@ A job's iterations, checkpoints, failures and restarts are events; between two o
 a real job would know at that point.
 """
 
-from .comparison import FORESEEN_FAILURES, Row, Spread, Way, compare, compare_planned, ways_of
-from .curves import Curve, Exponential, PowerLaw
-from .failing import ListedFailures, PoissonFailures, Source, even_draws
-from .job import Job, Round
-from .knowledge import Knowledge, certain, foreseen
-from .outcome import Outcome
-from .run import simulate
-from .schedules import equal_loss, planned, square_root, uniform
+from .comparison import FORESEEN_FAILURES, RUNS, Simulated, compare_policies
+from .run import FailureSource, Job, Knowledge, Outcome, PoissonFailures, certain, simulate
 
 __all__ = [
     "FORESEEN_FAILURES",
-    "Curve",
-    "Exponential",
+    "RUNS",
+    "FailureSource",
     "Job",
     "Knowledge",
-    "ListedFailures",
     "Outcome",
     "PoissonFailures",
-    "PowerLaw",
-    "Round",
-    "Row",
-    "Source",
-    "Spread",
-    "Way",
+    "Simulated",
     "certain",
-    "compare",
-    "compare_planned",
-    "equal_loss",
-    "even_draws",
-    "foreseen",
-    "planned",
+    "compare_policies",
     "simulate",
-    "square_root",
-    "uniform",
-    "ways_of",
 ]
