@@ -23,8 +23,8 @@ from holdfast.cli import app as cli
 from holdfast.client import Client, Conflict, Invalid, NotFound, NotPermitted, ServerBusy, UnreachableError
 from holdfast.conversation import ServerError
 from holdfast.protocol import AttemptStarted, Batch, Checkpoint, Samples
-from holdfast_server.app import create_app
 from holdfast_server.settings import ServerSettings
+from holdfast_web import create_app
 
 ROOT = Path(__file__).resolve().parents[2]
 FOR_AGENTS = {("POST", "/ingest")}

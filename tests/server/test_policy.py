@@ -17,8 +17,8 @@ from holdfast_server.accounts import policy
 from holdfast_server.accounts.gate import IdentityMiddleware, PolicyMiddleware, shown_by
 from holdfast_server.accounts.principal import NOBODY, OPERATOR, Principal, Role
 from holdfast_server.api import answers
-from holdfast_server.app import create_app
 from holdfast_server.settings import ServerSettings
+from holdfast_web import create_app
 
 LET_THROUGH = 299
 
