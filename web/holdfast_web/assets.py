@@ -41,11 +41,6 @@ def imports_of(script: str) -> list[str]:
     return found
 
 
-def compressed_size(path: str) -> int:
-    """Bytes that a browser loads."""
-    return len(_COMPRESSED[path])
-
-
 class VersionedStaticFiles(StaticFiles):
     """Of the version that there is: immutable and compressed. Otherwise the file itself, revalidated."""
 
