@@ -142,7 +142,7 @@ def behind_the_gate(stage: Stage) -> TestClient:
             Middleware(PolicyMiddleware, refuse=answers.answered),
         ],
     )
-    for name in ("door", "clock", "belonging", "database", "settings"):
+    for name in ("door", "clock", "belonging", "database", "settings", "web"):
         setattr(app.state, name, getattr(stage.client.app.state, name))
     client = TestClient(app, base_url="http://127.0.0.1:7117", follow_redirects=False)
     client.portal = stage.client.portal  # the database belongs to the loop that the server runs in

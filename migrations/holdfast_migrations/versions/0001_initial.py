@@ -244,7 +244,7 @@ def _create_jobs() -> None:
         sa.Column("paused_version", NUMBER, nullable=False),
         sa.Column("checkpoint_request", NUMBER, nullable=False),
         sa.Column("probe_request", NUMBER, server_default=sa.text("0"), nullable=False),
-        sa.Column("pins_known", sa.Boolean(), nullable=False),
+        sa.Column("pins_known", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("delivered_version", NUMBER, server_default=sa.text("0"), nullable=False),
         sa.Column("applied_version", NUMBER, nullable=False),
         sa.Column("applied_iteration", NUMBER, nullable=True),

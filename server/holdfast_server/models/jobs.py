@@ -88,7 +88,7 @@ class Job(Base):
     """The version in which `paused` last changed."""
     checkpoint_request: Mapped[int] = mapped_column(default=0)
     probe_request: Mapped[int] = mapped_column(default=0, server_default=text("0"))
-    pins_known: Mapped[bool] = mapped_column(default=False)
+    pins_known: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
     """Whether anyone ever pinned a checkpoint here; until then the pins in the store stand."""
 
     delivered_version: Mapped[int] = mapped_column(default=0, server_default=text("0"))
