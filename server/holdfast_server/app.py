@@ -1,21 +1,24 @@
-"""The application: rooms wired together, walls around them."""
+"""The application: the API, the pages that are passed in, and the middleware around them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
+from starlette.responses import Response
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
-from holdfast_server import compaction, documentation, exports, order_watch, overrides, retention, security
+from holdfast_server import compaction, desired, documentation, exports, orders, retention, security
 from holdfast_server.access import RequestMiddleware
 from holdfast_server.accounts import tidying
 from holdfast_server.accounts.belonging import Belonging
@@ -44,24 +47,38 @@ CHORES: tuple[Chore, ...] = (
     Chore("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
     Chore("alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)),
     Chore("compaction", compaction.EVERY_SECONDS, compaction.compact),
-    Chore("orders", order_watch.EVERY_SECONDS, order_watch.watch),
-    Chore("overrides", overrides.EVERY_SECONDS, overrides.end),
+    Chore("orders", orders.EVERY_SECONDS, orders.watch),
+    Chore("overrides", desired.OVERRIDES_EVERY_SECONDS, desired.end_overrides),
     Chore("retention", retention.EVERY_SECONDS, retention.carry_out),
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Web:
+    """A dashboard: the server mounts what it is given, and does not depend on it."""
+
+    routers: Callable[[], Sequence[APIRouter]]
+    static: ASGIApp
+    """What serves its files, under /static."""
+    error_page: Callable[[Response], Response]
+    """The page for people of a refusal in JSON."""
+
+
 def create_app(
-    settings: ServerSettings, *, database: Database | None = None, clock: Callable[[], float] = time.time
+    settings: ServerSettings,
+    *,
+    web: Web | None = None,
+    database: Database | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> FastAPI:
     """The server as an ASGI application.
 
     Args:
         settings: where it stores, and who may talk to it.
+        web: its dashboard; without one, the API is all there is.
         database: one that is prepared already; without it, the app prepares its own when it starts.
         clock: seconds since the epoch.
     """
-    import holdfast_web
-
     db = Database(settings.database, LocalBus()) if database is None else database
     measures = ServerMeasures()
     post = deliveries.chore(settings.alerts, address=settings.address or "", measures=measures)
@@ -104,7 +121,7 @@ def create_app(
     )
     app.state.settings, app.state.database, app.state.changes = settings, db, db.changes
     app.state.shared = Shared(db.changes)
-    app.state.clock, app.state.measures = clock, measures
+    app.state.clock, app.state.measures, app.state.web = clock, measures, web
     app.state.room = Intake(db)
     app.state.exporting = asyncio.Semaphore(exports.AT_ONCE)
     app.state.belonging = Belonging(db)
@@ -112,32 +129,17 @@ def create_app(
     app.state.provider = Provider(settings.provider) if settings.provider else None
     answers.install(app)
     schema.install(app)
-    app.router.routes += [ingest.route, *_rooms()]
-    app.mount("/static", holdfast_web.static_app, name="static")
+    app.router.routes += [ingest.route, *_routes(web)]
+    if web is not None:
+        app.mount("/static", web.static, name="static")
     return app
 
 
 @cache
-def _rooms() -> list[BaseRoute]:
+def _routes(web: Web | None) -> list[BaseRoute]:
     """Every route. What FastAPI makes of their signatures takes longer than all else about an application, and is
     the same for each that a process has."""
-    from holdfast_web import (
-        alert_routes,
-        audit_routes,
-        checkpoint_routes,
-        control_routes,
-        questions,
-        routes,
-        settings_routes,
-        signing_in,
-    )
-
-    rooms = APIRouter(max_body_size=MAX_FORM_BYTES)
-    rooms.include_router(router)
-    rooms.include_router(documentation.router)
-    for pages in (
-        routes, control_routes, checkpoint_routes, alert_routes, questions, signing_in, settings_routes,
-        audit_routes,
-    ):  # fmt: skip
-        rooms.include_router(pages.router)
-    return rooms.routes
+    every = APIRouter(max_body_size=MAX_FORM_BYTES)
+    for part in (router, documentation.router, *(web.routers() if web else ())):
+        every.include_router(part)
+    return every.routes

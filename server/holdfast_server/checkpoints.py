@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import BindParameter, ColumnElement, Select, and_, bindparam, func, or_, select, update
+from sqlalchemy import BindParameter, ColumnElement, Select, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast.answers import CheckpointRow, Failing, LineageRow
+from holdfast.answers import CheckpointRow, Failing
 from holdfast.protocol import MAX_ITERATION, MOST_RANKS_TOLD, RankSpan
-from holdfast_server import models, ways
-from holdfast_server.ancestry import Ancestry, Branch
+from holdfast_server import models
+from holdfast_server.ancestry import Ancestry, ancestries, ancestry_of
 from holdfast_server.db import named_jobs
 from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint
 
@@ -48,48 +48,6 @@ def as_row(checkpoint: models.Checkpoint, ancestry: Ancestry, *, ranks: int = 0)
 def taken_at() -> ColumnElement[float]:
     """When it was taken; of one that is known from an inventory only, when it was found."""
     return func.coalesce(models.Checkpoint.snapshot_started_at, models.Checkpoint.at)
-
-
-async def ancestry_of(session: AsyncSession, job: models.Job, lineage: int | None = None) -> Ancestry:
-    """The way to where the job is now, or to one of its lineages."""
-    found = await branches(session, [job.name])
-    return Ancestry(found.get(job.name, []), job.lineage if lineage is None else lineage)
-
-
-async def lineages_of(session: AsyncSession, job: str) -> Sequence[models.Lineage]:
-    return (await session.scalars(_of_lineages(), {"job": job})).all()
-
-
-@cache
-def _of_lineages() -> Select[models.Lineage]:
-    rows = models.Lineage
-    return select(rows).where(rows.job == bindparam("job")).order_by(rows.lineage)
-
-
-def as_lineage(row: models.Lineage, upto: Collection[int]) -> LineageRow:
-    """`upto`: the lineages on the way to where the job is."""
-    return LineageRow(
-        lineage=row.lineage,
-        iteration=row.iteration,
-        parent=row.parent,
-        order=row.order_id,
-        at=row.at,
-        last_iteration=row.last_iteration,
-        abandoned=row.lineage not in upto,
-    )
-
-
-async def branches(session: AsyncSession, jobs: list[str]) -> dict[str, list[Branch]]:
-    found: dict[str, list[Branch]] = {}
-    for job, lineage, iteration, parent in await session.execute(_of_branches(), {"jobs": jobs}):
-        found.setdefault(job, []).append(Branch(lineage, iteration, parent))
-    return found
-
-
-@cache
-def _of_branches() -> Select[str, int, int, str | None]:
-    rows = models.Lineage
-    return select(rows.job, rows.lineage, rows.iteration, rows.parent).where(rows.job.in_(named_jobs()))
 
 
 async def find(session: AsyncSession, job: models.Job, checkpoint: str) -> models.Checkpoint:
@@ -131,7 +89,7 @@ async def last_durable_of_many(session: AsyncSession, jobs: Select[str]) -> dict
 
 def _newest_on_the_way(query: Any, jobs: BindParameter[Any] | Select[str]) -> Any:
     """Of checkpoints: one a lineage on the way; the last of a job's is the newest."""
-    rows, way = models.Checkpoint, ways.to_where_they_are(jobs)
+    rows, way = models.Checkpoint, ancestries(jobs)
     newest = (
         select(func.max(rows.iteration))
         .where(rows.job == way.c.job, rows.state == DURABLE, rows.lineage == way.c.lineage)

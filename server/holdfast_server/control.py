@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -11,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
 from holdfast.answers import (
+    BulkOutcome,
     CheckpointChanges,
     CheckpointRow,
     DesiredChanges,
@@ -21,16 +23,20 @@ from holdfast.answers import (
     Verification,
 )
 from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, OPEN_ORDER_STATES
-from holdfast_server import audit, checkpoints, models, orders, pins, verifications
+from holdfast_server import audit, checkpoints, models, orders, verifications
 from holdfast_server import desired as wanted
-from holdfast_server.checkpoints import DURABLE, ancestry_of, as_row
+from holdfast_server.accounts.principal import Principal, Role
+from holdfast_server.ancestry import ancestry_of
+from holdfast_server.checkpoints import DURABLE, as_row
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, NotPossible, NotRestorable
-from holdfast_server.previews import preview_restore as preview_restore
-from holdfast_server.previews import preview_settings as preview_settings
+from holdfast_server.errors import InvalidSetting, NotPossible, NotRestorable, Refused, UnknownJob
 from holdfast_server.summaries import find_job
 
 MAX_KEY = 200
+MOST_LABEL = 64
+"""Characters."""
+MOST_JOBS = 200
+"""Changed at once."""
 
 
 async def desired(db: Database, job: str, *, now: float) -> protocol.Desired:
@@ -54,14 +60,7 @@ async def edit(
         row = await find_job(session, job)
         if version is not None:
             await wanted.check_version(session, row, version)
-        made = wanted.change(row, changes, now=now)
-        wanted.bump(session, row, made, who=who, now=now)
-        await session.flush()
-        before, after = ({change.field: getattr(change, side) for change in made} for side in ("before", "after"))
-        await audit.record(
-            session, who=who, action="settings.edit", now=now, job=job, project=row.project,
-            before=before, after=after | {"version": row.version},
-        )  # fmt: skip
+        await wanted.record_edit(session, row, changes, who=who, now=now)
         return await wanted.read(session, row, now=now)
 
     return await db.write(work, job=job, at_once=True)
@@ -83,8 +82,47 @@ async def undo(
             raise InvalidSetting(
                 "edit", f"nothing was changed in version {edit_version}; the newest is {row.version}"
             )
-        back = wanted.reversal(wanted.as_edit(found), now=now)
+        back = wanted.reversal(found, now=now)
     return await edit(db, job, back, version=version, who=who, now=now)
+
+
+async def set_budgets(
+    db: Database, jobs: Sequence[str], budget: float | str | None, *, asker: Principal, now: float
+) -> list[BulkOutcome]:
+    """What became of each, in their order. None: back to the script's own.
+
+    Raises:
+        InvalidSetting: no job, or too many. What one job refuses is its own outcome.
+    """
+    names = list(dict.fromkeys(jobs))
+    if not 1 <= len(names) <= MOST_JOBS:
+        raise InvalidSetting(
+            "jobs", f"{len(names)} jobs are selected: from 1 to {MOST_JOBS} can be changed at once"
+        )
+    return [await _set_budget(db, job, budget, asker=asker, now=now) for job in names]
+
+
+async def _set_budget(
+    db: Database, job: str, budget: float | str | None, *, asker: Principal, now: float
+) -> BulkOutcome:
+    try:
+        await _require_operator(db, job, asker)
+        changes = DesiredChanges(budget=budget)
+        made = await edit(db, job, changes, version=None, who=asker.name, now=now)
+    except Refused as refusal:
+        return BulkOutcome(job=job, version=None, refusal=str(refusal))
+    return BulkOutcome(job=job, version=made.version, refusal="")
+
+
+async def _require_operator(db: Database, job: str, asker: Principal) -> None:
+    """UnknownJob, as for a job that is not there, to those who may not see it."""
+    async with db.read() as session:
+        row = await session.get(models.Job, job)
+    role = None if row is None else asker.role_in(row.project)
+    if row is None or role is None:
+        raise UnknownJob(job)
+    if role < Role.operator:
+        raise Refused(f"you may see {job}, and not change it")
 
 
 async def set_numbers(db: Database, job: str, changes: NumberChanges, *, who: str, now: float) -> JobNumbers:
@@ -264,7 +302,7 @@ async def change_checkpoint(
     """
     if changes.pinned is UNSET and changes.label is UNSET:
         raise InvalidSetting("", "nothing to change: give pinned, label or both")
-    label = UNSET if changes.label is UNSET else pins.parse_label(changes.label)
+    label = UNSET if changes.label is UNSET else _label(changes.label)
 
     async def work(session: AsyncSession) -> CheckpointRow:
         row = await find_job(session, job)
@@ -272,7 +310,7 @@ async def change_checkpoint(
         acts: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
         if changes.pinned is not UNSET:
             before = {"pinned_by": found.pinned_by}
-            if await pins.pin(session, row, found, pinned=changes.pinned, who=who, now=now):
+            if await wanted.pin(session, row, found, pinned=changes.pinned, who=who, now=now):
                 acts.append(("pin" if changes.pinned else "unpin", before, {"pinned_by": found.pinned_by}))
         if label is not UNSET and label != found.label:
             acts.append(("label", {"label": found.label}, {"label": label}))
@@ -286,6 +324,16 @@ async def change_checkpoint(
         return as_row(found, await ancestry_of(session, row))
 
     return await db.write(work, job=job, at_once=True)
+
+
+def _label(label: str | None) -> str | None:
+    """Raises InvalidSetting for one that is too long, or that has what nobody can read."""
+    label = (label or "").strip()
+    if len(label) > MOST_LABEL:
+        raise InvalidSetting("label", f"a label has at most {MOST_LABEL} characters, and this one {len(label)}")
+    if not label.isprintable():
+        raise InvalidSetting("label", "a label is one line of text: leave out line breaks and control characters")
+    return label or None
 
 
 async def verify(

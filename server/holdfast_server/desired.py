@@ -2,43 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from functools import cache, partial
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET
-from sqlalchemy import select, update
+from sqlalchemy import Select, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.answers import Change, DesiredChanges, Edit, Order
 from holdfast.pacing import parse_budget, parse_every, parse_policy
-from holdfast.protocol import OPEN_ORDER_STATES, Desired, Paced, RestoreOrder, VerifyRequest
+from holdfast.protocol import MOST_PINS, OPEN_ORDER_STATES, Desired, Inventory, Paced, RestoreOrder, VerifyRequest
 from holdfast.retention import parse_retention
-from holdfast_server import models
-from holdfast_server.errors import Conflict, InvalidSetting
+from holdfast_server import audit, models
+from holdfast_server.db import Database, named_jobs
+from holdfast_server.errors import Conflict, InvalidSetting, NotPossible
 
 T = TypeVar("T")
 
 AGENT = "agent"
 """Who made the versions that no person did: the ones in which an order has ended."""
+SERVER = "the server"
 SCRIPT = "the script's own"
 LEAST_HELD_SECONDS, MOST_HELD_SECONDS = 60.0, 30 * 86400.0
 """For how long an interval may be ordered that ends by itself."""
-_UNTIL = "%Y-%m-%d %H:%M:%S UTC"
-"""How the end of an interval is written where it is told."""
-RESTORE, PIN, UNPIN, VERIFY = "restore", "pin", "unpin", "verify"
-"""The fields of changes that are about an order or a checkpoint; every other one is a setting."""
-NO_SETTINGS = (RESTORE, PIN, UNPIN, VERIFY)
+OPEN_VERIFICATIONS = ("requested", "reading")
+OVERRIDES_EVERY_SECONDS = 10.0
 
-_changes = msgspec.msgpack.Decoder(list[Change])
+Setting = Literal["budget", "policy", "interval", "checkpoints", "retention"]
+"""What an editor edits, and what can be taken back."""
+Field = Setting | Literal["checkpoint", "data probe", "restore", "pin", "unpin", "verify"]
+"""The others ask for something that is then done."""
+SETTINGS: tuple[Setting, ...] = ("budget", "policy", "interval", "checkpoints", "retention")
+EDITED: tuple[Field, ...] = (*SETTINGS, "checkpoint", "data probe")
+"""What a form changes; a version without any of them takes nobody's form away."""
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """An interval in iterations, and until when it holds, in seconds since the epoch."""
+
+    every: int | None = None
+    until: float | None = None
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One change as it is stored. `told` renders it for people."""
+
+    field: Field
+    before: bool | float | str | Interval | None = None
+    """Of a setting, its value; None: the script's own. Of an order, its state. Of what ended, the checkpoint."""
+    after: bool | float | str | Interval | None = None
+    """The same; of what was asked of a checkpoint, its id."""
+    script_budget: float | None = None
+    """Of a budget that was the script's own: how much that is, where the agent has said."""
+    iteration: int | None = None
+    """Of an order, where it leads."""
+    against: str | None = None
+    """Of a verification, the checkpoint that its tensors are compared with."""
+
+
+_changes = msgspec.json.Decoder(list[Changed])
+
+
+# ---- what is desired ----------------------------------------------------------------------------
 
 
 async def read(session: AsyncSession, job: models.Job, *, now: float) -> Desired:
-    return of(job, await open_order(session, job.name), now=now)
+    asked = await checkpoint_requests(session, [job.name])
+    return of(job, await open_order(session, job.name), asked.get(job.name, NOTHING_ASKED), now=now)
 
 
-def of(job: models.Job, order: models.RestoreOrder | Order | None, *, now: float) -> Desired:
+class CheckpointRequests(msgspec.Struct):
+    """What operators ask of a job's checkpoints."""
+
+    pins: list[str] = []
+    verify: list[VerifyRequest] = []
+    """The open ones, the first first."""
+
+
+NOTHING_ASKED = CheckpointRequests()
+
+
+async def checkpoint_requests(session: AsyncSession, jobs: Sequence[str]) -> dict[str, CheckpointRequests]:
+    """By job, of those that have any."""
+    found: dict[str, CheckpointRequests] = {}
+    for job, checkpoint in await session.execute(_of_pins(), {"jobs": jobs}):
+        found.setdefault(job, CheckpointRequests()).pins.append(checkpoint)
+    for job, request, checkpoint, against in await session.execute(_of_verifications(), {"jobs": jobs}):
+        asked = VerifyRequest(id=request, checkpoint=checkpoint, against=against)
+        found.setdefault(job, CheckpointRequests()).verify.append(asked)
+    return found
+
+
+@cache
+def _of_pins() -> Select[str, str]:
+    rows = models.Checkpoint
+    return (
+        select(rows.job, rows.id).where(rows.job.in_(named_jobs()), rows.pinned_at.is_not(None)).order_by(rows.id)
+    )
+
+
+@cache
+def _of_verifications() -> Select[str, int, str, str | None]:
+    rows = models.Verification
+    query = select(rows.job, rows.request, rows.checkpoint, rows.against).where(rows.job.in_(named_jobs()))
+    return query.where(rows.state.in_(OPEN_VERIFICATIONS)).order_by(rows.request)
+
+
+def of(
+    job: models.Job, order: models.RestoreOrder | Order | None, asked: CheckpointRequests, *, now: float
+) -> Desired:
     return Desired(
         version=job.version,
         budget=job.budget,
@@ -48,24 +123,11 @@ def of(job: models.Job, order: models.RestoreOrder | Order | None, *, now: float
         retention=job.retention,
         checkpoint_request=job.checkpoint_request,
         probe_request=job.probe_request,
-        pins=None if job.pins is None else tuple(job.pins.split()),
-        verify=tuple(verify_requests(job)),
+        pins=tuple(asked.pins) if job.pins_known else None,
+        verify=tuple(asked.verify),
         restore=None if order is None or is_expired(order, now) else _wanted(order, now),
         latest_attempt=job.attempt,
         latest_lineage=job.latest_lineage,
-    )
-
-
-def verify_requests(job: models.Job) -> Iterator[VerifyRequest]:
-    """The open ones, the first first."""
-    for said in (job.verify or "").split():
-        request, checkpoint, *against = said.split(":")
-        yield VerifyRequest(id=int(request), checkpoint=checkpoint, against=against[0] if against else None)
-
-
-def set_verify_requests(job: models.Job, requests: Iterable[VerifyRequest]) -> None:
-    job.verify = " ".join(
-        ":".join(filter(None, (str(each.id), each.checkpoint, each.against))) for each in requests
     )
 
 
@@ -90,71 +152,62 @@ async def open_order(session: AsyncSession, job: str) -> models.RestoreOrder | N
     return (await session.scalars(query)).one_or_none()
 
 
-def bump(session: AsyncSession, job: models.Job, changes: list[Change], *, who: str, now: float) -> None:
+# ---- versions -----------------------------------------------------------------------------------
+
+
+def bump(session: AsyncSession, job: models.Job, changes: Sequence[Changed], *, who: str, now: float) -> None:
     """Make these changes a version; whatever changes in `Desired` goes through here."""
     job.version += 1
-    session.add(
-        models.SettingsVersion(
-            job=job.name, version=job.version, who=who, at=now, changes=msgspec.msgpack.encode(changes)
-        )
-    )
+    told = msgspec.json.encode(changes).decode()
+    session.add(models.SettingsVersion(job=job.name, version=job.version, who=who, at=now, changes=told))
 
 
 async def check_version(session: AsyncSession, job: models.Job, version: int) -> None:
-    """Conflict when a later version than the editor's has changed a setting.
-
-    The settings are what an editor edits: budget, policy, interval, pause, retention, and the request of a
-    checkpoint or a probe.
-    Versions in which a restore was placed, moved or ended, or a checkpoint pinned or verified, change none of
-    them, and take nobody's form away.
-    """
+    """Conflict when a later version than the editor's has changed what an editor edits."""
     if version > job.version:
         raise Conflict(version=job.version, who="the server", at=job.created_at, what="it is not that far yet")
     versions = models.SettingsVersion
     query = select(versions).where(versions.job == job.name, versions.version > version).order_by(versions.version)
     later = [as_edit(row) for row in await session.scalars(query)]
-    missed = [edit for edit in later if any(change.field not in NO_SETTINGS for change in edit.changes)]
+    missed = [edit for edit in later if any(change.field in EDITED for change in edit.changes)]
     if missed:
         what = "; ".join(edit.summary for edit in missed)
         raise Conflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
 
 
-def change(job: models.Job, changes: DesiredChanges, *, now: float) -> list[Change]:
+def change(job: models.Job, changes: DesiredChanges, *, now: float) -> list[Changed]:
     """Write the changes into `job`, and say what they were; InvalidSetting for a value that cannot be one."""
-    made: list[Change] = []
-    paced = msgspec.msgpack.decode(job.paced, type=Paced) if job.paced else None
+    made: list[Changed] = []
     if changes.budget is not UNSET:
-        budget = None if changes.budget is None else _parsed("budget", parse_budget, changes.budget)
-        made.append(Change(field="budget", before=_budget(job.budget, paced), after=_budget(budget, None)))
+        budget = _parsed("budget", parse_budget, changes.budget)
+        paced = msgspec.msgpack.decode(job.paced, type=Paced) if job.paced else None
+        known = paced.budget if paced and job.budget is None else None
+        made.append(Changed(field="budget", before=job.budget, after=budget, script_budget=known))
         job.budget = budget
     if changes.policy is not UNSET:
-        policy = None if changes.policy is None else _parsed("policy", parse_policy, changes.policy)
-        made.append(Change(field="policy", before=job.policy or SCRIPT, after=policy or SCRIPT))
+        policy = _parsed("policy", parse_policy, changes.policy)
+        made.append(Changed(field="policy", before=job.policy, after=policy))
         job.policy = policy
     if changes.every is not UNSET:
-        every = None if changes.every is None else _parsed("every", parse_every, changes.every)
-        seconds = None if changes.every_seconds is UNSET else _while("every_seconds", changes.every_seconds)
-        if every is None and seconds is not None:
-            raise InvalidSetting("every_seconds", "an automatic interval does not end: give every, too")
-        until = None if seconds is None else now + seconds
-        before, after = _every(job.every, job.every_until), _every(every, until)
-        made.append(Change(field="interval", before=before, after=after))
-        job.every, job.every_until = every, until
+        seconds = None if changes.every_seconds is UNSET else changes.every_seconds
+        after = _interval(_parsed("every", parse_every, changes.every), seconds, now)
+        made.append(Changed(field="interval", before=Interval(job.every, job.every_until), after=after))
+        job.every, job.every_until = after.every, after.until
     elif changes.every_seconds is not UNSET:
         raise InvalidSetting("every_seconds", "it is how long an interval is held: give every, too")
     if changes.paused is not UNSET:
-        made.append(Change(field="checkpoints", before=_paused(job.paused), after=_paused(changes.paused)))
+        made.append(Changed(field="checkpoints", before=job.paused, after=changes.paused))
         job.paused, job.paused_version = changes.paused, job.version + 1
     if changes.retention is not UNSET:
-        parsed = None if changes.retention is None else _parsed("retention", parse_retention, changes.retention)
+        parsed = _parsed("retention", parse_retention, changes.retention)
         rules = None if parsed is None else str(parsed)
-        made.append(Change(field="retention", before=job.retention or SCRIPT, after=rules or SCRIPT))
+        made.append(Changed(field="retention", before=job.retention, after=rules))
         job.retention = rules
     if changes.checkpoint_request is not UNSET and changes.checkpoint_request:
-        made.append(Change(field="checkpoint", before="", after="now"))
+        made.append(Changed(field="checkpoint"))
         job.checkpoint_request += 1
     if changes.probe_request is not UNSET and changes.probe_request:
-        made.append(Change(field="data probe", before="", after="now"))
+        made.append(Changed(field="data probe"))
         job.probe_request += 1
     if not made:
         fields = "budget, policy, every, paused, retention, checkpoint_request, probe_request"
@@ -162,22 +215,42 @@ def change(job: models.Job, changes: DesiredChanges, *, now: float) -> list[Chan
     return made
 
 
-def reversal(edit: Edit, *, now: float) -> DesiredChanges:
-    """What takes an edit back. InvalidSetting for one that asked for something to be done, and has it done.
+def _parsed(field: str, parse: Callable[[Any], T], value: object) -> T | None:
+    try:
+        return None if value is None else parse(value)
+    except ValueError as error:
+        raise InvalidSetting(field, str(error)) from None
+
+
+def _interval(every: int | None, seconds: float | None, now: float) -> Interval:
+    if seconds is None:
+        return Interval(every)
+    if not LEAST_HELD_SECONDS <= seconds <= MOST_HELD_SECONDS:
+        reason = f"{seconds:g} s is no time to hold an interval for: from 1 min to 30 days"
+        raise InvalidSetting("every_seconds", reason)
+    if every is None:
+        raise InvalidSetting("every_seconds", "an automatic interval does not end: give every, too")
+    return Interval(every, now + seconds)
+
+
+def reversal(row: models.SettingsVersion, *, now: float) -> DesiredChanges:
+    """What takes a version back. InvalidSetting for one that asked for something to be done, and has it done.
 
     An interval that was to end comes back for what is left of its time, and not at all when that is over.
     """
     back: dict[str, Any] = {}
-    for made in edit.changes:
-        match made.field:
-            case "budget" | "policy" | "retention":
-                back[made.field] = None if made.before.startswith(SCRIPT) else made.before
-            case "interval":
-                back |= _interval(made.before, now)
-            case "checkpoints":
-                back["paused"] = made.before == _paused(True)
-            case other:
-                raise InvalidSetting("edit", f"version {edit.version} cannot be taken back: {other} {made.after}")
+    for made in _changes.decode(row.changes):
+        if isinstance(made.before, Interval):
+            left = UNSET if made.before.until is None else made.before.until - now
+            if left is UNSET or left >= LEAST_HELD_SECONDS:
+                back |= {"every": made.before.every, "every_seconds": left}
+            else:
+                back["every"] = None
+        elif made.field in SETTINGS:
+            back["paused" if made.field == "checkpoints" else made.field] = made.before
+        else:
+            what = f"{made.field} {told(made).after}"
+            raise InvalidSetting("edit", f"version {row.version} cannot be taken back: {what}")
     return DesiredChanges(**back)
 
 
@@ -208,6 +281,9 @@ async def stamp(session: AsyncSession, job: models.Job, version: int, iteration:
         job.applied_version, job.applied_iteration, job.applied_at = version, iteration, at
 
 
+# ---- versions as people read them ---------------------------------------------------------------
+
+
 async def edit_rows(session: AsyncSession, job: str, *, limit: int) -> list[Edit]:
     versions = models.SettingsVersion
     query = (
@@ -220,7 +296,7 @@ async def edit_rows(session: AsyncSession, job: str, *, limit: int) -> list[Edit
 
 
 def as_edit(row: models.SettingsVersion) -> Edit:
-    changes = _changes.decode(row.changes)
+    changes = [told(change) for change in _changes.decode(row.changes)]
     return Edit(
         version=row.version,
         who=row.who,
@@ -232,56 +308,113 @@ def as_edit(row: models.SettingsVersion) -> Edit:
     )
 
 
-def _summary(changes: Iterable[Change]) -> str:
-    changes = list(changes)
-    told = [change for change in changes if change.before != change.after] or changes
+def _summary(changes: Sequence[Change]) -> str:
+    shown = [change for change in changes if change.before != change.after] or changes
     return ", ".join(
         f"{change.field} {change.before} → {change.after}" if change.before else f"{change.field} {change.after}"
-        for change in told
+        for change in shown
     )
 
 
-def _parsed(field: str, parse: Callable[[Any], T], value: object) -> T:
-    try:
-        return parse(value)
-    except ValueError as error:
-        raise InvalidSetting(field, str(error)) from None
+def told(made: Changed) -> Change:
+    """A change in words."""
+    before, after = _told(made, made.before, made.script_budget), _told(made, made.after, None)
+    match made.field:
+        case "checkpoint" | "data probe":
+            before, after = "", "now"
+        case "restore":
+            place = f"to {made.iteration}"
+            before, after = (before or (place if after else "")), (after or place)
+        case "verify" if made.against:
+            after = f"{after} beside {made.against}"
+    return Change(field=made.field, before=before, after=after)
 
 
-def _budget(budget: float | None, paced: Paced | None) -> str:
-    if budget is None:
-        return f"{SCRIPT} ({_percent(paced.budget)})" if paced else SCRIPT
-    return _percent(budget)
+def _told(made: Changed, value: object, script_budget: float | None) -> str:
+    match made.field, value:
+        case "budget" | "policy" | "retention", None:
+            return SCRIPT if script_budget is None else f"{SCRIPT} ({_percent(script_budget)})"
+        case "budget", float() | int():
+            return _percent(value)
+        case "interval", Interval():
+            return _interval_text(value)
+        case "checkpoints", _:
+            return "paused" if value else "running"
+    return "" if value is None else str(value)
+
+
+def _interval_text(interval: Interval) -> str:
+    if interval.every is None:
+        return "automatic"
+    until = "" if interval.until is None else f" until {datetime.fromtimestamp(interval.until, UTC):%F %T} UTC"
+    return f"every {interval.every}{until}"
 
 
 def _percent(fraction: float) -> str:
     return f"{round(fraction * 100, 4):g}%"
 
 
-def _every(every: int | None, until: float | None) -> str:
-    if every is None:
-        return "automatic"
-    return f"every {every}" + ("" if until is None else f" until {datetime.fromtimestamp(until, UTC):{_UNTIL}}")
+# ---- intervals that were ordered for a while: when it is over, the policy decides again ------------
 
 
-def _interval(said: str, now: float) -> dict[str, Any]:
-    """What `_every` said, as changes."""
-    if not said.startswith("every "):
-        return {"every": None}
-    every, _, until = said.removeprefix("every ").partition(" until ")
-    if not until:
-        return {"every": int(every)}
-    left = datetime.strptime(until, _UNTIL).replace(tzinfo=UTC).timestamp() - now
-    return {"every": int(every), "every_seconds": left} if left >= LEAST_HELD_SECONDS else {"every": None}
+async def end_overrides(db: Database, now: float) -> None:
+    """End the intervals whose time is over."""
+    jobs = models.Job
+    async with db.read() as session:
+        found = (await session.scalars(select(jobs.name).where(jobs.every_until <= now))).all()
+    for job in found:
+        await db.write(partial(_end_override, job=job, now=now), job=job, at_once=True)
 
 
-def _while(field: str, seconds: float | None) -> float | None:
-    if seconds is None:
-        return None
-    if not LEAST_HELD_SECONDS <= seconds <= MOST_HELD_SECONDS:
-        raise InvalidSetting(field, f"{seconds:g} s is no time to hold an interval for: from 1 min to 30 days")
-    return seconds
+async def _end_override(session: AsyncSession, *, job: str, now: float) -> None:
+    row = await session.get(models.Job, job)
+    if row is None or row.every_until is None or row.every_until > now:
+        return  # another one was ordered meanwhile
+    await record_edit(session, row, DesiredChanges(every=None), who=SERVER, now=now)
 
 
-def _paused(paused: bool) -> str:
-    return "paused" if paused else "running"
+async def record_edit(
+    session: AsyncSession, job: models.Job, changes: DesiredChanges, *, who: str, now: float
+) -> None:
+    """Make an edit a version, and write it into the audit log."""
+    made = change(job, changes, now=now)
+    bump(session, job, made, who=who, now=now)
+    await session.flush()
+    shown = [told(one) for one in made]
+    await audit.record(
+        session, who=who, action="settings.edit", now=now, job=job.name, project=job.project,
+        before={one.field: one.before for one in shown},
+        after={one.field: one.after for one in shown} | {"version": job.version},
+    )  # fmt: skip
+
+
+# ---- pins ---------------------------------------------------------------------------------------
+
+
+async def pin(
+    session: AsyncSession, job: models.Job, row: models.Checkpoint, *, pinned: bool, who: str, now: float
+) -> bool:
+    """Pin or unpin a checkpoint, and whether that is new. Raises NotPossible for one that is not in the store."""
+    if pinned == (row.pinned_at is not None):
+        return False
+    if pinned and row.state != "durable":
+        raise NotPossible(f"checkpoint {row.id} is {row.state}: one that is durable can be pinned")
+    asked = await checkpoint_requests(session, [job.name])
+    if pinned and len(asked.get(job.name, NOTHING_ASKED).pins) >= MOST_PINS:
+        raise NotPossible(f"{MOST_PINS} checkpoints of {job.name} are pinned, and no more can be: unpin one first")
+    row.pinned_by, row.pinned_at = (who, now) if pinned else (None, None)
+    job.pins_known = True
+    bump(session, job, [Changed(field="pin" if pinned else "unpin", after=row.id)], who=who, now=now)
+    return True
+
+
+async def adopt_pins(session: AsyncSession, job: models.Job, event: Inventory, *, now: float) -> None:
+    """Learn from the store what was pinned by way of a server whose data was deleted, while nobody pins here."""
+    if job.pins_known or not event.pinned:
+        return
+    rows = models.Checkpoint
+    query = select(rows).where(rows.job == job.name, rows.id.in_(event.pinned[:MOST_PINS]))
+    for row in await session.scalars(query):
+        row.pinned_by, row.pinned_at = AGENT, event.at
+    job.pins_known = True
+    bump(session, job, [Changed(field="pin", after="as in the store")], who=AGENT, now=now)

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
 from holdfast.protocol import MAX_INTEGER, MAX_ITERATION, MAX_LINEAGE, MOST_LABELS
-from holdfast_server import batches, checkpoints, desired, models, orders, pins, verifications, work
+from holdfast_server import batches, checkpoints, desired, models, orders, verifications, work
 from holdfast_server.samples import MAX_NAME, is_span, is_time
 
 MAX_TEXT = 4000
@@ -153,7 +153,7 @@ async def record(source: Source, event: protocol.Event) -> None:
             # Its own too: an agent says that it ends when it has stopped writing.
             await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt + 1)
             reason = f"attempt {attempt.attempt} ended ({event.reason}) without a word of it"
-            await orders.lose_open(session, job.name, attempt=attempt.attempt, now=source.now, reason=reason)
+            await orders.lose_open(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
         case protocol.LineageStarted():
             await _lineage(source, event)
         case protocol.Checkpoint():
@@ -169,7 +169,7 @@ async def record(source: Source, event: protocol.Event) -> None:
             await checkpoints.take_inventory(
                 session, job.name, event, attempt=attempt.attempt, sequence=source.sequence
             )
-            await pins.adopt(session, job, event, now=source.now)
+            await desired.adopt_pins(session, job, event, now=source.now)
         case protocol.Verified() if source.rank == 0:
             await verifications.record(session, job, event, attempt=attempt.attempt, now=source.now)
         case protocol.Stall():

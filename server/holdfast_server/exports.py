@@ -21,8 +21,8 @@ from sqlalchemy import select
 
 from holdfast.answers import CheckpointRow
 from holdfast_server import lines, models, reading, rollups
-from holdfast_server.ancestry import Ancestry
-from holdfast_server.checkpoints import ancestry_of, as_row
+from holdfast_server.ancestry import Ancestry, ancestry_of
+from holdfast_server.checkpoints import as_row
 from holdfast_server.columns import BUILT_IN
 from holdfast_server.db import Database
 from holdfast_server.errors import NotPossible

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from sqlalchemy import ColumnExpressionArgument, Select, case, func, select
+import msgspec
+from sqlalchemy import ColumnExpressionArgument, Row, Select, case, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.answers import Fleet, JobStatus
-from holdfast_server import models, worst
+from holdfast.protocol import Paced
+from holdfast_server import checkpoints, models
+from holdfast_server.checkpoints import LastDurable
 from holdfast_server.db import Database
-from holdfast_server.status import ALIVE, STATUSES, current_attempt, status_in_sql
+from holdfast_server.samples import Recent
+from holdfast_server.status import ALIVE, STATUSES, current_attempt, seconds_of_last, status_in_sql
 from holdfast_server.summaries import summaries
 
 PAGE_ROWS, MOST_ROWS = 50, 500
+
+Worst = Literal["risk", "overhead", "durable"]
+"""Most GPU-hours at risk first; furthest over the budget first; longest without a durable checkpoint first."""
+_WORST: tuple[Worst, ...] = get_args(Worst)
+_WATCHED = (*ALIVE, "silent")
+"""Jobs that may still lose something come before those that have ended."""
 
 Order = Literal["living", "name", "heard", "iteration", "status", "risk", "overhead", "durable"]
 """`living`: living jobs by name, so that no row jumps away under the pointer; then the others, newest first."""
@@ -73,8 +85,8 @@ async def _rows(
     if question.status is not None:
         query = query.where(status_in_sql(now=now) == question.status)
     names: Sequence[str]
-    if question.order in worst.ORDERS:
-        names = await worst.names(session, query, question.order, grouped=question.grouped, now=now)
+    if question.order in _WORST:
+        names = await _worst_first(session, query, question.order, grouped=question.grouped, now=now)
         names = names[skipped : skipped + question.size]
     elif question.order == "living" and not question.grouped:
         of_living = sum(counts.get(one, 0) for one in ALIVE if question.status in (None, one))
@@ -150,3 +162,64 @@ def _order(order: Order, *, now: float) -> tuple[ColumnExpressionArgument[Any], 
                 job.name,
             )
     raise AssertionError(order)  # the others are worked out job by job
+
+
+# ---- jobs by what is worst about them: no column holds that, so it is computed for all that match, then sorted
+
+_paced, _recent = msgspec.msgpack.Decoder(Paced), msgspec.msgpack.Decoder(Recent)
+
+
+async def _worst_first(
+    session: AsyncSession, matching: Select[Any], order: Worst, *, grouped: bool, now: float
+) -> list[str]:
+    """`matching`: a choice of jobs, outer-joined with their current attempts."""
+    job, status = models.Job, status_in_sql(now=now).label("status")
+    columns = (job.name, job.project, job.created_at, status, *_COLUMNS[order])
+    rows = (await session.execute(matching.with_only_columns(*columns))).all()
+    durable: Mapping[str, LastDurable] = {}
+    if order != "overhead":
+        durable = await checkpoints.last_durable_of_many(session, matching.with_only_columns(job.name))
+    bad = _BADNESS[order]
+
+    def place(row: Row[Any]) -> tuple[str, bool, float, str]:
+        badness = bad(row, durable)
+        return (
+            row.project if grouped else "",
+            row.status not in _WATCHED,
+            math.inf if badness is None else -badness,
+            row.name,
+        )
+
+    # Off the event loop: of ten thousand jobs, what each last said has to be looked into.
+    return [row.name for row in await asyncio.to_thread(sorted, rows, key=place)]
+
+
+def _risk(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None:
+    last = durable.get(row.name)
+    exposed = max(0, row.iteration - (last.iteration if last else 0))
+    seconds = seconds_of_last(_recent.decode(row.recent) if row.recent else Recent(), exposed)
+    return None if seconds is None else seconds * max(1, row.world_size or 1)
+
+
+def _overhead(row: Row[Any], _: Mapping[str, LastDurable]) -> float | None:
+    paced = _paced.decode(row.paced) if row.paced else None
+    if paced is None or paced.measured_overhead is None or math.isnan(paced.measured_overhead):
+        return None
+    return paced.measured_overhead / paced.budget if paced.budget > 0 else None
+
+
+def _age(row: Row[Any], durable: Mapping[str, LastDurable]) -> float:
+    last = durable.get(row.name)
+    return -(last.at if last else row.started_at or row.created_at)
+
+
+_COLUMNS: dict[Worst, tuple[Any, ...]] = {
+    "risk": (models.Job.iteration, models.Job.recent, models.Attempt.world_size),
+    "overhead": (models.Job.paced,),
+    "durable": (models.Attempt.started_at,),
+}
+_BADNESS: dict[Worst, Callable[[Row[Any], Mapping[str, LastDurable]], float | None]] = {
+    "risk": _risk,
+    "overhead": _overhead,
+    "durable": _age,
+}

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Select, bindparam, func, select
+from sqlalchemy import BigInteger, Select, bindparam, case, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import Bucket, Goodput, ShortWindow, TimeBucket, Window
-from holdfast.protocol import PLANNED_ENDS
+from holdfast.answers import Bucket, Goodput, ShortWindow, StallsOverTime, TimeBucket, Window
+from holdfast.protocol import PLANNED_ENDS, StallKind
 from holdfast_server import models
-from holdfast_server.ancestry import Ancestry
-from holdfast_server.checkpoints import ancestry_of, branches
+from holdfast_server.ancestry import Ancestry, ancestry_of, branches
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.failures import Life as Attempted
 from holdfast_server.failures import lives_of, lives_of_jobs
@@ -29,9 +29,10 @@ from holdfast_server.timesheet import (
     Timesheet,
     timesheet,
 )
-from holdfast_server.windows import begin_of
 from holdfast_server.work import bucket_of
 
+WINDOWS: dict[str, float] = {"10m": 600.0, "1h": 3600.0, "24h": 86400.0, "7d": 604800.0}
+"""Seconds of each window of time that can be asked about; what is not here is all time."""
 MOST_SPANS = 2000
 """About so many stretches of time are laid out; of a longer window, each is longer."""
 _SUMS = (
@@ -39,7 +40,14 @@ _SUMS = (
     "seconds", "stall_seconds", "data_seconds", "barrier_seconds",
 )  # fmt: skip
 """What is asked of each stretch of work, in the order in which it is asked."""
+STRETCHES = 60
+"""Of time, in the picture of stalls."""
 TOLD_APART: tuple[Bucket, ...] = ("persist_backpressure", "data_prep")
+
+
+def begin_of(window: Window | ShortWindow, *, now: float) -> float:
+    """When it begins; 0 for all time."""
+    return now - WINDOWS[window] if window in WINDOWS else 0.0
 
 
 async def goodput(db: Database, job: str, window: Window, *, now: float) -> Goodput:
@@ -244,3 +252,52 @@ async def _told_apart(session: AsyncSession, job: str, begins_at: float) -> dict
     )
     found = {row[0]: row[1] for row in await session.execute(query)}
     return {kind: found[kind] for kind in TOLD_APART if kind in found}
+
+
+# ---- what training waited for, and when
+
+
+async def stalls_over_time(db: Database, job: str, window: Window, *, now: float) -> StallsOverTime:
+    """Raises UnknownJob.
+
+    A wait is told when it is over, by its end. A stretch shows at most its own length of a kind: the rest of a
+    longer wait is laid into the stretches before it, and what of it lies before the window is left out.
+    """
+    rows, attempts = models.Stall, models.Attempt
+    async with db.read() as session:
+        row = await find_job(session, job)
+        first = await session.scalar(select(func.min(attempts.started_at)).where(attempts.job == job))
+        begins_at = max(begin_of(window, now=now), first or row.created_at)
+        ends_at = max(now, begins_at + 1)
+        stretch = (ends_at - begins_at) / STRETCHES
+        # In whole numbers, which every database divides alike.
+        place = cast((rows.at - begins_at) * 1000, BigInteger) // max(1, round(stretch * 1000))
+        bucket = case((place < STRETCHES, place), else_=STRETCHES - 1).label("bucket")
+        query = (
+            select(rows.kind, bucket, func.sum(rows.seconds))
+            .where(rows.job == job, rows.at >= begins_at)
+            .group_by(rows.kind, bucket)
+        )
+        found = (await session.execute(query)).all()
+    ended: dict[str, list[float]] = {}
+    for kind, number, waited in found:
+        ended.setdefault(kind, [0.0] * STRETCHES)[number] = waited
+    seconds = {typing.cast("StallKind", kind): _spread(waited, stretch) for kind, waited in ended.items()}
+    return StallsOverTime(
+        job=job,
+        window=window,
+        begins_at=begins_at,
+        ends_at=ends_at,
+        stretch_seconds=stretch,
+        seconds=dict(sorted(seconds.items(), key=lambda item: -sum(item[1]))),
+    )
+
+
+def _spread(ended: list[float], stretch: float) -> list[float]:
+    """Of waits by the stretch in which they ended, how long each stretch was waited in."""
+    spread, over = [0.0] * len(ended), 0.0
+    for place in reversed(range(len(ended))):
+        waited = ended[place] + over
+        spread[place] = min(waited, stretch)
+        over = waited - spread[place]
+    return spread

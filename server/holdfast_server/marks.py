@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -16,6 +16,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from holdfast.answers import Density, GapRow, PacedRow, StallDensity, StallRow
 from holdfast.protocol import StallKind
 from holdfast_server import models
+from holdfast_server.ancestry import END, Ancestry
 from holdfast_server.checkpoints import DURABLE, taken_at
 
 Axis = Literal["iteration", "time"]
@@ -153,11 +154,14 @@ async def checkpoint_density(session: AsyncSession, job: str, reach: Reach) -> D
     )
 
 
-async def stalls(session: AsyncSession, job: str, reach: Reach) -> list[StallRow]:
+async def stalls(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry) -> list[StallRow]:
     """The longest, in the order in which they happened."""
     rows = models.Stall
     query = select(rows).where(*_stalls_in(job, reach)).order_by(rows.seconds.desc()).limit(reach.marks)
-    found = [as_view(StallRow, row) for row in await session.scalars(query)]
+    found = [
+        as_view(StallRow, row, abandoned=(row.iteration, row.lineage) not in ancestry)
+        for row in await session.scalars(query)
+    ]
     return sorted(found, key=lambda stall: stall.at)
 
 
@@ -181,7 +185,7 @@ async def stall_density(session: AsyncSession, job: str, reach: Reach) -> list[S
     return list(made.values())
 
 
-async def paced(session: AsyncSession, job: str, reach: Reach) -> list[PacedRow]:
+async def paced(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry | None = None) -> list[PacedRow]:
     """In the window, and the one in force when it begins; of too many, what changed something and every n-th."""
     rows, values = models.Pacing, reach.values(job)
     within = (await session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1})).all()
@@ -189,7 +193,20 @@ async def paced(session: AsyncSession, job: str, reach: Reach) -> list[PacedRow]
         held = reach.holds(rows.iteration, rows.at)
         within = (await session.scalars(_paced_in(job, held, reach.marks))).all()
     before = await session.scalars(_paced_before(reach.axis), values)
-    return [as_view(PacedRow, row) for row in (*before, *within)]
+    found = (*before, *within)
+    stands = _standing(found, ancestry) if ancestry else set()
+    return [as_view(PacedRow, row, stands=row.id in stands) for row in found]
+
+
+def _standing(rows: Iterable[models.Pacing], ancestry: Ancestry) -> set[int]:
+    """Decisions on the way that stands; where iterations were repeated, the newer ones."""
+    found: set[int] = set()
+    earliest = END
+    for row in sorted(rows, key=lambda row: row.at, reverse=True):
+        if (row.iteration, row.lineage) in ancestry and row.iteration < earliest:
+            found.add(row.id)
+            earliest = row.iteration
+    return found
 
 
 @cache
@@ -254,8 +271,9 @@ def _of_gaps(axis: Axis) -> Select[models.Gap]:
     return query.order_by(rows.dropped.desc()).limit(bindparam("most", type_=Integer))
 
 
-def as_view(view: type[View], row: models.Base) -> View:
-    return view(**{name: getattr(row, name) for name in view.__struct_fields__})
+def as_view(view: type[View], row: models.Base, **derived: bool) -> View:
+    names = (name for name in view.__struct_fields__ if name not in derived)
+    return view(**{name: getattr(row, name) for name in names}, **derived)
 
 
 def _checkpoints_in(job: str, reach: Reach) -> tuple[ColumnElement[bool], ...]:

@@ -4,42 +4,172 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from functools import cache
-from typing import Any, cast
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal
 
 from sqlalchemy import Select, and_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast.answers import Change, Order, Transition
+from holdfast.answers import Order, Transition
 from holdfast.protocol import OPEN_ORDER_STATES, OrderState
 from holdfast_server import desired, models
 from holdfast_server.checkpoints import DURABLE
-from holdfast_server.db import named_jobs
+from holdfast_server.db import Database, named_jobs
+from holdfast_server.desired import SERVER, Changed
 from holdfast_server.errors import InvalidSetting, NotCancellable, OpenOrder, UnknownOrder
+from holdfast_server.status import SILENT_AFTER_SECONDS
+
+TOO_LATE: dict[OrderState, str] = {
+    "cancelled": "the cancel came too late", "expired": "it was taken up after it had expired",
+}  # fmt: skip
+OVERRULED: dict[OrderState, str] = {
+    **TOO_LATE, "failed": "an attempt before this one had failed to, and could not say so in time",
+}  # fmt: skip
+"""Why an order has been carried out that was over, by the state in which it was."""
+EXPIRES_SECONDS = 7 * 86400.0
+"""After which a job that starts should not be taken back by surprise; who orders may say otherwise."""
+LEAST_EXPIRES_SECONDS, MOST_EXPIRES_SECONDS = 1.0, 30 * 86400.0
+OUT_OF_REACH = "the attempt that runs is numbered below those that it was meant for"
+EVERY_SECONDS = 5.0
+LOST_AFTER_SECONDS = SILENT_AFTER_SECONDS
+"""An agent is heard of every second, while it restores too."""
+
+
+# ---- transitions --------------------------------------------------------------------------------
 
 FROM: dict[OrderState, tuple[OrderState, ...]] = {
+    "requested": (),
     "delivered": ("requested",),
     "restoring": ("requested", "delivered", "restoring", "unknown", "cancelled", "expired"),
     "unknown": ("restoring",),
     "restored": (*OPEN_ORDER_STATES, "cancelled", "expired", "failed"),
     "failed": OPEN_ORDER_STATES,
     "cancelled": OPEN_ORDER_STATES,
-    "expired": ("requested", "delivered", "restoring", "unknown"),
+    "expired": OPEN_ORDER_STATES,
     "superseded": OPEN_ORDER_STATES,
 }
-"""The states from which each may be reached. Steps may be skipped: an agent that restores at its start
-reports what it knows then. Of the states in which an order has ended, only a cancel that came too late, or an
-expiry, is overruled, and a failure that one attempt could not tell before the next had carried the order out: what
-the agent did is so. One attempt takes over from another what that did not finish."""
-SERVER = "the server"
-TOO_LATE = {"cancelled": "the cancel came too late", "expired": "it was taken up after it had expired"}
-OVERRULED = {**TOO_LATE, "failed": "an attempt before this one had failed to, and could not say so in time"}
-"""Why an order has been carried out that was over."""
-EXPIRES_SECONDS = 7 * 86400.0
-"""After which a job that starts should not be taken back by surprise; who orders may say otherwise."""
-LEAST_EXPIRES_SECONDS, MOST_EXPIRES_SECONDS = 1.0, 30 * 86400.0
-OUT_OF_REACH = "the attempt that runs is numbered below those that it was meant for"
+"""The states from which each may be reached. Steps may be skipped: an agent that restores at its start reports
+what it knows then. What the agent did stands: it overrules a cancel or an expiry that came too late, and a failure
+that one attempt could not report before the next had carried the order out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """An agent reports what it does with the order."""
+
+    state: OrderState
+    attempt: int
+    newest_attempt: int
+    other_open: bool
+    """Another order of the job is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineageBegan:
+    """A lineage that the order began: it was carried out, though who did may not have lived to report it."""
+
+    attempt: int
+    at: float
+    failed_at: float | None
+    """When the order was last reported as failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptBegan:
+    """An attempt trains without the order that one before it had taken up."""
+
+    attempt: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """The server or an operator ends the order, or the server loses or regains contact with who carries it out."""
+
+    state: Literal["cancelled", "expired", "superseded", "unknown", "restoring"]
+
+
+Cause = Reported | LineageBegan | AttemptBegan | Concluded
+
+
+def transition(order: models.RestoreOrder, cause: Cause) -> OrderState | None:
+    """The state to which a cause moves an order; None: it changes nothing."""
+    wanted = _wanted_state(order, cause)
+    return wanted if wanted is not None and order.state in FROM[wanted] else None
+
+
+def _wanted_state(order: models.RestoreOrder, cause: Cause) -> OrderState | None:
+    taken_by = order.taken_by or 0
+    match cause:
+        case Concluded(state):
+            return state
+        case AttemptBegan(attempt, now):
+            # Had the one before come to its end, the lineage that it began would have been reported by now.
+            if order.state not in ("restoring", "unknown") or taken_by >= attempt:
+                return None
+            if order.overruled in TOO_LATE:
+                return order.overruled
+            return "expired" if order.expires_at is not None and order.expires_at <= now else None
+        case Reported(attempt=attempt) | LineageBegan(attempt=attempt) if attempt < order.fence:
+            return None
+        case LineageBegan(attempt, at, failed_at):
+            # A restore that failed has begun a lineage before that, too, which the next start reports.
+            after = attempt > taken_by and failed_at is not None and at > failed_at
+            return "restored" if order.state != "failed" or after else None
+        case Reported("restored", attempt):
+            # One before the attempt that took it up may still report that: it has noted it in the store.
+            return "restored" if order.state != "failed" or attempt > taken_by else None
+        case Reported(attempt=attempt) if attempt < taken_by:
+            return None
+        case Reported("restoring", attempt) if order.state == "restoring":
+            return None if attempt == taken_by else "restoring"
+        case Reported("restoring", attempt) if order.state in TOO_LATE:
+            # One order is open at a time, and an attempt that is over would have reported its lineage.
+            return None if cause.other_open or attempt < cause.newest_attempt else "restoring"
+        case Reported(state):
+            return state
+
+
+async def _move(
+    session: AsyncSession, job: models.Job, row: models.RestoreOrder, cause: Cause, *,
+    at: float, who: str, now: float, reason: str | None = None, **details: Any,
+) -> bool:  # fmt: skip
+    """Make the transition, and whether it was this that did: who finds the order moved meanwhile is too late.
+
+    `at`: when it came to be so. `details`: other columns. Without a `reason`, an overruled end stays the reason.
+    """
+    before, state = row.state, transition(row, cause)
+    if state is None:
+        return False
+    if before in OVERRULED:
+        details["overruled"], reason = before, OVERRULED[before]
+    elif reason is None and row.overruled is not None and state not in TOO_LATE:
+        reason = OVERRULED[row.overruled]  # type: ignore[index]
+    orders = models.RestoreOrder
+    claimed = await session.scalar(
+        update(orders)
+        .where(orders.id == row.id, orders.state == before)
+        .values(state=state, reason=reason, **details)
+        .returning(orders.id)
+        .execution_options(synchronize_session=False)
+    )
+    await session.refresh(row)
+    if claimed is None:
+        return False
+    session.add(models.OrderTransition(order_id=row.id, state=state, at=at, who=who, reason=reason))
+    await session.flush()
+    was_open, is_open = before in OPEN_ORDER_STATES, state in OPEN_ORDER_STATES
+    if was_open != is_open:
+        told = {"after": state} if was_open else {"before": before}
+        changed = Changed(field="restore", iteration=row.iteration, **told)
+        by = desired.AGENT if isinstance(cause, Reported | LineageBegan) else who
+        desired.bump(session, job, [changed], who=by, now=now)
+    return True
+
+
+# ---- what operators ask ---------------------------------------------------------------------------
 
 
 async def placed_before(session: AsyncSession, job: str, key: str) -> Order | None:
@@ -65,14 +195,17 @@ async def place(
         OpenOrder: the job is on its way to another checkpoint.
         InvalidSetting: a time that is none.
     """
-    seconds = _expiry_seconds(expires_seconds)
+    seconds = EXPIRES_SECONDS if expires_seconds is None else expires_seconds
+    if not LEAST_EXPIRES_SECONDS <= seconds <= MOST_EXPIRES_SECONDS:
+        raise InvalidSetting("expires_seconds", f"{seconds:g} s is no time for an order: from 1 s to 30 days")
     open_order = await desired.open_order(session, job.name)
     if open_order is not None and desired.is_expired(open_order, now):
         await expire(session, job, open_order, now=now)
         open_order = None
     current = await session.get(models.Attempt, (job.name, job.uid))
     if open_order is not None and current is not None and current.attempt < open_order.fence:
-        await end(session, job, open_order, "superseded", who=who, now=now, reason=OUT_OF_REACH)
+        cause = Concluded("superseded")
+        await _move(session, job, open_order, cause, at=now, who=who, now=now, reason=OUT_OF_REACH)
         open_order = None
     if open_order is not None:
         order = await _as_order(session, open_order)
@@ -96,13 +229,7 @@ async def place(
     session.add(row)
     await session.flush()
     session.add(models.OrderTransition(order_id=row.id, state="requested", at=now, who=who))
-    desired.bump(
-        session,
-        job,
-        [Change(field=desired.RESTORE, before="", after=f"to {checkpoint.iteration}")],
-        who=who,
-        now=now,
-    )
+    desired.bump(session, job, [Changed(field="restore", iteration=row.iteration)], who=who, now=now)
     await session.flush()
     return await _as_order(session, row), True
 
@@ -111,106 +238,114 @@ async def cancel(session: AsyncSession, job: models.Job, order: str, *, who: str
     """Raises UnknownOrder, and NotCancellable while the agent restores. Cancelled twice is cancelled."""
     row = await _get(session, job.name, order)
     shown = await _as_order(session, row)
-    ended = shown.cancellable and await end(session, job, row, "cancelled", who=who, now=now)
+    cause = Concluded("cancelled")
+    ended = shown.cancellable and await _move(session, job, row, cause, at=now, who=who, now=now)
     if not ended and row.state != "cancelled":
         raise NotCancellable(shown)
     return await _as_order(session, row)
 
 
+# ---- what agents report ---------------------------------------------------------------------------
+
+
 async def report(
     session: AsyncSession, job: models.Job, event: protocol.OrderMoved, *, attempt: int, now: float
 ) -> None:
-    """What an agent says of an order. One that is fenced off, late or of an unknown order changes nothing.
-
-    An attempt before the one that took the order up may still tell that it went there: it has noted that in the
-    store before it was fenced. That it did not, or that it is at it, is no longer so.
-    """
+    """What an agent reports of an order. One that is fenced off, late or of an unknown order changes nothing."""
     row = await session.get(models.RestoreOrder, event.order)
-    if row is None or row.job != job.name or attempt < row.fence:
+    if row is None or row.job != job.name:
         return
-    if row.state == event.state == "restored":  # as the lineage that it began has told already
+    if row.state == event.state == "restored" and attempt >= row.fence:  # as its lineage has shown already
         row.seconds = event.seconds if row.seconds is None else row.seconds
         row.safety_checkpoint = row.safety_checkpoint or event.safety_checkpoint
         return
-    taken_by = row.taken_by or 0
-    if event.state != "restored" and attempt < taken_by:
-        return
-    details: dict[str, Any] = {"taken_by": max(attempt, taken_by)}
-    if row.state == event.state == "restoring":
-        if attempt == taken_by:
-            return
-        details["reason"] = f"attempt {taken_by} did not finish it"
-    before, late = row.state, row.state in TOO_LATE
-    if before == "failed" and attempt <= taken_by:
-        return
-    if late and event.state == "restoring" and await desired.open_order(session, job.name) is not None:
-        # Only one order is open at a time; this one is taken up again when it is carried out.
-        return
-    if late and event.state == "restoring" and attempt < await _newest_attempt(session, job):
-        return  # it is over, and did not come to its end: it would have noted the lineage
+    late = row.state in TOO_LATE and event.state == "restoring"
+    current = await session.get(models.Attempt, (job.name, job.uid)) if late else None
+    cause = Reported(
+        event.state,
+        attempt,
+        newest_attempt=current.attempt if current else 0,
+        other_open=late and await desired.open_order(session, job.name) is not None,
+    )
+    details: dict[str, Any] = {"taken_by": max(attempt, row.taken_by or 0)}
     if event.state == "restoring":
         details |= {"from_iteration": event.iteration, "from_lineage": event.lineage}
     if event.state == "restored":
         details |= {"new_lineage": event.lineage}
-    for name in ("reason", "seconds", "safety_checkpoint"):
+    for name in ("seconds", "safety_checkpoint"):
         if getattr(event, name) is not None:
             details[name] = getattr(event, name)
-    if before in OVERRULED:
-        details["reason"] = OVERRULED[before]
-    if not await _move(session, row, event.state, at=event.at, who=_agent(attempt), **details):
-        return
-    if late and row.state in OPEN_ORDER_STATES:
-        again = Change(field=desired.RESTORE, before=before, after=f"to {row.iteration}")
-        desired.bump(session, job, [again], who=desired.AGENT, now=now)
-    elif before in OPEN_ORDER_STATES and row.state not in OPEN_ORDER_STATES:
-        _close(session, job, row, who=desired.AGENT, now=now)
+    reason = event.reason
+    if reason is None and row.state == event.state == "restoring":
+        reason = f"attempt {row.taken_by} did not finish it"
+    who = _agent(attempt)
+    await _move(session, job, row, cause, at=event.at, who=who, now=now, reason=reason, **details)
 
 
 async def note(
     session: AsyncSession, job: models.Job, event: protocol.LineageStarted, *, attempt: int, now: float
 ) -> None:
-    """A lineage that an order began: so it was carried out, though who did may not have lived to say so."""
+    """A lineage that an order began."""
     row = await session.get(models.RestoreOrder, event.order) if event.order is not None else None
-    if row is None or row.job != job.name or attempt < row.fence:
+    if row is None or row.job != job.name:
         return
-    if row.state == "failed" and not await _came_after_the_failure(session, row, event, attempt=attempt):
-        return
-    open_before = row.state in OPEN_ORDER_STATES
+    failed_at = None
+    if row.state == "failed":
+        moves = models.OrderTransition
+        failed = (
+            select(moves.at).where(moves.order_id == row.id, moves.state == "failed").order_by(moves.id.desc())
+        )
+        failed_at = await session.scalar(failed.limit(1))
     details: dict[str, Any] = {"new_lineage": event.lineage, "taken_by": max(attempt, row.taken_by or 0)}
-    if row.state in OVERRULED:
-        details["reason"] = OVERRULED[row.state]
     if event.left is not None:
         details["safety_checkpoint"] = event.left
-    if await _move(session, row, "restored", at=event.at, who=_agent(attempt), **details) and open_before:
-        _close(session, job, row, who=desired.AGENT, now=now)
-
-
-async def _came_after_the_failure(
-    session: AsyncSession, row: models.RestoreOrder, event: protocol.LineageStarted, *, attempt: int
-) -> bool:
-    """A state that could not be put in place has a lineage from before that, too, which the next start tells."""
-    moves = models.OrderTransition
-    failed = select(moves.at).where(moves.order_id == row.id, moves.state == "failed").order_by(moves.id.desc())
-    at = await session.scalar(failed.limit(1))
-    return attempt > (row.taken_by or 0) and at is not None and event.at > at
+    cause = LineageBegan(attempt, event.at, failed_at)
+    await _move(session, job, row, cause, at=event.at, who=_agent(attempt), now=now, **details)
 
 
 async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now: float) -> None:
-    """An attempt begins without the order that one before it had taken up: if that was too late it is over again,
-    and so it is if its time is over by now.
-
-    Had that one come to its end, the lineage that it began would have been told by now.
-    """
+    """An attempt begins: an order that the one before had taken up too late, or whose time is over, ends."""
     row = await desired.open_order(session, job.name)
-    if row is None or row.state not in ("restoring", "unknown") or (row.taken_by or 0) >= attempt:
+    if row is not None:
+        reason = f"attempt {row.taken_by} did not finish it" + ("" if row.overruled in TOO_LATE else " in time")
+        await _move(session, job, row, AttemptBegan(attempt, now), at=now, who=SERVER, now=now, reason=reason)
+
+
+async def lose_open(session: AsyncSession, job: models.Job, *, attempt: int, now: float, reason: str) -> None:
+    """An attempt has ended: what it was carrying out, it has not reported how that went."""
+    row = await desired.open_order(session, job.name)
+    if row is not None and row.state == "restoring" and row.taken_by == attempt:
+        await _move(session, job, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
+
+
+# ---- what time does -------------------------------------------------------------------------------
+
+
+async def watch(db: Database, now: float) -> None:
+    """Move the open orders that nobody takes up in time, or whose agent falls silent or is heard of again."""
+    rows = models.RestoreOrder
+    async with db.read() as session:
+        query = select(rows, models.Job).join(models.Job, models.Job.name == rows.job)
+        found = (await session.execute(query.where(rows.state.in_(OPEN_ORDER_STATES)))).all()
+    for order, job in found:
+        if desired.is_expired(order, now) or order.state in ("restoring", "unknown"):
+            await db.write(partial(_look_at, order=order.id, job=job.name, now=now), job=job.name, at_once=True)
+
+
+async def _look_at(session: AsyncSession, *, order: str, job: str, now: float) -> None:
+    row, owner = await session.get(models.RestoreOrder, order), await session.get(models.Job, job)
+    if row is None or owner is None or await expire(session, owner, row, now=now):
         return
-    moves = models.OrderTransition
-    over = select(moves.state).where(moves.order_id == row.id, moves.state.in_(TOO_LATE)).order_by(moves.id.desc())
-    state, reason = await session.scalar(over.limit(1)), f"attempt {row.taken_by} did not finish it"
-    if state is None and row.expires_at is not None and row.expires_at <= now:
-        state, reason = "expired", f"{reason} in time"
-    if state is not None:
-        await end(session, job, row, cast("OrderState", state), who=SERVER, now=now, reason=reason)
+    silent_seconds = now - owner.last_contact_at
+    silent = silent_seconds > LOST_AFTER_SECONDS
+    if row.state == "restoring" and silent:
+        reason = f"nothing is heard of attempt {row.taken_by} for {spell(silent_seconds)}"
+        await _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
+    elif row.state == "unknown" and not silent:
+        current = await session.get(models.Attempt, (job, owner.uid))
+        if current is not None and current.finished is None and current.attempt == row.taken_by:
+            reason = f"attempt {row.taken_by} is heard of again"
+            await _move(session, owner, row, Concluded("restoring"), at=now, who=SERVER, now=now, reason=reason)
 
 
 async def expire(session: AsyncSession, job: models.Job, row: models.RestoreOrder, *, now: float) -> bool:
@@ -220,44 +355,7 @@ async def expire(session: AsyncSession, job: models.Job, row: models.RestoreOrde
     held = spell((row.expires_at or now) - row.created_at)
     lost = row.state == "unknown"
     reason = f"nothing more was heard of it within {held}" if lost else f"nobody took it up within {held}"
-    return await end(session, job, row, "expired", who=SERVER, now=now, reason=reason)
-
-
-async def lose(session: AsyncSession, row: models.RestoreOrder, *, now: float, reason: str) -> bool:
-    """Contact was lost while it was carried out: what became of it is not known until somebody says so."""
-    return await _move(session, row, "unknown", at=now, who=SERVER, reason=reason)
-
-
-async def lose_open(session: AsyncSession, job: str, *, attempt: int, now: float, reason: str) -> None:
-    """An attempt has ended: what it was carrying out, it has not said how that went."""
-    row = await desired.open_order(session, job)
-    if row is not None and row.state == "restoring" and row.taken_by == attempt:
-        await lose(session, row, now=now, reason=reason)
-
-
-async def resume(session: AsyncSession, row: models.RestoreOrder, *, now: float) -> bool:
-    """The attempt that was restoring is heard of again, and has not said that it is done."""
-    return await _move(
-        session, row, "restoring", at=now, who=SERVER, reason=f"attempt {row.taken_by} is heard of again"
-    )
-
-
-async def end(
-    session: AsyncSession,
-    job: models.Job,
-    row: models.RestoreOrder,
-    state: OrderState,
-    *,
-    who: str,
-    now: float,
-    reason: str | None = None,
-) -> bool:
-    """Move an order into a state in which it stays; it is no longer wanted then. Whether it was this that did."""
-    details = {} if reason is None else {"reason": reason}
-    if not await _move(session, row, state, at=now, who=who, **details):
-        return False
-    _close(session, job, row, who=who, now=now)
-    return True
+    return await _move(session, job, row, Concluded("expired"), at=now, who=SERVER, now=now, reason=reason)
 
 
 def spell(seconds: float) -> str:
@@ -269,46 +367,11 @@ def spell(seconds: float) -> str:
     raise AssertionError("the last unit fits everything")
 
 
-def _expiry_seconds(wanted: float | None) -> float:
-    if wanted is None:
-        return EXPIRES_SECONDS
-    if not LEAST_EXPIRES_SECONDS <= wanted <= MOST_EXPIRES_SECONDS:
-        raise InvalidSetting("expires_seconds", f"{wanted:g} s is no time for an order: from 1 s to 30 days")
-    return wanted
+# ---- orders as they are shown ---------------------------------------------------------------------
 
 
 def _agent(attempt: int) -> str:
     return f"{desired.AGENT}, attempt {attempt}"
-
-
-def _close(session: AsyncSession, job: models.Job, row: models.RestoreOrder, *, who: str, now: float) -> None:
-    """What is desired of the job no longer holds the order."""
-    ended = Change(field=desired.RESTORE, before=f"to {row.iteration}", after=row.state)
-    desired.bump(session, job, [ended], who=who, now=now)
-
-
-async def _move(
-    session: AsyncSession, row: models.RestoreOrder, state: OrderState, *, at: float, who: str, **details: Any
-) -> bool:
-    """Claim the transition: whoever finds the order in another state by then has lost the race.
-
-    The order shows why it is where it is; that a cancel came too late, to its end.
-    """
-    orders = models.RestoreOrder
-    details.setdefault("reason", row.reason if row.reason in OVERRULED.values() else None)
-    claimed = await session.scalar(
-        update(orders)
-        .where(orders.id == row.id, orders.state.in_(FROM.get(state, ())))
-        .values(state=state, **details)
-        .returning(orders.id)
-        .execution_options(synchronize_session=False)
-    )
-    await session.refresh(row)
-    if claimed is None:
-        return False
-    session.add(models.OrderTransition(order_id=row.id, state=state, at=at, who=who, reason=details["reason"]))
-    await session.flush()
-    return True
 
 
 async def _get(session: AsyncSession, job: str, order: str) -> models.RestoreOrder:
@@ -377,11 +440,6 @@ async def _undoable(session: AsyncSession, rows: list[models.RestoreOrder]) -> s
     safety = and_(points.job == orders.job, points.id == orders.safety_checkpoint, points.state == DURABLE)
     restored = [row.id for row in rows if row.state == "restored"]
     return set(await session.scalars(select(orders.id).join(points, safety).where(orders.id.in_(restored))))
-
-
-async def _newest_attempt(session: AsyncSession, job: models.Job) -> int:
-    current = await session.get(models.Attempt, (job.name, job.uid))
-    return 0 if current is None else current.attempt
 
 
 async def _current_attempts(session: AsyncSession, jobs: set[str]) -> dict[str, models.Attempt]:

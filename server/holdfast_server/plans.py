@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from holdfast.answers import JobPlan, Origin
-from holdfast.pacing import DEFAULT_BUDGET, History, Settings, parse_budget, parse_every
+from holdfast.answers import JobPlan, Origin, SettingsPreview
+from holdfast.pacing import DEFAULT_BUDGET, History, Settings, parse_budget, parse_every, plan
 from holdfast.pacing.failures import ASSUMED_RESTART_SECONDS, Failures
 from holdfast.pacing.outlook import at_world_size, outlook
 from holdfast.pacing.policy import usable_iteration
@@ -18,7 +18,7 @@ from holdfast_server import models
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
 from holdfast_server.failures import Seen, failures_of
-from holdfast_server.pace import paced_of, profile_of
+from holdfast_server.pace import in_force, paced_of, profile_of
 from holdfast_server.summaries import find_job
 
 MAX_RANKS = 10_000_000
@@ -79,6 +79,33 @@ def _ranks(text: str) -> int:
     if not (digits.isascii() and digits.isdigit()) or not 1 <= int(digits) <= MAX_RANKS:
         raise ValueError(f"ranks {text!r} is not a whole number from 1 to {MAX_RANKS:,}")
     return int(digits)
+
+
+async def preview_settings(
+    db: Database, job: str, *, budget: float | None, every: int | None, now: float
+) -> SettingsPreview:
+    """The plan that these settings would lead to; None leaves what is in force. Raises InvalidSetting."""
+    async with db.read() as session:
+        row = await find_job(session, job)
+    paced = paced_of(row)
+    settings = _preview_settings(row, paced, budget, every)
+    profile = profile_of(paced)
+    return SettingsPreview(
+        plan=plan(profile, settings) if profile else None,
+        in_force=in_force(paced),
+        why_none="" if profile else "the job is still measuring its iterations",
+        measured_overhead=paced.measured_overhead if paced and profile else None,
+    )
+
+
+def _preview_settings(job: models.Job, paced: Paced | None, budget: float | None, every: int | None) -> Settings:
+    try:
+        chosen = None if budget is None else parse_budget(budget)
+        interval = None if every is None else parse_every(every)
+    except ValueError as error:
+        raise InvalidSetting("budget" if budget is not None else "every", str(error)) from None
+    present = job.budget or (paced.budget if paced else DEFAULT_BUDGET)
+    return Settings(budget=chosen or present, policy=job.policy or "checkfreq", every=interval)
 
 
 async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPlan:

@@ -1,4 +1,4 @@
-"""What a setting or a restore would do, said before it is done."""
+"""What a restore would do, said before it is done."""
 
 from __future__ import annotations
 
@@ -8,46 +8,15 @@ from operator import itemgetter
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import RestorePreview, SettingsPreview
-from holdfast.pacing import DEFAULT_BUDGET, Settings, parse_budget, parse_every, plan
-from holdfast.protocol import Paced
-from holdfast_server import models, modes
-from holdfast_server.ancestry import Ancestry
-from holdfast_server.checkpoints import DURABLE, ancestry_of, as_row, find, on_the_way
+from holdfast.answers import RestorePreview
+from holdfast_server import models
+from holdfast_server.ancestry import Ancestry, ancestry_of
+from holdfast_server.checkpoints import DURABLE, as_row, find, on_the_way
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting
-from holdfast_server.pace import in_force, paced_of, profile_of
-from holdfast_server.status import status_of
+from holdfast_server.status import restore_mode, restore_mode_text, status_of
 from holdfast_server.summaries import find_job
 
 RESTORES_LOOKED_AT = 5
-
-
-async def preview_settings(
-    db: Database, job: str, *, budget: float | None, every: int | None, now: float
-) -> SettingsPreview:
-    """The plan that these settings would lead to; None leaves what is in force. Raises InvalidSetting."""
-    async with db.read() as session:
-        row = await find_job(session, job)
-    paced = paced_of(row)
-    settings = _settings(row, paced, budget, every)
-    profile = profile_of(paced)
-    return SettingsPreview(
-        plan=plan(profile, settings) if profile else None,
-        in_force=in_force(paced),
-        why_none="" if profile else "the job is still measuring its iterations",
-        measured_overhead=paced.measured_overhead if paced and profile else None,
-    )
-
-
-def _settings(job: models.Job, paced: Paced | None, budget: float | None, every: int | None) -> Settings:
-    try:
-        chosen = None if budget is None else parse_budget(budget)
-        interval = None if every is None else parse_every(every)
-    except ValueError as error:
-        raise InvalidSetting("budget" if budget is not None else "every", str(error)) from None
-    in_force = job.budget or (paced.budget if paced else DEFAULT_BUDGET)
-    return Settings(budget=chosen or in_force, policy=job.policy or "checkfreq", every=interval)
 
 
 async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float) -> RestorePreview:
@@ -60,7 +29,7 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
         there = await ancestry_of(session, row, target.lineage)
         fork = here.fork(there, min(target.iteration, row.iteration))
         alive = status_of(row, attempt, now=now).alive
-        mode = modes.mode_of(attempt, alive=alive)
+        mode = restore_mode(attempt, alive=alive)
         estimate, rests_on = await _estimate(session, target)
         if mode == "relaunch":
             estimate, rests_on = _start(attempt)
@@ -82,7 +51,7 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
             estimated_from=rests_on,
             alive=alive,
             mode=mode,
-            what=modes.told(attempt, alive=alive),
+            what=restore_mode_text(attempt, alive=alive),
             safety_checkpoint=mode != "next_start",
         )
 

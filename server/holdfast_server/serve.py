@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from importlib import import_module
 from types import FrameType
 from typing import Annotated, NoReturn
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ from holdfast_server.accounts.doors import Accounts
 from holdfast_server.accounts.provider import check_address
 from holdfast_server.accounts.provider_settings import ProviderSettings, from_environment
 from holdfast_server.alerts.settings import AlertSettings
-from holdfast_server.app import create_app
+from holdfast_server.app import Web, create_app
 from holdfast_server.backups import in_words, size_bytes
 from holdfast_server.db import Database, DatabaseInUse
 from holdfast_server.settings import (
@@ -39,6 +40,7 @@ from holdfast_server.settings import (
     is_loopback,
 )
 
+DASHBOARD = "holdfast_web"
 SHUTDOWN_SECONDS = 5
 KEEP_ALIVE_SECONDS = 75
 """Longer than agents and proxies leave a connection idle, so that it is not closed under a request."""
@@ -232,7 +234,7 @@ def serve(
     listener = _listener(settings)
     database = _prepared(settings)
     config = uvicorn.Config(
-        create_app(settings, database=database),
+        create_app(settings, web=_dashboard(), database=database),
         access_log=False,
         log_config=None,
         log_level=level,
@@ -248,6 +250,12 @@ def serve(
         print("Holdfast has stopped.", flush=True)
     finally:
         database.release()
+
+
+def _dashboard() -> Web:
+    """The dashboard, by the name of its package: the server depends on none."""
+    web: Web = import_module(DASHBOARD).web
+    return web
 
 
 def _open_many_files() -> None:

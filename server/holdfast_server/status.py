@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import get_args
+from typing import cast, get_args
 
 from sqlalchemy import ColumnElement, and_, case, literal, or_
 
 from holdfast.answers import JobStatus
+from holdfast.protocol import RestoreMode
 from holdfast_server import models
 from holdfast_server.samples import Recent, total
 
@@ -117,3 +118,35 @@ def sparkline(recent: Recent) -> list[float]:
     size = -(-len(recent.seconds) // SPARKLINE_POINTS) or 1
     groups = (recent.seconds[start : start + size] for start in range(0, len(recent.seconds), size))
     return [total(group) / len(group) for group in groups]
+
+
+# ---- how a job would carry out an order to restore: as its attempt reports
+
+
+def restore_mode(attempt: models.Attempt | None, *, alive: bool) -> RestoreMode:
+    """One that does not say goes back in place: all did, before they could say."""
+    if not alive or attempt is None:
+        return "next_start"
+    return cast("RestoreMode", attempt.restore_mode or "in_place")
+
+
+def restore_reason(attempt: models.Attempt | None, *, alive: bool) -> str:
+    """Why a running job does not go back in place; empty where it does, or does not run."""
+    if attempt is None or restore_mode(attempt, alive=alive) == "in_place" or not alive:
+        return ""
+    return attempt.restore_reason or "its script cannot be taken back while it runs"
+
+
+def restore_mode_text(attempt: models.Attempt | None, *, alive: bool) -> str:
+    """What would happen, and when, in words."""
+    match restore_mode(attempt, alive=alive):
+        case "in_place":
+            return "in place, at the next iteration boundary"
+        case "relaunch":
+            why = restore_reason(attempt, alive=alive)
+            return f"by starting the script again, which its supervisor does at once: {why}"
+        case "next_start" if alive:
+            why = restore_reason(attempt, alive=alive)
+            return f"at the next start of the script, which nobody makes by itself: {why}"
+        case _:
+            return "at the next start of the job"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -10,18 +10,28 @@ import msgspec
 from sqlalchemy import Select, and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import CheckpointRow, Failing, JobSummary, LongestStall, Order
-from holdfast_server import checkpoints, desired, models, modes, orders, ways
-from holdfast_server.ancestry import Ancestry
+from holdfast.answers import CheckpointRow, Failing, Family, ForkRow, ForkSource, JobSummary, LongestStall, Order
+from holdfast.protocol import parse_checkpoint_id
+from holdfast_server import checkpoints, desired, models, orders
+from holdfast_server.ancestry import Ancestry, ancestries, branches
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.errors import UnknownJob
 from holdfast_server.ingest import recent_of
 from holdfast_server.pace import paced_of, reason_of
 from holdfast_server.samples import Recent
-from holdfast_server.status import current_attempt, iterations_per_second, seconds_of_last, sparkline, status_of
+from holdfast_server.status import (
+    current_attempt,
+    iterations_per_second,
+    restore_mode,
+    restore_reason,
+    seconds_of_last,
+    sparkline,
+    status_of,
+)
 
 _labels = msgspec.msgpack.Decoder(dict[str, str])
 
+MOST_FORKS = 200
 STALL_WINDOW_ITERATIONS = 1000
 """Over which the longest stall is looked for."""
 
@@ -44,15 +54,16 @@ async def summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: f
     names = [job.name for job in jobs]
     attempts = await _current_attempts(session, names)
     starts = await _starts(session, names)
-    branches = await checkpoints.branches(session, names)
+    known = await branches(session, names)
     durable = await checkpoints.count(session, names)
     open_orders = await orders.open_orders(session, names)
+    asked = await desired.checkpoint_requests(session, names)
     last_durable = await checkpoints.last_durable(session, names)
     failing = await checkpoints.failing(session, names)
     stalls = await _longest_stalls(session, names)
     rows = []
     for job in jobs:
-        lineages = branches.get(job.name, [])
+        lineages = known.get(job.name, [])
         ancestry = Ancestry(lineages, job.lineage)
         last = last_durable.get(job.name)
         facts = _Facts(
@@ -62,6 +73,7 @@ async def summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: f
             last_durable=checkpoints.as_row(last, ancestry) if last else None,
             failing=failing.get(job.name),
             open_order=open_orders.get(job.name),
+            asked=asked.get(job.name, desired.NOTHING_ASKED),
             attempts=starts.get(job.name, 0),
             lineages=len(lineages),
             durable=durable.get(job.name, 0),
@@ -79,6 +91,7 @@ class _Facts:
     last_durable: CheckpointRow | None
     failing: Failing | None
     open_order: Order | None
+    asked: desired.CheckpointRequests
     attempts: int
     lineages: int
     durable: int
@@ -100,8 +113,8 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         status=status.status,
         status_reason=status.reason,
         alive=status.alive,
-        restore_mode=modes.mode_of(facts.attempt, alive=status.alive),
-        restore_reason=modes.reason_of(facts.attempt, alive=status.alive),
+        restore_mode=restore_mode(facts.attempt, alive=status.alive),
+        restore_reason=restore_reason(facts.attempt, alive=status.alive),
         iteration=job.iteration,
         lineage=job.lineage,
         attempt=facts.attempt.attempt if facts.attempt else job.attempt,
@@ -124,7 +137,7 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         exposure_gpu_hours=None if exposed_seconds is None else exposed_seconds * world_size / 3600,
         last_durable=facts.last_durable,
         failing=facts.failing,
-        desired=desired.of(job, facts.open_order, now=now),
+        desired=desired.of(job, facts.open_order, facts.asked, now=now),
         every_until=job.every_until,
         delivered_version=job.delivered_version,
         applied_version=job.applied_version,
@@ -159,7 +172,7 @@ async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, L
 
 @cache
 def _of_longest_stalls() -> Select[models.Stall]:
-    rows, job, way = models.Stall, models.Job, ways.to_where_they_are(named_jobs())
+    rows, job, way = models.Stall, models.Job, ancestries(named_jobs())
     place = func.row_number().over(partition_by=rows.job, order_by=(rows.seconds.desc(), rows.id.desc()))
     ranked = (
         select(rows.id, place.label("place"))
@@ -183,3 +196,65 @@ def _of_starts() -> Select[str, int]:
     # a fork is told of as an attempt that has ended; nothing has trained
     trained = attempts.finished.is_distinct_from("forked")
     return select(attempts.job, func.count()).where(attempts.job.in_(named_jobs()), trained).group_by(attempts.job)
+
+
+# ---- forks --------------------------------------------------------------------------------------
+
+
+async def family(db: Database, job: str, *, visible: Collection[str] | None = None) -> Family:
+    """Where a job comes from, and its forks, the newest first.
+
+    `visible`: the projects of which names may be told; None: of all. Raises UnknownJob.
+    """
+    async with db.read() as session:
+        await find_job(session, job)
+        found = Family(origin=await _origin(session, job), forks=await _forks(session, job, visible))
+    return found if visible is None else _as_seen(found, visible)
+
+
+async def _origin(session: AsyncSession, job: str) -> ForkSource | None:
+    rows, jobs = models.Lineage, models.Job
+    query = (
+        select(rows.from_job, rows.from_checkpoint, rows.from_digest, jobs.project)
+        .outerjoin(jobs, jobs.name == rows.from_job)
+        .where(rows.job == job, rows.from_job.is_not(None))
+        .order_by(rows.lineage)
+        .limit(1)
+    )
+    found = (await session.execute(query)).first()
+    if found is None:
+        return None
+    name, checkpoint, digest, project = found
+    assert checkpoint is not None  # the three are written together
+    iteration, lineage = parse_checkpoint_id(checkpoint)
+    return ForkSource(
+        job=name, project=project, checkpoint=checkpoint, iteration=iteration, lineage=lineage, digest=digest or ""
+    )
+
+
+async def _forks(session: AsyncSession, job: str, visible: Collection[str] | None) -> list[ForkRow]:
+    rows, jobs = models.Lineage, models.Job
+    query = (
+        select(rows, jobs.project)
+        .join(jobs, jobs.name == rows.job)
+        .where(rows.from_job == job)
+        .order_by(rows.at.desc(), rows.job)
+        .limit(MOST_FORKS)
+    )
+    if visible is not None:
+        query = query.where(jobs.project.in_(visible))
+    return [
+        ForkRow(
+            job=row.job, project=project, checkpoint=row.from_checkpoint or "", iteration=row.iteration,
+            lineage=row.lineage, at=row.at,
+        )
+        for row, project in await session.execute(query)
+    ]  # fmt: skip
+
+
+def _as_seen(found: Family, visible: Collection[str]) -> Family:
+    """What is in another project is not named: not even that it is there, but for that this one comes from it."""
+    origin = found.origin
+    if origin is not None and origin.project is not None and origin.project not in visible:
+        origin = msgspec.structs.replace(origin, job=None, project=None)
+    return Family(origin=origin, forks=found.forks)

@@ -16,17 +16,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.answers import (
     AttemptRow,
     CheckpointRow,
+    CheckpointStory,
     Edit,
+    LineageRow,
     NoticeRow,
     Order,
     Series,
     Timeline,
 )
-from holdfast_server import desired, lines, models, reading, series
+from holdfast.protocol import MOST_RANKS_TOLD, parse_checkpoint_id
+from holdfast_server import checkpoints, desired, lines, models, reading, series, verifications
 from holdfast_server import marks as marked
 from holdfast_server import orders as restore_orders
-from holdfast_server.ancestry import Ancestry, Branch
-from holdfast_server.checkpoints import IN_STORE, ancestry_of, as_lineage, as_row, lineages_of, taken_at
+from holdfast_server.ancestry import Ancestry, ancestry_of, lineages_of
+from holdfast_server.checkpoints import DURABLE, IN_STORE, as_row, taken_at
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
 from holdfast_server.lines import Strand
@@ -34,7 +37,6 @@ from holdfast_server.marks import Axis, Reach, as_view
 from holdfast_server.status import status_of
 from holdfast_server.stretches import names_of
 from holdfast_server.summaries import find_job
-from holdfast_server.summaries import job_summary as job_summary
 
 MAX_POINTS = 2000
 MAX_MARKS = 500
@@ -42,6 +44,8 @@ MAX_MARKS = 500
 RANKS_TOLD, RANKS_OF = 8, 60
 """Of how many ranks, the slowest, in a window of at most so many checkpoints."""
 MAX_ROWS = 200
+ORDERS_TOLD = 20
+"""Restore orders to one checkpoint."""
 
 
 async def restore_points(
@@ -104,6 +108,61 @@ async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeRow]
         return [as_view(NoticeRow, row) for row in await session.scalars(query)]
 
 
+async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
+    """Raises UnknownJob, NoSuchCheckpoint with the nearest earlier one, and InvalidSetting for what is no id."""
+    async with db.read() as session:
+        row = await find_job(session, job)
+        found = await checkpoints.find(session, row, checkpoint)
+        begun = await lineages_of(session, job)
+        here = Ancestry(begun, row.lineage)
+        lineages = {one.lineage: here.as_row(one) for one in begun}
+        return CheckpointStory(
+            checkpoint=as_row(found, here, ranks=MOST_RANKS_TOLD),
+            lineage=_descent(lineages, found.lineage),
+            begun_here=[one for one in lineages.values() if one.parent == found.id],
+            orders=await restore_orders.order_rows(session, job, checkpoint=found.id, limit=ORDERS_TOLD),
+            before=await _neighbour(session, found, here, later=False),
+            after=await _neighbour(session, found, here, later=True),
+            edit=await _edit(session, found),
+            verification=await verifications.find(session, job, found.id),
+        )
+
+
+def _descent(lineages: dict[int, LineageRow], number: int) -> list[LineageRow]:
+    found: list[LineageRow] = []
+    while (row := lineages.get(number)) is not None and row not in found:
+        found.append(row)
+        number = parse_checkpoint_id(row.parent)[1] if row.parent else 0
+    return found
+
+
+async def _neighbour(
+    session: AsyncSession, point: models.Checkpoint, here: Ancestry, *, later: bool
+) -> CheckpointRow | None:
+    rows = models.Checkpoint
+    query = select(rows).where(rows.job == point.job, rows.lineage == point.lineage, rows.state == DURABLE)
+    if later:
+        query = query.where(rows.iteration > point.iteration).order_by(rows.iteration)
+    else:
+        query = query.where(rows.iteration < point.iteration).order_by(rows.iteration.desc())
+    found = (await session.scalars(query.limit(1))).first()
+    return None if found is None else as_row(found, here)
+
+
+async def _edit(session: AsyncSession, point: models.Checkpoint) -> Edit | None:
+    """By the clock: checkpoints tell no version."""
+    versions = models.SettingsVersion
+    query = (
+        select(versions)
+        .where(versions.job == point.job, versions.who != desired.AGENT)
+        .where(versions.applied_at <= (point.snapshot_started_at or point.at))
+        .order_by(versions.version.desc())
+        .limit(1)
+    )
+    found = (await session.scalars(query)).first()
+    return None if found is None else desired.as_edit(found)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What of a timeline is asked for."""
@@ -130,7 +189,7 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
     async with db.read() as session:
         found = await find_job(session, job)
         begun = await lineages_of(session, job)
-        ancestry = Ancestry([Branch(one.lineage, one.iteration, one.parent) for one in begun], found.lineage)
+        ancestry = Ancestry(begun, found.lineage)
         strands = await reading.strands(session, job)
         starts = await _starts(session, job)
         attempts = [as_view(AttemptRow, row) for row in starts]
@@ -145,6 +204,7 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
         rows = await marked.checkpoints(session, job, reach, total, lineage=found.lineage)
         answer = Timeline(
             job=job,
+            lineage=found.lineage,
             extent=extent,
             window=(int(first), int(last)) if extent and axis == "iteration" else None,
             times=times,
@@ -154,27 +214,30 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
             bucketed=False,
             metrics=list(dict.fromkeys(name for one in strands for name in names_of(one.metrics))),
             series=[],
-            lineages=[as_lineage(one, ancestry.upto) for one in begun],
+            lineages=[ancestry.as_row(one) for one in begun],
             checkpoints=[as_row(row, ancestry, ranks=RANKS_TOLD if total <= RANKS_OF else 0) for row in rows],
             checkpoints_total=total,
             checkpoint_density=(
                 await marked.checkpoint_density(session, job, reach) if total > reach.marks else None
             ),
-            stalls=await marked.stalls(session, job, reach) if stalled else [],
+            stalls=await marked.stalls(session, job, reach, ancestry) if stalled else [],
             stalls_total=stalled,
             stall_density=await marked.stall_density(session, job, reach) if stalled > reach.marks else [],
             attempts=attempts,
             edits=await desired.edit_rows(session, job, limit=MAX_ROWS),
             orders=await restore_orders.order_rows(session, job, limit=MAX_ROWS),
-            paced=await marked.paced(session, job, reach),
+            paced=await marked.paced(session, job, reach, ancestry),
             gaps=await marked.gaps(session, job, reach),
         )
     drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": answer.time_window}
     # Off the event loop: a window may be many thousands of numbers to look at.
     made = await asyncio.to_thread(_series, plans, contents, reach.points, drawn)
-    return msgspec.structs.replace(
-        answer, series=[one for one, _ in made], bucketed=any(coarse for _, coarse in made)
-    )
+    stands = {row.lineage: row.stands_until for row in answer.lineages}
+    found_series = [
+        msgspec.structs.replace(one, stands_until=-1 if one.lost else stands.get(one.lineage, -1))
+        for one, _ in made
+    ]
+    return msgspec.structs.replace(answer, series=found_series, bucketed=any(coarse for _, coarse in made))
 
 
 def _bounds(extent: tuple[float, float] | None, start: float | None, end: float | None) -> tuple[float, float]:

@@ -13,14 +13,14 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast import protocol
-from holdfast.answers import Change, TensorRow, Tensors, Verification
-from holdfast.protocol import MOST_TENSORS, MOST_VERIFICATIONS, TensorNorms, VerifyRequest
+from holdfast.answers import TensorRow, Tensors, Verification
+from holdfast.protocol import MOST_TENSORS, MOST_VERIFICATIONS, TensorNorms
 from holdfast_server import compression, desired, models
 from holdfast_server.checkpoints import DURABLE
+from holdfast_server.desired import OPEN_VERIFICATIONS, Changed
 from holdfast_server.errors import NotPossible
 
 IN_REACH = (DURABLE, "damaged")
-OPEN = ("requested", "reading")
 VERDICTS = ("sound", "damaged")
 MAX_NAME = 200
 """Characters of a tensor's name."""
@@ -55,17 +55,14 @@ async def ask(
             raise NotPossible(f"checkpoint {each.id} is {each.state}: only one that is in the store can be read")
     other = against.id if against is not None else None
     row = await session.get(models.Verification, (job.name, point.id))
-    if row is not None and row.state in OPEN and row.against == other:
+    if row is not None and row.state in OPEN_VERIFICATIONS and row.against == other:
         return False
-    waiting = [each for each in desired.verify_requests(job) if each.checkpoint != point.id]
-    if len(waiting) >= MOST_VERIFICATIONS:
+    asked = (await desired.checkpoint_requests(session, [job.name])).get(job.name, desired.NOTHING_ASKED)
+    if sum(each.checkpoint != point.id for each in asked.verify) >= MOST_VERIFICATIONS:
         raise NotPossible(
             f"{MOST_VERIFICATIONS} checkpoints of {job.name} wait to be read: let it finish one first"
         )
-    said = f"{point.id} beside {other}" if other else point.id
-    desired.bump(session, job, [Change(field=desired.VERIFY, before="", after=said)], who=who, now=now)
-    request = VerifyRequest(id=job.version, checkpoint=point.id, against=other)
-    desired.set_verify_requests(job, [*waiting, request])
+    desired.bump(session, job, [Changed(field="verify", after=point.id, against=other)], who=who, now=now)
     if row is None:
         row = models.Verification(job=job.name, checkpoint=point.id)
         session.add(row)
@@ -78,7 +75,7 @@ async def ask(
 async def cancel(session: AsyncSession, job: models.Job, checkpoint: str, *, who: str, now: float) -> bool:
     """Whether there was one to take back."""
     row = await session.get(models.Verification, (job.name, checkpoint))
-    if row is None or row.state not in OPEN:
+    if row is None or row.state not in OPEN_VERIFICATIONS:
         return False
     _move(row, "cancelled", at=now, reason=f"taken back by {who}")
     _close(session, job, row, who=who, now=now)
@@ -99,7 +96,7 @@ async def record(
             row.tensors, row.tensors_at, row.tensors_against = packed, event.at, event.against
     if event.verdict == "sound":
         await _mend(session, job.name, event.checkpoint, attempt=attempt)
-    if event.request != row.request or row.state not in OPEN:
+    if event.request != row.request or row.state not in OPEN_VERIFICATIONS:
         return
     row.host, row.read_bytes, row.total_bytes = event.host, event.read_bytes, event.total_bytes
     row.state, row.at, row.seconds, row.reason = event.verdict or "reading", event.at, event.seconds, event.reason
@@ -121,9 +118,7 @@ def _move(row: models.Verification, state: str, *, at: float, reason: str | None
 
 def _close(session: AsyncSession, job: models.Job, row: models.Verification, *, who: str, now: float) -> None:
     """What is desired of the job no longer holds the request."""
-    left = [each for each in desired.verify_requests(job) if each.checkpoint != row.checkpoint]
-    desired.set_verify_requests(job, left)
-    ended = Change(field=desired.VERIFY, before=row.checkpoint, after=row.state)
+    ended = Changed(field="verify", before=row.checkpoint, after=row.state)
     desired.bump(session, job, [ended], who=who, now=now)
 
 

@@ -39,7 +39,7 @@ from holdfast.starting import ordered
 from holdfast.store import Lineage
 from holdfast.store.files import Files
 from holdfast.store.local import LocalStore
-from holdfast_server import control, ingest, models, order_watch
+from holdfast_server import control, ingest, models, orders
 from holdfast_server.db import Database
 from holdfast_server.errors import NotCancellable, OpenOrder
 
@@ -287,7 +287,7 @@ class World:
             self.ground.run(ingest.store(self.db, received, now=self.now))
 
     def watch(self) -> None:
-        self.ground.run(order_watch.watch(self.db, self.now))
+        self.ground.run(orders.watch(self.db, self.now))
 
     def orders(self) -> list[Order]:
         from holdfast_server import timeline

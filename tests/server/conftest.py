@@ -29,8 +29,8 @@ from holdfast.protocol import (
     Samples,
     checkpoint_id,
 )
-from holdfast_server.app import create_app
 from holdfast_server.settings import ServerSettings
+from holdfast_web import create_app
 
 BASE_URL = "http://127.0.0.1:7117"
 JOB = "/api/v1/jobs/char-gpt"

@@ -18,9 +18,9 @@ from holdfast.answers import Alert
 from holdfast_server.alerts import deliveries, evaluation, messages
 from holdfast_server.alerts.deliveries import RETRY_SECONDS, Post
 from holdfast_server.alerts.settings import AlertSettings
-from holdfast_server.app import create_app
 from holdfast_server.measures import ServerMeasures
 from holdfast_server.settings import ServerSettings
+from holdfast_web import create_app
 
 CHANNELS = "/api/v1/projects/default/alert-channels"
 BASE_URL = "http://127.0.0.1:7117"

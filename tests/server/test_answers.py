@@ -6,8 +6,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast_server.accounts import policy
-from holdfast_server.app import create_app
 from holdfast_server.security import CONTENT_SECURITY_POLICY
+from holdfast_web import create_app
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 BASE_URL = "http://127.0.0.1:7117"

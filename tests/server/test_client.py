@@ -31,8 +31,8 @@ from holdfast.client import (
     UnreachableError,
 )
 from holdfast.protocol import AttemptStarted, Batch, Checkpoint, Samples
-from holdfast_server.app import create_app
 from holdfast_server.settings import ServerSettings
+from holdfast_web import create_app
 
 ROOT = Path(__file__).resolve().parents[2]
 FOR_AGENTS = {("POST", "/ingest")}

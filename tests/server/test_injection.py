@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from html.parser import HTMLParser
 from itertools import product
 
-import msgspec
 import pytest
 from accounts_stage import Stage
 from sqlalchemy import String, bindparam, delete, update
@@ -176,7 +175,7 @@ class Site:
 
         async def rows(session):
             session.add_all([
-                models.SettingsVersion(job=job, version=1, who="", at=at, changes=msgspec.msgpack.encode([])),
+                models.SettingsVersion(job=job, version=1, who="", at=at, changes="[]"),
                 models.RestoreOrder(
                     id=f"order-{job}", job=job, key="", checkpoint=POINT, iteration=4, state="failed", who="",
                     created_at=at, fence=1, from_iteration=4, from_lineage=1, reason="",

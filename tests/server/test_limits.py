@@ -15,7 +15,7 @@ from test_matrix import OverHttp
 
 from holdfast_server import dependencies
 from holdfast_server.accounts.principal import Role
-from holdfast_server.app import create_app
+from holdfast_web import create_app
 
 JOBS = "/api/v1/jobs"
 

@@ -21,7 +21,7 @@ from test_policy import CAST, STATUS, expected
 from test_policy import cast as cast
 
 from holdfast_server.accounts import policy
-from holdfast_server.app import create_app
+from holdfast_web import create_app
 
 OUR_PAGE = {"Sec-Fetch-Site": "same-origin"}
 SIGNED_IN = {"stranger": "stranger", "viewer": "viewer", "operator": "operators", "admin": "admin",

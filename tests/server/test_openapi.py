@@ -26,8 +26,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from holdfast_server.accounts import policy
-from holdfast_server.app import create_app
 from holdfast_server.settings import ServerSettings
+from holdfast_web import create_app
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 NO_STREAMS = ("/stream",)

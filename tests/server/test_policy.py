@@ -17,8 +17,8 @@ from holdfast_server.accounts import policy
 from holdfast_server.accounts.gate import IdentityMiddleware, PolicyMiddleware, shown_by
 from holdfast_server.accounts.principal import NOBODY, OPERATOR, Principal, Role
 from holdfast_server.api import answers
-from holdfast_server.app import create_app
 from holdfast_server.settings import ServerSettings
+from holdfast_web import create_app
 
 LET_THROUGH = 299
 
@@ -142,7 +142,7 @@ def behind_the_gate(stage: Stage) -> TestClient:
             Middleware(PolicyMiddleware, refuse=answers.answered),
         ],
     )
-    for name in ("door", "clock", "belonging", "database", "settings"):
+    for name in ("door", "clock", "belonging", "database", "settings", "web"):
         setattr(app.state, name, getattr(stage.client.app.state, name))
     client = TestClient(app, base_url="http://127.0.0.1:7117", follow_redirects=False)
     client.portal = stage.client.portal  # the database belongs to the loop that the server runs in

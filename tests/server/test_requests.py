@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 
 from holdfast_server import logs, requests
 from holdfast_server.alerts import incidents
-from holdfast_server.app import create_app
 from holdfast_server.requests import HEADER
+from holdfast_web import create_app
 
 JOB = "/api/v1/jobs/char-gpt"
 

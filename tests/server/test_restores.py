@@ -7,7 +7,7 @@ import pytest
 
 from holdfast import protocol
 from holdfast.protocol import AttemptFinished, Inventory, LineageStarted, OrderMoved, checkpoint_id
-from holdfast_server import order_watch, orders
+from holdfast_server import orders
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -33,7 +33,7 @@ def moved(job, placed, state, **fields):
 
 
 def watch(client, now):
-    asked.in_loop(client, order_watch.watch, asked.of(client), now)
+    asked.in_loop(client, orders.watch, asked.of(client), now)
 
 
 def read(client, placed):

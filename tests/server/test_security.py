@@ -19,9 +19,9 @@ from holdfast_server.accounts import people, tokens
 from holdfast_server.accounts.doors import SHARED_SESSION_SECONDS, SharedSecret
 from holdfast_server.accounts.gate import COOKIE
 from holdfast_server.accounts.principal import OPERATOR
-from holdfast_server.app import create_app
 from holdfast_server.security import CONTENT_SECURITY_POLICY, BodyDeadlineMiddleware
 from holdfast_server.settings import ServerSettings
+from holdfast_web import create_app
 from holdfast_web.routes import router as pages
 
 TOKEN = "a-shared-secret-of-some-length"

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.protocol import RankWork
 from holdfast_server import models, ranks
-from holdfast_server.stragglers import OWN, WHOLE, RankMeans, compare
+from holdfast_server.ranks import OWN, WHOLE, RankMeans, compare
 from holdfast_server.work import forget_ranks
 
 T = 1_790_000_000.0

@@ -202,8 +202,15 @@ def test_stalls_orders_edits_and_attempts_are_on_the_timeline(job, client):
     job.say(AttemptFinished(at=job.at, iteration=10, lineage=1, reason="finished"))
     timeline = client.get(f"{JOB}/timeline").json()
     assert timeline["stalls"] == [
-        {"iteration": 4, "lineage": 1, "kind": "persist_backpressure", "seconds": 1.25, "at": job.at}
-    ]
+        {
+            "iteration": 4,
+            "lineage": 1,
+            "kind": "persist_backpressure",
+            "seconds": 1.25,
+            "at": job.at,
+            "abandoned": False,
+        }
+    ]  # fmt: skip
     assert [one["summary"] for one in timeline["edits"]] == ["restore to 10", "budget the script's own → 2%"]
     assert [one["state"] for one in timeline["orders"]] == ["requested"]
     assert [(one["attempt"], one["finished"]) for one in timeline["attempts"]] == [(1, "finished")]

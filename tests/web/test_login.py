@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast_server.app import create_app
 from holdfast_server.settings import ServerSettings
+from holdfast_web import create_app
 
 TOKEN = "correct horse"
 HTML = {"Accept": "text/html"}

@@ -137,7 +137,7 @@ def test_a_job_that_fell_silent_has_a_grey_stretch_that_does_not_grow_for_ever(
 
 
 DAYS = """async () => {
-  const { times } = await import("/static/timeline/scale.js");
+  const { times } = await import("/static/timeline/canvas.js");
   const { clock } = await import("/static/timeline/format.js");
   const { places } = times(Date.parse("2026-10-22T10:00Z") / 1000, Date.parse("2026-10-28T10:00Z") / 1000, 8);
   return places.map(clock);

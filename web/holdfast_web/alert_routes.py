@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import RedirectResponse, Response
 
+from holdfast.answers import Alert, AlertChannel, AlertDelivery, AlertRule
+from holdfast.pacing.policy import duration
 from holdfast.protocol import MAX_INTEGER
 from holdfast_server.accounts.principal import Principal, Role
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.errors import AlertOver
+from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Kind
 from holdfast_server.alerts.settings import AlertSettings
 from holdfast_server.db import Database
 from holdfast_server.dependencies import Asker, Clock, Config, Db, Who
 from holdfast_server.errors import Refused, UnknownProject
 from holdfast_server.fleet import projects_of
 from holdfast_server.requests import request_id
-from holdfast_web import alert_pages, forms
+from holdfast_web import forms
+from holdfast_web.pages import SILENCES
+from holdfast_web.render import View
 from holdfast_web.routing import Htmx, PageRoute, Text, local, status_of
 
 LOG_SHOWN = 8
+SHOWN = 100
+UNITS = {
+    "seconds": "of time",
+    "iterations": "iterations",
+    "gpu_hours": "GPU-hours",
+    "times_budget": "times the budget",
+    "checkpoints": "checkpoints",
+    "": "",
+}
 
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 Older = Annotated[int | None, Query(ge=0, le=MAX_INTEGER)]
@@ -30,12 +44,86 @@ Older = Annotated[int | None, Query(ge=0, le=MAX_INTEGER)]
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AlertRows(View):
+    """What changes by itself while the page is open."""
+
+    template: ClassVar[str] = "alerts_live.html"
+    page_template: ClassVar[str] = "alerts.html"
+    alerts: list[Alert]
+    history: bool
+    """Those that have resolved are shown too."""
+    project: str
+    older: int | None
+    """The number to go on from, where there are more."""
+    now: float
+    silences: tuple[tuple[int, str], ...] = SILENCES
+    back: str = "/alerts"
+    projects: list[str] = field(default_factory=list)
+    """On the page: those to choose from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulesPage(View):
+    template: ClassVar[str] = "alert_rules.html"
+    project: str
+    rules: list[AlertRule]
+    limits: dict[str, str]
+    """By rule, as it is typed into the field."""
+    waits: dict[str, str]
+    kinds: list[Kind]
+    severities: tuple[str, ...] = SEVERITIES
+    units: dict[str, str] = field(default_factory=lambda: UNITS)
+    may_change: bool
+    sees_channels: bool
+    refused: str = ""
+    about: str = ""
+    """The name of the rule that was refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelLog:
+    channel: AlertChannel
+    deliveries: list[AlertDelivery]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelsPage(View):
+    template: ClassVar[str] = "alert_channels.html"
+    project: str
+    channels: list[ChannelLog]
+    severities: tuple[str, ...] = SEVERITIES
+    mail: bool
+    webhooks: bool
+    now: float
+    made: AlertChannel | None = None
+    """With the secret, which is shown once."""
+    refused: str = ""
+    typed: dict[str, str] = field(default_factory=lambda: {"name": "", "target": ""})
+
+
+def _rules_page(project: str, rules: list[AlertRule], *, may_change: bool, sees_channels: bool) -> RulesPage:
+    return RulesPage(
+        project=project,
+        rules=rules,
+        limits={rule.name: _typed(rule.limit, rule.unit) for rule in rules},
+        waits={rule.name: _typed(rule.for_seconds, "seconds") for rule in rules},
+        kinds=list(KINDS.values()),
+        may_change=may_change,
+        sees_channels=sees_channels,
+    )
+
+
+def _typed(value: float, unit: str) -> str:
+    return duration(value) if unit == "seconds" else f"{value:.6g}"
+
+
 # ---- what fires -----------------------------------------------------------------------------------
 
 
 async def _rows(
     db: Database, asker: Principal, now: float, *, state: str, project: str, before: int | None
-) -> alert_pages.AlertRows:
+) -> AlertRows:
     found = await incidents.listed(
         db,
         now=now,
@@ -43,11 +131,11 @@ async def _rows(
         project=project or None,
         open_only=state != "all",
         before=before,
-        limit=alert_pages.SHOWN + 1,
+        limit=SHOWN + 1,
     )
-    shown = found[: alert_pages.SHOWN]
+    shown = found[:SHOWN]
     older = shown[-1].id if len(found) > len(shown) else None
-    return alert_pages.AlertRows(alerts=shown, history=state == "all", project=project, older=older, now=now)
+    return AlertRows(alerts=shown, history=state == "all", project=project, older=older, now=now)
 
 
 @router.get("/alerts")
@@ -55,15 +143,7 @@ async def alerts_page(
     db: Db, clock: Clock, asker: Asker, state: str = "open", project: str = "", before: Older = None
 ) -> Response:
     rows = await _rows(db, asker, clock(), state=state, project=project, before=before)
-    page = alert_pages.AlertsPage(
-        alerts=rows.alerts,
-        history=rows.history,
-        project=project,
-        older=rows.older,
-        now=rows.now,
-        projects=await projects_of(db, asker.visible_projects),
-    )
-    return page.response()
+    return replace(rows, projects=await projects_of(db, asker.visible_projects)).page()
 
 
 @router.get("/alerts/live")
@@ -119,9 +199,9 @@ def _done(back: str, htmx: bool) -> Response:
 # ---- what is to be told ---------------------------------------------------------------------------
 
 
-async def _rules(db: Database, asker: Principal, project: str) -> alert_pages.RulesPage:
+async def _rules(db: Database, asker: Principal, project: str) -> RulesPage:
     role = asker.role_in(project)
-    return alert_pages.rules_page(
+    return _rules_page(
         project,
         await rules.listed(db, project),
         may_change=role is not None and role >= Role.operator,
@@ -200,14 +280,12 @@ async def remove_rule(project: str, rule: str, db: Db, clock: Clock, who: Who) -
 # ---- to whom --------------------------------------------------------------------------------------
 
 
-async def _channels(db: Database, settings: AlertSettings, project: str, now: float) -> alert_pages.ChannelsPage:
+async def _channels(db: Database, settings: AlertSettings, project: str, now: float) -> ChannelsPage:
     logs = [
-        alert_pages.ChannelLog(
-            channel=channel, deliveries=await deliveries.log(db, project, channel.id, limit=LOG_SHOWN)
-        )
+        ChannelLog(channel=channel, deliveries=await deliveries.log(db, project, channel.id, limit=LOG_SHOWN))
         for channel in await channels.listed(db, project)
     ]
-    return alert_pages.ChannelsPage(
+    return ChannelsPage(
         project=project, channels=logs, mail=bool(settings.smtp_host), webhooks=settings.webhooks, now=now
     )
 

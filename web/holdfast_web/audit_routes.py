@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlencode
 
 import msgspec
@@ -20,14 +20,28 @@ from holdfast_server.accounts.principal import Role
 from holdfast_server.audit import Question
 from holdfast_server.db import Database
 from holdfast_server.dependencies import Asker, Clock, Db
-from holdfast_web.account_pages import AuditPage
 from holdfast_web.filters import iso
+from holdfast_web.render import View
 from holdfast_web.routing import PageRoute
 
 SHOWN, EXPORTED_AT_ONCE = 100, 1000
 COLUMNS = ("id", "at", "who", "action", "project", "job", "before", "after", "request_id", "digest")
 
 router = APIRouter(prefix="/audit", route_class=PageRoute, include_in_schema=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditPage(View):
+    template: ClassVar[str] = "audit.html"
+    entries: list[AuditEntry]
+    filters: dict[str, str]
+    """By name, as they stand in the address."""
+    actions: list[str]
+    older: int | None
+    """From which row on the next page begins; None: there is none."""
+    query: str
+    """The filters again, for the addresses of the exports and of the next page."""
+    now: float
 
 
 def _question(

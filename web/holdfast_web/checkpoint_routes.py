@@ -19,18 +19,16 @@ from holdfast.answers import (
     Verification,
 )
 from holdfast.protocol import validate_job
-from holdfast_server import control, forks, timeline
+from holdfast_server import control, summaries, timeline
+from holdfast_server.control import MOST_LABEL
 from holdfast_server.db import Database
 from holdfast_server.dependencies import Clock, Db, Who
-from holdfast_server.desired import PIN, UNPIN
 from holdfast_server.errors import InvalidSetting, NotPossible
-from holdfast_server.pins import MOST_LABEL
-from holdfast_server.stories import story
 from holdfast_server.summaries import job_summary
+from holdfast_server.timeline import story
 from holdfast_server.verifications import IN_REACH
-from holdfast_web.controls import Ack, Typed
 from holdfast_web.filters import age
-from holdfast_web.pages import EDITS_MOST
+from holdfast_web.pages import EDITS_MOST, Ack, Typed
 from holdfast_web.render import View
 from holdfast_web.routing import PageRoute, Text, status_of
 
@@ -117,7 +115,7 @@ async def _page(
             measured=age(None if table.measured_at is None else now - table.measured_at),
         ),
         pin=_pin_of(checkpoint, await timeline.edits(db, job, limit=EDITS_MOST), summary),
-        family=await forks.family(db, job),
+        family=await summaries.family(db, job),
         fork=_named(fork.strip()),
         label=typed or Typed(value=told.checkpoint.label or ""),
         refusal=refusal,
@@ -146,7 +144,7 @@ def _named(fork: str) -> Typed:
 
 def _pin_of(checkpoint: str, edits: list[Edit], job: JobSummary) -> Ack | None:
     def is_about_it(edit: Edit) -> bool:
-        return any(change.field in (PIN, UNPIN) and change.after == checkpoint for change in edit.changes)
+        return any(change.field in ("pin", "unpin") and change.after == checkpoint for change in edit.changes)
 
     newest = max(filter(is_about_it, edits), key=lambda edit: edit.version, default=None)
     if newest is None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.responses import RedirectResponse, Response
 
 from holdfast.answers import DesiredChanges, JobSummary
-from holdfast_server import control, timeline
+from holdfast_server import control, plans, summaries
 from holdfast_server.dependencies import Clock, Db, Who
 from holdfast_server.errors import Conflict, Refused, UnknownJob, UnknownOrder
-from holdfast_web import controls, forms, pages
+from holdfast_web import forms, pages
 from holdfast_web.routing import Htmx, PageRoute, Text, status_of
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -20,20 +21,20 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 @router.get("/jobs/{job}/controls")
 async def job_controls(job: str, db: Db, clock: Clock) -> Response:
-    return (await controls.controls_of(db, job, now=clock())).response()
+    return (await pages.controls_of(db, job, now=clock())).response()
 
 
 @router.get("/jobs/{job}/preview")
 async def job_preview(job: str, db: Db, clock: Clock, budget: str = "", every: str = "") -> Response:
     now = clock()
-    summary = await timeline.job_summary(db, job, now=now)
+    summary = await summaries.job_summary(db, job, now=now)
     preview = await _preview(db, summary, now, budget=budget, every=every)
     return preview.response(422 if preview.error else 200)
 
 
-async def _preview(db: Db, job: JobSummary, now: float, *, budget: str = "", every: str = "") -> controls.Preview:
+async def _preview(db: Db, job: JobSummary, now: float, *, budget: str = "", every: str = "") -> pages.Preview:
     try:
-        answer = await control.preview_settings(
+        answer = await plans.preview_settings(
             db,
             job.job,
             budget=forms.budget_from_percent(budget) if budget else None,
@@ -41,126 +42,111 @@ async def _preview(db: Db, job: JobSummary, now: float, *, budget: str = "", eve
             now=now,
         )
     except Refused as refusal:
-        return controls.Preview(job=job, plan=None, in_force=None, why_none="", error=str(refusal))
-    return controls.preview_of(job, answer)
+        return pages.Preview(job=job, plan=None, in_force=None, why_none="", error=str(refusal))
+    return pages.preview_of(job, answer)
 
 
-async def _changed(
-    job: str, db: Db, who: str, now: float, htmx: bool, form: str, typed: str, version: str,
-    changes: Callable[[], DesiredChanges], *, hold: str = "",
-) -> Response:  # fmt: skip
-    async def apply(now: float) -> None:
-        await control.edit(db, job, changes(), version=forms.version(version), who=who, now=now)
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What every form of the page has."""
 
-    return await _done(job, db, now, htmx, form, typed, apply, hold=hold)
+    job: str
+    db: Db
+    who: str
+    now: float
+    version: str
+    """Which its sender was looking at."""
+    htmx: bool
 
+    async def change(
+        self, form: str, changes: Callable[[], DesiredChanges], *, typed: str = "", hold: str = ""
+    ) -> Response:
+        async def apply() -> None:
+            version = forms.version(self.version)
+            await control.edit(self.db, self.job, changes(), version=version, who=self.who, now=self.now)
 
-async def _done(
-    job: str, db: Db, now: float, htmx: bool, form: str, typed: str, change: Callable[[float], Awaitable[None]],
-    *, hold: str = "",
-) -> Response:  # fmt: skip
-    """Make a change; answer with the controls as they are now, or with the reason beside the field."""
-    try:
-        await change(now)
-    except (UnknownJob, UnknownOrder):
-        raise
-    except Refused as refusal:
-        shown = await controls.controls_of(db, job, now=now)
+        return await self.do(form, apply, typed=typed, hold=hold)
+
+    async def do(
+        self, form: str, act: Callable[[], Awaitable[None]], *, typed: str = "", hold: str = ""
+    ) -> Response:
+        """Make a change; answer with the controls as they are now, or with the reason beside the field."""
+        try:
+            await act()
+        except (UnknownJob, UnknownOrder):
+            raise
+        except Refused as refusal:
+            return await self._refused(form, refusal, typed, hold)
+        if self.htmx:
+            return (await pages.controls_of(self.db, self.job, now=self.now)).response()
+        return RedirectResponse(f"/jobs/{self.job}#controls", 303)
+
+    async def _refused(self, form: str, refusal: Refused, typed: str, hold: str) -> Response:
+        shown = await pages.controls_of(self.db, self.job, now=self.now)
         if isinstance(refusal, Conflict) and form == "budget":
-            shown = replace(shown, preview=await _preview(db, shown.job, now, budget=typed))
-        shown = controls.refused_controls(shown, form, typed, refusal, hold=hold)
-        if htmx:
+            shown = replace(shown, preview=await _preview(self.db, shown.job, self.now, budget=typed))
+        shown = pages.refused_controls(shown, form, typed, refusal, hold=hold)
+        if self.htmx:
             return shown.response(status_of(refusal))
-        facts = await pages.job_facts(db, job, now=now)
+        facts = await pages.job_facts(self.db, self.job, now=self.now)
         return pages.job_page(facts, shown).response(status_of(refusal))
-    if htmx:
-        return (await controls.controls_of(db, job, now=now)).response()
-    return RedirectResponse(f"/jobs/{job}#controls", 303)
+
+
+async def _form(job: str, db: Db, who: Who, clock: Clock, version: Text, htmx: Htmx = False) -> _Form:
+    return _Form(job, db, who, clock(), version, htmx)
+
+
+Form = Annotated[_Form, Depends(_form)]
 
 
 @router.post("/jobs/{job}/budget")
-async def set_budget(
-    job: str, db: Db, who: Who, clock: Clock, version: Text, budget: Text = "", htmx: Htmx = False
-) -> Response:
-    def changes() -> DesiredChanges:
-        return DesiredChanges(budget=forms.budget_from_percent(budget))
-
-    return await _changed(job, db, who, clock(), htmx, "budget", budget, version, changes)
+async def set_budget(form: Form, budget: Text = "") -> Response:
+    return await form.change(
+        "budget", lambda: DesiredChanges(budget=forms.budget_from_percent(budget)), typed=budget
+    )
 
 
 @router.post("/jobs/{job}/interval")
-async def set_interval(
-    job: str,
-    db: Db,
-    who: Who,
-    clock: Clock,
-    version: Text,
-    mode: Text = "fixed",
-    every: Text = "",
-    hold: Text = "",
-    htmx: Htmx = False,
-) -> Response:
+async def set_interval(form: Form, mode: Text = "fixed", every: Text = "", hold: Text = "") -> Response:
     def changes() -> DesiredChanges:
         if mode == "automatic":
             return DesiredChanges(every=None)
         return DesiredChanges(every=forms.interval(every), every_seconds=forms.hold(hold))
 
-    return await _changed(job, db, who, clock(), htmx, "interval", every, version, changes, hold=hold)
+    return await form.change("interval", changes, typed=every, hold=hold)
 
 
 @router.post("/jobs/{job}/policy")
-async def set_policy(
-    job: str, db: Db, who: Who, clock: Clock, version: Text, policy: Text = "", htmx: Htmx = False
-) -> Response:
-    def changes() -> DesiredChanges:
-        return DesiredChanges(policy=policy or None)
-
-    return await _changed(job, db, who, clock(), htmx, "policy", policy, version, changes)
+async def set_policy(form: Form, policy: Text = "") -> Response:
+    return await form.change("policy", lambda: DesiredChanges(policy=policy or None), typed=policy)
 
 
 @router.post("/jobs/{job}/retention")
-async def set_retention(
-    job: str, db: Db, who: Who, clock: Clock, version: Text, retention: Text = "", htmx: Htmx = False
-) -> Response:
-    def changes() -> DesiredChanges:
-        return DesiredChanges(retention=retention.strip() or None)
-
-    return await _changed(job, db, who, clock(), htmx, "retention", retention, version, changes)
+async def set_retention(form: Form, retention: Text = "") -> Response:
+    return await form.change(
+        "retention", lambda: DesiredChanges(retention=retention.strip() or None), typed=retention
+    )
 
 
 @router.post("/jobs/{job}/undo")
-async def undo(
-    job: str, db: Db, who: Who, clock: Clock, version: Text, edit: Text, htmx: Htmx = False
-) -> Response:
-    async def take_back(now: float) -> None:
-        await control.undo(db, job, forms.version(edit), version=forms.version(version), who=who, now=now)
+async def undo(form: Form, edit: Text) -> Response:
+    async def take_back() -> None:
+        number, version = forms.version(edit), forms.version(form.version)
+        await control.undo(form.db, form.job, number, version=version, who=form.who, now=form.now)
 
-    return await _done(job, db, clock(), htmx, "undo", "", take_back)
+    return await form.do("undo", take_back)
 
 
 @router.post("/jobs/{job}/pause")
-async def set_paused(
-    job: str, db: Db, who: Who, clock: Clock, version: Text, paused: Text, htmx: Htmx = False
-) -> Response:
-    def changes() -> DesiredChanges:
-        return DesiredChanges(paused=paused == "true")
-
-    return await _changed(job, db, who, clock(), htmx, "pause", paused, version, changes)
+async def set_paused(form: Form, paused: Text) -> Response:
+    return await form.change("pause", lambda: DesiredChanges(paused=paused == "true"), typed=paused)
 
 
 @router.post("/jobs/{job}/checkpoint")
-async def request_checkpoint(
-    job: str, db: Db, who: Who, clock: Clock, version: Text, htmx: Htmx = False
-) -> Response:
-    def changes() -> DesiredChanges:
-        return DesiredChanges(checkpoint_request=True)
-
-    return await _changed(job, db, who, clock(), htmx, "checkpoint", "", version, changes)
+async def request_checkpoint(form: Form) -> Response:
+    return await form.change("checkpoint", lambda: DesiredChanges(checkpoint_request=True))
 
 
 @router.post("/jobs/{job}/probe")
-async def request_probe(job: str, db: Db, who: Who, clock: Clock, version: Text, htmx: Htmx = False) -> Response:
-    def changes() -> DesiredChanges:
-        return DesiredChanges(probe_request=True)
-
-    return await _changed(job, db, who, clock(), htmx, "probe", "", version, changes)
+async def request_probe(form: Form) -> Response:
+    return await form.change("probe", lambda: DesiredChanges(probe_request=True))

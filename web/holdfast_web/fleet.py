@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import ClassVar, cast, get_args
@@ -16,7 +16,7 @@ from holdfast_server.errors import InvalidSetting
 from holdfast_server.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
 from holdfast_server.fleet import fleet as fleet_of
 from holdfast_server.status import STATUSES
-from holdfast_web.render import View, values
+from holdfast_web.render import View
 
 SIZES = (25, 50, 100, 200)
 ORDERS: dict[Order, str] = {
@@ -81,7 +81,8 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRows(View):
-    template: ClassVar[str] = "_fleet_rows.html"
+    template: ClassVar[str] = "fleet_live.html"
+    page_template: ClassVar[str] = "fleet.html"
     fleet: Fleet
     groups: list[Group]
     question: Question
@@ -96,19 +97,9 @@ class FleetRows(View):
     """Jobs whose last checkpoint is older than it should be."""
     server: str
     """The address that agents are to be given."""
+    orders: dict[Order, str] = field(default_factory=lambda: ORDERS)
+    sizes: tuple[int, ...] = SIZES
     now: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetPage(FleetRows):
-    template: ClassVar[str] = "fleet.html"
-    orders: dict[Order, str]
-    sizes: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetLive(FleetRows):
-    template: ClassVar[str] = "fleet_live.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,33 +143,26 @@ def _number(name: str, typed: str, default: int, *, most: int) -> int:
     return int(typed)
 
 
-async def fleet_rows(db: Database, question: Question, *, server: str, now: float) -> FleetLive:
+async def fleet_rows(db: Database, question: Question, *, server: str, now: float) -> FleetRows:
     async with db.one_view():
-        return await _fleet_rows(db, question, server=server, now=now)
-
-
-async def _fleet_rows(db: Database, question: Question, *, server: str, now: float) -> FleetLive:
-    fleet = await fleet_of(db, question, now=now)
-    names = [job.job for job in fleet.jobs]
+        fleet = await fleet_of(db, question, now=now)
+        names = [job.job for job in fleet.jobs]
+        alerts = await open_of_jobs(db, names, now=now)
+        shares = await goodput.shares(db, names, GOODPUT_WINDOW, now=now)
     shown = replace(question, page=fleet.page)
-    return FleetLive(
+    return FleetRows(
         fleet=fleet,
         groups=_groups(fleet.jobs) if question.grouped else [Group("", fleet.jobs)],
         question=shown,
         links=Links(shown),
         pages=_pages(fleet.page, fleet.pages),
-        alerts=await open_of_jobs(db, names, now=now),
-        goodput=await goodput.shares(db, names, GOODPUT_WINDOW, now=now),
+        alerts=alerts,
+        goodput=shares,
         late=frozenset(job.job for job in fleet.jobs if _late(job, now)),
         server=server,
+        sizes=tuple(sorted({*SIZES, question.size})),
         now=now,
     )
-
-
-async def fleet_page(db: Database, question: Question, *, server: str, now: float) -> FleetPage:
-    rows = await fleet_rows(db, question, server=server, now=now)
-    sizes = tuple(sorted({*SIZES, question.size}))
-    return FleetPage(**values(rows), orders=ORDERS, sizes=sizes)
 
 
 def _groups(jobs: list[JobSummary]) -> list[Group]:

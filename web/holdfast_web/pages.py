@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from holdfast.answers import (
@@ -16,15 +16,16 @@ from holdfast.answers import (
     NoticeRow,
     Order,
     RestorePreview,
+    SettingsPreview,
 )
-from holdfast_server import control, exports, forks, goodput, plans, timeline
+from holdfast.pacing.profile import Plan
+from holdfast_server import control, exports, goodput, plans, previews, summaries, timeline
 from holdfast_server.alerts import incidents
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint, NotRestorable, Refused
+from holdfast_server.desired import SETTINGS
+from holdfast_server.errors import Conflict, InvalidSetting, NoSuchCheckpoint, NotRestorable, Refused
 from holdfast_server.summaries import STALL_WINDOW_ITERATIONS
 from holdfast_web import forms
-from holdfast_web.alert_pages import SILENCES
-from holdfast_web.controls import Ack, Controls, acks_of
 from holdfast_web.fleet import GOODPUT_WINDOW
 from holdfast_web.picture import Picture, draw
 from holdfast_web.render import View, values
@@ -34,6 +35,75 @@ EDITS_SHOWN, EDITS_MOST = 8, 200
 ORDER_SHOWN_SECONDS, FAILURE_SHOWN_SECONDS = 120.0, 900.0
 """How long a finished restore, and one that went wrong, stays beside the timeline before it is history only."""
 FAILURES = ("failed", "expired")
+SILENCES = ((3600, "1 hour"), (8 * 3600, "8 hours"), (86400, "1 day"), (7 * 86400, "1 week"))
+POLICIES = {
+    "checkfreq": "as often as the budget allows",
+    "goodput": "what loses least time overall",
+    "young-daly": "by the rate of failures",
+}
+HOLDS = (
+    ("", "until I say so"),
+    ("30 min", "for 30 min"),
+    ("2 h", "for 2 h"),
+    ("8 h", "for 8 h"),
+    ("24 h", "for a day"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ack:
+    """What became of the newest change of one setting."""
+
+    edit: Edit
+    alive: bool
+    delivered: bool
+    undoable: bool
+    """By taking back what it changed, as long as nothing newer did."""
+
+    @property
+    def applied(self) -> bool:
+        return self.edit.applied_iteration is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """What is in a field, and why it was refused."""
+
+    value: str
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview(View):
+    """What the plan expects, beside what is measured now and expected of the interval in force."""
+
+    template: ClassVar[str] = "_preview.html"
+    job: JobSummary
+    plan: Plan | None
+    in_force: Plan | None
+    why_none: str
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controls(View):
+    template: ClassVar[str] = "_controls.html"
+    job: JobSummary
+    budget: Typed
+    every: Typed
+    retention: Typed
+    conflict: Conflict | None
+    retried: str
+    """Which form met the conflict."""
+    policy: str | None
+    """What is chosen; None: the script's own."""
+    hold: str = ""
+    """For how long an interval is to be held, one of `holds`."""
+    preview: Preview
+    acks: dict[str, Ack]
+    policies: dict[str, str] = field(default_factory=lambda: POLICIES)
+    holds: tuple[tuple[str, str], ...] = HOLDS
+    now: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,28 +140,6 @@ class JobPage(JobFacts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointsPart(View):
-    template: ClassVar[str] = "_points.html"
-    job: JobSummary
-    family: Family
-    points: list[CheckpointRow]
-    points_limit: int
-    now: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class HistoryPart(View):
-    template: ClassVar[str] = "_history.html"
-    job: JobSummary
-    orders: list[Order]
-    edits: list[Edit]
-    edits_limit: int
-    more_edits: bool
-    notices: list[NoticeRow]
-    now: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlanAnswer(View):
     """Every interval weighed, or why what was typed cannot be."""
 
@@ -111,19 +159,16 @@ class PlanPart(View):
     """The fields of the question, with the answer."""
 
     template: ClassVar[str] = "_plan.html"
+    page_template: ClassVar[str] = "plan.html"
     job: str
     typed: dict[str, str]
     answer: PlanAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanPage(PlanPart):
-    template: ClassVar[str] = "plan.html"
-
-
-@dataclass(frozen=True, kw_only=True)
 class RestoreDialog(View):
     template: ClassVar[str] = "_restore.html"
+    page_template: ClassVar[str] = "restore.html"
     job: JobSummary
     preview: RestorePreview | None
     asked: str
@@ -136,29 +181,12 @@ class RestoreDialog(View):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestorePage(RestoreDialog):
-    template: ClassVar[str] = "restore.html"
-
-
-@dataclass(frozen=True, kw_only=True)
 class DeleteDialog(View):
     template: ClassVar[str] = "_delete.html"
+    page_template: ClassVar[str] = "delete.html"
     job: JobSummary
     refusal: str
     now: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeletePage(DeleteDialog):
-    template: ClassVar[str] = "delete.html"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ErrorPage(View):
-    template: ClassVar[str] = "error.html"
-    status: int
-    title: str
-    detail: str
 
 
 def shown_order(orders: list[Order], now: float) -> Order | None:
@@ -188,7 +216,7 @@ async def job_facts(
 
 
 async def _job_facts(db: Database, name: str, *, now: float, points_limit: int, edits_limit: int) -> JobFacts:
-    job = await timeline.job_summary(db, name, now=now)
+    job = await summaries.job_summary(db, name, now=now)
     orders = await timeline.orders(db, name)
     edits = await timeline.edits(db, name, limit=EDITS_MOST)
     told = told_edits(edits)
@@ -205,7 +233,7 @@ async def _job_facts(db: Database, name: str, *, now: float, points_limit: int, 
         notices=await timeline.notices(db, name, limit=8),
         alerts=(await incidents.open_of_jobs(db, [name], now=now)).get(name, []),
         acks=acks_of(edits, job),
-        family=await forks.family(db, name),
+        family=await summaries.family(db, name),
         goodput=(await goodput.shares(db, [name], GOODPUT_WINDOW, now=now)).get(name),
         now=now,
     )
@@ -215,26 +243,21 @@ async def restore_dialog(
     db: Database, name: str, *, now: float, checkpoint: str = "", asked: str = "", refusal: str = ""
 ) -> RestoreDialog:
     """What going back would mean; for a typed iteration, the point at it or the offer of an earlier one."""
-    job = await timeline.job_summary(db, name, now=now)
+    job = await summaries.job_summary(db, name, now=now)
     nearest = None
     try:
         if asked:
             checkpoint = (await control.checkpoint_at(db, name, forms.iteration(asked))).id
-        preview = await control.preview_restore(db, name, checkpoint, now=now) if checkpoint else None
+        preview = await previews.preview_restore(db, name, checkpoint, now=now) if checkpoint else None
         if preview and not preview.checkpoint.restorable:
-            raise NotRestorable(_unrestorable(preview.checkpoint))
+            point = preview.checkpoint
+            raise NotRestorable(
+                f"checkpoint {point.id} is {point.state}" + (f": {point.reason}" if point.reason else "")
+            )
     except (NoSuchCheckpoint, NotRestorable, InvalidSetting) as error:
         preview, refusal = None, _sentence(error)
         nearest = error.nearest if isinstance(error, NoSuchCheckpoint) else None
     return RestoreDialog(job=job, preview=preview, asked=asked, refusal=refusal, nearest=nearest, now=now)
-
-
-async def delete_dialog(db: Database, name: str, *, now: float, refusal: str = "") -> DeleteDialog:
-    return DeleteDialog(job=await timeline.job_summary(db, name, now=now), refusal=refusal, now=now)
-
-
-def _unrestorable(row: CheckpointRow) -> str:
-    return f"checkpoint {row.id} is {row.state}" + (f": {row.reason}" if row.reason else "")
 
 
 def _sentence(error: Refused) -> str:
@@ -242,18 +265,6 @@ def _sentence(error: Refused) -> str:
         none = "" if error.nearest else " There is none before it either."
         return f"Iteration {error.iteration:,} has no restore point.{none}"
     return str(error)
-
-
-def history_part(facts: JobFacts) -> HistoryPart:
-    return HistoryPart(
-        job=facts.job,
-        orders=facts.orders,
-        edits=facts.edits,
-        edits_limit=facts.edits_limit,
-        more_edits=facts.more_edits,
-        notices=facts.notices,
-        now=facts.now,
-    )
 
 
 async def plan_part(db: Database, name: str, typed: dict[str, str]) -> PlanPart:
@@ -269,17 +280,61 @@ async def plan_part(db: Database, name: str, typed: dict[str, str]) -> PlanPart:
     return PlanPart(job=name, typed=typed, answer=answer)
 
 
-def plan_page(part: PlanPart) -> PlanPage:
-    return PlanPage(**values(part))
-
-
-def restore_page(dialog: RestoreDialog) -> RestorePage:
-    return RestorePage(**values(dialog))
-
-
-def delete_page(dialog: DeleteDialog) -> DeletePage:
-    return DeletePage(**values(dialog))
-
-
 def job_page(facts: JobFacts, shown: Controls) -> JobPage:
     return JobPage(**values(facts), controls=shown, parquet=exports.writes_parquet())
+
+
+# ---- the forms of a job's page ------------------------------------------------------------------
+
+
+def acks_of(edits: list[Edit], job: JobSummary) -> dict[str, Ack]:
+    """By setting, its newest change."""
+    newest: dict[str, Ack] = {}
+    for edit in sorted(edits, key=lambda row: row.version, reverse=True):
+        undoable = all(change.field in SETTINGS and change.before != change.after for change in edit.changes)
+        ack = Ack(edit=edit, alive=job.alive, delivered=edit.version <= job.delivered_version, undoable=undoable)
+        for change in edit.changes:
+            newest.setdefault(change.field, ack)
+    return newest
+
+
+def preview_of(job: JobSummary, answer: SettingsPreview) -> Preview:
+    return Preview(job=job, plan=answer.plan, in_force=answer.in_force, why_none=answer.why_none)
+
+
+async def controls(db: Database, job: JobSummary, acks: dict[str, Ack], *, now: float) -> Controls:
+    budget = job.desired.budget if job.desired.budget is not None else job.budget
+    every = job.desired.every if job.desired.every is not None else job.interval
+    return Controls(
+        job=job,
+        budget=Typed(value="" if budget is None else f"{budget * 100:.6g}"),
+        every=Typed(value="" if every is None else str(every)),
+        retention=Typed(value=job.desired.retention or ""),
+        conflict=None,
+        retried="",
+        policy=job.desired.policy,
+        preview=preview_of(job, await plans.preview_settings(db, job.job, budget=None, every=None, now=now)),
+        acks=acks,
+        now=now,
+    )
+
+
+async def controls_of(db: Database, name: str, *, now: float) -> Controls:
+    job = await summaries.job_summary(db, name, now=now)
+    return await controls(db, job, acks_of(await timeline.edits(db, name), job), now=now)
+
+
+def refused_controls(shown: Controls, form: str, typed: str, refusal: Refused, *, hold: str = "") -> Controls:
+    """The controls again, with what was typed or chosen and why it was refused; a conflict can be tried again."""
+    conflict = refusal if isinstance(refusal, Conflict) else None
+    answer = replace(shown, conflict=conflict, retried=form)
+    error = "" if conflict else str(refusal)
+    if form == "budget":
+        return replace(answer, budget=Typed(value=typed, error=error))
+    if form == "interval":
+        return replace(answer, every=Typed(value=typed, error=error), hold=hold)
+    if form == "retention":
+        return replace(answer, retention=Typed(value=typed, error=error))
+    if form == "policy":
+        return replace(answer, policy=typed or None)
+    return answer

@@ -12,11 +12,10 @@ from holdfast.answers import Goodput, RankTimes, ShortWindow, StallsOverTime, Wi
 from holdfast.protocol import StallKind
 from holdfast_server.dependencies import Clock, Db
 from holdfast_server.errors import InvalidSetting
-from holdfast_server.goodput import goodput
+from holdfast_server.goodput import goodput, stalls_over_time
 from holdfast_server.ranks import rank_heat, rank_times
-from holdfast_server.stalls import stalls_over_time
 from holdfast_web.filters import duration
-from holdfast_web.render import View, values
+from holdfast_web.render import View
 from holdfast_web.routing import Htmx, PageRoute
 
 RANKS_SHOWN, RANKS_MOST = 12, 512
@@ -40,6 +39,7 @@ class Stretch:
 @dataclass(frozen=True, kw_only=True)
 class GoodputPart(View):
     template: ClassVar[str] = "_goodput.html"
+    page_template: ClassVar[str] = "goodput.html"
     job: str
     goodput: Goodput
     bar: list[Stretch]
@@ -59,6 +59,7 @@ class Column:
 @dataclass(frozen=True, kw_only=True)
 class StallsPart(View):
     template: ClassVar[str] = "_stalls.html"
+    page_template: ClassVar[str] = "stalls.html"
     job: str
     stalls: StallsOverTime
     columns: list[Column]
@@ -70,11 +71,6 @@ class StallsPart(View):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StallsPage(StallsPart):
-    template: ClassVar[str] = "stalls.html"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Cell:
     """Ten minutes of a rank: how far above the median, in steps of colour from 0 to 4; None: nothing was told."""
 
@@ -83,13 +79,9 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GoodputPage(GoodputPart):
-    template: ClassVar[str] = "goodput.html"
-
-
-@dataclass(frozen=True, kw_only=True)
 class RanksPart(View):
     template: ClassVar[str] = "_ranks.html"
+    page_template: ClassVar[str] = "ranks.html"
     job: str
     times: RankTimes
     shown: int
@@ -100,18 +92,17 @@ class RanksPart(View):
     windows: tuple[ShortWindow, ...] = get_args(ShortWindow)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RanksPage(RanksPart):
-    template: ClassVar[str] = "ranks.html"
+def _known(window: str, windows: object) -> str:
+    if window not in get_args(windows):
+        raise InvalidSetting("window", f"no window {window!r}: ask for one of {', '.join(get_args(windows))}")
+    return window
 
 
 @router.get("/jobs/{job}/goodput")
 async def job_goodput(job: str, db: Db, clock: Clock, window: str = "24h", htmx: Htmx = False) -> Response:
-    if window not in get_args(Window):
-        raise InvalidSetting("window", f"no window {window!r}: ask for one of {', '.join(get_args(Window))}")
-    answer = await goodput(db, job, cast("Window", window), now=clock())
+    answer = await goodput(db, job, cast("Window", _known(window, Window)), now=clock())
     part = GoodputPart(job=job, goodput=answer, bar=_bar(answer))
-    return (part if htmx else GoodputPage(**values(part))).response()
+    return part.response() if htmx else part.page()
 
 
 @router.get("/jobs/{job}/ranks")
@@ -123,9 +114,8 @@ async def job_ranks(
     rows: Annotated[str, Query(alias="shown")] = "",
     htmx: Htmx = False,
 ) -> Response:
-    if window not in get_args(ShortWindow):
-        raise InvalidSetting("window", f"no window {window!r}: ask for one of {', '.join(get_args(ShortWindow))}")
     now = clock()
+    _known(window, ShortWindow)
     times = await rank_times(db, job, cast("ShortWindow", window), now=now)
     # The page asks for its part again, and keeps its rows.
     whole = rows == "all" or not htmx
@@ -133,15 +123,14 @@ async def job_ranks(
     slowest = [row.rank for row in times.ranks[:shown]]
     heat = await rank_heat(db, job, slowest, cast("ShortWindow", window), times.measure, now=now)
     part = RanksPart(job=job, times=times, shown=shown, whole=whole, heat=_cells(heat, times.median_seconds))
-    return (part if htmx else RanksPage(**values(part))).response()
+    return part.response() if htmx else part.page()
 
 
 @router.get("/jobs/{job}/stalls")
 async def job_stalls(job: str, db: Db, clock: Clock, window: str = "24h", htmx: Htmx = False) -> Response:
-    if window not in get_args(Window):
-        raise InvalidSetting("window", f"no window {window!r}: ask for one of {', '.join(get_args(Window))}")
-    part = _stalls_part(await stalls_over_time(db, job, cast("Window", window), now=clock()))
-    return (part if htmx else StallsPage(**values(part))).response()
+    stalls = await stalls_over_time(db, job, cast("Window", _known(window, Window)), now=clock())
+    part = _stalls_part(stalls)
+    return part.response() if htmx else part.page()
 
 
 def _stalls_part(stalls: StallsOverTime) -> StallsPart:

@@ -7,10 +7,11 @@ from importlib.resources import files
 from typing import Any, ClassVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
 from holdfast_server.accounts.principal import Role, current
-from holdfast_web.assets import static_url
+from holdfast_web.assets import imports_of, static_url
 from holdfast_web.filters import FILTERS
 
 HEADERS = {"Cache-Control": "no-store", "Vary": "HX-Request"}
@@ -20,6 +21,12 @@ HEADERS = {"Cache-Control": "no-store", "Vary": "HX-Request"}
 def _sees(project: str) -> bool:
     """Whether a job of the project may be named to whoever asked."""
     return current.get().role_in(project) is not None
+
+
+def _module(script: str) -> Markup:
+    """The tags that load a script; what it imports is loaded at the same time."""
+    preloads = "".join(f'<link rel="modulepreload" href="{static_url(path)}">' for path in imports_of(script))
+    return Markup(f'{preloads}<script src="{static_url(script)}" type="module"></script>')  # noqa: S704 - our paths
 
 
 _environment = Environment(
@@ -32,6 +39,7 @@ _environment = Environment(
 )
 _environment.filters.update(FILTERS)
 _environment.globals["static"] = static_url
+_environment.globals["module"] = _module
 _environment.globals["me"] = current.get
 """Whoever asked for the page."""
 _environment.globals["sees"] = _environment.tests["visible"] = _sees
@@ -51,12 +59,20 @@ class View:
     """What a template may use: the fields of its view, the filters, the globals above. All else is an error."""
 
     template: ClassVar[str]
+    page_template: ClassVar[str] = ""
+    """Of a part of a page that can also be a page of its own."""
 
-    def html(self) -> str:
-        return _environment.get_template(self.template).render(values(self))
+    def html(self, template: str = "") -> str:
+        return _environment.get_template(template or self.template).render(values(self))
 
     __html__ = html
     """A view inside another template is HTML already: Jinja asks for this before it escapes."""
 
-    def response(self, status: int = 200, headers: dict[str, str] | None = None) -> HTMLResponse:
-        return HTMLResponse(self.html(), status, HEADERS | (headers or {}))
+    def response(
+        self, status: int = 200, headers: dict[str, str] | None = None, *, template: str = ""
+    ) -> HTMLResponse:
+        """`template`: another one that shows the same fields."""
+        return HTMLResponse(self.html(template), status, HEADERS | (headers or {}))
+
+    def page(self, status: int = 200) -> HTMLResponse:
+        return self.response(status, template=self.page_template)

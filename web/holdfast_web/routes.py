@@ -12,12 +12,12 @@ from fastapi.responses import RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast.protocol import DEFAULT_PORT
-from holdfast_server import bulk, control, deletion, forks, timeline
+from holdfast_server import control, deletion, summaries
 from holdfast_server.api.answers import Packed, encoding_for
 from holdfast_server.dependencies import Asker, Changes, Clock, Db, SharedAnswers, StreamPlace, Who
 from holdfast_server.errors import NotCancellable, NotPossible, OpenOrder, Refused, UnknownJob, UnknownOrder
 from holdfast_server.fleet import Question
-from holdfast_web import controls, fleet, forms, pages
+from holdfast_web import fleet, forms, pages
 from holdfast_web.render import HEADERS
 from holdfast_web.routing import Htmx, PageRoute, Text, local
 
@@ -69,7 +69,7 @@ def _server(request: Request) -> str:
 
 @router.get("/")
 async def fleet_page(db: Db, clock: Clock, request: Request, question: Asked) -> Response:
-    return (await fleet.fleet_page(db, question, server=_server(request), now=clock())).response()
+    return (await fleet.fleet_rows(db, question, server=_server(request), now=clock())).page()
 
 
 @router.get("/fleet/live")
@@ -84,7 +84,7 @@ async def set_budgets(
 ) -> Response:  # fmt: skip
     """One budget for the selected jobs. The page that answers names what became of each."""
     wanted = forms.budget_from_percent(budget)
-    outcomes = await bulk.set_budget(db, job or [], wanted, asker=asker, now=clock())
+    outcomes = await control.set_budgets(db, job or [], wanted, asker=asker, now=clock())
     return fleet.BulkPage(outcomes=outcomes, typed=f"{wanted * 100:.6g}", back=local(back)).response()
 
 
@@ -109,7 +109,7 @@ async def job_page(
         facts = await pages.job_facts(
             db, job, now=now, points_limit=_points_limit(points), edits_limit=_edits_limit(edits)
         )
-        shown = await controls.controls(db, facts.job, facts.acks, now=now)
+        shown = await pages.controls(db, facts.job, facts.acks, now=now)
     return pages.job_page(facts, shown).response()
 
 
@@ -141,17 +141,13 @@ async def job_live(
 @router.get("/jobs/{job}/history")
 async def job_history(job: str, db: Db, clock: Clock, edits: int = pages.EDITS_SHOWN) -> Response:
     facts = await pages.job_facts(db, job, now=clock(), edits_limit=_edits_limit(edits))
-    return pages.history_part(facts).response()
+    return facts.response(template="_history.html")
 
 
 @router.get("/jobs/{job}/points")
 async def job_points(job: str, db: Db, clock: Clock, points: int = pages.POINTS_SHOWN) -> Response:
-    now, limit = clock(), _points_limit(points)
-    summary = await timeline.job_summary(db, job, now=now)
-    rows = await timeline.restore_points(db, job, limit=limit, in_store=True)
-    relatives = await forks.family(db, job)
-    part = pages.PointsPart(job=summary, family=relatives, points=rows, points_limit=limit, now=now)
-    return part.response()
+    facts = await pages.job_facts(db, job, now=clock(), points_limit=_points_limit(points))
+    return facts.response(template="_points.html")
 
 
 # ---- plan -----------------------------------------------------------------------------------
@@ -170,7 +166,8 @@ async def job_plan(
 ) -> Response:
     typed = {"budget": budget, "every": every, "mtbf": mtbf, "ranks": ranks, "restart": restart}
     part = await pages.plan_part(db, job, typed)
-    return (part if htmx else pages.plan_page(part)).response(422 if part.answer.error else 200)
+    status = 422 if part.answer.error else 200
+    return part.response(status) if htmx else part.page(status)
 
 
 @router.get("/jobs/{job}/plan/answer")
@@ -224,8 +221,13 @@ async def cancel_restore(job: str, order: str, db: Db, who: Who, clock: Clock, h
 
 @router.get("/jobs/{job}/delete")
 async def delete_dialog(job: str, db: Db, clock: Clock, htmx: Htmx = False) -> Response:
-    dialog = await pages.delete_dialog(db, job, now=clock())
-    return (dialog if htmx else pages.delete_page(dialog)).response()
+    return await _delete_dialog(db, job, clock(), htmx)
+
+
+async def _delete_dialog(db: Db, job: str, now: float, htmx: bool, *, refusal: str = "") -> Response:
+    dialog = pages.DeleteDialog(job=await summaries.job_summary(db, job, now=now), refusal=refusal, now=now)
+    status = 409 if refusal else 200
+    return dialog.response(status) if htmx else dialog.page(status)
 
 
 @router.post("/jobs/{job}/delete")
@@ -234,8 +236,7 @@ async def delete_job(job: str, db: Db, who: Who, clock: Clock, htmx: Htmx = Fals
     try:
         await deletion.delete_job(db, job, who=who, now=now)
     except NotPossible as refusal:
-        dialog = await pages.delete_dialog(db, job, now=now, refusal=str(refusal))
-        return (dialog if htmx else pages.delete_page(dialog)).response(409)
+        return await _delete_dialog(db, job, now, htmx, refusal=str(refusal))
     if htmx:
         return Response(headers={"HX-Redirect": "/"})
     return RedirectResponse("/", 303)
@@ -247,6 +248,4 @@ async def _moved(db: Db, job: str, now: float, event: str) -> Response:
 
 
 def _dialog_response(dialog: pages.RestoreDialog, status: int, htmx: bool) -> Response:
-    if htmx:
-        return dialog.response(status)
-    return pages.restore_page(dialog).response(status)
+    return dialog.response(status) if htmx else dialog.page(status)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from fastapi import Form, Header, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,12 +22,30 @@ from holdfast_server.errors import (
     UnknownJob,
     UnknownOrder,
 )
-from holdfast_web import pages
+from holdfast_web.render import View
 
 Htmx = Annotated[bool, Header(alias="HX-Request")]
 Text = Annotated[str, Form()]
 
-_TITLES = {403: "Not for you", 404: "Nothing here"}
+_TITLES = {
+    403: "Not for you", 404: "Nothing here", 500: "Something broke", 503: "Not now", 507: "The disk is full",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorPage(View):
+    template: ClassVar[str] = "error.html"
+    status: int
+    title: str
+    detail: str
+
+
+def error_page(refused: Response) -> Response:
+    """The page of a refusal that was made for programs."""
+    status, detail = refused.status_code, json.loads(bytes(refused.body))["message"]
+    kept = {name: value for name, value in refused.headers.items() if not name.startswith("content-")}
+    title = "Not possible" if status == 403 else _TITLES.get(status, "Not possible")
+    return ErrorPage(status=status, title=title, detail=detail).response(status, headers=kept)
 
 
 def status_of(refusal: Refused) -> int:
@@ -56,12 +76,11 @@ class PageRoute(APIRoute):
             except Refused as refusal:
                 status = status_of(refusal)
                 title = _TITLES.get(status, "Not possible")
-                return pages.ErrorPage(status=status, title=title, detail=str(refusal)).response(
-                    status, headers_of(refusal)
-                )
+                page = ErrorPage(status=status, title=title, detail=str(refusal))
+                return page.response(status, headers_of(refusal))
             except RequestValidationError as error:
                 detail = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
-                return pages.ErrorPage(status=422, title="Not understood", detail=detail).response(422)
+                return ErrorPage(status=422, title="Not understood", detail=detail).response(422)
 
         return answer
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
@@ -22,7 +23,7 @@ from holdfast_server.accounts.sign_ins import Visitor
 from holdfast_server.dependencies import Asker, Clock, Config, Db
 from holdfast_server.errors import DeadLink, NotSignedIn, Refused, TooManyTries
 from holdfast_server.settings import ServerSettings
-from holdfast_web.account_pages import LinkPage, LoginPage
+from holdfast_web.render import View
 from holdfast_web.routing import PageRoute, Text, headers_of, local
 
 STATE_COOKIE = "holdfast_provider"
@@ -32,6 +33,32 @@ AGAIN = "This action needs a password typed within the hour: sign in and repeat 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 Then = Annotated[str, Form(alias="next")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoginPage(View):
+    template: ClassVar[str] = "login.html"
+    accounts: bool
+    then: str
+    """The path to go on to."""
+    refused: str = ""
+    name: str = ""
+    """As it was typed."""
+    provider: str = ""
+    """What the button of the identity provider says."""
+    empty: bool = False
+    """Nobody can sign in yet: the server waits to be set up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkPage(View):
+    """Where a link leads that works once: to set the server up, or to a new password."""
+
+    template: ClassVar[str] = "link.html"
+    setup: bool
+    refused: str = ""
+    name: str = ""
+    code: str = ""
 
 
 @router.get("/login")

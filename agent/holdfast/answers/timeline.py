@@ -32,6 +32,8 @@ class Series(Struct, kw_only=True, frozen=True):
     """The job has left it for another, maybe one that goes on from the middle of it, or it is lost."""
     lost: bool = False
     """On the lineage that the job is on, and ahead of the job: a restart took it back, to repeat them."""
+    stands_until: int = -1
+    """The last of its iterations on the way to where the job is; -1: none is."""
     iteration: list[int]
     at: list[float]
     seconds: Mean
@@ -52,6 +54,8 @@ class LineageRow(Struct, kw_only=True, frozen=True):
     last_iteration: int
     abandoned: bool
     """No part of it lies on the way to where the job is."""
+    stands_until: int = -1
+    """Its last iteration on the way to where the job is; -1: none is."""
 
 
 class StallRow(Struct, kw_only=True, frozen=True):
@@ -60,6 +64,8 @@ class StallRow(Struct, kw_only=True, frozen=True):
     kind: StallKind
     seconds: float
     at: float
+    abandoned: bool = False
+    """It is not on the way to where the job is."""
 
 
 class Density(Struct, kw_only=True, frozen=True):
@@ -110,6 +116,8 @@ class PacedRow(Struct, kw_only=True, frozen=True):
     interval: int | None
     measured_overhead: float | None
     budget: float
+    stands: bool = False
+    """It is on the way to where the job is, and not repeated by a later attempt."""
 
 
 class GapRow(Struct, kw_only=True, frozen=True):
@@ -124,6 +132,8 @@ class GapRow(Struct, kw_only=True, frozen=True):
 
 class Timeline(Struct, kw_only=True, frozen=True):
     job: str
+    lineage: int = 0
+    """The lineage that the job is on."""
     extent: tuple[int, int] | None
     """First and last iteration known; None before the first."""
     window: tuple[int, int] | None

@@ -244,8 +244,7 @@ def _create_jobs() -> None:
         sa.Column("paused_version", NUMBER, nullable=False),
         sa.Column("checkpoint_request", NUMBER, nullable=False),
         sa.Column("probe_request", NUMBER, server_default=sa.text("0"), nullable=False),
-        sa.Column("pins", sa.String(), nullable=True),
-        sa.Column("verify", sa.String(), nullable=True),
+        sa.Column("pins_known", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("delivered_version", NUMBER, server_default=sa.text("0"), nullable=False),
         sa.Column("applied_version", NUMBER, nullable=False),
         sa.Column("applied_iteration", NUMBER, nullable=True),
@@ -472,6 +471,13 @@ def _create_events() -> None:
     op.create_index(op.f("ix_checkpoints_job_state_iteration"), "checkpoints", ["job", "state", "iteration"])
     taken_at = sa.text("(coalesce(snapshot_started_at, at))")
     op.create_index("ix_checkpoints_taken", "checkpoints", ["job", taken_at])
+    op.create_index(
+        "ix_checkpoints_pinned",
+        "checkpoints",
+        ["job", "id"],
+        sqlite_where=sa.text("pinned_at IS NOT NULL"),
+        postgresql_where=sa.text("pinned_at IS NOT NULL"),
+    )
     op.create_table(
         "verifications",
         sa.Column("job", sa.String(), nullable=False),
@@ -556,6 +562,7 @@ def _create_control() -> None:
         sa.Column("who", sa.String(), nullable=False),
         sa.Column("fence", NUMBER, nullable=False),
         sa.Column("expires_at", sa.Double(), nullable=True),
+        sa.Column("overruled", sa.String(), nullable=True),
         sa.Column("taken_by", NUMBER, nullable=True),
         sa.Column("from_iteration", NUMBER, nullable=False),
         sa.Column("from_lineage", NUMBER, nullable=False),
@@ -594,7 +601,7 @@ def _create_control() -> None:
         sa.Column("version", NUMBER, autoincrement=False, nullable=False),
         sa.Column("who", sa.String(), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
-        sa.Column("changes", sa.LargeBinary(), nullable=False),
+        sa.Column("changes", sa.String(), nullable=False),
         sa.Column("applied_iteration", NUMBER, nullable=True),
         sa.Column("applied_at", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(["job"], ["jobs.name"], name=op.f("fk_settings_versions_job_jobs")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
@@ -19,7 +19,6 @@ from starlette.responses import Response
 
 from holdfast_server import errors
 from holdfast_server.alerts import errors as alerts
-from holdfast_server.api.people import for_whom
 from holdfast_server.compression import compress
 from holdfast_server.db import DatabaseBusy, DatabaseClosed, DatabaseUnavailable
 from holdfast_server.encoding import to_json
@@ -123,6 +122,22 @@ def _packed(plain: bytes, encoding: Encoding | None) -> bytes:
 
 def refusal(status: int, error: str, message: str, **details: Any) -> Json:
     return Json({"error": error, "message": message, **details}, status_code=status)
+
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+def for_whom(handler: Handler) -> Handler:
+    """What `handler` answers; outside /api, as a page with the same sentence where HTML was asked for."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        refused = await handler(request, error)
+        web = request.app.state.web
+        program = request.url.path == "/api" or request.url.path.startswith("/api/")
+        by_program = program or "text/html" not in request.headers.get("accept", "")
+        return refused if by_program or web is None else web.error_page(refused)
+
+    return answer
 
 
 def install(app: FastAPI) -> None:

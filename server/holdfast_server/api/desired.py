@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from holdfast.answers import DesiredChanges, SettingsPreview
 from holdfast.protocol import Desired
-from holdfast_server import control
+from holdfast_server import control, plans
 from holdfast_server.api.answers import Json, parse, refusal
 from holdfast_server.api.schema import body, returns
 from holdfast_server.bus import LocalBus
@@ -102,7 +102,7 @@ async def preview(
     job: str, db: Db, clock: Clock, budget: float | None = None, every: int | None = None
 ) -> Response:
     """The interval, overhead and exposure that these settings would lead to."""
-    return Json(await control.preview_settings(db, job, budget=budget, every=every, now=clock()))
+    return Json(await plans.preview_settings(db, job, budget=budget, every=every, now=clock()))
 
 
 def _version(if_match: str) -> int:

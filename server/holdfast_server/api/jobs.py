@@ -26,7 +26,7 @@ from holdfast.answers import (
     Window,
 )
 from holdfast.protocol import MAX_INTEGER, MAX_ITERATION
-from holdfast_server import control, deletion, fleet, forks, goodput, plans, ranks, timeline
+from holdfast_server import control, deletion, fleet, goodput, plans, ranks, summaries, timeline
 from holdfast_server.api.answers import Json, Packed, encoding_for, parse
 from holdfast_server.api.desired import MAX_EDIT_BYTES
 from holdfast_server.api.schema import body, returns
@@ -67,7 +67,7 @@ async def jobs(
 
 @router.get("/{job}", responses=returns(JobSummary, _404=NOT_FOUND))
 async def summary(job: str, db: Db, clock: Clock) -> Response:
-    return Json(await timeline.job_summary(db, job, now=clock()))
+    return Json(await summaries.job_summary(db, job, now=clock()))
 
 
 @router.delete(
@@ -139,7 +139,7 @@ async def job_goodput(job: str, db: Db, clock: Clock, window: Window = "24h") ->
 @router.get("/{job}/forks", responses=returns(Family, _404=NOT_FOUND))
 async def job_forks(job: str, db: Db, asker: Asker) -> Response:
     """Which job it was forked from, and which were forked from it, as far as whoever asks may see those."""
-    return Json(await forks.family(db, job, visible=asker.visible_projects))
+    return Json(await summaries.family(db, job, visible=asker.visible_projects))
 
 
 @router.get("/{job}/ranks", responses=returns(RankTimes, _404=NOT_FOUND, _422="Not a window"))

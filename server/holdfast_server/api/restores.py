@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.answers import Order, RestorePreview
-from holdfast_server import control, timeline
+from holdfast_server import control, previews, timeline
 from holdfast_server.api.answers import Json, parse
 from holdfast_server.api.desired import MAX_EDIT_BYTES
 from holdfast_server.api.schema import body, returns
@@ -69,7 +69,7 @@ async def orders(job: str, db: Db, limit: Annotated[int, Query(ge=1, le=200)] = 
 @router.get("/preview", responses=returns(RestorePreview, _404="No such job or checkpoint"))
 async def preview(job: str, checkpoint: str, db: Db, clock: Clock) -> Response:
     """What a restore to this checkpoint would give up, and take."""
-    return Json(await control.preview_restore(db, job, checkpoint, now=clock()))
+    return Json(await previews.preview_restore(db, job, checkpoint, now=clock()))
 
 
 @router.get("/{order}", responses=returns(Order, _404="No such order"))

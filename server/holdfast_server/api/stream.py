@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from holdfast_server import timeline
+from holdfast_server import summaries
 from holdfast_server.dependencies import Changes, Clock, Db, SharedAnswers, StreamPlace
 from holdfast_server.encoding import to_json
 from holdfast_server.errors import UnknownJob
@@ -22,7 +22,7 @@ PAUSE_SECONDS = 0.25
 
 
 async def _told(job: str, db: Db, now: float) -> str:
-    return to_json(await timeline.job_summary(db, job, now=now)).decode()
+    return to_json(await summaries.job_summary(db, job, now=now)).decode()
 
 
 router = APIRouter(prefix="/jobs/{job}", tags=["jobs"])
@@ -30,7 +30,7 @@ router = APIRouter(prefix="/jobs/{job}", tags=["jobs"])
 
 async def _known(job: str, db: Db, clock: Clock) -> str:
     # Before the stream begins, so that an unknown job is a 404 and not a stream that breaks off.
-    await timeline.job_summary(db, job, now=clock())
+    await summaries.job_summary(db, job, now=clock())
     return job
 
 

@@ -17,6 +17,13 @@ class Checkpoint(Base):
         Index(None, "job", "state", "iteration"),
         # Written as `taken_at` of the questions is, and in parentheses for PostgreSQL.
         Index("ix_checkpoints_taken", "job", text("(coalesce(snapshot_started_at, at))")),
+        Index(
+            "ix_checkpoints_pinned",
+            "job",
+            "id",
+            sqlite_where=text("pinned_at IS NOT NULL"),
+            postgresql_where=text("pinned_at IS NOT NULL"),
+        ),
     )
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
@@ -105,6 +112,8 @@ class RestoreOrder(Base):
     fence: Mapped[int]
     expires_at: Mapped[float | None]
     """None: placed before orders had a time of their own, and ended since."""
+    overruled: Mapped[str | None]
+    """The last state that was to be its end, and was not: what the agent had done came first."""
     taken_by: Mapped[int | None]
     """The attempt that moved it last; one before that has no more say in it."""
     from_iteration: Mapped[int]

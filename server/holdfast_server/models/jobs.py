@@ -88,10 +88,8 @@ class Job(Base):
     """The version in which `paused` last changed."""
     checkpoint_request: Mapped[int] = mapped_column(default=0)
     probe_request: Mapped[int] = mapped_column(default=0, server_default=text("0"))
-    pins: Mapped[str | None]
-    """The ids of pinned checkpoints, as their rows have it, with spaces between; None: none was ever pinned."""
-    verify: Mapped[str | None]
-    """Open requests to read a checkpoint back, `request:checkpoint[:against]`, the first first, spaces between."""
+    pins_known: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
+    """Whether anyone ever pinned a checkpoint here; until then the pins in the store stand."""
 
     delivered_version: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     """Which the agent has shown to hold, by asking for a later one."""
@@ -167,6 +165,7 @@ class SettingsVersion(Base):
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     who: Mapped[str]
     at: Mapped[float]
-    changes: Mapped[bytes]
+    changes: Mapped[str]
+    """A list of `desired.Changed` in JSON."""
     applied_iteration: Mapped[int | None]
     applied_at: Mapped[float | None]

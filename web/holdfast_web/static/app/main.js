@@ -1,25 +1,260 @@
-// What pages do that change by themselves.
+// What every page does. A part whose elements are not on the page has nothing to do.
 
-import { startCopying } from "./copying.js";
-import { startDialogs } from "./dialogs.js";
-import { startFilters } from "./filters.js";
-import { startForms } from "./forms.js";
-import { startKeys } from "./keys.js";
-import { startOrder } from "./order.js";
-import { startSelected } from "./selected.js";
-import { startStream } from "./stream.js";
-import { startTheme } from "./theme.js";
-import { startTimes } from "./times.js";
-import { startTrouble } from "./trouble.js";
+import { startForms, startOrder, startStream } from "./live.js";
+import { remember, remembered, startTimes, toggleUtc } from "./times.js";
 
-startTheme();
-startTimes();
-startCopying();
-startDialogs();
-startFilters();
-startForms();
-startKeys();
-startOrder();
-startSelected();
-startStream();
-startTrouble();
+// ---- theme: as the system has it, until the reader chooses light or dark
+
+const NEXT = { system: "light", light: "dark", dark: "system" };
+const WORDS = { system: "as the system", light: "light", dark: "dark" };
+const root = document.documentElement;
+
+const announce = () => document.dispatchEvent(new CustomEvent("holdfast:theme"));
+
+function show(button) {
+  const name = `Theme: ${WORDS[root.dataset.theme ?? "system"]}`;
+  button.setAttribute("aria-label", name);
+  button.title = name;
+}
+
+function choose(theme) {
+  if (theme === "system") delete root.dataset.theme;
+  else root.dataset.theme = theme;
+  remember("holdfast-theme", theme);
+  announce();
+}
+
+function startTheme() {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", announce);
+  const button = document.querySelector("[data-theme-toggle]");
+  show(button);
+  button.addEventListener("click", () => {
+    choose(NEXT[root.dataset.theme ?? "system"]);
+    show(button);
+  });
+}
+
+// ---- keys of every page: they come before a page's own, so that "g a" does not pan a timeline
+
+const PLACES = { f: "/", a: "/alerts", l: "/audit", s: "/settings" };
+const FIELDS = { "/": '[data-hotkey="/"]', b: "#budget", i: "#every", x: "#goto-iteration" };
+const CHORD_MS = 1500;
+const KEY = "holdfast-keys";
+let chord = 0;
+let off = false;
+
+// A checkbox takes no letters; one in a sheet that has just been closed still has the focus for a moment.
+const busy = (event) =>
+  event.target.closest?.("input:not([type=checkbox]), select, textarea, [contenteditable]") ||
+  event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]");
+
+function go(key) {
+  const place = document.querySelector(`.nav a[href="${PLACES[key]}"]`);
+  if (place) location.assign(place.href);
+  return Boolean(place);
+}
+
+/** The row below or above the one that has the focus; of none, the first. */
+function step(by) {
+  const rows = [...document.querySelectorAll("[data-row]")];
+  const here = rows.findIndex((row) => row.contains(document.activeElement));
+  const row = rows[here < 0 ? 0 : Math.min(Math.max(here + by, 0), rows.length - 1)];
+  row?.querySelector("a, button")?.focus();
+  return Boolean(row);
+}
+
+function focus(selector) {
+  const field = document.querySelector(selector);
+  field?.focus();
+  field?.select?.();
+  return Boolean(field);
+}
+
+function heard(key) {
+  const second = performance.now() < chord;
+  chord = 0;
+  if (second && PLACES[key]) return go(key);
+  if (key === "g") {
+    chord = performance.now() + CHORD_MS;
+    return true;
+  }
+  if (key === "j" || key === "k") return step(key === "j" ? 1 : -1);
+  if (FIELDS[key]) return focus(FIELDS[key]);
+  if (key === "?") document.querySelector("#keys").showModal();
+  else if (key === "u") toggleUtc();
+  else return false;
+  return true;
+}
+
+/** Whoever speaks to their computer, or hits keys by chance, can do without keys of one character. */
+function letSwitchOff() {
+  const box = document.querySelector("#single-keys");
+  off = remembered(KEY) === "off";
+  box.checked = !off;
+  box.addEventListener("change", () => {
+    off = !box.checked;
+    remember(KEY, off ? "off" : "");
+  });
+}
+
+function startKeys() {
+  letSwitchOff();
+  const listen = (event) => {
+    if (busy(event)) return;
+    const silenced = off && event.key.length === 1;
+    if (!silenced && !heard(event.key.toLowerCase())) return;
+    // a key that is off stays the browser's own; a page's other keys hear of neither
+    if (!silenced) event.preventDefault();
+    event.stopImmediatePropagation();
+  };
+  document.addEventListener("keydown", listen, { capture: true });
+}
+
+// ---- dialogs: the server fills them; here they open and close
+
+const restore = () => document.querySelector("#restore-dialog");
+
+function ask(url) {
+  htmx.ajax("GET", url, { target: "#restore-dialog", swap: "innerHTML" });
+}
+
+function startDialogs() {
+  document.addEventListener("htmx:after:swap", (event) => {
+    const dialog = restore();
+    if (dialog && event.detail.ctx.target === dialog && dialog.children.length && !dialog.open) dialog.showModal();
+  });
+  document.addEventListener("holdfast:ordered", () => restore()?.close());
+  document.addEventListener("holdfast:restore", (event) => {
+    ask(`/jobs/${document.querySelector("[data-job]").dataset.job}/restore?checkpoint=${event.detail}`);
+  });
+  document.addEventListener("click", (event) => {
+    const opener = event.target.closest("[data-open]");
+    if (opener) document.querySelector(opener.dataset.open).showModal();
+    const closer = event.target.closest("dialog [data-close]");
+    if (closer) {
+      event.preventDefault();
+      closer.closest("dialog").close();
+    }
+    // a click on the backdrop reaches the dialog itself
+    if (event.target.matches("dialog[open]")) event.target.close();
+  });
+}
+
+// ---- copying to the clipboard
+
+const DONE_MS = 1500;
+const TO_DO_MS = 6000;
+
+/** Whether it is in the clipboard: plain HTTP has none, and a browser may refuse. Then it is selected, to be copied by hand. */
+async function copied(element) {
+  try {
+    await navigator.clipboard.writeText(element.textContent);
+    return true;
+  } catch {
+    getSelection().selectAllChildren(element);
+    return false;
+  }
+}
+
+function startCopying() {
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (!button) return;
+    const done = await copied(document.querySelector(button.dataset.copy));
+    button.textContent = done ? "Copied" : "Selected: copy it with your keys";
+    setTimeout(() => (button.textContent = "Copy"), done ? DONE_MS : TO_DO_MS);
+  });
+}
+
+// ---- filters: a choice loads the page of its address; empty fields are left out
+
+function address(form) {
+  const asked = new URLSearchParams();
+  for (const [name, value] of new FormData(form)) if (value) asked.append(name, value);
+  const query = String(asked);
+  return new URL(form.action).pathname + (query ? `?${query}` : "");
+}
+
+function startFilters() {
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("[data-submits]")) location.assign(address(event.target.form));
+  });
+  document.addEventListener("input", (event) => {
+    if (event.target.matches("[data-in-address]")) history.replaceState(null, "", address(event.target.form));
+  });
+  document.addEventListener("submit", (event) => {
+    if (event.defaultPrevented || !event.target.matches(".filters")) return;
+    event.preventDefault();
+    location.assign(address(event.target));
+  });
+}
+
+// ---- selected restore point: marked in the table and on the timeline
+
+let selected = new URLSearchParams(location.search).get("sel");
+
+function mark() {
+  for (const row of document.querySelectorAll("[data-checkpoint]")) {
+    row.toggleAttribute("data-selected", row.dataset.checkpoint === selected);
+  }
+}
+
+function startSelected() {
+  mark();
+  document.addEventListener("holdfast:selected", (event) => {
+    selected = event.detail;
+    mark();
+  });
+  document.addEventListener("htmx:after:swap", mark);
+  document.addEventListener("click", (event) => {
+    const chosen = event.target.closest("[data-select]");
+    if (!chosen) return;
+    document.dispatchEvent(new CustomEvent("holdfast:select", { detail: chosen.dataset.select }));
+    document.querySelector("#timeline").scrollIntoView({ block: "nearest" });
+  });
+}
+
+// ---- failed requests: those of the reader are reported; the page repeats its own
+
+const SHOWN_MS = 8000;
+let timer = 0;
+
+function tell(text) {
+  const box = document.querySelector("#trouble");
+  box.textContent = text;
+  box.hidden = false;
+  clearTimeout(timer);
+  timer = setTimeout(() => (box.hidden = true), SHOWN_MS);
+}
+
+const LOST = "it may have been saved. The page shows what is true as soon as it is live.";
+const reads = (event) => (event.detail.ctx?.request?.method ?? "GET") === "GET";
+const ofThePage = (event) => event.detail.ctx?.sourceElement?.id === "live";
+
+function startTrouble() {
+  document.addEventListener("htmx:error", (event) => {
+    if (ofThePage(event)) return;
+    tell(reads(event) ? "The server cannot be reached. Try again when the page is live." : `The server cannot be reached: ${LOST}`);
+  });
+  document.addEventListener("htmx:response:error", (event) => {
+    const status = event.detail.ctx.response.status;
+    if (ofThePage(event) || [404, 409, 422].includes(status)) return;
+    if (status < 500) tell(`The server answered ${status}: nothing was changed. Try again in a moment.`);
+    else tell(reads(event) ? `The server answered ${status}. Try again in a moment.` : `The server answered ${status}: ${LOST}`);
+  });
+}
+
+/** Browsers send nobody what stands behind the # of a one-time link: put the code into the form. */
+function startOneTimeLink() {
+  const field = document.querySelector("[data-from-address]");
+  const code = field && decodeURIComponent(location.hash.slice(1));
+  if (!code) return;
+  field.value = code;
+  field.closest(".code-field").hidden = true;
+  history.replaceState(null, "", location.pathname);
+}
+
+for (const start of [
+  startTheme, startTimes, startCopying, startDialogs, startFilters, startForms, startKeys, startOrder, startSelected, startStream, startTrouble,
+  startOneTimeLink,
+]) start();

@@ -1,7 +1,6 @@
 // Moments: ages go on counting between updates, by the server's clock; times of day are told where the reader is.
 
-import { age } from "../timeline/duration.js";
-import { remember, remembered } from "./memory.js";
+import { age } from "../timeline/format.js";
 
 const KEY = "holdfast-utc";
 let ahead = 0;
@@ -79,4 +78,22 @@ export function startTimes() {
   document.addEventListener("focusin", explain);
   document.addEventListener("click", (event) => event.target.closest("[data-utc-toggle]") && toggleUtc());
   setInterval(tell, 1000);
+}
+
+// ---- what this browser remembers; where storage is forbidden, a choice lasts for the page
+
+export function remembered(key) {
+  try {
+    return localStorage.getItem(key) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+export function remember(key, value) {
+  try {
+    localStorage.setItem(key, value);
+  } catch {
+    // as above
+  }
 }

@@ -1,9 +1,7 @@
 // What people and processes did: settings, starts, restores; with the words where there is room for them.
 
-import { CanvasLane, fitted, label } from "./canvas.js";
-import { duration } from "./duration.js";
-import { clock, count, zone } from "./format.js";
-import { palette } from "./palette.js";
+import { alpha, CanvasLane, fitted, label, palette, roundStep } from "./canvas.js";
+import { clock, count, duration, percent, zone } from "./format.js";
 
 const ROW = 17;
 const ROWS = 2;
@@ -123,5 +121,286 @@ export class EventLane extends CanvasLane {
   hit(x, y) {
     const near = this.events.filter((event) => event.at && Math.hypot(event.at.x - x, event.at.y - y) < 10);
     return near.at(-1) ?? null;
+  }
+}
+
+// ---- measured overhead against the budget in force, and where the interval changed
+
+const TALL = 68;
+const TOP = 8;
+const CUT_FACTOR = 3;
+const CUT_GAP_PX = 70;
+const TEXT_PX = 62;
+const OUT_PX = 12;
+
+const ascending = (values) => values.filter(Number.isFinite).sort((a, b) => a - b);
+const quantile = (sorted, share) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))];
+
+/** The highest value that the lane shows: one budget of 100 % must not flatten everything else. */
+export function topOf(rows) {
+  const measured = ascending(rows.map((row) => row.measured_overhead));
+  const budgets = ascending(rows.map((row) => row.budget));
+  const highest = Math.max(budgets.at(-1) * 1.35, measured.at(-1) ?? 0);
+  // the usual budget is what overhead is read against: it stays in sight however little is spent
+  const usual = Math.max(CUT_FACTOR * (quantile(measured, 0.95) ?? 0), quantile(budgets, 0.5) * 1.35);
+  return Math.min(highest, usual) * 1.06;
+}
+
+export class OverheadLane extends CanvasLane {
+  height() {
+    return TALL;
+  }
+
+  draw(pen) {
+    const { view } = this;
+    const paced = this.model.paced;
+    if (paced.length === 0) {
+      label(pen, "not measured yet: the first iterations are being profiled", view.gutter + 2, TALL / 2, palette.muted, palette.font);
+      return;
+    }
+    const top = topOf(this.#shown());
+    const y = (value) => TALL - 6 - (Math.min(value, top) / top) * (TALL - 6 - TOP);
+    this.#scale(pen, top, y);
+    this.clipped(pen, () => {
+      this.#budget(pen, paced, y);
+      this.#measured(pen, paced, y);
+      this.#intervals(pen, paced, y);
+      this.#cuts(pen, paced, top);
+    });
+  }
+
+  /** The decisions in the window, and the one that was in force when it begins. */
+  #shown() {
+    const { view } = this;
+    const paced = this.model.paced;
+    const first = paced.findLastIndex((row) => row.x <= view.from);
+    const rows = paced.filter((row, index) => index === first || view.shows(row.x));
+    return rows.length ? rows : paced.slice(0, 1);
+  }
+
+  /** Where a line leaves the scale: a break in it, and how high it goes. */
+  #cuts(pen, paced, top) {
+    let free = -Infinity;
+    paced.forEach((row, index) => {
+      const value = Math.max(row.budget, row.measured_overhead ?? 0);
+      const end = paced[index + 1]?.x ?? this.model.end;
+      if (value <= top || !this.view.shows(row.x, end)) return;
+      const x = Math.max(this.view.x(row.x), this.view.gutter + 4);
+      if (x < free) return;
+      const text = `↑ ${percent(value)}`;
+      const colour = value === row.budget ? palette.budget : palette.accent;
+      pen.fillStyle = palette.surface;
+      pen.fillRect(x - 3, TOP - 6, 12, 12);
+      pen.strokeStyle = colour;
+      pen.lineWidth = 1.6;
+      for (const shift of [0, 5]) {
+        pen.beginPath();
+        pen.moveTo(x + shift - 2, TOP + 5);
+        pen.lineTo(x + shift + 3, TOP - 5);
+        pen.stroke();
+      }
+      label(pen, text, x + 12, TOP + 5, colour, palette.bold);
+      free = x + CUT_GAP_PX;
+    });
+  }
+
+  #scale(pen, top, y) {
+    const step = roundStep(top / 2.4);
+    for (const value of [0, step, 2 * step].filter((one) => one < top)) {
+      pen.fillStyle = palette.grid;
+      pen.fillRect(this.view.gutter, y(value), this.view.plotWidth, 1);
+      label(pen, percent(value), this.view.gutter - 6, y(value), palette.muted, palette.font, "right");
+    }
+  }
+
+  /** A place in pixels, no further out than just beyond the plot: dashes out of sight take as long as those in sight. */
+  #near(place) {
+    const { view } = this;
+    return Math.min(Math.max(view.x(place), view.gutter - OUT_PX), view.gutter + view.plotWidth + OUT_PX);
+  }
+
+  #steps(pen, paced, value) {
+    paced.forEach((row, index) => {
+      const before = paced[index - 1];
+      if (before?.budget === row.budget) return;
+      const x = this.#near(row.x);
+      if (before) pen.lineTo(x, value(before));
+      else pen.moveTo(x, value(row));
+      pen.lineTo(x, value(row));
+    });
+    pen.lineTo(this.#near(this.model.end), value(paced.at(-1)));
+  }
+
+  #budget(pen, paced, y) {
+    pen.beginPath();
+    this.#steps(pen, paced, (row) => y(row.budget));
+    pen.strokeStyle = palette.budget;
+    pen.lineWidth = 1.4;
+    pen.setLineDash([5, 4]);
+    pen.stroke();
+    pen.setLineDash([]);
+    pen.lineTo(this.#near(this.model.end), 0);
+    pen.lineTo(this.#near(paced[0].x), 0);
+    pen.closePath();
+    pen.fillStyle = alpha(palette.bad, 0.06);
+    pen.fill();
+  }
+
+  #measured(pen, paced, y) {
+    pen.beginPath();
+    let drawing = false;
+    for (const row of paced) {
+      if (!Number.isFinite(row.measured_overhead)) continue;
+      const point = [this.view.x(row.x), y(row.measured_overhead)];
+      if (drawing) pen.lineTo(...point);
+      else pen.moveTo(...point);
+      drawing = true;
+    }
+    pen.strokeStyle = palette.accent;
+    pen.lineWidth = 1.6;
+    pen.stroke();
+  }
+
+  /** Each new interval: a ring and, where there is room, what it is. */
+  #intervals(pen, paced, y) {
+    let free = -Infinity;
+    this.decisions = paced.filter((row, index) => paced[index - 1]?.interval !== row.interval && Number.isFinite(row.measured_overhead));
+    this.decisions.forEach((row, index) => {
+      const x = this.view.x(row.x);
+      const next = this.decisions[index + 1];
+      const text = row.interval == null ? "none" : `every ${count(row.interval)}`;
+      const at = y(row.measured_overhead);
+      const room = next ? this.view.x(next.x) - x : Infinity;
+      if (this.view.shows(row.x) && x > free && room > TEXT_PX) {
+        label(pen, text, x + 7, at < TALL / 2 ? at + 10 : at - 9, palette.muted, palette.font);
+        free = x + TEXT_PX;
+      }
+      if (!this.view.shows(row.x)) return;
+      pen.beginPath();
+      pen.arc(this.view.x(row.x), y(row.measured_overhead), 3, 0, 7);
+      pen.fillStyle = palette.surface;
+      pen.fill();
+      pen.strokeStyle = palette.accent;
+      pen.lineWidth = 1.4;
+      pen.stroke();
+    });
+  }
+
+  hit(x) {
+    const near = (this.decisions ?? []).filter((row) => Math.abs(this.view.x(row.x) - x) < 6);
+    const row = near.at(-1);
+    if (!row) return null;
+    const every = row.interval == null ? "No checkpoints" : `Every ${count(row.interval)} iterations`;
+    return {
+      title: `${every}, from iteration ${count(row.iteration)}`,
+      lines: [`decided at a measured overhead of ${percent(row.measured_overhead)}, with a budget of ${percent(row.budget)}`],
+    };
+  }
+
+  readout(place) {
+    const row = this.model?.paced.findLast((one) => one.x <= place);
+    if (!row) return "";
+    const every = row.interval == null ? "no checkpoints" : `every ${count(row.interval)}`;
+    return `${percent(row.measured_overhead)} of ${percent(row.budget)} · ${every}`;
+  }
+}
+
+// ---- stalls: one row for each kind; the taller, the longer
+
+const KIND_ROW = 18;
+const KINDS = { snapshot_wait: "copy", persist_backpressure: "persist", data_fetch: "fetch", data_prep: "prep", barrier: "barrier", restore: "restore" };
+const STALL_NAMES = {
+  snapshot_wait: "waited for the snapshot copy", persist_backpressure: "waited for earlier persists",
+  data_fetch: "waited for data to be read", data_prep: "waited for data to be prepared",
+  barrier: "waited for other ranks", restore: "restored",
+};
+
+const colourOf = (kind) => (kind === "restore" ? palette.info : palette.block);
+
+export class StallLane extends CanvasLane {
+  setModel(model) {
+    this.dense = new Map(model.stall_density.map((one) => [one.kind, one]));
+    const present = new Set([...model.stalls.map((stall) => stall.kind), ...this.dense.keys()]);
+    this.kinds = Object.keys(KINDS).filter((kind) => present.has(kind));
+    super.setModel(model);
+  }
+
+  height() {
+    return Math.max(1, this.kinds.length) * KIND_ROW + 4;
+  }
+
+  draw(pen) {
+    const { view } = this;
+    if (this.kinds.length === 0) {
+      label(pen, "no wait long enough to be reported in this window", view.gutter + 2, KIND_ROW / 2 + 2, palette.muted, palette.font);
+      return;
+    }
+    this.kinds.forEach((kind, row) => {
+      const base = (row + 1) * KIND_ROW;
+      label(pen, KINDS[kind], view.gutter - 6, base - KIND_ROW / 2 + 1, palette.muted, palette.font, "right");
+      pen.fillStyle = palette.grid;
+      pen.fillRect(view.gutter, base, view.plotWidth, 1);
+    });
+    this.clipped(pen, () => (this.dense.size ? this.#bars(pen) : this.#each(pen)));
+  }
+
+  #each(pen) {
+    const { view } = this;
+    const shown = this.model.stalls.filter((stall) => view.shows(stall.x));
+    const longest = Math.max(1e-9, ...shown.map((stall) => stall.seconds));
+    const wide = view.axis === "time" ? 3 : Math.min(6, Math.max(2.5, view.plotWidth / view.span - 1));
+    for (const stall of shown) {
+      const base = (this.kinds.indexOf(stall.kind) + 1) * KIND_ROW;
+      const high = Math.max(2, Math.sqrt(stall.seconds / longest) * (KIND_ROW - 4));
+      pen.fillStyle = alpha(colourOf(stall.kind), this.#lost(stall) ? 0.35 : 0.9);
+      pen.fillRect(view.x(stall.x) - wide / 2, base - high, wide, high);
+    }
+  }
+
+  /** Too many for one each: the longest of every stretch. */
+  #bars(pen) {
+    const { view } = this;
+    const longest = Math.max(1e-9, ...[...this.dense.values()].flatMap((one) => one.longest_seconds));
+    for (const [kind, one] of this.dense) {
+      const base = (this.kinds.indexOf(kind) + 1) * KIND_ROW;
+      const wide = Math.max(1.5, (one.width / view.span) * view.plotWidth - 0.5);
+      pen.fillStyle = alpha(colourOf(kind), 0.8);
+      one.start.forEach((start, index) => {
+        if (!view.shows(start, start + one.width)) return;
+        const high = Math.max(2, Math.sqrt(one.longest_seconds[index] / longest) * (KIND_ROW - 4));
+        pen.fillRect(view.x(start), base - high, wide, high);
+      });
+    }
+  }
+
+  #lost(stall) {
+    return stall.abandoned;
+  }
+
+  note() {
+    if (!this.dense.size) return "";
+    return `${count(this.model.stalls_total)} waits, the longest of each stretch: zoom in for each`;
+  }
+
+  hit(x, y) {
+    const kind = this.kinds[Math.floor((y - 2) / KIND_ROW)];
+    return this.dense.size ? this.#denseHit(kind, this.view.place(x)) : this.#eachHit(kind, x);
+  }
+
+  #denseHit(kind, place) {
+    const one = this.dense.get(kind);
+    const index = one ? one.start.findIndex((start) => start <= place && place < start + one.width) : -1;
+    if (index < 0) return null;
+    const lines = [`${count(one.count[index])} times ${STALL_NAMES[kind]}, ${duration(one.seconds[index])} in all`, "zoom in to tell them apart"];
+    return { title: `up to ${duration(one.longest_seconds[index])}`, lines };
+  }
+
+  #eachHit(kind, x) {
+    const near = this.model.stalls.filter((stall) => stall.kind === kind && Math.abs(this.view.x(stall.x) - x) < 5);
+    if (near.length === 0) return null;
+    const worst = near.reduce((a, b) => (a.seconds > b.seconds ? a : b));
+    const lines = [`${STALL_NAMES[kind]} at iteration ${count(worst.iteration)}, lineage ${worst.lineage}`];
+    if (near.length > 1) lines.push(`longest of ${near.length} here; zoom in to tell them apart`);
+    return { title: duration(worst.seconds), lines };
   }
 }

@@ -1,27 +1,14 @@
 // The timeline: lanes that share one axis, of iterations or of time, and the hands that move it.
 
-import { flushAddress, readAddress, writeAddress } from "./address.js";
-import { AxisLane, placeText } from "./axis.js";
-import { CurveLane } from "./curves.js";
-import { EventLane } from "./events.js";
+import { AxisLane, FAILED, placeText, readPalette } from "./canvas.js";
+import { LineageLane, PipelineLane } from "./checkpoints.js";
+import { CurveLane, Overview } from "./curves.js";
+import { EventLane, OverheadLane, StallLane } from "./events.js";
 import { Feed } from "./feed.js";
-import { linkExports, saveChart } from "./exporting.js";
-import { duration } from "./duration.js";
-import { capitalised, clock, count, metric as asMetric, zone } from "./format.js";
-import { FAILED } from "./glyphs.js";
-import { startKeys } from "./keys.js";
-import { LineageLane } from "./lineages.js";
+import { capitalised, clock, count, duration, metric as asMetric, zone } from "./format.js";
 import { modelOf, otherAxis } from "./model.js";
-import { OverheadLane } from "./overhead.js";
-import { Overview } from "./overview.js";
-import { readPalette } from "./palette.js";
-import { PipelineLane } from "./pipeline.js";
-import { Pointer } from "./pointer.js";
-import { Readout } from "./readout.js";
-import { Selection } from "./selection.js";
-import { StallLane } from "./stalls.js";
-import { fillTables, sentence } from "./table.js";
-import { View } from "./view.js";
+import { fillTables, linkExports, Readout, saveChart, Selection, sentence } from "./panels.js";
+import { flushAddress, Pointer, readAddress, View, writeAddress } from "./view.js";
 
 const NARROW_PX = 620;
 const REST_MS = 120;
@@ -397,6 +384,28 @@ class Timeline {
     }
     setTimeout(() => delete button.dataset.done, button.dataset.done === "copied" ? 1500 : 6000);
   }
+}
+
+// ---- keys: letters work from anywhere on the page, arrows where the timeline has the focus
+
+const LETTERS = {
+  w: "zoom-in", s: "zoom-out", a: "pan-left", d: "pan-right", "[": "stall-before", "]": "stall-after", n: "failure",
+  h: "axis", e: "branches", l: "live", r: "restore", c: "copy", t: "table", 0: "fit", Escape: "clear",
+};
+const ARROWS = { ArrowLeft: "previous", ArrowRight: "next" };
+
+function startKeys(root, act) {
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest?.("input, select, textarea, dialog, [contenteditable]");
+    if (typing || document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const onPoints = event.key === "Enter" && event.target.closest?.("[role=listbox]");
+    const name = LETTERS[event.key] ?? (root.contains(event.target) ? ARROWS[event.key] : null) ?? (onPoints ? "restore" : null);
+    if (!name) return;
+    // Enter held down must not go on to press what has the focus in the dialog that it opens.
+    if (onPoints && event.repeat) return;
+    event.preventDefault();
+    act(name);
+  });
 }
 
 const root = document.querySelector("#timeline");

@@ -42,20 +42,6 @@ export function between(keys, values, target) {
 
 const axisOf = (timeline) => (timeline.time_window ? "time" : "iteration");
 
-/** For each lineage, the last of its iterations that the current state descends from. */
-function keptUntil(lineages) {
-  const kept = new Map();
-  const byNumber = new Map(lineages.map((row) => [row.lineage, row]));
-  let row = lineages.length ? lineages.reduce((a, b) => (a.lineage > b.lineage ? a : b)) : undefined;
-  let until = Infinity;
-  while (row && !kept.has(row.lineage)) {
-    kept.set(row.lineage, until);
-    until = row.iteration;
-    row = row.parent ? byNumber.get(Number(row.parent.split("-")[1])) : undefined;
-  }
-  return kept;
-}
-
 function column(series, metric) {
   if (metric === null) return { mean: numbers(series.seconds.mean), max: numbers(series.seconds.max) };
   const values = series.metrics[metric];
@@ -121,8 +107,7 @@ function oddRanges(curve) {
 /** A window of the axis at hand as one of the other axis, by what stands and, beyond it, by what was lost; null: unknown. */
 export function otherAxis(model, window) {
   const [standing, lost] = [[], []];
-  for (const { iteration, at, lineage, lost: dead } of model.series) {
-    const until = dead ? -Infinity : (model.kept.get(lineage) ?? -Infinity);
+  for (const { iteration, at, stands_until: until } of model.series) {
     const cut = iteration.filter((one) => one <= until).length;
     for (const [into, from, to] of [[standing, 0, cut], [lost, cut, at.length]]) {
       const columns = [iteration.slice(from, to), at.slice(from, to)];
@@ -142,7 +127,6 @@ export function otherAxis(model, window) {
 
 /** One metric (null: iteration time) as the curve that stands and the stretches that were given up. */
 export function curveOf(timeline, metric) {
-  const kept = keptUntil(timeline.lineages);
   const axis = axisOf(timeline);
   const ordered = [...timeline.series].sort((a, b) => a.lineage - b.lineage);
   const standing = [];
@@ -150,8 +134,7 @@ export function curveOf(timeline, metric) {
   for (const series of ordered) {
     const values = column(series, metric);
     if (!values) continue;
-    // lost: trained by an attempt that died, and repeated since, or to be repeated
-    const until = series.lost ? -Infinity : (kept.get(series.lineage) ?? -Infinity);
+    const until = series.stands_until;
     standing.push(take(series, values, axis, (iteration) => iteration <= until));
     const rest = take(series, values, axis, (iteration) => iteration > until);
     if (rest.x.length) lost.push(rest);
@@ -171,22 +154,6 @@ function packed(spans, rows) {
   return spans;
 }
 
-/** Decisions on the way that stands; where iterations were repeated, the newer ones. In time, all of them. */
-function standingPaced(paced, kept, axis) {
-  if (axis === "time") return paced.map((row) => ({ ...row, x: row.at })).sort((a, b) => a.x - b.x);
-  let earliest = Infinity;
-  return paced
-    .filter((row) => row.iteration <= (kept.get(row.lineage) ?? -Infinity))
-    .sort((a, b) => b.at - a.at)
-    .filter((row) => {
-      if (row.iteration >= earliest) return false;
-      earliest = row.iteration;
-      return true;
-    })
-    .map((row) => ({ ...row, x: row.iteration }))
-    .reverse();
-}
-
 /** Snapshot and persist of a checkpoint, from left to right; `secondsEach`: what one step of the axis takes. */
 function spanOf(checkpoint, secondsEach, axis, end) {
   const wide = (seconds) => (seconds ?? 0) / secondsEach;
@@ -200,12 +167,11 @@ function spanOf(checkpoint, secondsEach, axis, end) {
 }
 
 /** Where on the axis lineages run, part by part: what stands of each up to `until`, and what was lost beyond. */
-function placed(lineages, timeline, axis, kept) {
+function placed(lineages, timeline, axis) {
   return lineages.map((row) => {
     const own = timeline.series.filter((series) => series.lineage === row.lineage && series.at.length);
-    const stands = kept.get(row.lineage) ?? row.iteration;
-    if (axis === "time") return { ...row, from: row.at, parts: own.map((series) => timedPart(series, series.lost ? -Infinity : stands)) };
-    const until = Math.min(row.last_iteration, stands);
+    if (axis === "time") return { ...row, from: row.at, parts: own.map(timedPart) };
+    const until = row.abandoned ? row.iteration : row.stands_until;
     const [iterations, times] = [own.flatMap((one) => one.iteration), own.flatMap((one) => one.at)];
     const at = (iteration) => between(iterations, times, iteration);
     const seconds = times.length ? at(row.last_iteration) - at(until) : null;
@@ -214,7 +180,7 @@ function placed(lineages, timeline, axis, kept) {
   });
 }
 
-function timedPart({ iteration, at }, stands) {
+function timedPart({ iteration, at, stands_until: stands }) {
   const [from, to] = [at[0], at.at(-1)];
   const until = stands >= iteration.at(-1) ? to : stands < iteration[0] ? from : between(iteration, at, stands);
   return { from, until, to, lost: { iterations: iteration.at(-1) - Math.max(stands, iteration[0] - 1), seconds: to - until } };
@@ -241,10 +207,9 @@ function silence({ silent_since: since, times, now }, axis) {
 /** Everything the lanes draw, from one answer of the API. */
 export function modelOf(timeline) {
   const axis = axisOf(timeline);
-  const kept = keptUntil(timeline.lineages);
   const usual = median(timeline.series.flatMap((series) => numbers(series.seconds.mean)));
   const secondsPerIteration = Number.isFinite(usual) && usual > 0 ? usual : 1;
-  const current = Math.max(0, ...timeline.lineages.map((row) => row.lineage));
+  const current = timeline.lineage;
   const ended = timeline.lineages.find((row) => row.lineage === current)?.last_iteration ?? timeline.extent[1];
   const end = axis === "time" ? timeline.times[1] : ended;
   const quiet = silence(timeline, axis);
@@ -258,14 +223,18 @@ export function modelOf(timeline) {
     .filter((row) => row.snapshot_seconds != null || row.state === "snapshot" || row.state === "persisting")
     .map((row) => spanOf(row, axis === "time" ? 1 : secondsPerIteration, axis, alive(row) ? end : null));
   return {
-    ...timeline, axis, checkpoints, secondsPerIteration, kept, currentLineage: current,
+    ...timeline, axis, checkpoints, secondsPerIteration, currentLineage: current,
     extent: axis === "time" ? [timeline.times[0], quiet[0]?.to ?? end] : timeline.extent,
     end: axis === "time" ? end : timeline.extent[1],
     lastIteration: timeline.extent[1],
     spans: packed(spans, 3),
     stalls: timeline.stalls.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
-    lineages: placed(timeline.lineages, timeline, axis, kept),
-    paced: standingPaced(timeline.paced, kept, axis),
+    lineages: placed(timeline.lineages, timeline, axis),
+    // in iterations, the decisions that stand; in time, all of them
+    paced: timeline.paced
+      .filter((row) => axis === "time" || row.stands)
+      .map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration }))
+      .sort((a, b) => a.x - b.x),
     holes: [...holes(timeline, axis), ...quiet],
   };
 }

@@ -1,0 +1,269 @@
+// The one restore point that is selected, told in full under the lanes.
+
+import { marks, placeText } from "./canvas.js";
+import { capitalised, clock, count, day, duration, metric as asMetric, size, zone } from "./format.js";
+import { curveOf, otherAxis } from "./model.js";
+
+export class Selection extends EventTarget {
+  id = null;
+
+  constructor(panel) {
+    super();
+    this.panel = panel;
+  }
+
+  choose(id) {
+    this.id = id;
+    this.dispatchEvent(new Event("change"));
+    document.dispatchEvent(new CustomEvent("holdfast:selected", { detail: id }));
+  }
+
+  /** Of the selected point, as its id says it. */
+  get iteration() {
+    return this.id === null ? null : Number(this.id.split("-")[0]);
+  }
+
+  step(checkpoints, direction) {
+    const rows = checkpoints.filter((row) => row.restorable);
+    const at = rows.findIndex((row) => row.id === this.id);
+    const start = direction > 0 ? -1 : rows.length;
+    const next = rows[Math.min(Math.max((at < 0 ? start : at) + direction, 0), rows.length - 1)];
+    if (next) this.choose(next.id);
+  }
+
+  describe(checkpoints) {
+    const row = checkpoints.find((one) => one.id === this.id);
+    this.panel.hidden = !row;
+    if (!row) return;
+    const title = this.panel.querySelector("[data-part=selected-title]");
+    title.textContent = `Iteration ${count(row.iteration)}`;
+    title.href = `${location.pathname}/checkpoints/${row.id}`;
+    this.panel.querySelector("[data-part=selected-facts]").textContent = facts(row).join(" · ");
+    const restore = this.panel.querySelector("[data-act=restore]");
+    restore.hidden = !row.restorable;
+    restore.textContent = `Restore to ${count(row.iteration)}…`;
+  }
+}
+
+function facts(row) {
+  const known = [...marks(row), row.state, row.kind, `lineage ${row.lineage}${row.abandoned ? ", abandoned" : ""}`, size(row.payload_bytes)];
+  if (row.snapshot_seconds != null) known.push(`snapshot ${duration(row.snapshot_seconds)}`);
+  if (row.stall_seconds != null) known.push(`blocking ${duration(row.stall_seconds)}`);
+  if (row.persist_seconds != null) known.push(`persist ${duration(row.persist_seconds)}`);
+  if (row.reason) known.push(row.reason);
+  return known;
+}
+
+// ---- readout: one crosshair through all lanes, their values at it, and what is under the pointer
+
+const SIDE_PX = 90;
+
+export class Readout {
+  #x = null;
+
+  constructor(root, view, lanes) {
+    Object.assign(this, { root, view, lanes });
+    this.box = root.querySelector(".lanes");
+    this.values = lanes.map((lane) => [lane, lane.element.querySelector(".lane-value")]).filter(([, value]) => value);
+    this.crosshair = this.#part("cross");
+    this.tip = this.#part("tip");
+    this.band = this.#part("zone");
+  }
+
+  #part(name) {
+    return this.root.querySelector(`[data-part="${name}"]`);
+  }
+
+  hover(x, y, event) {
+    const { view } = this;
+    if (x < view.gutter || x > view.gutter + view.plotWidth) return this.leave();
+    this.#x = x;
+    this.refresh();
+    this.#describe(this.hit(event), x, y);
+  }
+
+  /** The values again, after the lanes moved under a hand at rest. */
+  refresh() {
+    if (this.#x === null) return this.#notes();
+    const { view } = this;
+    const place = view.axis === "time" ? view.place(this.#x) : Math.round(view.place(this.#x));
+    this.crosshair.hidden = false;
+    this.crosshair.style.transform = `translateX(${this.#x}px)`;
+    this.crosshair.firstElementChild.textContent = this.#where(place);
+    const room = Math.min(this.#x, view.width - this.#x);
+    this.crosshair.dataset.side = room > SIDE_PX ? "" : this.#x > view.width / 2 ? "left" : "right";
+    this.#tell((lane) => lane.readout(place));
+  }
+
+  /** The place on this axis, and on the other one too. */
+  #where(place) {
+    const row = this.lanes[0].at(place) ?? this.lanes[1].at(place);
+    const text = placeText(this.view.axis, place);
+    if (!row) return text;
+    return this.view.axis === "time" ? `${text} · iteration ${count(row.iteration)}` : `${text} · ${day(row.at)} ${clock(row.at)}${zone()}`;
+  }
+
+  leave() {
+    this.#x = null;
+    this.crosshair.hidden = true;
+    this.tip.hidden = true;
+    this.#notes();
+  }
+
+  #notes() {
+    this.#tell((lane) => (lane.model ? lane.note() : ""));
+  }
+
+  #tell(told) {
+    for (const [lane, value] of this.values) {
+      const text = told(lane);
+      if (value.textContent !== text) value.textContent = text;
+    }
+  }
+
+  /** The thing under an event: {title, lines, checkpoint?} or null. */
+  hit(event) {
+    // a captured pointer reports the box that captured it, so ask the document what lies there
+    const body = document.elementFromPoint(event.clientX, event.clientY)?.closest(".lane-body");
+    const lane = body && this.lanes.find((one) => one.body === body);
+    if (!lane?.hit || !lane.model) return null;
+    const box = body.getBoundingClientRect();
+    return lane.hit(event.clientX - box.left, event.clientY - box.top);
+  }
+
+  #describe(thing, x, y) {
+    const { tip } = this;
+    this.box.dataset.hand = thing?.checkpoint ? "point" : "";
+    tip.hidden = !thing;
+    if (!thing) return;
+    const title = document.createElement("strong");
+    title.textContent = thing.title;
+    const lines = thing.lines.map((text) => Object.assign(document.createElement("span"), { textContent: text }));
+    tip.replaceChildren(title, ...lines);
+    const left = Math.min(Math.max(4, x + 14), this.view.width - tip.offsetWidth - 4);
+    const below = y + 18 + tip.offsetHeight < this.box.clientHeight;
+    tip.style.transform = `translate(${left}px, ${below ? y + 18 : y - tip.offsetHeight - 12}px)`;
+  }
+
+  /** The stretch that a drag is about to zoom into; null: none. */
+  zone(from, to) {
+    this.band.hidden = from === null;
+    if (from === null) return;
+    const left = Math.max(from, this.view.gutter);
+    const right = Math.min(to, this.view.gutter + this.view.plotWidth);
+    this.band.style.transform = `translateX(${left}px)`;
+    this.band.style.width = `${Math.max(0, right - left)}px`;
+  }
+}
+
+// ---- tables: the same data for readers who do not see the canvas
+
+const MOST_ROWS = 100;
+
+function table(caption, heads, rows) {
+  const element = document.createElement("table");
+  element.className = "plain";
+  element.createCaption().textContent = caption;
+  const head = element.createTHead().insertRow();
+  for (const name of heads) {
+    const cell = document.createElement("th");
+    cell.scope = "col";
+    cell.textContent = name;
+    head.append(cell);
+  }
+  const body = element.createTBody();
+  for (const values of rows) {
+    const row = body.insertRow();
+    for (const value of values) row.insertCell().textContent = value;
+  }
+  // a box of its own, which is laid out when it is scrolled to
+  const box = document.createElement("div");
+  box.append(element);
+  return box;
+}
+
+const windowText = (view, last = Infinity) => `${placeText(view.axis, view.from)} to ${placeText(view.axis, Math.min(view.end, last))}`;
+
+const thinned = (rows) => rows.filter((_, index) => index % Math.ceil(rows.length / MOST_ROWS) === 0);
+
+function iterations(model, view, metric) {
+  const seconds = curveOf(model, null);
+  const values = metric ? curveOf(model, metric) : null;
+  const known = new Map(values?.x.map((place, index) => [place, values.mean[index]]));
+  const inside = seconds.x.map((place, index) => [place, index]).filter(([place, index]) => view.shows(place) && seconds.mean[index] !== null);
+  const rows = thinned(inside).map(([place, index]) => [count(seconds.iteration[index]), asMetric(known.get(place)), duration(seconds.mean[index]), duration(seconds.max[index])]);
+  const caption = `Iterations ${windowText(view)}, ${rows.length} rows${model.bucketed ? ", means over buckets" : ""}`;
+  return table(caption, ["Iteration", metric ? capitalised(metric) : "Metric", "Seconds, mean", "Seconds, max"], rows);
+}
+
+export function fillTables(target, model, view, metric) {
+  const shown = model.checkpoints.filter((row) => view.shows(row.x));
+  const stalls = model.stalls.filter((row) => view.shows(row.x));
+  const { checkpoints: all, stalls: allStalls } = counted(model, view);
+  target.replaceChildren(
+    table(
+      `Checkpoints in this window: ${outOf(Math.min(shown.length, MOST_ROWS), all)}`,
+      ["Iteration", "Lineage", "Kind", "State", "Size", "Snapshot", "Blocking", "Persist", "Durable at"],
+      thinned(shown).map((row) => [count(row.iteration), row.lineage, row.kind, row.state, size(row.payload_bytes), duration(row.snapshot_seconds), duration(row.stall_seconds), duration(row.persist_seconds), count(row.durable_iteration)]),
+    ),
+    table(
+      `Stalls in this window: ${outOf(Math.min(stalls.length, MOST_ROWS), allStalls)}`,
+      ["Iteration", "Lineage", "Kind", "Length"],
+      thinned(stalls).map((row) => [count(row.iteration), row.lineage, row.kind, duration(row.seconds)]),
+    ),
+    iterations(model, view, metric),
+  );
+}
+
+const outOf = (some, all) => (all > some ? `${count(some)} of ${count(all)}` : count(all));
+
+const summed = (dense, column, view) =>
+  dense.start.reduce((sum, start, index) => (view.shows(start, start + dense.width) ? sum + dense[column][index] : sum), 0);
+
+/** How much of each there is in the window; where the server tells how dense they lie, by that. */
+function counted(model, view) {
+  const dense = model.checkpoint_density;
+  const shown = model.checkpoints.filter((row) => view.shows(row.x));
+  const of = (states) => shown.filter((row) => states.includes(row.state)).length;
+  const waits = model.stall_density.length
+    ? model.stall_density.reduce((sum, one) => sum + summed(one, "count", view), 0)
+    : model.stalls.filter((row) => view.shows(row.x)).length;
+  if (dense) return { checkpoints: summed(dense, "count", view), durable: summed(dense, "durable", view), failed: summed(dense, "failed", view), stalls: waits };
+  return { checkpoints: shown.length, durable: of(["durable"]), failed: of(["failed", "torn", "damaged"]), stalls: waits };
+}
+
+/** One sentence that says what there is to see. */
+export function sentence(model, view, { metric, mean }) {
+  const { durable, failed, stalls } = counted(model, view);
+  const last = mean.findLast((value) => value !== null);
+  const timed = view.axis === "time";
+  return [
+    `${timed ? "From" : "Iterations"} ${windowText(view, timed ? Infinity : model.lastIteration)}${timed ? "" : ` of ${count(model.lastIteration)}`}:`,
+    `${count(durable)} durable checkpoints${failed ? `, ${count(failed)} that failed` : ""},`,
+    `${count(stalls)} stalls,`,
+    `${model.lineages.length} ${model.lineages.length === 1 ? "lineage" : "lineages"}.`,
+    last != null ? `Newest ${metric} ${asMetric(last)}.` : "",
+    model.silent_since ? `No word since ${clock(model.silent_since)}${zone()}.` : "",
+  ].join(" ").trim();
+}
+
+// ---- exports: links to the server's files of the window on show, and pictures of the canvas
+
+export function linkExports(root, view, model) {
+  const places = [view.from, view.end];
+  const window = view.axis === "iteration" ? places : (otherAxis(model, places) ?? [1, model.lastIteration]);
+  const from = Math.max(1, Math.floor(window[0]));
+  const to = Math.min(model.lastIteration, Math.ceil(window[1]));
+  const here = root.dataset.source.replace(/timeline$/, "");
+  for (const link of root.querySelectorAll("[data-export]")) {
+    const name = link.dataset.export;
+    link.href = `${here}${name === "timeline" ? name : `export/${name}`}?from=${from}&to=${to}`;
+  }
+}
+
+/** `kind`: png or svg. */
+export async function saveChart(kind, root, lanes, view, window) {
+  const { exportChart } = await import("./picture.js");
+  await exportChart(kind, root.dataset.job, lanes, view, window);
+  root.querySelector("[data-part=export]").open = false;
+}
