@@ -75,8 +75,8 @@ class CheckpointEvents:
             self._reporter.notice(
                 "warning",
                 "numbers",
-                f"the server has seen {said}, and the newest in store {self._store.url} is {known:,}: that "
-                "number is ignored. Unless the store was emptied, somebody has reported a wrong one",
+                f"the server has seen {said}, and the newest in store {self._store.url} is {known:,}: the "
+                "server's number is ignored. Unless the store was emptied, a wrong number was reported",
             )
         return 0
 

@@ -114,7 +114,7 @@ class Options:
     server: str | None = setting(None, "the server to report to", shown="none")
     token: str | None = setting(None, "the agents' [key](accounts.md) there, or its shared secret", shown="none")
     budget: float = setting(DEFAULT_BUDGET, "overhead that checkpoints may cause", parse_budget, shown="`3.5%`")
-    policy: str = setting(DEFAULT_POLICY, "what chooses the interval", parse_policy)
+    policy: str = setting(DEFAULT_POLICY, "what [chooses the interval](pacing.md)", parse_policy)
     every: int | None = setting(None, "a fixed interval in the policy's place", parse_every, shown="none")
     mtbf: float | None = setting(
         None,
