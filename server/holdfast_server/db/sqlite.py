@@ -10,12 +10,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from holdfast_migrations import NotOurDatabase, Upgraded, upgrade
@@ -34,6 +35,8 @@ READERS_CACHE_KIB = 6 << 10
 which SQLite's own 2 MB do not hold: every look at the run would read them all again."""
 
 SQLITE_MAGIC = b"SQLite format 3\0"
+
+P = ParamSpec("P")
 
 logger = logging.getLogger(__name__)
 
@@ -161,8 +164,8 @@ class ThreadSession(AsyncSession):
     async def execute(self, *arguments: Any, **named: Any) -> Any:
         return self.sync_session.execute(*arguments, **named)
 
-    async def run_sync(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        return function(self.sync_session, *arguments, **named)
+    async def run_sync(self, fn: Callable[Concatenate[Session, P], T], *arg: P.args, **kw: P.kwargs) -> T:
+        return fn(self.sync_session, *arg, **kw)
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import BindParameter, ClauseElement, Connection, String, bindparam, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast_server import models
 
@@ -102,7 +103,12 @@ def _on_postgres(session: AsyncSession | Connection) -> bool:
 
 async def on_connection(session: AsyncSession, function: Callable[..., R], *arguments: Any, **named: Any) -> R:
     """Call a function with the connection of a unit's session, for compiled statements, which need no ORM."""
-    return await session.run_sync(lambda sync: function(sync.get_bind(), *arguments, **named))
+    return await session.run_sync(lambda sync: function(connection_of(sync), *arguments, **named))
+
+
+def connection_of(session: Session) -> Connection:
+    """Of a unit's session, which is bound to one, and not to an engine."""
+    return cast("Connection", session.get_bind())
 
 
 class Statement:

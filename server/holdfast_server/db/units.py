@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from holdfast_migrations import Upgraded
-from holdfast_server.db.statements import Statement
+from holdfast_server.db.statements import Statement, connection_of
 from holdfast_server.requests import request_id
 
 T = TypeVar("T")
@@ -108,18 +108,18 @@ async def attempt(session: AsyncSession, unit: Unit) -> None:
 
 
 def _begin(session: Session) -> None:
-    _SAVEPOINT.run(session.get_bind())
+    _SAVEPOINT.run(connection_of(session))
 
 
 def _end(session: Session) -> None:
     if session.in_transaction():
         session.commit()
-    _RELEASE.run(session.get_bind())
+    _RELEASE.run(connection_of(session))
 
 
 def _take_back(session: Session) -> None:
     session.rollback()
-    _ROLLBACK.run(session.get_bind())
+    _ROLLBACK.run(connection_of(session))
 
 
 _SAVEPOINT, _RELEASE = Statement(text("SAVEPOINT unit")), Statement(text("RELEASE SAVEPOINT unit"))
