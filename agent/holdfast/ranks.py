@@ -10,12 +10,13 @@ import contextlib
 import logging
 import math
 import os
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import torch
@@ -101,15 +102,19 @@ class SideGroup(Ranks):
         self._loss: str | None = None
         self._lock = threading.RLock()
         """Held where an operation begins, and where the group is let go of."""
-        self._talks: set[_Talk[Any]] = set()
-        """That somebody waits for."""
-        connecting = _Talk(_connected)
-        connecting.start()
+        self._outcomes: set[Future[Any]] = set()
+        """What threads of this process wait for."""
+        self._workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
+        """Those of `_workers` that run nothing; never more are made than exchanges run at the same time."""
+        worker, group = self._new_worker(), Future[dist.ProcessGroup]()
+        worker.submit(_connected, group)
         with told_while_waiting(
             f"rank {self.rank} waits for the other ranks: each of them makes the session, and they connect over "
             "the network interface that GLOO_SOCKET_IFNAME names"
         ):
-            self._group: dist.ProcessGroup | None = connecting.outcome.result()
+            self._group: dist.ProcessGroup | None = group.result()
+        self._idle.append(worker)
         SideGroup._made += 1
         self._ending = f"holdfast/{SideGroup._made}/end"
         """The same key on all ranks: each makes its groups in the same order."""
@@ -170,27 +175,35 @@ class SideGroup(Ranks):
                 )
             self._await(work)
 
-    def send(self, to: int, tag: int, data: bytes) -> None:
-        """To one rank, which receives it under the same tag. From any thread."""
+    def send(self, to: Sequence[int], tag: int, data: bytes) -> None:
+        """Send the same bytes to several ranks, which receive them under the same tag. From any thread."""
 
-        def talk() -> None:
+        def exchange() -> None:
             length = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
-            self._open.send([length], to, 2 * tag).wait()
-            self._open.send([_bytes(data)], to, 2 * tag + 1).wait()
+            works = [self._open.send([length], rank, 2 * tag) for rank in to]
+            content = _bytes(data)
+            works += [self._open.send([content], rank, 2 * tag + 1) for rank in to]
+            for work in works:
+                work.wait()
 
-        self._await_talk(talk)
+        self._in_worker(exchange)
 
-    def receive(self, source: int, tag: int) -> bytes:
-        """What one rank sends under a tag. From any thread."""
+    def receive(self, sources: Sequence[int], tag: int) -> list[bytes]:
+        """What each of several ranks sends under a tag, in the order of `sources`. From any thread."""
 
-        def talk() -> bytes:
-            length = torch.zeros(1, dtype=torch.int64, device="cpu")
-            self._open.recv([length], source, 2 * tag).wait()
-            data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
-            self._open.recv([data], source, 2 * tag + 1).wait()
-            return data.numpy().tobytes()
+        def exchange() -> list[bytes]:
+            lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in sources]
+            self._receive(lengths, sources, 2 * tag)
+            contents = [torch.empty(int(length), dtype=torch.uint8, device="cpu") for length in lengths]
+            self._receive(contents, sources, 2 * tag + 1)
+            return [content.numpy().tobytes() for content in contents]
 
-        return self._await_talk(talk)
+        return self._in_worker(exchange)
+
+    def _receive(self, into: Sequence[torch.Tensor], sources: Sequence[int], tag: int) -> None:
+        works = [self._open.recv([data], rank, tag) for data, rank in zip(into, sources, strict=True)]
+        for work in works:
+            work.wait()
 
     def gather(self, data: bytes) -> list[bytes]:
         """What every rank gives, by rank."""
@@ -231,14 +244,19 @@ class SideGroup(Ranks):
             if self._group is None:
                 return
             # where gloo is stuck the last reference to a group never comes back from being given up
-            parting = threading.Thread(target=_part, args=(self._group, others), daemon=True)
+            parting = threading.Thread(
+                target=_part, args=(self._group, others), name="holdfast-ranks-close", daemon=True
+            )
             self._group = None
-            talks = list(self._talks)
+            outcomes, workers = list(self._outcomes), list(self._workers)
         parting.start()
-        for talk in talks:
-            talk.fail(self._lost())
+        for outcome in outcomes:
+            with contextlib.suppress(InvalidStateError):  # it is there
+                outcome.set_exception(self._lost())
+        for worker in workers:
+            worker.end()
         deadline = time.monotonic() + PARTING_SECONDS
-        for thread in (parting, *talks):  # one that ends while the interpreter does would abort the process
+        for thread in (parting, *workers):  # one that ends while the interpreter does would abort the process
             thread.join(max(0.0, deadline - time.monotonic()))
 
     @property
@@ -280,21 +298,33 @@ class SideGroup(Ranks):
         self._has_ended(work, within_seconds=math.inf)
         work.wait()
 
-    def _await_talk(self, talk: Callable[[], T]) -> T:
-        """Between two ranks. In a thread of its own, which may be left behind: when connections close, gloo tells
-        no operation that is half-way through; and a wait that is too short closes them."""
-        talking = _Talk(talk)
+    def _in_worker(self, exchange: Callable[[], T]) -> T:
+        """Run `exchange` on a worker thread, so that its caller can be released.
+
+        An operation between two ranks may never return: when connections close, gloo does not report to one whose
+        data is half transferred; and a wait with a short timeout closes all connections.
+        """
+        outcome: Future[T] = Future()
         with self._noticing():
             with self._lock:
                 if self._group is None:
                     raise self._lost()
-                talking.start()
-                self._talks.add(talking)
+                worker = self._idle.pop() if self._idle else self._new_worker()
+                self._outcomes.add(outcome)
+            worker.submit(exchange, outcome)
             try:
-                return talking.outcome.result()
+                return outcome.result()
             finally:
                 with self._lock:
-                    self._talks.discard(talking)
+                    self._outcomes.discard(outcome)
+                    if outcome.done() and self._group is not None:
+                        self._idle.append(worker)
+
+    def _new_worker(self) -> _Worker:
+        worker = _Worker(f"holdfast-ranks-{len(self._workers) + 1}")
+        worker.start()
+        self._workers.append(worker)
+        return worker
 
     def _gathered(self, own: torch.Tensor) -> list[torch.Tensor]:
         every = [torch.empty_like(own) for _ in range(self.world_size)]
@@ -350,26 +380,33 @@ def _unless_done_within(seconds: float, act: Callable[[], None]) -> Iterator[Non
         timer.cancel()
 
 
-class _Talk(threading.Thread, Generic[T]):
-    """Work that may never end: who waits for its outcome can be told something else, and can be interrupted."""
+class _Worker(threading.Thread):
+    """Runs exchanges that may never return, one at a time; a daemon, so that the process can end all the same."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        super().__init__(name="holdfast-talk", daemon=True)
-        self.outcome: Future[T] = Future()
-        self._work = work
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def submit(self, exchange: Callable[[], T], outcome: Future[T]) -> None:
+        def task() -> None:
+            # whoever waited may have been released meanwhile, by an outcome that is set already
+            with contextlib.suppress(InvalidStateError):
+                try:
+                    result = exchange()
+                except BaseException as error:  # raised by the caller, which waits for the outcome
+                    outcome.set_exception(error)
+                else:
+                    outcome.set_result(result)
+
+        self._tasks.put(task)
+
+    def end(self) -> None:
+        """End after what is under way."""
+        self._tasks.put(None)
 
     def run(self) -> None:
-        try:
-            result = self._work()
-        except BaseException as error:  # raised by who waits
-            self.fail(error)
-        else:
-            with contextlib.suppress(InvalidStateError):  # nobody waits any more
-                self.outcome.set_result(result)
-
-    def fail(self, error: BaseException) -> None:
-        with contextlib.suppress(InvalidStateError):
-            self.outcome.set_exception(error)
+        while (task := self._tasks.get()) is not None:
+            task()
 
 
 def _connected() -> dist.ProcessGroup:

@@ -123,7 +123,7 @@ def lose(stage, loser, how):
     outcomes = {}
 
     def receive(source):
-        outcomes[source] = raised_by(lambda: group.receive(source, 5))
+        outcomes[source] = raised_by(lambda: group.receive([source], 5))
 
     threads = [
         threading.Thread(target=receive, args=(rank,)) for rank in range(group.world_size) if rank != group.rank
@@ -150,10 +150,9 @@ def destroy(stage):
     dist.destroy_process_group()
     agreed = group.decide(lambda: 7, int), [each.decode() for each in group.gather(str(group.rank).encode())]
     if group.leads:
-        for rank in range(1, group.world_size):
-            group.send(rank, 3, b"")
+        group.send(range(1, group.world_size), 3, b"")
     else:
-        assert group.receive(0, 3) == b""
+        assert group.receive([0], 3) == [b""]
     group.close()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     return agreed
@@ -170,15 +169,15 @@ def let_go_while_stuck(stage):
         outcomes[name] = raised_by(wait)
 
     ways = {
-        "receive": lambda: group.receive(1 - group.rank, 5),
-        "send": lambda: group.send(1 - group.rank, 6, b"x"),
+        "receive": lambda: group.receive([1 - group.rank], 5),
+        "send": lambda: group.send([1 - group.rank], 6, b"x"),
         "gather": lambda: group.gather(b"x"),
     }
     threads = [threading.Thread(target=wait_in, args=way) for way in ways.items()]
     if group.leads:
         for thread in threads:
             thread.start()
-        while len(group._talks) < 2:
+        while len(group._outcomes) < 2:
             pass
         group.close()
         for thread in threads:

@@ -74,10 +74,14 @@ class Line:
         self._breaks, self.calls = breaks, collections.Counter()
 
     def send(self, to, tag, data):
-        self._count("send")
-        self._wires.put((self.rank, to, tag), data)
+        for rank in to:
+            self._count("send")
+            self._wires.put((self.rank, rank, tag), data)
 
-    def receive(self, source, tag):
+    def receive(self, sources, tag):
+        return [self._receive(rank, tag) for rank in sources]
+
+    def _receive(self, source, tag):
         self._count("receive")
         return self._wires.take((source, self.rank, tag))
 

@@ -173,12 +173,11 @@ def chatter(stage: Stage, rank: int, after: int, vote_bytes: int) -> list[str]:
     def vote(lane: int) -> None:
         others = range(1, group.world_size) if group.leads else [0]
         for stage_number in range(3):
-            for other in others:
-                talks()
-                if group.leads != (stage_number == 1):
-                    group.send(other, 3 * lane + stage_number, bytes(vote_bytes if stage_number == 1 else 5))
-                else:
-                    group.receive(other, 3 * lane + stage_number)
+            talks()
+            if group.leads != (stage_number == 1):
+                group.send(others, 3 * lane + stage_number, bytes(vote_bytes if stage_number == 1 else 5))
+            else:
+                group.receive(others, 3 * lane + stage_number)
 
     def repeat(talk: Callable[[], None]) -> None:
         try:

@@ -24,8 +24,8 @@ from holdfast.store import CheckpointWriter, Store
 STAGES = 3
 
 
-class Line(Protocol):
-    """How ranks talk, from any thread. Whatever it raises means that another rank is gone."""
+class RankChannel(Protocol):
+    """Messages between ranks, from any thread. Whatever it raises means that another rank is gone."""
 
     @property
     def rank(self) -> int: ...
@@ -33,9 +33,9 @@ class Line(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def send(self, to: int, tag: int, data: bytes) -> None: ...
+    def send(self, to: Sequence[int], tag: int, data: bytes) -> None: ...
 
-    def receive(self, source: int, tag: int) -> bytes: ...
+    def receive(self, sources: Sequence[int], tag: int) -> list[bytes]: ...
 
 
 class NotPrepared(HoldfastError):
@@ -85,7 +85,7 @@ class _End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def commit(
-    line: Line,
+    channel: RankChannel,
     number: int,
     store: Store,
     task: Task,
@@ -106,25 +106,25 @@ def commit(
         Exception: what this rank's writing raised, or its commit.
         RanksLost: a rank is gone; nobody knows what became of the checkpoint.
     """
-    if line.rank == 0:
-        lead = _Lead(line, number, store, task, write)
+    if channel.rank == 0:
+        lead = _Lead(channel, number, store, task, write)
         size_bytes = lead.run(problem)
         told(lead.spans)
         return size_bytes
-    return _follow(line, number, task, problem, write)
+    return _follow(channel, number, task, problem, write)
 
 
-def decline(line: Line, number: int, reason: str) -> None:
+def decline(channel: RankChannel, number: int, reason: str) -> None:
     """Take part without a snapshot: the checkpoint fails everywhere."""
     problem = NotPrepared(reason)
-    if line.rank == 0:
-        for rank in range(1, line.world_size):
-            line.send(rank, _tag(number, 0), msgspec.msgpack.encode(_Begun(**_why(problem, "rank 0: "))))
+    if channel.rank == 0:
+        message = msgspec.msgpack.encode(_Begun(**_why(problem, "rank 0: ")))
+        channel.send(range(1, channel.world_size), _tag(number, 0), message)
         return
-    begun = _begun(line, number)
+    begun = _begun(channel, number)
     if begun.reason is None:
-        line.send(0, _tag(number, 1), msgspec.msgpack.encode(_Vote(**_why(problem))))
-        line.receive(0, _tag(number, 2))
+        channel.send([0], _tag(number, 1), msgspec.msgpack.encode(_Vote(**_why(problem))))
+        channel.receive([0], _tag(number, 2))
 
 
 def commit_alone(store: Store, tasks: Sequence[Task], write: Callable[[Task], Written]) -> int:
@@ -152,11 +152,11 @@ def commit_alone(store: Store, tasks: Sequence[Task], write: Callable[[Task], Wr
 
 class _Lead:
     def __init__(
-        self, line: Line, number: int, store: Store, task: Task, write: Callable[[Task], Written]
+        self, channel: RankChannel, number: int, store: Store, task: Task, write: Callable[[Task], Written]
     ) -> None:
-        self._line, self._number, self._store = line, number, store
+        self._channel, self._number, self._store = channel, number, store
         self._task, self._write = task, write
-        self._others = range(1, line.world_size)
+        self._others = range(1, channel.world_size)
         self.spans: list[RankSpan] = []
         """What the slowest ranks took, once all have told."""
 
@@ -187,7 +187,8 @@ class _Lead:
             written = self._write(_placed(task, begun))
         except Exception as raised:  # those of the others are waited for: nobody may be writing when it is removed
             error = raised
-        votes = {rank: self._hear(rank) for rank in self._others}
+        heard = self._channel.receive(self._others, _tag(self._number, 1))
+        votes = dict(zip(self._others, (msgspec.msgpack.decode(data, type=_Vote) for data in heard), strict=True))
         if error is not None:
             raise error
         for rank, vote in votes.items():
@@ -200,9 +201,6 @@ class _Lead:
         parts = [written.part, *(self._completed(vote) for vote in votes.values())]
         return _conclude(writer, task, alike, filter(None, parts), written.write_seconds)
 
-    def _hear(self, rank: int) -> _Vote:
-        return msgspec.msgpack.decode(self._line.receive(rank, _tag(self._number, 1)), type=_Vote)
-
     def _completed(self, vote: _Vote) -> Part | None:
         if vote.part is None:
             return None
@@ -210,20 +208,17 @@ class _Lead:
         return msgspec.structs.replace(vote.part, state=same | vote.part.state)
 
     def _tell(self, stage: int, message: _Begun | _End) -> None:
-        data, lost = msgspec.msgpack.encode(message), None
-        for rank in self._others:
-            try:
-                self._line.send(rank, _tag(self._number, stage), data)
-            except Exception as error:  # the others have a right to know
-                lost = error
-        if lost is not None and stage == 0:
-            raise lost  # afterwards it is as it is, whoever hears of it
+        try:
+            self._channel.send(self._others, _tag(self._number, stage), msgspec.msgpack.encode(message))
+        except Exception:
+            if stage == 0:  # later the checkpoint is durable or not, whether or not the others hear of it
+                raise
 
 
 def _follow(
-    line: Line, number: int, task: Task, problem: NotPrepared | None, write: Callable[[Task], Written]
+    channel: RankChannel, number: int, task: Task, problem: NotPrepared | None, write: Callable[[Task], Written]
 ) -> int:
-    begun = _begun(line, number)
+    begun = _begun(channel, number)
     if begun.reason is not None:
         raise NotPrepared(begun.reason, torn=begun.torn)
     error: Exception | None = None
@@ -244,8 +239,8 @@ def _follow(
         size_bytes = part.file.size_bytes
     except Exception as raised:  # rank 0 waits for a word
         error, vote = raised, msgspec.msgpack.encode(_Vote(**_why(raised)))
-    line.send(0, _tag(number, 1), vote)
-    end = msgspec.msgpack.decode(line.receive(0, _tag(number, 2)), type=_End)
+    channel.send([0], _tag(number, 1), vote)
+    end = msgspec.msgpack.decode(channel.receive([0], _tag(number, 2))[0], type=_End)
     if error is not None:
         raise error
     if end.reason is not None:
@@ -266,8 +261,8 @@ def _slowest(seconds: Mapping[int, tuple[float, float, float]]) -> list[RankSpan
     return sorted(spans, key=lambda each: -each.snapshot_seconds - each.persist_seconds)[:MOST_RANKS_TOLD]
 
 
-def _begun(line: Line, number: int) -> _Begun:
-    return msgspec.msgpack.decode(line.receive(0, _tag(number, 0)), type=_Begun)
+def _begun(channel: RankChannel, number: int) -> _Begun:
+    return msgspec.msgpack.decode(channel.receive([0], _tag(number, 0))[0], type=_Begun)
 
 
 def require_alike(told: Mapping[int, Mapping[str, str]]) -> None:

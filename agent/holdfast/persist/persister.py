@@ -16,7 +16,7 @@ from holdfast.errors import Fenced, HoldfastError
 from holdfast.persist import process
 from holdfast.persist.backend import Backend, Lost, Refused
 from holdfast.persist.choice import Choice
-from holdfast.persist.commit import Line, NotPrepared, commit, decline
+from holdfast.persist.commit import NotPrepared, RankChannel, commit, decline
 from holdfast.persist.task import Origin, Task, Written
 from holdfast.persist.thread import ThreadBackend
 from holdfast.remote import told
@@ -62,7 +62,7 @@ class Persister:
         release: Callable[[Snapshot], None],
         began: Callable[[Snapshot], None],
         settled: Callable[[Settled], None],
-        line: Line | None = None,
+        line: RankChannel | None = None,
     ) -> None:
         self._store, self._slots, self._line = store, slots, line
         self._release, self._began, self._settled = release, began, settled
