@@ -166,7 +166,9 @@ class Statement:
         return self._compiled[dialect.name]
 
 
-def _as_ours(connection: Connection, text: str, error: Exception) -> BaseException:
+def _as_ours(connection: Connection, text: str, error: Any) -> BaseException:
     """As SQLAlchemy would raise it, so that whoever handles errors of the database need not tell them apart."""
-    base = connection.dialect.loaded_dbapi.Error
-    return DBAPIError.instance(text, None, error, base, dialect=connection.dialect)
+    dialect = connection.dialect
+    lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)
+    base = dialect.loaded_dbapi.Error
+    return DBAPIError.instance(text, None, error, base, connection_invalidated=lost, dialect=dialect)
