@@ -171,4 +171,7 @@ def _as_ours(connection: Connection, text: str, error: Any) -> BaseException:
     dialect = connection.dialect
     lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)
     base = dialect.loaded_dbapi.Error
-    return DBAPIError.instance(text, None, error, base, connection_invalidated=lost, dialect=dialect)
+    made: BaseException = DBAPIError.instance(
+        text, None, error, base, connection_invalidated=lost, dialect=dialect
+    )
+    return made
