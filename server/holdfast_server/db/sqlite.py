@@ -134,8 +134,9 @@ class SqliteStore:
                 group.append(self._queue.get_nowait())
             running = None not in group
             units = [unit for unit in group if unit is not None]
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, units)
-            settled(units)
+            if units:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, units)
+                settled(units)
 
     def _commit(self, units: Sequence[Unit]) -> None:
         """In the writer's thread."""
