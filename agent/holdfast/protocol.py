@@ -391,8 +391,6 @@ class Batch(msgspec.Struct, kw_only=True):
     events: list[Event] = []
     gaps: list[Gap] = []
     """What was thinned away since the batch before."""
-    dropped_samples: int = 0
-    """How many that were, from an agent that does not tell where."""
 
 
 class Ack(msgspec.Struct, kw_only=True):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection, inspect, text
 
+from holdfast_migrations.connections import CannotStore as CannotStore
+from holdfast_migrations.connections import DatabaseTooNew as DatabaseTooNew
+from holdfast_migrations.connections import DriverMissing as DriverMissing
+from holdfast_migrations.connections import NotOurDatabase as NotOurDatabase
 from holdfast_migrations.connections import connected
-from holdfast_migrations.errors import CannotStore as CannotStore
-from holdfast_migrations.errors import DatabaseTooNew as DatabaseTooNew
-from holdfast_migrations.errors import DriverMissing as DriverMissing
-from holdfast_migrations.errors import NotOurDatabase as NotOurDatabase
 
 
 @dataclass(frozen=True, slots=True)

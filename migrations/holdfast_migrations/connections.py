@@ -1,4 +1,4 @@
-"""Connections for migrations, and what each kind of database asks of one that changes its tables."""
+"""Connections that change tables, by kind of database, and the reasons to refuse one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
-
-from holdfast_migrations.errors import CannotStore, DriverMissing
 
 OLDEST_POSTGRES = 14
 CONNECT_SECONDS = 10
@@ -38,6 +36,25 @@ _ADVICE = {
     "read-only": "this is a replica: name the primary",
 }
 """By what the server, or its library, says in English; what they say in other words is told without advice."""
+
+
+class DatabaseTooNew(RuntimeError):
+    """A later release of Holdfast has migrated this database."""
+
+
+class NotOurDatabase(RuntimeError):
+    """It holds something else."""
+
+
+class CannotStore(RuntimeError):
+    """The database that was named cannot be used; says why, and what to do."""
+
+
+class DriverMissing(CannotStore):
+    """PostgreSQL is spoken to through libraries that a plain server does without."""
+
+    def __init__(self, error: ModuleNotFoundError) -> None:
+        super().__init__(f"storing in PostgreSQL needs {error.name}: install Holdfast with its extra `postgres`")
 
 
 @contextmanager

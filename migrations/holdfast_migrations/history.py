@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import warnings
 from functools import cache
 from importlib.resources import files
@@ -13,9 +15,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, inspect
 
-from holdfast_migrations import backup
-from holdfast_migrations.connections import patiently, place
-from holdfast_migrations.errors import DatabaseTooNew, NotOurDatabase
+from holdfast_migrations.connections import DatabaseTooNew, NotOurDatabase, patiently, place
 
 
 def upgrade(connection: Connection, url: URL, revision: str) -> tuple[list[str], Path | None]:
@@ -29,9 +29,25 @@ def upgrade(connection: Connection, url: URL, revision: str) -> tuple[list[str],
         return [], None
     kept = None
     if before is not None and connection.dialect.name == "sqlite":
-        kept = backup.keep(connection, Path(str(url.database)), before)
+        kept = _keep(connection, Path(str(url.database)), before)
     patiently(connection, lambda: command.upgrade(_config(connection), revision))
     return missing[::-1], kept
+
+
+def _keep(connection: Connection, file: Path, revision: str) -> Path:
+    """Copy a SQLite file before it is migrated, named after its revision; the copy is whole or absent."""
+    kept = file.with_name(f"{file.name}.at-{revision}")
+    unfinished = kept.with_name(kept.name + ".part")
+    unfinished.unlink(missing_ok=True)
+    os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    shutil.copymode(file, unfinished)
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    driver.execute("VACUUM INTO ?", (str(unfinished),))
+    with unfinished.open("rb") as copy:
+        os.fsync(copy.fileno())
+    unfinished.replace(kept)
+    return kept
 
 
 def downgrade(connection: Connection, revision: str) -> None:

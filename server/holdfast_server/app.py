@@ -26,7 +26,7 @@ from holdfast_server.accounts.doors import door_for
 from holdfast_server.accounts.gate import IdentityMiddleware, PolicyMiddleware
 from holdfast_server.accounts.provider import Provider
 from holdfast_server.alerts import deliveries, evaluation
-from holdfast_server.api import answers, ingest, router, schema
+from holdfast_server.api import answers, router, schema
 from holdfast_server.api.exports import PARQUET
 from holdfast_server.bus import LocalBus
 from holdfast_server.chores import Chore, kept_up
@@ -129,7 +129,7 @@ def create_app(
     app.state.provider = Provider(settings.provider) if settings.provider else None
     answers.install(app)
     schema.install(app)
-    app.router.routes += [ingest.route, *_routes(web)]
+    app.router.routes += _routes(web)
     if web is not None:
         app.mount("/static", web.static, name="static")
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from typing import Any
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -30,26 +31,21 @@ def compress(content: bytes, level: int) -> bytes:
 def decompress(content: bytes, limit_bytes: int) -> bytes:
     """One zstd frame. Never more than the limit in memory, whatever a small body claims to become."""
     inflater = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: 23})
-    try:
-        plain = inflater.decompress(content, limit_bytes + 1)
-    except zstd.ZstdError as error:
-        raise Broken(str(error)) from None
-    return _checked(content, plain, limit_bytes, ended=inflater.eof and not inflater.unused_data)
+    return _inflated(inflater, content, limit_bytes, zstd.ZstdError)
 
 
 def gunzip(content: bytes, limit_bytes: int) -> bytes:
-    inflater = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    return _inflated(zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), content, limit_bytes, zlib.error)
+
+
+def _inflated(inflater: Any, content: bytes, limit_bytes: int, broken: type[Exception]) -> bytes:
     try:
-        plain = inflater.decompress(content, limit_bytes + 1)
-    except zlib.error as error:
+        plain: bytes = inflater.decompress(content, limit_bytes + 1)
+    except broken as error:
         raise Broken(str(error)) from None
-    return _checked(content, plain, limit_bytes, ended=inflater.eof and not inflater.unused_data)
-
-
-def _checked(content: bytes, plain: bytes, limit_bytes: int, *, ended: bool) -> bytes:
     if len(plain) > limit_bytes:
         raise TooLarge(f"it unpacks to more than {limit_bytes} bytes")
-    if not ended:
+    if not inflater.eof or inflater.unused_data:
         raise Broken("it ends too early, or too late")
     return plain
 

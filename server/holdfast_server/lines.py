@@ -8,9 +8,10 @@ the more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from holdfast.protocol import MAX_ITERATION
+from holdfast_server.models import Stretch
 from holdfast_server.rollups import LEVELS
 
 MOST_WHOLE_ROWS = 16_384
@@ -20,34 +21,14 @@ quarter as many buckets are left, and it is read in the time of a few frames."""
 
 
 @dataclass(frozen=True, slots=True)
-class Strand:
-    """A stretch, as far as reading it goes."""
-
-    id: int
-    uid: str
-    attempt: int
-    lineage: int
-    metrics: bytes
-    first_iteration: int
-    last_iteration: int
-    rows: int
-    widest: int
-    whole_from: int
-    fine_from: int
-    last_at: float
-
-    def count(self, first: int, last: int) -> float:
-        """About how many rows lie there."""
-        return self.rows * (last - first + 1) / (self.last_iteration - self.first_iteration + 1)
-
-
-@dataclass(frozen=True, slots=True)
 class Segment:
     """Iterations of one stretch, from `first` to `last`, which count."""
 
-    strand: Strand
+    stretch: Stretch
     first: int
     last: int
+    level: int = 0
+    """How to read them: whole, or as the roll-ups of a level that end among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +46,25 @@ class Line:
     abandoned: bool
     lost: bool
     segments: Sequence[Segment]
+    width: int = 1
+    """Iterations in a bucket where there are more of them than points."""
+    each: bool = True
+    """By its stretches' looks there are no more, so that each is read by itself."""
 
     @property
     def rows(self) -> float:
-        return sum(one.strand.count(one.first, one.last) for one in self.segments)
+        return sum(rows_between(one.stretch, one.first, one.last) for one in self.segments)
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Iterations of a stretch to be read: whole, or as the roll-ups of a level that end among them."""
-
-    strand: Strand
-    level: int
-    """0: whole."""
-    first: int
-    last: int
+def rows_between(stretch: Stretch, first: int, last: int) -> float:
+    """About how many rows lie there."""
+    return stretch.rows * (last - first + 1) / (stretch.last_iteration - stretch.first_iteration + 1)
 
 
-@dataclass(slots=True)
-class Plan:
-    line: Line
-    width: int
-    """Iterations in a bucket where there are more of them than points."""
-    each: bool
-    """By its stretches' looks there are no more, so that each is read by itself."""
-    reads: list[Read] = field(default_factory=list)
-
-
-def lines(strands: Iterable[Strand], window: Window, *, uid: str, lineage: int, reached: int) -> list[Line]:
+def lines(stretches: Iterable[Stretch], window: Window, *, uid: str, lineage: int, reached: int) -> list[Line]:
     """By lineage. What the current one holds beyond where the job has got to, an earlier attempt has lost."""
     found = []
-    for number, owned in _owned_by_lineage(strands, uid):
+    for number, owned in _owned_by_lineage(stretches, uid):
         if number != lineage or reached >= window.end:
             found.append(Line(number, number != lineage, False, _within(owned, window.start, window.end)))
             continue
@@ -105,17 +74,19 @@ def lines(strands: Iterable[Strand], window: Window, *, uid: str, lineage: int, 
 
 
 def lines_in_time(
-    strands: Iterable[Strand], cuts: Mapping[int, tuple[int, int]], *, uid: str, lineage: int, reached: int
+    stretches: Iterable[Stretch], cuts: Mapping[int, tuple[int, int]], *, uid: str, lineage: int, reached: int
 ) -> list[Line]:
     """What counts, by lineage, and beside it what each stretch reported that was repeated later: in time nothing
     lies on anything else. `cuts`: which iterations of which stretch lie in the window."""
-    strands = [one for one in strands if one.id in cuts]
+    stretches = [one for one in stretches if one.id in cuts]
     found = []
-    for number, owned in _owned_by_lineage(strands, uid):
+    for number, owned in _owned_by_lineage(stretches, uid):
         ends = reached if number == lineage else MAX_ITERATION
         found.append(Line(number, number != lineage, False, _cut(owned, cuts, 0, ends)))
         found.append(Line(number, True, True, _cut(owned, cuts, ends + 1, MAX_ITERATION)))
-        beside = (_cut(_repeated(one, owned), cuts, 0, MAX_ITERATION) for one in strands if one.lineage == number)
+        beside = (
+            _cut(_repeated(one, owned), cuts, 0, MAX_ITERATION) for one in stretches if one.lineage == number
+        )
         found += [Line(number, True, True, segments) for segments in beside]
     return [line for line in found if line.segments]
 
@@ -123,45 +94,45 @@ def lines_in_time(
 def _cut(segments: Iterable[Segment], cuts: Mapping[int, tuple[int, int]], start: int, end: int) -> list[Segment]:
     made: list[Segment] = []
     for one in segments:
-        first, last = cuts[one.strand.id]
+        first, last = cuts[one.stretch.id]
         made += _within([one], max(first, start), min(last, end))
     return made
 
 
-def _repeated(strand: Strand, owned: Iterable[Segment]) -> Iterator[Segment]:
+def _repeated(stretch: Stretch, owned: Iterable[Segment]) -> Iterator[Segment]:
     """What of a stretch does not count."""
-    begin = strand.first_iteration
+    begin = stretch.first_iteration
     for one in owned:
-        if one.strand is strand:
+        if one.stretch is stretch:
             if begin < one.first:
-                yield Segment(strand, begin, one.first - 1)
+                yield Segment(stretch, begin, one.first - 1)
             begin = one.last + 1
-    if begin <= strand.last_iteration:
-        yield Segment(strand, begin, strand.last_iteration)
+    if begin <= stretch.last_iteration:
+        yield Segment(stretch, begin, stretch.last_iteration)
 
 
-def _owned_by_lineage(strands: Iterable[Strand], uid: str) -> Iterator[tuple[int, list[Segment]]]:
-    by_lineage: dict[int, list[Strand]] = {}
-    for strand in strands:
-        by_lineage.setdefault(strand.lineage, []).append(strand)
+def _owned_by_lineage(stretches: Iterable[Stretch], uid: str) -> Iterator[tuple[int, list[Segment]]]:
+    by_lineage: dict[int, list[Stretch]] = {}
+    for stretch in stretches:
+        by_lineage.setdefault(stretch.lineage, []).append(stretch)
     for number, some in sorted(by_lineage.items()):
         newest_first = sorted(some, key=lambda one: (one.uid == uid, one.attempt, one.id), reverse=True)
         yield number, sorted(_owned(newest_first), key=lambda one: one.first)
 
 
-def _owned(newest_first: Sequence[Strand]) -> Iterator[Segment]:
+def _owned(newest_first: Sequence[Stretch]) -> Iterator[Segment]:
     taken: list[tuple[int, int]] = []
-    for strand in newest_first:
-        begin = strand.first_iteration
+    for stretch in newest_first:
+        begin = stretch.first_iteration
         for first, last in taken:
             if begin < first:
-                yield Segment(strand, begin, min(first - 1, strand.last_iteration))
+                yield Segment(stretch, begin, min(first - 1, stretch.last_iteration))
             begin = max(begin, last + 1)
-            if begin > strand.last_iteration:
+            if begin > stretch.last_iteration:
                 break
-        if begin <= strand.last_iteration:
-            yield Segment(strand, begin, strand.last_iteration)
-        taken = _merged(sorted([*taken, (strand.first_iteration, strand.last_iteration)]))
+        if begin <= stretch.last_iteration:
+            yield Segment(stretch, begin, stretch.last_iteration)
+        taken = _merged(sorted([*taken, (stretch.first_iteration, stretch.last_iteration)]))
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -175,11 +146,12 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _within(segments: Iterable[Segment], start: int, end: int) -> list[Segment]:
-    cut = (Segment(one.strand, max(one.first, start), min(one.last, end)) for one in segments)
+    cut = (Segment(one.stretch, max(one.first, start), min(one.last, end)) for one in segments)
     return [one for one in cut if one.first <= one.last]
 
 
-def plan(line: Line, points: int) -> Plan:
+def plan(line: Line, points: int) -> Line:
+    """The line with its segments as they are to be read."""
     span = line.segments[-1].last - line.segments[0].first + 1
     # One bucket more than span / width can be touched: edges are multiples of a power of two, so that a live
     # timeline grows at its end and does not shimmer, and need not meet the first iteration.
@@ -193,38 +165,36 @@ def plan(line: Line, points: int) -> Plan:
             (coarser for coarser in LEVELS if coarser >= level and span >> coarser <= MOST_BUCKETS), LEVELS[-1]
         )
         width = max(width, 1 << level)
-    made = Plan(line, width, rows <= points)
-    for one in line.segments:
-        made.reads += _cover(one.strand, one.first, one.last, level)
-    return made
+    reads = [part for one in line.segments for part in _cover(one.stretch, one.first, one.last, level)]
+    return replace(line, segments=reads, width=width, each=rows <= points)
 
 
-def _cover(strand: Strand, first: int, last: int, level: int) -> Iterator[Read]:
+def _cover(stretch: Stretch, first: int, last: int, level: int) -> Iterator[Segment]:
     """Buckets of a level, and at the ends, where a bucket holds more than is asked for or is not stored yet,
     something finer."""
     if level == 0:
-        if first < strand.whole_from:
-            yield from _rolled(strand, first, min(last, strand.whole_from - 1), LEVELS[0])
-        if last >= strand.whole_from:
-            yield Read(strand, 0, max(first, strand.whole_from), last)
+        if first < stretch.whole_from:
+            yield from _rolled(stretch, first, min(last, stretch.whole_from - 1), LEVELS[0])
+        if last >= stretch.whole_from:
+            yield Segment(stretch, max(first, stretch.whole_from), last)
         return
     width, finer = 1 << level, max((one for one in LEVELS if one < level), default=0)
-    begin = first if first <= strand.first_iteration else -(-first // width) * width
-    whole = level == LEVELS[0] and last >= strand.last_iteration
+    begin = first if first <= stretch.first_iteration else -(-first // width) * width
+    whole = level == LEVELS[0] and last >= stretch.last_iteration
     end = last if whole else (last + 1) // width * width - 1
     if begin > end:
-        yield from _cover(strand, first, last, finer)
+        yield from _cover(stretch, first, last, finer)
         return
     if first < begin:
-        yield from _cover(strand, first, begin - 1, finer)
-    yield from _rolled(strand, begin, end, level)
+        yield from _cover(stretch, first, begin - 1, finer)
+    yield from _rolled(stretch, begin, end, level)
     if end < last:
-        yield from _cover(strand, end + 1, last, finer)
+        yield from _cover(stretch, end + 1, last, finer)
 
 
-def _rolled(strand: Strand, first: int, last: int, level: int) -> Iterator[Read]:
-    if level == LEVELS[0] and first < strand.fine_from:
-        yield Read(strand, LEVELS[1], first, min(last, strand.fine_from - 1))
-        first = strand.fine_from
+def _rolled(stretch: Stretch, first: int, last: int, level: int) -> Iterator[Segment]:
+    if level == LEVELS[0] and first < stretch.fine_from:
+        yield Segment(stretch, first, min(last, stretch.fine_from - 1), LEVELS[1])
+        first = stretch.fine_from
     if first <= last:
-        yield Read(strand, level, first, last)
+        yield Segment(stretch, first, last, level)

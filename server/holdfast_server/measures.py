@@ -23,7 +23,7 @@ from prometheus_client import (
 )
 
 from holdfast.answers import JobStatus, JobSummary
-from holdfast_server.ingest import Received
+from holdfast_server.batches import Received
 from holdfast_server.intake import TooMuch
 
 # When a counter was made is of use to nobody here, and is told by a series beside each.
@@ -126,7 +126,7 @@ class ServerMeasures:
     def ingested(self, received: Received) -> None:
         self._batches.labels("acknowledged").inc()
         self._samples.inc(len(received.samples) if received.samples else 0)
-        self._events.inc(len(received.events))
+        self._events.inc(len(received.batch.events))
         self._unknown.inc(received.unknown_events)
 
     def answered(self, *, method: str, route: str, status: int, seconds: float | None) -> None:

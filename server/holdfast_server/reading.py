@@ -5,55 +5,53 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
-from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models, rollups
-from holdfast_server.lines import Read, Strand
+from holdfast_server.lines import Segment
+from holdfast_server.models import Stretch
 from holdfast_server.rollups import LEVELS
 from holdfast_server.series import AT, Contents, Rolled
 
 READS_AT_ONCE = 50
 
 
-async def strands(session: AsyncSession, job: str) -> list[Strand]:
-    return [Strand(*row) for row in await session.execute(_of_strands(), {"job": job})]
+async def stretches(session: AsyncSession, job: str) -> Sequence[Stretch]:
+    return (await session.scalars(_of_stretches(), {"job": job})).all()
 
 
 @cache
-def _of_strands() -> Select[Any]:
-    rows = models.Stretch
-    fields = [getattr(rows, name) for name in Strand.__dataclass_fields__]
-    return select(*fields).where(rows.job == bindparam("job"), rows.rank == 0)
+def _of_stretches() -> Select[Stretch]:
+    return select(Stretch).where(Stretch.job == bindparam("job"), Stretch.rank == 0)
 
 
 async def iterations_between(
-    session: AsyncSession, strand: Strand, since: float, until: float, *, began: float
+    session: AsyncSession, stretch: Stretch, since: float, until: float, *, began: float
 ) -> tuple[int, int] | None:
     """Which iterations of a stretch ended between two times: at each end up to a bucket more, never less.
 
     `began`: no iteration of it ended before. None: none did between them.
     """
-    if strand.last_at < since or began > until:
+    if stretch.last_at < since or began > until:
         return None
-    first, last = strand.first_iteration, strand.last_iteration
+    first, last = stretch.first_iteration, stretch.last_iteration
     if began < since:
-        first, _ = await _bucket_at(session, strand, since)
-    if strand.last_at > until:
-        _, last = await _bucket_at(session, strand, until)
+        first, _ = await _bucket_at(session, stretch, since)
+    if stretch.last_at > until:
+        _, last = await _bucket_at(session, stretch, until)
     return first, last
 
 
-async def _bucket_at(session: AsyncSession, strand: Strand, at: float) -> tuple[int, int]:
+async def _bucket_at(session: AsyncSession, stretch: Stretch, at: float) -> tuple[int, int]:
     """The first bucket that ended no earlier: a coarse one, then the finer ones within it. Their times ascend."""
     rows = models.Rollup
-    low, high = strand.first_iteration, strand.last_iteration
+    low, high = stretch.first_iteration, stretch.last_iteration
     for level in reversed(LEVELS):
         query = (
             select(rows.first_iteration, rows.last_iteration, rows.columns)
-            .where(rows.stretch == strand.id, rows.level == level)
+            .where(rows.stretch == stretch.id, rows.level == level)
             .where(rows.bucket.between(low >> level, high >> level))
             .order_by(rows.bucket)
         )
@@ -65,40 +63,40 @@ async def _bucket_at(session: AsyncSession, strand: Strand, at: float) -> tuple[
     return min(low, high), high
 
 
-async def contents(session: AsyncSession, job: str, reads: Sequence[Read]) -> Contents:
+async def contents(session: AsyncSession, job: str, reads: Sequence[Segment]) -> Contents:
     whole = [read for read in reads if read.level == 0]
     coarse = [read for read in reads if read.level > 0]
     return Contents(await _chunks(session, job, whole), await _rolled(session, coarse))
 
 
-async def _chunks(session: AsyncSession, job: str, reads: Sequence[Read]) -> dict[int, list[bytes]]:
+async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment]) -> dict[int, list[bytes]]:
     rows = models.Chunk
-    stretches = {(read.strand.lineage, read.strand.uid): read.strand.id for read in reads}
+    numbers = {(read.stretch.lineage, read.stretch.uid): read.stretch.id for read in reads}
     found: dict[int, tuple[int, bytes]] = {}
     for some in _some(reads):
         query = select(rows.id, rows.lineage, rows.uid, rows.columns).where(
             rows.job == job, rows.rank == 0, or_(*map(_reaches, some))
         )
         for chunk, lineage, uid, columns in await session.execute(query):
-            found[chunk] = (stretches[lineage, uid], columns)
+            found[chunk] = (numbers[lineage, uid], columns)
     made: dict[int, list[bytes]] = {}
     for _, (stretch, columns) in sorted(found.items()):
         made.setdefault(stretch, []).append(columns)
     return made
 
 
-def _reaches(read: Read) -> ColumnElement[bool]:
-    rows, strand = models.Chunk, read.strand
+def _reaches(read: Segment) -> ColumnElement[bool]:
+    rows, stretch = models.Chunk, read.stretch
     return and_(
-        rows.lineage == strand.lineage,
-        rows.uid == strand.uid,
+        rows.lineage == stretch.lineage,
+        rows.uid == stretch.uid,
         # None of its chunks is wider, so that the index finds where to begin.
-        rows.first_iteration.between(read.first - strand.widest, read.last),
+        rows.first_iteration.between(read.first - stretch.widest, read.last),
         rows.last_iteration >= read.first,
     )
 
 
-async def _rolled(session: AsyncSession, reads: Sequence[Read]) -> dict[tuple[int, int], list[Rolled]]:
+async def _rolled(session: AsyncSession, reads: Sequence[Segment]) -> dict[tuple[int, int], list[Rolled]]:
     """Core, and no ORM: a wide window is a thousand rows."""
     rows = models.table(models.Rollup).c
     made: dict[tuple[int, int], dict[int, Rolled]] = {}
@@ -119,13 +117,13 @@ async def _rolled(session: AsyncSession, reads: Sequence[Read]) -> dict[tuple[in
     return {place: [buckets[bucket] for bucket in sorted(buckets)] for place, buckets in made.items()}
 
 
-def _lies(read: Read) -> ColumnElement[bool]:
+def _lies(read: Segment) -> ColumnElement[bool]:
     rows, level = models.Rollup, read.level
     buckets = rows.bucket.between(read.first >> level, read.last >> level)
-    return and_(rows.stretch == read.strand.id, rows.level == level, buckets)
+    return and_(rows.stretch == read.stretch.id, rows.level == level, buckets)
 
 
-def _some(reads: Sequence[Read]) -> Iterator[list[Read]]:
+def _some(reads: Sequence[Segment]) -> Iterator[list[Segment]]:
     left = iter(reads)
     while some := list(islice(left, READS_AT_ONCE)):
         yield some

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.answers import Kept, RetentionChanges
-from holdfast_server import audit, models, thinning
+from holdfast_server import audit, compaction, models
 from holdfast_server import work as ranks_work
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting, UnknownProject
@@ -105,11 +105,11 @@ async def carry_out(db: Database, now: float) -> None:
 
 async def _thin_by_age(db: Database, project: str, before: float) -> None:
     """What is to go is looked up first: nearly always it is nothing, and reports do not wait for that."""
-    old = (models.Stretch.chunks > 0, thinning.first_ended_at() < before)
+    old = (models.Stretch.chunks > 0, compaction.first_ended_at() < before)
     for stretch in await _stretches(db, project, *old):
         async with db.read() as session:
-            upto = await thinning.first_since(session, stretch, before)
-        if thinning.begin_of(stretch, upto) > stretch.whole_from:
+            upto = await compaction.first_since(session, stretch, before)
+        if compaction.begin_of(stretch, upto) > stretch.whole_from:
             await db.write(partial(_thin, stretch=stretch.id, upto=upto), job=stretch.job)
 
 
@@ -127,7 +127,7 @@ async def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
 
 
 async def _thin(session: AsyncSession, *, stretch: int, upto: int) -> None:
-    await thinning.thin_upto(session, await session.get_one(models.Stretch, stretch), upto)
+    await compaction.thin_upto(session, await session.get_one(models.Stretch, stretch), upto)
 
 
 async def _upto(db: Database, stretch: models.Stretch, excess_bytes: int) -> int:
@@ -146,7 +146,7 @@ async def _upto(db: Database, stretch: models.Stretch, excess_bytes: int) -> int
         for last, size in await session.execute(query):
             excess_bytes -= size
             if excess_bytes <= 0:
-                return int(last) + thinning.WIDTH
+                return int(last) + compaction.WIDTH
     return stretch.last_iteration + 1
 
 
@@ -154,13 +154,13 @@ async def _coarsen(db: Database, project: str, before: float) -> None:
     thinned = models.Stretch.whole_from > models.Stretch.fine_from
     for stretch in await _stretches(db, project, thinned):
         async with db.read() as session:
-            begin = await thinning.fine_since(session, stretch, before)
+            begin = await compaction.fine_since(session, stretch, before)
         if begin > stretch.fine_from:
             await db.write(partial(_coarsen_one, stretch=stretch.id, begin=begin), job=stretch.job)
 
 
 async def _coarsen_one(session: AsyncSession, *, stretch: int, begin: int) -> None:
-    await thinning.coarsen_upto(session, await session.get_one(models.Stretch, stretch), begin)
+    await compaction.coarsen_upto(session, await session.get_one(models.Stretch, stretch), begin)
 
 
 async def _stretches(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.Stretch]:
@@ -203,7 +203,7 @@ async def _forget(db: Database, rows: type[models.Base], old: Select[int], *, jo
     async def work(session: AsyncSession) -> int:
         ids = list(await session.scalars(old.limit(ROWS_AT_ONCE)))
         if ids:
-            await session.execute(delete(rows).where(table.c.id.in_(ids)), execution_options=thinning.QUIETLY)
+            await session.execute(delete(rows).where(table.c.id.in_(ids)), execution_options=compaction.QUIETLY)
         return len(ids)
 
     while await db.write(work, job=job) == ROWS_AT_ONCE:

@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.answers import Band, Mean, Series
 from holdfast_server import columns, rollups
 from holdfast_server.columns import BUILT_IN, Floats, Ints, Table
-from holdfast_server.lines import Plan, Read
+from holdfast_server.lines import Line, Segment
 from holdfast_server.rollups import DOWN, LAST, MAXIMUM, MINIMUM, NAN, SUM, UP, Rollup
 from holdfast_server.stretches import names_of
 
@@ -29,12 +29,12 @@ class Contents:
         self._chunks, self._rolled = chunks, rolled
         self._tables: dict[int, Table] = {}
 
-    def part(self, read: Read, width: int) -> tuple[Sequence[str], Rollup] | None:
+    def part(self, read: Segment, width: int) -> tuple[Sequence[str], Rollup] | None:
         """The metrics of what is to be read, and its buckets of `width` iterations, or coarser ones."""
         return self._whole(read, width) if read.level == 0 else self._coarse(read)
 
-    def _whole(self, read: Read, width: int) -> tuple[Sequence[str], Rollup] | None:
-        stretch = read.strand.id
+    def _whole(self, read: Segment, width: int) -> tuple[Sequence[str], Rollup] | None:
+        stretch = read.stretch.id
         if stretch not in self._tables:
             tables = [columns.unpack(chunk) for chunk in self._chunks.get(stretch, ())]
             if not tables:
@@ -44,16 +44,16 @@ class Contents:
         table = self._tables[stretch].between(read.first, read.last)
         return (table.metrics, rollups.of_table(table, width)) if len(table) else None
 
-    def _coarse(self, read: Read) -> tuple[Sequence[str], Rollup] | None:
-        names = names_of(read.strand.metrics)
+    def _coarse(self, read: Segment) -> tuple[Sequence[str], Rollup] | None:
+        names = names_of(read.stretch.metrics)
         rows = [
-            row for row in self._rolled.get((read.strand.id, read.level), ()) if read.first <= row[1] <= read.last
+            row for row in self._rolled.get((read.stretch.id, read.level), ()) if read.first <= row[1] <= read.last
         ]
         return (names, rollups.decoded(rows, len(BUILT_IN) + len(names))) if rows else None
 
 
 def series(
-    plan: Plan,
+    plan: Line,
     contents: Contents,
     points: int,
     *,
@@ -67,7 +67,7 @@ def series(
     between, and one on each side.
     """
     width = 1 if plan.each else plan.width
-    found = [part for read in plan.reads if (part := contents.part(read, width)) is not None]
+    found = [part for read in plan.segments if (part := contents.part(read, width)) is not None]
     if not found:
         return None
     names = list(dict.fromkeys(name for known, _ in found for name in known if metrics is None or name in metrics))
@@ -83,13 +83,13 @@ def series(
     return _as_series(plan, buckets, wanted, digits), int(buckets.rows.max()) > 1
 
 
-def _as_series(plan: Plan, buckets: Rollup, wanted: Mapping[str, int], digits: int | None) -> Series:
+def _as_series(plan: Line, buckets: Rollup, wanted: Mapping[str, int], digits: int | None) -> Series:
     finite = buckets.finite
     at = buckets.stats[:, AT, LAST]
     return Series(
-        lineage=plan.line.lineage,
-        abandoned=plan.line.abandoned,
-        lost=plan.line.lost,
+        lineage=plan.lineage,
+        abandoned=plan.abandoned,
+        lost=plan.lost,
         iteration=buckets.last.tolist(),
         at=(at if digits is None else np.round(at, 3)).tolist(),
         seconds=Mean(

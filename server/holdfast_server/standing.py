@@ -1,43 +1,31 @@
-"""Where a job stands by what is stored of it, and how a batch moves it on: its position, its pulse, its samples.
+"""Where a job stands by what is stored of it, and how a batch moves it on: names of batches, position, samples.
 
 Core, in few statements, and synchronous: on SQLite a whole group of batches is stored by one thread at one go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
-from sqlalchemy import Connection, and_, bindparam, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
-from holdfast.protocol import Gap, Lane
+from holdfast import protocol
 from holdfast_server import columns, models, samples, status, stretches, work
+from holdfast_server.batches import Received
 from holdfast_server.columns import Taken
 from holdfast_server.db import Statement, insert
 
+ATTEMPTS_KEPT = 3
+NAMES_KEPT = 1000
+"""Of each rank and lane; it is looked after when as many have come since."""
+
 _recent = msgspec.msgpack.Decoder(samples.Recent)
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What of a batch moves a job on."""
-
-    job: str
-    uid: str
-    attempt: int
-    rank: int
-    lane: Lane
-    sequence: int
-    sent_at: float
-    iteration: int
-    lineage: int
-    samples: Taken | None
-    gaps: Sequence[Gap]
-    empty: bool
-    """A sign of life and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +46,6 @@ class Standing:
     longest_seconds: float
     attempt_uid: str | None
     """Of the batch's own attempt; None where it is not known yet."""
-
-    def ahead(self, said: Said) -> bool:
-        """Whether a batch is the newest of its lane, and speaks for the job; a replayed one does not."""
-        reached = self.sequence if said.lane == "control" else self.samples_sequence
-        return said.rank == 0 and said.uid == self.uid and said.sequence > reached
-
-    @property
-    def fresh(self) -> bool:
-        """The current attempt has only shown that it lives."""
-        return max(self.sequence, self.samples_sequence) < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,72 +104,156 @@ _GAP = Statement(
     _gaps.insert().values({column.name: bindparam(column.name) for column in _gaps.c if column.name != "id"})
 )
 
+_OF = ("job", "uid", "rank", "lane")
+_batches = models.table(models.Batch)
+_of_one_lane = tuple(_batches.c[name] == bindparam(name) for name in _OF)
+# No name is kept before one that stands for all before it, so that the next one says it all.
+_KNOWN = Statement(
+    select(_batches.c.sequence, _batches.c.digest, _batches.c.all_before)
+    .where(*_of_one_lane, _batches.c.sequence >= bindparam("sequence"))
+    .order_by(_batches.c.sequence)
+    .limit(1)
+)
+_REMEMBER = Statement(_batches.insert())
+_NEWEST_TO_PRUNE = Statement(
+    select(func.max(_batches.c.sequence)).where(*_of_one_lane, _batches.c.sequence <= bindparam("sequence"))
+)
+_PRUNE = Statement(delete(_batches).where(*_of_one_lane).where(_batches.c.sequence < bindparam("sequence")))
+_STAND_FOR_ALL = Statement(
+    update(_batches)
+    .where(*(_batches.c[name] == bindparam(f"of_{name}") for name in (*_OF, "sequence")))
+    .values(all_before=bindparam("yes"))
+)
+
 
 def find(connection: Connection, job: str, uid: str) -> Standing | None:
     row = _FIND.first(connection, {"job": job, "uid": uid})
     return None if row is None else Standing(*row)
 
 
-def move_on(connection: Connection, standing: Standing, said: Said, *, now: float) -> Moved:
-    """Store what a new batch measured, and where it says that the job is. Its attempt and job are known."""
-    ahead = standing.ahead(said)
-    changes: dict[str, Any] = {}
-    if said.uid == standing.uid and said.rank == 0:
-        changes["last_contact_at"] = now
-    if ahead and not said.empty:
-        changes["sequence" if said.lane == "control" else "samples_sequence"] = said.sequence
-        changes |= _position(standing, said, now=now)
-    latest = max(
-        standing.latest_lineage, *(number for number, _ in (said.samples.tables if said.samples else ())), 0
+def found(connection: Connection, job: str, uid: str) -> Standing:
+    """Of a job that is stored."""
+    standing = find(connection, job, uid)
+    assert standing is not None
+    return standing
+
+
+def _name_of(batch: protocol.Batch) -> dict[str, Any]:
+    return {name: getattr(batch, name) for name in (*_OF, "sequence")}
+
+
+def known(connection: Connection, received: Received) -> bool | None:
+    """Whether this batch is stored: True; None: another one is, under its name. False: it is new."""
+    row = _KNOWN.first(connection, _name_of(received.batch))
+    if row is None:
+        return False
+    sequence, first, all_before = row
+    if sequence != received.batch.sequence:
+        return bool(all_before)
+    return True if bytes(first) == received.digest else None
+
+
+def remember(connection: Connection, received: Received, *, now: float) -> None:
+    """Its name is never forgotten; that of one long before it stands for all before that.
+
+    That is as safe as the order in which an agent sends: each when the one before is acknowledged or refused.
+    """
+    named = _name_of(received.batch)
+    _REMEMBER.run(connection, {**named, "received_at": now, "digest": received.digest, "all_before": False})
+    sequence = received.batch.sequence
+    if sequence and sequence % NAMES_KEPT == 0:
+        (oldest,) = _NEWEST_TO_PRUNE.first(connection, {**named, "sequence": sequence - NAMES_KEPT})
+        if oldest is not None:
+            place = {**named, "sequence": oldest}
+            _STAND_FOR_ALL.run(connection, {"yes": True, **{f"of_{name}": place[name] for name in place}})
+            _PRUNE.run(connection, place)
+
+
+async def prune_names(session: AsyncSession, job: str) -> None:
+    """Of attempts before the last three, keep the last name of each rank and lane, which stands for all before it.
+
+    An agent sends in order, and what earlier attempts have left before its own: of such an attempt, what comes
+    up to its last name comes a second time, and what comes after it is new.
+    """
+    attempts, rows, later = models.Attempt, models.Batch, aliased(models.Batch)
+    newest = select(attempts.attempt).where(attempts.job == job).distinct().order_by(attempts.attempt.desc())
+    oldest_kept = newest.offset(ATTEMPTS_KEPT - 1).limit(1).scalar_subquery()
+    ended = (
+        rows.job == job,
+        rows.uid.in_(select(attempts.uid).where(attempts.job == job, attempts.attempt < oldest_kept)),
     )
-    if "lineage" in changes and said.lineage > latest:
-        latest = said.lineage
-        ensure_lineage(connection, said.job, said.lineage, at=said.sent_at)
-    left_out = _measured(connection, said)
-    if ahead and said.samples is not None:
-        recent = _moved(_recent.decode(standing.recent) if standing.recent else samples.Recent(), said.samples)
+    last = (
+        select(func.max(later.sequence))
+        .where(later.job == rows.job, later.uid == rows.uid, later.rank == rows.rank, later.lane == rows.lane)
+        .scalar_subquery()
+    )
+    quietly = {"synchronize_session": False}
+    await session.execute(delete(rows).where(*ended, rows.sequence < last), execution_options=quietly)
+    await session.execute(update(rows).where(*ended).values(all_before=True), execution_options=quietly)
+
+
+def move_on(connection: Connection, standing: Standing, received: Received, *, now: float) -> Moved:
+    """Store what a new batch measured, and where it says that the job is. Its attempt and job are known."""
+    batch, measured = received.batch, received.samples
+    changes: dict[str, Any] = {}
+    speaks = batch.rank == 0 and batch.uid == standing.uid
+    if speaks:
+        changes["last_contact_at"] = now
+    reached = "sequence" if batch.lane == "control" else "samples_sequence"
+    ahead = speaks and batch.sequence > getattr(standing, reached)
+    if ahead and not received.empty:
+        changes[reached] = batch.sequence
+        changes |= _position(standing, batch, now=now)
+    latest = max([standing.latest_lineage, *(number for number, _ in (measured.tables if measured else ()))])
+    if "lineage" in changes and batch.lineage > latest:
+        latest = batch.lineage
+        ensure_lineage(connection, batch.job, batch.lineage, at=batch.sent_at)
+    left_out = _measured(connection, received)
+    if ahead and measured is not None:
+        recent = _moved(_recent.decode(standing.recent) if standing.recent else samples.Recent(), measured)
         changes |= {"recent": msgspec.msgpack.encode(recent), "longest_seconds": status.longest_seconds(recent)}
     if latest > standing.latest_lineage:
         changes["latest_lineage"] = latest
     if changes:
         moved = {f"new_{name}": changes.get(name, getattr(standing, name)) for name in _CHANGING}
-        _MOVE.run(connection, {"job": said.job, **moved})
-    _attempt(connection, said, reached="iteration" in changes)
+        _MOVE.run(connection, {"job": batch.job, **moved})
+    more = len(measured) if measured is not None and batch.rank == 0 else 0
+    place = {"of_job": batch.job, "of_uid": batch.uid, "more": more}
+    if "iteration" in changes:
+        _REACH_ATTEMPT.run(connection, {**place, "reached": batch.iteration})
+    elif more:
+        _MOVE_ATTEMPT.run(connection, place)
     return Moved(ahead, left_out)
 
 
-def _position(standing: Standing, said: Said, *, now: float) -> Mapping[str, Any]:
+def _position(standing: Standing, batch: protocol.Batch, *, now: float) -> Mapping[str, Any]:
     """The lanes overtake each other: of what they say the furthest counts, and a restore begins a new lineage."""
-    here, there = (standing.lineage, standing.iteration), (said.lineage, said.iteration)
-    if there < here and not standing.fresh:
+    here, there = (standing.lineage, standing.iteration), (batch.lineage, batch.iteration)
+    shows_life_only = max(standing.sequence, standing.samples_sequence) < 0
+    if there < here and not shows_life_only:
         return {}
-    moved = {"iteration": said.iteration, "lineage": said.lineage}
+    moved = {"iteration": batch.iteration, "lineage": batch.lineage}
     return moved if here == there else {**moved, "progressed_at": now}
 
 
-def _attempt(connection: Connection, said: Said, *, reached: bool) -> None:
-    place = {"of_job": said.job, "of_uid": said.uid}
-    more = len(said.samples) if said.samples is not None and said.rank == 0 else 0
-    if reached:
-        _REACH_ATTEMPT.run(connection, {**place, "more": more, "reached": said.iteration})
-    elif more:
-        _MOVE_ATTEMPT.run(connection, {**place, "more": more})
-
-
-def _measured(connection: Connection, said: Said) -> bool:
-    left_out = False
-    for lineage, table in said.samples.tables if said.samples is not None else ():
-        place = stretches.Place(said.job, said.uid, said.attempt, said.rank, said.sequence, lineage)
+def _measured(connection: Connection, received: Received) -> bool:
+    """Whether metrics were left out."""
+    batch, left_out = received.batch, False
+    key = {"job": batch.job, "uid": batch.uid, "rank": batch.rank}
+    for lineage, table in received.samples.tables if received.samples is not None else ():
+        place = {**key, "attempt": batch.attempt, "sequence": batch.sequence, "lineage": lineage}
         added = stretches.add(connection, place, table)
         left_out = left_out or added.left_out
-        work.add_samples(connection, job=said.job, uid=said.uid, rank=said.rank, lineage=lineage, samples=table)
+        work.add_samples(connection, key, lineage, table)
         if added.new:
-            ensure_lineage(connection, said.job, lineage, at=float(table.at[0]))
+            ensure_lineage(connection, batch.job, lineage, at=float(table.at[0]))
         last = int(table.iteration[-1])
-        _REACH_LINEAGE.run(connection, {"of_job": said.job, "of_lineage": lineage, "least": last, "reached": last})
-    if said.gaps:
-        told = {"job": said.job, "uid": said.uid, "rank": said.rank, "at": said.sent_at}
-        _GAP.run(connection, *({**told, **msgspec.structs.asdict(gap)} for gap in said.gaps))
+        _REACH_LINEAGE.run(
+            connection, {"of_job": batch.job, "of_lineage": lineage, "least": last, "reached": last}
+        )
+    if batch.gaps:
+        told = {**key, "at": batch.sent_at}
+        _GAP.run(connection, *({**told, **msgspec.structs.asdict(gap)} for gap in batch.gaps))
     return left_out
 
 

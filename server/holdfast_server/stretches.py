@@ -6,7 +6,8 @@ write of a few rows. Core and no ORM: nearly all that a server stores comes thro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,33 +23,6 @@ from holdfast_server.samples import MAX_METRICS
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Whose samples these are."""
-
-    job: str
-    uid: str
-    attempt: int
-    rank: int
-    sequence: int
-    lineage: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """The row of `models.Stretch`, as far as storing moves it."""
-
-    id: int
-    metrics: bytes
-    first_iteration: int
-    last_iteration: int
-    last_at: float
-    rows: int
-    chunks: int
-    chunk_bytes: int
-    widest: int
-
-
-@dataclass(frozen=True, slots=True)
 class Added:
     new: bool
     """The first that this rank of this attempt reports of this lineage."""
@@ -57,7 +31,17 @@ class Added:
 
 
 _KEY = ("job", "rank", "lineage", "uid")
-_FIELDS = tuple(field for field in Stretch.__dataclass_fields__)
+_GROWING: dict[str, Callable[[Any, Any], Any]] = {
+    "metrics": lambda before, now: now,
+    "first_iteration": min,
+    "last_iteration": max,
+    "last_at": max,
+    "rows": operator.add,
+    "chunks": operator.add,
+    "chunk_bytes": operator.add,
+    "widest": max,
+}
+"""What storing moves, and how."""
 _ROLLED = ("first_iteration", "last_iteration", "rows", "columns")
 _names = msgspec.msgpack.Decoder(list[str])
 
@@ -68,9 +52,8 @@ _stretches, _chunks, _rollups = (
     models.table(models.Rollup),
 )
 _NEW = {"whole_from": 0, "fine_from": 0}
-_GROWING = tuple(name for name in _FIELDS if name != "id")
 _FIND = Statement(
-    select(*(_stretches.c[name] for name in _FIELDS)).where(
+    select(_stretches.c.id, *(_stretches.c[name] for name in _GROWING)).where(
         *(_stretches.c[name] == bindparam(name) for name in _KEY)
     )
 )
@@ -84,7 +67,7 @@ _GROW = Statement(
     .where(_stretches.c.id == bindparam("stretch"))
     .values({name: bindparam(f"new_{name}") for name in _GROWING})
 )
-CHUNK = Statement(
+_CHUNK = Statement(
     plain_insert(_chunks).values(
         {column.name: bindparam(column.name) for column in _chunks.c if column.name != "id"}
     )
@@ -110,65 +93,49 @@ def _upsert(connection: Connection) -> ClauseElement:
     return made.on_conflict_do_update(index_elements=("stretch", "level", "bucket"), set_=changed)
 
 
-ROLLUP = Statement(_upsert)
+_ROLLUP = Statement(_upsert)
 
 
-def add(connection: Connection, place: Place, table: columns.Table) -> Added:
-    """Store what one rank measured on one lineage, all of it new."""
-    key = {name: getattr(place, name) for name in _KEY}
+def add(connection: Connection, place: Mapping[str, Any], table: columns.Table) -> Added:
+    """Store what one rank measured on one lineage, all of it new.
+
+    `place`: whose samples these are: job, uid, attempt, rank, sequence and lineage.
+    """
+    key = {name: place[name] for name in _KEY}
     row = _FIND.first(connection, key)
-    before = Stretch(*row) if row is not None else None
-    known = _names.decode(before.metrics) if before is not None else []
+    before = None if row is None else dict(zip(("id", *_GROWING), row, strict=True))
+    known = _names.decode(before["metrics"]) if before is not None else []
     more = [name for name in table.metrics if name not in known]
     names = [*known, *more[: max(0, MAX_METRICS - len(known))]]
     kept = columns.renamed(table, names)
     chunk = columns.pack(kept)
     first, last = int(kept.iteration[0]), int(kept.iteration[-1])
-    now = Stretch(
-        id=0,
-        metrics=msgspec.msgpack.encode(names),
-        first_iteration=first,
-        last_iteration=last,
-        last_at=float(kept.at.max()),
-        rows=len(kept),
-        chunks=1,
-        chunk_bytes=len(chunk),
-        widest=last - first,
-    )
+    now: dict[str, Any] = {
+        "metrics": msgspec.msgpack.encode(names),
+        "first_iteration": first,
+        "last_iteration": last,
+        "last_at": float(kept.at.max()),
+        "rows": len(kept),
+        "chunks": 1,
+        "chunk_bytes": len(chunk),
+        "widest": last - first,
+    }
     if before is None:
-        fields = {name: getattr(now, name) for name in _GROWING}
-        (stretch,) = _BEGIN.first(connection, {**key, "attempt": place.attempt, **fields, **_NEW})
+        (stretch,) = _BEGIN.first(connection, {**key, "attempt": place["attempt"], **now, **_NEW})
     else:
-        stretch, grown = before.id, _grown(before, now)
-        _GROW.run(connection, {"stretch": stretch, **{f"new_{name}": getattr(grown, name) for name in _GROWING}})
-    CHUNK.run(connection, chunk_row(place, kept, chunk))
+        stretch = before["id"]
+        grown = {name: grow(before[name], now[name]) for name, grow in _GROWING.items()}
+        _GROW.run(connection, {"stretch": stretch, **{f"new_{name}": value for name, value in grown.items()}})
+    _CHUNK.run(connection, chunk_row(place, kept, chunk))
     values_of = columns.aligned(kept.values, kept.metrics, names)
-    roll_up(connection, stretch, replace(kept, metrics=tuple(names), values=values_of), after=before)
+    reached = first if before is None else before["last_iteration"] + 1
+    roll_up(connection, stretch, replace(kept, metrics=tuple(names), values=values_of), reached)
     return Added(new=before is None, left_out=len(kept.metrics) < len(table.metrics))
 
 
-def _grown(before: Stretch, more: Stretch) -> Stretch:
-    return Stretch(
-        id=before.id,
-        metrics=more.metrics,
-        first_iteration=min(before.first_iteration, more.first_iteration),
-        last_iteration=max(before.last_iteration, more.last_iteration),
-        last_at=max(before.last_at, more.last_at),
-        rows=before.rows + more.rows,
-        chunks=before.chunks + 1,
-        chunk_bytes=before.chunk_bytes + more.chunk_bytes,
-        widest=max(before.widest, more.widest),
-    )
-
-
-def chunk_row(place: Place, table: columns.Table, chunk: bytes) -> dict[str, Any]:
+def chunk_row(place: Mapping[str, Any], table: columns.Table, chunk: bytes) -> dict[str, Any]:
     return {
-        "job": place.job,
-        "uid": place.uid,
-        "attempt": place.attempt,
-        "rank": place.rank,
-        "sequence": place.sequence,
-        "lineage": place.lineage,
+        **place,
         "first_iteration": int(table.iteration[0]),
         "last_iteration": int(table.iteration[-1]),
         "first_at": float(table.at.min()),
@@ -179,32 +146,35 @@ def chunk_row(place: Place, table: columns.Table, chunk: bytes) -> dict[str, Any
     }
 
 
-def roll_up(connection: Connection, stretch: int, table: columns.Table, *, after: Stretch | None) -> None:
-    """Add a table, with all columns of the stretch, to its roll-ups; `after`: what was in them before."""
-    first, end = int(table.iteration[0]), int(table.iteration[-1]) + 1
-    reached = first if after is None else after.last_iteration + 1
-    if first < reached:
-        behind = int(np.searchsorted(table.iteration, reached))
-        _roll_up_late(connection, stretch, table.rows(slice(0, behind)), reached)
+def roll_up(connection: Connection, stretch: int, table: columns.Table, reached: int) -> None:
+    """Add a table, with all columns of the stretch, to its roll-ups, which hold what came before `reached`."""
+    behind = int(np.searchsorted(table.iteration, reached))
+    if behind:
+        late = table.rows(slice(0, behind))
+        first, last = int(late.iteration[0]), int(late.iteration[-1])
+        asked = {level: (first >> level, min(last >> level, (reached >> level) - 1)) for level in LEVELS[1:]}
+        asked[LEVELS[0]] = first >> LEVELS[0], last >> LEVELS[0]
+        _add_to(connection, stretch, late, reached, asked, rollups.late)
         table = table.rows(slice(behind, None))
-    if not len(table):
-        return
-    first = int(table.iteration[0])
-    asked = {} if after is None else rollups.open_buckets(first, reached, end)
-    levels, stored = _stored(connection, stretch, asked)
-    fine = rollups.of_table(table, 1 << LEVELS[0])
-    found, buckets = rollups.grown(fine, reached, _decoded(stored, table), levels)
-    ROLLUP.run(connection, *rollup_rows(stretch, found, buckets))
+    if len(table):
+        first, end = int(table.iteration[0]), int(table.iteration[-1]) + 1
+        asked = rollups.open_buckets(first, reached, end)
+        _add_to(connection, stretch, table, reached, asked, rollups.grown)
 
 
-def _roll_up_late(connection: Connection, stretch: int, table: columns.Table, reached: int) -> None:
-    first, last = int(table.iteration[0]), int(table.iteration[-1])
-    asked = {level: (first >> level, min(last >> level, (reached >> level) - 1)) for level in LEVELS[1:]}
-    asked[LEVELS[0]] = first >> LEVELS[0], last >> LEVELS[0]
+def _add_to(
+    connection: Connection,
+    stretch: int,
+    table: columns.Table,
+    reached: int,
+    asked: Mapping[int, tuple[int, int]],
+    add_up: Callable[[Rollup, int, Rollup | None, Sequence[int]], tuple[list[int], Rollup]],
+) -> None:
+    """Add a table to the buckets `asked` for, by level the first and the last, and to new ones."""
     levels, stored = _stored(connection, stretch, asked)
-    fine = rollups.of_table(table, 1 << LEVELS[0])
-    found, buckets = rollups.late(fine, reached, _decoded(stored, table), levels)
-    ROLLUP.run(connection, *rollup_rows(stretch, found, buckets))
+    before = rollups.decoded(stored, len(table.values)) if stored else None
+    found, buckets = add_up(rollups.of_table(table, 1 << LEVELS[0]), reached, before, levels)
+    _ROLLUP.run(connection, *_rollup_rows(stretch, found, buckets))
 
 
 def _stored(
@@ -221,11 +191,7 @@ def _stored(
     return [row[0] for row in rows], [row[1:] for row in rows]
 
 
-def _decoded(stored: Sequence[tuple[int, int, int, bytes]], table: columns.Table) -> Rollup | None:
-    return rollups.decoded(stored, len(table.values)) if stored else None
-
-
-def rollup_rows(stretch: int, levels: Sequence[int], rollup: Rollup) -> Iterator[dict[str, Any]]:
+def _rollup_rows(stretch: int, levels: Sequence[int], rollup: Rollup) -> Iterator[dict[str, Any]]:
     """`levels`: of each bucket."""
     numbers = zip(levels, rollup.first.tolist(), rollup.last.tolist(), rollup.rows.tolist(), strict=True)
     for (level, first, last, rows), encoded in zip(numbers, rollups.encoded(rollup), strict=True):
@@ -238,10 +204,6 @@ def rollup_rows(stretch: int, levels: Sequence[int], rollup: Rollup) -> Iterator
             "rows": rows,
             "columns": encoded,
         }
-
-
-def encoded_names(metrics: Sequence[str]) -> bytes:
-    return msgspec.msgpack.encode(metrics)
 
 
 def names_of(metrics: bytes) -> Sequence[str]:

@@ -16,9 +16,9 @@ from holdfast_server import checkpoints, desired, models, orders
 from holdfast_server.ancestry import Ancestry, ancestries, branches
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.errors import UnknownJob
-from holdfast_server.ingest import recent_of
 from holdfast_server.pace import paced_of, reason_of
 from holdfast_server.samples import Recent
+from holdfast_server.standing import recent_of
 from holdfast_server.status import (
     current_attempt,
     iterations_per_second,

@@ -32,7 +32,6 @@ from holdfast_server.ancestry import Ancestry, ancestry_of, lineages_of
 from holdfast_server.checkpoints import DURABLE, IN_STORE, as_row, taken_at
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
-from holdfast_server.lines import Strand
 from holdfast_server.marks import Axis, Reach, as_view
 from holdfast_server.status import status_of
 from holdfast_server.stretches import names_of
@@ -190,16 +189,16 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
         found = await find_job(session, job)
         begun = await lineages_of(session, job)
         ancestry = Ancestry(begun, found.lineage)
-        strands = await reading.strands(session, job)
+        stretches = await reading.stretches(session, job)
         starts = await _starts(session, job)
         attempts = [as_view(AttemptRow, row) for row in starts]
-        extent, times = _extent(begun, strands), await _times(session, job, strands, starts)
+        extent, times = _extent(begun, stretches), await _times(session, job, stretches, starts)
         first, last = _bounds(times if axis == "time" else extent, asked.start, asked.end)
         reach = Reach(
             axis, first, last, max(2, min(asked.points, MAX_POINTS)), min(asked.marks, MAX_MARKS), asked.digits
         )
-        plans = await _plans(session, found, strands, attempts, reach)
-        contents = await reading.contents(session, job, [read for plan in plans for read in plan.reads])
+        plans = await _plans(session, found, stretches, attempts, reach)
+        contents = await reading.contents(session, job, [read for plan in plans for read in plan.segments])
         total, stalled = await marked.totals(session, job, reach)
         rows = await marked.checkpoints(session, job, reach, total, lineage=found.lineage)
         answer = Timeline(
@@ -212,7 +211,7 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
             silent_since=await _silent_since(session, found, starts, now=now),
             now=now,
             bucketed=False,
-            metrics=list(dict.fromkeys(name for one in strands for name in names_of(one.metrics))),
+            metrics=list(dict.fromkeys(name for one in stretches for name in names_of(one.metrics))),
             series=[],
             lineages=[ancestry.as_row(one) for one in begun],
             checkpoints=[as_row(row, ancestry, ranks=RANKS_TOLD if total <= RANKS_OF else 0) for row in rows],
@@ -245,22 +244,22 @@ def _bounds(extent: tuple[float, float] | None, start: float | None, end: float 
     return (first if start is None else start), (last if end is None else end)
 
 
-def _extent(begun: Sequence[models.Lineage], strands: Sequence[Strand]) -> tuple[int, int] | None:
-    if not strands or not begun:
+def _extent(begun: Sequence[models.Lineage], stretches: Sequence[models.Stretch]) -> tuple[int, int] | None:
+    if not stretches or not begun:
         return None
-    return min(one.first_iteration for one in strands), max(one.last_iteration for one in begun)
+    return min(one.first_iteration for one in stretches), max(one.last_iteration for one in begun)
 
 
 async def _times(
-    session: AsyncSession, job: str, strands: Sequence[Strand], starts: Sequence[models.Attempt]
+    session: AsyncSession, job: str, stretches: Sequence[models.Stretch], starts: Sequence[models.Attempt]
 ) -> tuple[float, float] | None:
-    if not starts or not strands:
+    if not starts or not stretches:
         return None
     began = min(one.started_at for one in starts)
     if len(starts) == MAX_ROWS:  # there may be earlier ones
         rows = models.Attempt
         began = await session.scalar(select(func.min(rows.started_at)).where(rows.job == job)) or began
-    return began, max(began, *(one.last_at for one in strands))
+    return began, max(began, *(one.last_at for one in stretches))
 
 
 async def _silent_since(
@@ -273,30 +272,34 @@ async def _silent_since(
 
 
 async def _plans(
-    session: AsyncSession, job: models.Job, strands: Sequence[Strand], attempts: Sequence[AttemptRow], reach: Reach
-) -> list[lines.Plan]:
-    own = (one.last_iteration for one in strands if (one.lineage, one.uid) == (job.lineage, job.uid))
+    session: AsyncSession,
+    job: models.Job,
+    stretches: Sequence[models.Stretch],
+    attempts: Sequence[AttemptRow],
+    reach: Reach,
+) -> list[lines.Line]:
+    own = (one.last_iteration for one in stretches if (one.lineage, one.uid) == (job.lineage, job.uid))
     # What its lineage has beyond where the current attempt has got to was lost with an earlier one.
     reached = max([job.iteration, *own])
     if reach.axis == "iteration":
         window = lines.Window(int(reach.first), int(reach.last), reach.points)
-        found = lines.lines(strands, window, uid=job.uid, lineage=job.lineage, reached=reached)
+        found = lines.lines(stretches, window, uid=job.uid, lineage=job.lineage, reached=reached)
         return [lines.plan(line, reach.points) for line in found]
     began = {one.attempt: one.started_at for one in attempts}
     cuts = {}
-    for one in strands:
+    for one in stretches:
         since = began.get(one.attempt, reach.first)
         cut = await reading.iterations_between(session, one, reach.first, reach.last, began=since)
         if cut is not None:
             cuts[one.id] = cut
-    found = lines.lines_in_time(strands, cuts, uid=job.uid, lineage=job.lineage, reached=reached)
+    found = lines.lines_in_time(stretches, cuts, uid=job.uid, lineage=job.lineage, reached=reached)
     # In time they lie side by side, and share the points.
     rows = sum(line.rows for line in found)
     return [lines.plan(line, max(2, round(reach.points * line.rows / rows))) for line in found]
 
 
 def _series(
-    plans: Sequence[lines.Plan], contents: series.Contents, points: int, drawn: Mapping[str, Any]
+    plans: Sequence[lines.Line], contents: series.Contents, points: int, drawn: Mapping[str, Any]
 ) -> list[tuple[Series, bool]]:
     made = (series.series(plan, contents, points, **drawn) for plan in plans)
     return [one for one in made if one is not None]

@@ -59,7 +59,7 @@ class _Within:
 class _Found:
     """What was read of it."""
 
-    plans: Sequence[lines.Plan]
+    plans: Sequence[lines.Line]
     contents: Contents
     checkpoints: Sequence[models.Checkpoint]
     stalls: Sequence[models.Stall]
@@ -75,12 +75,12 @@ async def trace(
     of the newest. Raises UnknownJob, InvalidSetting."""
     async with room:
         async with db.read() as session:
-            strands = await reading.strands(session, job)
-            within = await _within(session, job, strands, attempt, first, last)
-            plans = _plans(strands, within)
+            stretches = await reading.stretches(session, job)
+            within = await _within(session, job, stretches, attempt, first, last)
+            plans = _plans(stretches, within)
             found = _Found(
                 plans,
-                await reading.contents(session, job, [read for plan in plans for read in plan.reads]),
+                await reading.contents(session, job, [read for plan in plans for read in plan.segments]),
                 await _checkpoints_of(session, job, within),
                 await _stalls_of(session, job, within),
                 await desired.edit_rows(session, job, limit=MAX_ROWS),
@@ -120,7 +120,7 @@ def _of_numbers(event: Event) -> Event | None:
 async def _within(
     session: AsyncSession,
     job: str,
-    strands: Iterable[lines.Strand],
+    stretches: Iterable[models.Stretch],
     attempt: int | None,
     first: int | None,
     last: int | None,
@@ -129,7 +129,7 @@ async def _within(
     query = select(rows).where(rows.job == job).order_by(rows.started_at, rows.attempt)
     known = (await session.scalars(query)).all()
     if attempt is None:
-        uid = found.uid if last is None else _uid_at(strands, last, found)
+        uid = found.uid if last is None else _uid_at(stretches, last, found)
         chosen = next((row for row in known if row.uid == uid), None)
     else:
         chosen = next((row for row in reversed(known) if row.attempt == attempt), None)
@@ -142,16 +142,16 @@ async def _within(
     )
 
 
-def _uid_at(strands: Iterable[lines.Strand], iteration: int, job: models.Job) -> str:
+def _uid_at(stretches: Iterable[models.Stretch], iteration: int, job: models.Job) -> str:
     """Of the attempt that reported an iteration; of several the newest on the lineage where the job is."""
-    there = [one for one in strands if one.first_iteration <= iteration <= one.last_iteration]
+    there = [one for one in stretches if one.first_iteration <= iteration <= one.last_iteration]
     newest = max(there, key=lambda one: (one.lineage == job.lineage, one.uid == job.uid, one.id), default=None)
     return job.uid if newest is None else newest.uid
 
 
-def _plans(strands: Iterable[lines.Strand], within: _Within) -> list[lines.Plan]:
+def _plans(stretches: Iterable[models.Stretch], within: _Within) -> list[lines.Line]:
     found = []
-    for one in strands:
+    for one in stretches:
         first, last = max(one.first_iteration, within.first), min(one.last_iteration, within.last)
         if one.uid == within.uid and first <= last:
             found.append(lines.Line(one.lineage, False, False, [lines.Segment(one, first, last)]))
@@ -211,7 +211,7 @@ def _iterations(found: _Found, within: _Within) -> Iterator[Event]:
         )
         for first, last, count, at, seconds, measured in columns:
             name = f"iteration {last:,}" if first == last else f"iterations {first:,}–{last:,}"
-            about = {"lineage": plan.line.lineage, "iterations": count}
+            about = {"lineage": plan.lineage, "iterations": count}
             if measured:
                 yield _span("iterations", name, within.us(at - seconds), seconds, **about)
         if "loss" in names:
@@ -225,9 +225,9 @@ def _losses(buckets: Rollup, column: int, within: _Within) -> Iterator[Event]:
             yield {"ph": "C", "pid": 1, "name": "loss", "ts": within.us(at), "args": {"loss": loss / count}}
 
 
-def _buckets(plan: lines.Plan, contents: Contents) -> tuple[Sequence[str], Rollup] | None:
+def _buckets(plan: lines.Line, contents: Contents) -> tuple[Sequence[str], Rollup] | None:
     width = 1 if plan.each else plan.width
-    parts = [part for read in plan.reads if (part := contents.part(read, width)) is not None]
+    parts = [part for read in plan.segments if (part := contents.part(read, width)) is not None]
     if not parts:
         return None
     names = list(dict.fromkeys(name for metrics, _ in parts for name in metrics))

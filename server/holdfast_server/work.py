@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,9 @@ def bucket_of(at: float) -> int:
     return int(at // BUCKET_SECONDS)
 
 
-def add_samples(connection: Connection, *, job: str, uid: str, rank: int, lineage: int, samples: Table) -> None:
-    """Of one rank, on one lineage."""
-    key = {"job": job, "uid": uid, "rank": rank, "lineage": lineage}
-    _ADD.run(connection, *({**key, **row} for row in _by_bucket(samples)))
+def add_samples(connection: Connection, rank: Mapping[str, Any], lineage: int, samples: Table) -> None:
+    """Of one rank, given by its job, uid and number, on one lineage."""
+    _ADD.run(connection, *({**rank, "lineage": lineage, **row} for row in _by_bucket(samples)))
 
 
 async def add_event(session: AsyncSession, job: str, uid: str, rank: int, event: protocol.RankWork) -> None:

@@ -39,7 +39,7 @@ from holdfast.starting import ordered
 from holdfast.store import Lineage
 from holdfast.store.files import Files
 from holdfast.store.local import LocalStore
-from holdfast_server import control, ingest, models, orders
+from holdfast_server import batches, control, ingest, models, orders
 from holdfast_server.db import Database
 from holdfast_server.errors import NotCancellable, OpenOrder
 
@@ -282,7 +282,7 @@ class World:
         return desired
 
     def ingest(self, body: bytes) -> None:
-        received = ingest.decode(body, "msgpack", now=self.now)
+        received = batches.decode(body, "msgpack", now=self.now)
         with contextlib.suppress(ingest.Superseded):  # nobody asks it any more
             self.ground.run(ingest.store(self.db, received, now=self.now))
 

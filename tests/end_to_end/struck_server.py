@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def live(stage: Stage, **options: Any) -> None:
     watch_answer(control, "order_restore", "accepted", lambda placed, *_: placed[1])
     watch_answer(control, "desired", "handed out", lambda desired, *_: desired.restore is not None)
-    watch_answer(ingest, "store", "learned", lambda _, db, received: any(map(_restored, received.events)))
+    watch_answer(ingest, "store", "learned", lambda _, db, received: any(map(_restored, received.batch.events)))
     server_life.live(stage, **options)
 
 

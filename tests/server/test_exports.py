@@ -12,7 +12,7 @@ import pytest
 from holdfast.protocol import LineageStarted, Samples, Stall
 from holdfast_server import exports, traces
 from holdfast_server.app import COMPRESSED_BYTES
-from holdfast_server.lines import Strand
+from holdfast_server.models import Stretch
 
 JOB = "/api/v1/jobs/char-gpt"
 EXPORT = f"{JOB}/export"
@@ -99,26 +99,26 @@ def test_a_stretch_with_a_hole_in_it_is_few_parts(job, client):
     assert [int(row["iteration"]) for row in found] == [*range(1, 21), FAR + 1, FAR + 2]
 
 
-def strand(number, first, last, count):
-    return Strand(
+def stretch(number, first, last, count):
+    return Stretch(
         id=number, uid="first", attempt=1, lineage=number, metrics=b"", first_iteration=first, last_iteration=last,
         rows=count, widest=0, whole_from=0, fine_from=0, last_at=0.0,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("strands", "parts"),
+    ("stretches", "parts"),
     [
         ([], []),
-        ([strand(1, 1, 20_000, 20_000)], [(1, 8192), (8193, 16_384), (16_385, 24_576)]),
-        ([strand(1, 1, 10, 10), strand(2, 5, 8, 4)], [(1, 8192)]),
-        ([strand(1, 1, 9000, 9000), strand(2, 15_000, 15_001, 2)], [(1, 8192), (8193, 16_384)]),
-        ([strand(1, 1, 10, 10), strand(2, FAR, FAR + 1, 2)], [(1, 8192), (FAR, FAR + 8191)]),
-        ([strand(1, 1, 2 * FAR, 2)], [(1, 2 * FAR)]),
+        ([stretch(1, 1, 20_000, 20_000)], [(1, 8192), (8193, 16_384), (16_385, 24_576)]),
+        ([stretch(1, 1, 10, 10), stretch(2, 5, 8, 4)], [(1, 8192)]),
+        ([stretch(1, 1, 9000, 9000), stretch(2, 15_000, 15_001, 2)], [(1, 8192), (8193, 16_384)]),
+        ([stretch(1, 1, 10, 10), stretch(2, FAR, FAR + 1, 2)], [(1, 8192), (FAR, FAR + 8191)]),
+        ([stretch(1, 1, 2 * FAR, 2)], [(1, 2 * FAR)]),
     ],
 )
-def test_parts_are_made_of_what_is_there(strands, parts):
-    assert list(exports.spans(strands, 1, 2 * FAR)) == parts
+def test_parts_are_made_of_what_is_there(stretches, parts):
+    assert list(exports.spans(stretches, 1, 2 * FAR)) == parts
 
 
 def say_metrics(agent, metrics):

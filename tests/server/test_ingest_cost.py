@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asked
 from clusters import ON_SQLITE
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast_server.db import on_connection
 
 ITERATIONS = 100
 STEPS = 10
@@ -21,9 +25,15 @@ def test_a_batch_takes_as_many_steps_after_hundreds_of_them(client, agent):
         steps += 1
         return 0
 
+    async def watch(session: AsyncSession) -> None:
+        def of_the_writer(connection: Connection) -> None:
+            connection.connection.driver_connection.set_progress_handler(step, STEPS)
+
+        await on_connection(session, of_the_writer)
+
     agent.start()
     agent.train(ITERATIONS)
-    asked.of(client)._store._row_connection.connection.driver_connection.set_progress_handler(step, STEPS)
+    asked.in_loop(client, asked.of(client).write, watch)
 
     def steps_of(batches: int) -> float:
         nonlocal steps

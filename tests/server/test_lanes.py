@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.protocol import Batch, Gap, Notice, Samples
-from holdfast_server import batches, ingest
+from holdfast_server import batches, standing
 from holdfast_server.intake import Intake, TooMuch
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -212,7 +212,7 @@ def test_gaps_are_on_the_timeline_and_told(agent, client):
 def test_names_long_past_are_one_that_stands_for_all(agent, client, monkeypatch):
     from holdfast_server import models
 
-    monkeypatch.setattr(batches, "NAMES_KEPT", 10)
+    monkeypatch.setattr(standing, "NAMES_KEPT", 10)
     agent.start()
     for sequence in range(45):
         send(agent, "samples", sequence, samples=measured(10 * sequence + 1, 10), iteration=10 * sequence + 10)
@@ -277,10 +277,10 @@ def test_every_kind_of_batch_is_decoded_alike():
         "lineage": 1,
     }
     bodies = [msgspec.msgpack.encode({**whole, "samples": each}) for each in (samples, lists)]
-    tables = [ingest.decode(body, "msgpack", now=1.0).samples for body in bodies]
+    tables = [batches.decode(body, "msgpack", now=1.0).samples for body in bodies]
     as_text = msgspec.to_builtins(lists) | {"metrics": {"loss": ["nan"] * 4}}
-    tables.append(ingest.decode(msgspec.json.encode({**whole, "samples": as_text}), "json", now=1.0).samples)
-    tables.append(ingest.decode(msgspec.json.encode({**whole, "samples": samples}), "json", now=1.0).samples)
+    tables.append(batches.decode(msgspec.json.encode({**whole, "samples": as_text}), "json", now=1.0).samples)
+    tables.append(batches.decode(msgspec.json.encode({**whole, "samples": samples}), "json", now=1.0).samples)
     shown = {
         (lineage, table.iteration.tobytes(), table.metrics, table.values.tobytes())
         for taken in tables

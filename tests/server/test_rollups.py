@@ -14,7 +14,6 @@ from sqlalchemy import create_engine, select
 from holdfast_server import columns, models, rollups, stretches
 from holdfast_server.columns import BUILT_IN, Table
 from holdfast_server.rollups import DOWN, LAST, LEVELS, MAXIMUM, MINIMUM, NAN, SUM, UP
-from holdfast_server.stretches import Stretch
 
 METRICS = ("loss", "accuracy")
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
@@ -139,14 +138,13 @@ def test_what_comes_batch_by_batch_is_each_level_by_itself(table, cuts, chance):
     engine = create_engine("sqlite://")
     with engine.begin() as connection:
         models.table(models.Rollup).create(connection)
-        after = None
+        reached = int(parts[0].iteration[0])
         for part in parts:
-            stretches.roll_up(connection, 1, part, after=after)
-            last = max(int(part.iteration[-1]), after.last_iteration if after else 0)
-            after = Stretch(1, b"", 0, last, 0.0, 1, 1, 0, 0)
+            stretches.roll_up(connection, 1, part, reached)
+            reached = max(reached, int(part.iteration[-1]) + 1)
         rows = stored_in(connection)
     engine.dispose()
-    end = after.last_iteration + 1
+    end = reached
     for level in LEVELS:
         found = [row[1:] for row in rows if row[0] == level]
         whole = table if level == LEVELS[0] else table.rows(table.iteration < end >> level << level)
@@ -157,14 +155,12 @@ def test_what_comes_batch_by_batch_is_each_level_by_itself(table, cuts, chance):
 
 def test_a_batch_writes_what_it_comes_past(monkeypatch):
     written = []
-    monkeypatch.setattr(stretches.ROLLUP, "run", lambda _, *rows: written.append([row["level"] for row in rows]))
+    monkeypatch.setattr(stretches._ROLLUP, "run", lambda _, *rows: written.append([row["level"] for row in rows]))
     engine = create_engine("sqlite://")
     values = np.ones((len(BUILT_IN) + len(METRICS), 50))
     with engine.begin() as connection:
         models.table(models.Rollup).create(connection)
-        after = None
         for first in range(1, 301, 50):
-            stretches.roll_up(connection, 1, Table(np.arange(first, first + 50), METRICS, values), after=after)
-            after = Stretch(1, b"", 0, first + 49, 0.0, 1, 1, 0, 0)
+            stretches.roll_up(connection, 1, Table(np.arange(first, first + 50), METRICS, values), first)
     engine.dispose()
     assert written == [[6], [6, 6], [6, 6], [6, 6], [6], [6, 6, 8]]

@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.answers import Failing, JobStatus
 from holdfast.protocol import OPEN_ORDER_STATES
 from holdfast_server import checkpoints, models
-from holdfast_server.ingest import recent_of
 from holdfast_server.pace import paced_of
+from holdfast_server.standing import recent_of
 from holdfast_server.status import ENDED_WELL, current_attempt, longest_seconds, seconds_of_last, status_of
 
 LOOKED_AT_SECONDS = 7 * 86400.0

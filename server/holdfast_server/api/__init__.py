@@ -19,8 +19,10 @@ from holdfast_server.api import (
 )
 
 router = APIRouter()
+# First, since routes are tried in their order, and batches come a hundred times as often as all else.
+router.include_router(ingest.router, prefix="/api/v1")
 router.include_router(system.router)
-for part in (ingest, jobs, exports, desired, checkpoints, restores, alerts, retention, stream, accounts):
+for part in (jobs, exports, desired, checkpoints, restores, alerts, retention, stream, accounts):
     router.include_router(part.router, prefix="/api/v1")
 
 __all__ = ["router"]

@@ -19,10 +19,11 @@ from starlette.responses import Response
 
 from holdfast_server import errors
 from holdfast_server.alerts import errors as alerts
+from holdfast_server.batches import InvalidBatch
 from holdfast_server.compression import compress
 from holdfast_server.db import DatabaseBusy, DatabaseClosed, DatabaseUnavailable
 from holdfast_server.encoding import to_json
-from holdfast_server.ingest import Implausible, InvalidBatch
+from holdfast_server.ingest import Implausible
 from holdfast_server.security import protected
 
 T = TypeVar("T")

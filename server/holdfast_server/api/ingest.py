@@ -8,14 +8,11 @@ from typing import Literal, Protocol, cast
 import msgspec
 from fastapi import APIRouter
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from holdfast.protocol import Ack, Batch
-from holdfast_server import compression, ingest
+from holdfast_server import batches, compression, ingest
 from holdfast_server.accounts.belonging import Belonging
 from holdfast_server.accounts.principal import Principal
 from holdfast_server.api.answers import Json, refusal
@@ -61,7 +58,7 @@ async def report(request: Request) -> Response:
         with state.measures.ingesting():
             now, encoding = state.clock(), _encoding(request)
             content = _decompressed(sent, request.headers.get("content-encoding", "identity"))
-            received = ingest.decode(content, encoding, now=now)
+            received = batches.decode(content, encoding, now=now)
             with state.room.taking(received.batch.lane, len(content)):
                 project = await state.belonging.reporting(asker, received.batch.job)
                 ack = await ingest.store(
@@ -82,16 +79,6 @@ async def report(request: Request) -> Response:
         raise HTTPException(413) from None
     state.measures.ingested(received)
     return _answer(ack, request.headers.get("accept", ""), encoding)
-
-
-# FastAPI's own route describes it, and this one, ahead of all others, answers: to find a route among a hundred and
-# to solve its dependencies takes FastAPI longer than we need to read a batch.
-route = Route(
-    "/api/v1/ingest",
-    report,
-    methods=["POST"],
-    middleware=[Middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)],
-)
 
 
 class State(Protocol):

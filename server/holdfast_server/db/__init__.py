@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from holdfast_server.db.database import Database as Database
-from holdfast_server.db.errors import DatabaseBusy as DatabaseBusy
-from holdfast_server.db.errors import DatabaseClosed as DatabaseClosed
-from holdfast_server.db.errors import DatabaseInUse as DatabaseInUse
-from holdfast_server.db.errors import DatabaseUnavailable as DatabaseUnavailable
-from holdfast_server.db.rows import Statement as Statement
+from holdfast_server.db.statements import DatabaseBusy as DatabaseBusy
+from holdfast_server.db.statements import DatabaseClosed as DatabaseClosed
+from holdfast_server.db.statements import DatabaseInUse as DatabaseInUse
+from holdfast_server.db.statements import DatabaseUnavailable as DatabaseUnavailable
+from holdfast_server.db.statements import Statement as Statement
 from holdfast_server.db.statements import insert as insert
 from holdfast_server.db.statements import lock_job as lock_job
 from holdfast_server.db.statements import locked_job as locked_job
 from holdfast_server.db.statements import named_jobs as named_jobs
+from holdfast_server.db.statements import on_connection as on_connection
 from holdfast_server.db.statements import size_bytes as size_bytes
 from holdfast_server.db.statements import size_question as size_question

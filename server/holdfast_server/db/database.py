@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.engine import URL
@@ -16,10 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from holdfast_migrations import DriverMissing, Upgraded
 from holdfast_server.bus import LocalBus
-from holdfast_server.db.errors import DatabaseBusy, DatabaseClosed, DatabaseUnavailable
 from holdfast_server.db.sqlite import SqliteStore
-from holdfast_server.db.statements import require_writable
-from holdfast_server.db.units import RowWork, Store, T, Unit, Work
+from holdfast_server.db.statements import DatabaseBusy, DatabaseClosed, DatabaseUnavailable, require_writable
+from holdfast_server.db.units import Store, T, Unit, Work
 from holdfast_server.settings import database_url
 
 READS_END_SECONDS = 5.0
@@ -151,37 +149,33 @@ class Database:
             finally:
                 self._view.reset(token)
 
-    async def write(self, work: Work[T], *, job: str | None = None, at_once: bool = False) -> T:
+    async def write(
+        self, work: Work[T], *, job: str | None = None, at_once: bool = False, samples_only: bool = False
+    ) -> T:
         """Run `work` in a transaction of its own, and return only when it is on the disk.
 
         Work that raises takes back its own changes alone. Where the database has taken them back, as after a
-        deadlock, `work` runs again: it writes to its session, and to nothing else. Work about one `job` runs
-        alone, on all instances, and the listeners of that job are told when it is stored; `at_once` tells those
-        at other instances without delay: give it where a person, or an agent, waits.
+        deadlock, `work` runs again. It may run in another thread: it awaits its session, and changes nothing else.
+
+        Args:
+            work: what is to be done.
+            job: the one that it is about. Work about one job runs alone, on all instances, and the listeners of
+                that job are told when it is stored.
+            at_once: tell listeners at other instances without delay, where a person or an agent waits.
+            samples_only: it changes nothing that agents wait for.
 
         Raises:
             DatabaseBusy: more waits already than the database keeps up with.
             DatabaseUnavailable: the database does not answer, or broke off; what was asked may be stored.
         """
-        result: T = await self._stored(Unit(work, job, at_once))
-        return result
-
-    async def write_rows(self, rows: RowWork[T], *, job: str | None = None) -> T:
-        """The same for work that is synchronous and needs no session, as nearly all that agents send."""
-
-        async def work(session: AsyncSession) -> T:
-            return await (await session.connection()).run_sync(rows)
-
-        result: T = await self._stored(Unit(work, job, at_once=False, rows=rows))
-        return result
-
-    async def _stored(self, unit: Unit) -> Any:
         if not self._open:
             raise DatabaseClosed("the server is stopping")
         if self._store.waiting >= WAITING_UNITS:
             raise DatabaseBusy(f"{WAITING_UNITS} writes wait for the database already")
+        unit = Unit(work, job, at_once, samples_only)
         self._store.submit(unit)
-        return await unit.done
+        result: T = await unit.done
+        return result
 
     @property
     def pressure(self) -> float:

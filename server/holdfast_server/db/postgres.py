@@ -20,14 +20,13 @@ from sqlalchemy import func, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from holdfast_migrations import Upgraded, upgrade
 from holdfast_server.bus import LocalBus
-from holdfast_server.db.errors import DatabaseUnavailable
 from holdfast_server.db.relay import Relay
-from holdfast_server.db.statements import job_key, lock_key
+from holdfast_server.db.statements import DatabaseUnavailable, job_key, lock_key
 from holdfast_server.db.units import GROUP_UNITS, Unit, attempt
 
 READERS = 8
@@ -230,7 +229,8 @@ def _engine(url: URL, **options: object) -> AsyncEngine:
 async def _run(connection: AsyncConnection, units: list[Unit]) -> None:
     await connection.execute(select(func.pg_advisory_xact_lock(job_key(units[0].job))))
     for unit in units:
-        await attempt(connection, unit)
+        session = AsyncSession(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
+        await attempt(session, unit)
         if unit.error is None:
             continue
         if connection.invalidated:

@@ -6,23 +6,22 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
 
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from holdfast_migrations import NotOurDatabase, Upgraded, upgrade
-from holdfast_server.db.driver import async_engine
-from holdfast_server.db.errors import DatabaseInUse
-from holdfast_server.db.units import GROUP_UNITS, Unit, attempt, attempt_rows
+from holdfast_server.db.statements import DatabaseInUse
+from holdfast_server.db.units import GROUP_UNITS, T, Unit, attempt
 from holdfast_server.settings import default_database
 
 BUSY_TIMEOUT_MILLISECONDS = 5000
@@ -37,6 +36,8 @@ which SQLite's own 2 MB do not hold: every look at the run would read them all a
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 
+P = ParamSpec("P")
+
 logger = logging.getLogger(__name__)
 
 
@@ -46,11 +47,7 @@ class SqliteStore:
         self.path = Path(str(url.database))
         self.place = str(self.path)
         self._lock_file: int | None = None
-        self._readers: AsyncEngine | None = None
-        self._writer: AsyncEngine | None = None
-        self._row_writer: Engine | None = None
-        self._row_connection: Connection | None = None
-        """Kept from one commit to the next, rather than fetched from the pool for each."""
+        self._writer: Engine | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._queue: asyncio.Queue[Unit | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
@@ -89,27 +86,26 @@ class SqliteStore:
             self._lock_file = None
 
     async def open(self, settled: Callable[[list[Unit]], None]) -> AsyncEngine:
-        self._readers = _engine(self.url, begin="BEGIN", pool_size=READERS)
-        self._writer = _engine(self.url, begin="BEGIN IMMEDIATE", pool_size=1)
-        self._row_writer = create_engine(self.url.set(drivername="sqlite"), pool_size=1, max_overflow=0)
-        _configure(self._row_writer, begin="BEGIN IMMEDIATE")
-        self._thread = ThreadPoolExecutor(1, "holdfast-writer")
         self._queue = asyncio.Queue()
-        groups = self._write_groups(self._writer, settled)
-        self._task = asyncio.create_task(groups, name="holdfast database writer")
-        return self._readers
+        self._writer = create_engine(self.url.set(drivername="sqlite"), poolclass=StaticPool)
+        _configure(self._writer, begin="BEGIN IMMEDIATE")
+        self._thread = ThreadPoolExecutor(1, "holdfast-writer")
+        self._task = asyncio.create_task(self._write_groups(settled), name="holdfast database writer")
+        # the connection that was used last is used next: its cache is warm, and the others stay small
+        readers = create_async_engine(
+            self.url, pool_size=READERS, max_overflow=0, pool_timeout=30, pool_use_lifo=True
+        )
+        _configure(readers.sync_engine, begin="BEGIN")
+        return readers
 
     async def close(self) -> None:
-        if self._task is not None:
+        if self._task is not None and self._thread is not None:
             self._queue.put_nowait(None)
             await self._task
-        if self._writer is not None:
-            await self._writer.dispose()
-        if self._row_writer is not None and self._thread is not None:
-            self._let_go_of_rows()
-            self._row_writer.dispose()
             self._thread.shutdown()
-        self._writer = self._row_writer = self._thread = self._task = None
+        if self._writer is not None:
+            self._writer.dispose()
+        self._writer = self._thread = self._task = None
         self.release()
 
     @property
@@ -130,7 +126,7 @@ class SqliteStore:
     async def leads(self) -> bool:
         return True
 
-    async def _write_groups(self, writer: AsyncEngine, settled: Callable[[list[Unit]], None]) -> None:
+    async def _write_groups(self, settled: Callable[[list[Unit]], None]) -> None:
         running = True
         while running:
             group = [await self._queue.get()]
@@ -138,50 +134,49 @@ class SqliteStore:
                 group.append(self._queue.get_nowait())
             running = None not in group
             units = [unit for unit in group if unit is not None]
-            for of_rows, run in groupby(units, key=lambda unit: unit.rows is not None):
-                together = list(run)
-                await (self._commit_rows(together) if of_rows else self._commit(writer, together))
-                settled(together)
+            if units:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, units)
+                settled(units)
 
-    async def _commit(self, writer: AsyncEngine, units: list[Unit]) -> None:
+    def _commit(self, units: Sequence[Unit]) -> None:
+        """In the writer's thread."""
+        assert self._writer is not None
         try:
-            async with writer.connect() as connection, connection.begin():
+            with self._writer.connect() as connection, connection.begin():
                 for unit in units:
-                    await attempt(connection, unit)
-        except Exception as error:  # the writer must outlive a full disk
-            _nothing_stored(units, error)
-
-    async def _commit_rows(self, units: list[Unit]) -> None:
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._store_rows, units)
-        except Exception as error:  # as above
-            _nothing_stored(units, error)
-
-    def _store_rows(self, units: Sequence[Unit]) -> None:
-        """In the thread that writes rows."""
-        assert self._row_writer is not None
-        if self._row_connection is None:
-            self._row_connection = self._row_writer.connect()
-        try:
-            with self._row_connection.begin():
-                for unit in units:
-                    attempt_rows(self._row_connection, unit)
-        except BaseException:  # whatever state that has left it in, the next batch finds one as new
-            self._let_go_of_rows()
-            raise
-
-    def _let_go_of_rows(self) -> None:
-        connection, self._row_connection = self._row_connection, None
-        if connection is not None:
-            with suppress(SQLAlchemyError):
-                connection.close()
+                    _run(attempt(ThreadSession(connection), unit))
+        except Exception as error:  # keep the writer alive: after a full disk it stores again
+            logger.warning("nothing was stored of %d units: %s", len(units), error)
+            for unit in units:
+                unit.error = error
 
 
-def _nothing_stored(units: Sequence[Unit], error: Exception) -> None:
-    """Whoever waits is told, and nobody is acknowledged."""
-    logger.warning("nothing was stored of %d units: %s", len(units), error)
-    for unit in units:
-        unit.error = error
+class ThreadSession(AsyncSession):
+    """A session whose statements run at once, in the thread that awaits them.
+
+    It is for the writer's thread, which has nothing else to do meanwhile. Readers share the server's event loop,
+    which must not wait: aiosqlite runs their statements in threads.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(join_transaction_mode="create_savepoint", expire_on_commit=False)
+        self.sync_session.bind = connection
+
+    async def execute(self, *arguments: Any, **named: Any) -> Any:
+        return self.sync_session.execute(*arguments, **named)
+
+    async def run_sync(self, fn: Callable[Concatenate[Session, P], T], *arg: P.args, **kw: P.kwargs) -> T:
+        return fn(self.sync_session, *arg, **kw)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run work that awaits a ThreadSession and nothing else: it comes to its end without an event loop."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    work.close()
+    raise RuntimeError("a unit of work awaits something other than its session")
 
 
 def _look_at(path: Path) -> None:
@@ -225,13 +220,6 @@ def _take(path: Path) -> int:
     os.ftruncate(lock_file, 0)
     os.pwrite(lock_file, f"{os.getpid()}\n".encode(), 0)
     return lock_file
-
-
-def _engine(url: URL, *, begin: str, pool_size: int) -> AsyncEngine:
-    # the connection that was used last is used next: its cache is warm, and the others stay small
-    engine = async_engine(url, pool_size=pool_size, max_overflow=0, pool_timeout=30, pool_use_lifo=True)
-    _configure(engine.sync_engine, begin=begin)
-    return engine
 
 
 def _configure(engine: Engine, *, begin: str) -> None:

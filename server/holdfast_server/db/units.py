@@ -1,4 +1,4 @@
-"""What is handed in to be stored: units, each of them whole or not at all."""
+"""Units of work to store, each of them whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
 
 from holdfast_migrations import Upgraded
-from holdfast_server.db.rows import Statement
+from holdfast_server.db.statements import Statement, connection_of
 from holdfast_server.requests import request_id
 
 T = TypeVar("T")
 Work = Callable[[AsyncSession], Awaitable[T]]
-RowWork = Callable[[Connection], T]
-"""What takes in samples, or packs them, and changes nothing else. Synchronous, and quicker: on SQLite a whole
-group of it runs in one thread, with no hop for each statement."""
 
 GROUP_UNITS = 64
 """Most units that share one commit, and with it one fsync."""
@@ -32,18 +30,14 @@ class Unit:
     job: str | None
     """The one it is about; its listeners are told."""
     at_once: bool
-    """Somebody waits for it, maybe at another instance."""
-    rows: RowWork[Any] | None = None
-    """The same as `work`, where it can be done without a session."""
+    """A person or an agent waits for it, maybe at another instance."""
+    samples_only: bool
+    """It adds or packs samples and changes nothing else."""
     request_id: str = field(default_factory=request_id)
     """Of the request that handed it in: it is run outside of that, by the writer."""
     done: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     result: Any = None
     error: Exception | None = None
-
-    @property
-    def samples_only(self) -> bool:
-        return self.rows is not None
 
     def settle(self) -> None:
         if self.done.cancelled():
@@ -87,18 +81,21 @@ class Store(Protocol):
         """Whether units that are submitted are stored."""
 
 
-async def attempt(connection: AsyncConnection, unit: Unit) -> None:
-    """Run a unit behind a savepoint: its error is its caller's, and the others in the group go on."""
-    session = AsyncSession(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
+async def attempt(session: AsyncSession, unit: Unit) -> None:
+    """Run a unit behind a savepoint: its error is its caller's, and the others in the group go on.
+
+    The session takes a savepoint of its own at its first use; most units add samples and do not use it.
+    """
     session.info["request_id"] = unit.request_id
     unit.error = None
+    await session.run_sync(_begin)
     try:
         unit.result = await unit.work(session)
-        await session.commit()
+        await session.run_sync(_end)
     except Exception as error:  # work may raise anything: it is for whoever handed the work in
         unit.error = _first(error)
         try:
-            await session.rollback()
+            await session.run_sync(_take_back)
         except SQLAlchemyError:
             # On a full disk SQLite has taken back the whole group, and its savepoints with it; and where the
             # connection is lost, nothing is left to be taken back.
@@ -107,27 +104,26 @@ async def attempt(connection: AsyncConnection, unit: Unit) -> None:
             raise unit.error from None
     finally:
         with suppress(SQLAlchemyError):
-            await session.close()
+            await session.run_sync(Session.close)
 
 
-def attempt_rows(connection: Connection, unit: Unit) -> None:
-    """The same for what needs no session."""
-    assert unit.rows is not None
-    unit.error = None
-    _SAVEPOINT.run(connection, {})
-    try:
-        unit.result = unit.rows(connection)
-        _RELEASE.run(connection, {})
-    except Exception as error:  # as above
-        unit.error = error
-        try:
-            _ROLLBACK.run(connection, {})
-        except SQLAlchemyError:
-            raise unit.error from None
+def _begin(session: Session) -> None:
+    _SAVEPOINT.run(connection_of(session))
 
 
-_SAVEPOINT, _RELEASE = Statement(text("SAVEPOINT unit")), Statement(text("RELEASE unit"))
-_ROLLBACK = Statement(text("ROLLBACK TO unit"))
+def _end(session: Session) -> None:
+    if session.in_transaction():
+        session.commit()
+    _RELEASE.run(connection_of(session))
+
+
+def _take_back(session: Session) -> None:
+    session.rollback()
+    _ROLLBACK.run(connection_of(session))
+
+
+_SAVEPOINT, _RELEASE = Statement(text("SAVEPOINT unit")), Statement(text("RELEASE SAVEPOINT unit"))
+_ROLLBACK = Statement(text("ROLLBACK TO SAVEPOINT unit"))
 
 
 def _first(error: Exception) -> Exception:

@@ -7,6 +7,8 @@ lineage. What may be nan or inf, and what is only ever read whole, is msgpack: S
 from __future__ import annotations
 
 from holdfast_server.models.accounts import Allowance as Allowance
+from holdfast_server.models.accounts import AuditEntry as AuditEntry
+from holdfast_server.models.accounts import AuditHead as AuditHead
 from holdfast_server.models.accounts import Handshake as Handshake
 from holdfast_server.models.accounts import Link as Link
 from holdfast_server.models.accounts import Membership as Membership
@@ -18,8 +20,6 @@ from holdfast_server.models.alerts import Alert as Alert
 from holdfast_server.models.alerts import AlertChannel as AlertChannel
 from holdfast_server.models.alerts import AlertDelivery as AlertDelivery
 from holdfast_server.models.alerts import AlertRule as AlertRule
-from holdfast_server.models.audit import AuditEntry as AuditEntry
-from holdfast_server.models.audit import AuditHead as AuditHead
 from holdfast_server.models.base import Base as Base
 from holdfast_server.models.base import table as table
 from holdfast_server.models.checkpoints import Checkpoint as Checkpoint
@@ -41,4 +41,4 @@ from holdfast_server.models.reports import Retention as Retention
 from holdfast_server.models.reports import Rollup as Rollup
 from holdfast_server.models.reports import Stall as Stall
 from holdfast_server.models.reports import Stretch as Stretch
-from holdfast_server.models.work import Work as Work
+from holdfast_server.models.reports import Work as Work
