@@ -113,17 +113,21 @@ class Session:
         except ValueError as error:
             # the message names the setting and the value: the frames of the parsers would only bury it
             raise error.with_traceback(None) from None
-        objects = named_objects(state, objects)
+        self._build(options, named_objects(state, objects))
+        atexit.register(self._at_exit)
+
+    def _build(self, options: Options, objects: Mapping[str, Any]) -> None:
+        """Make the parts, each from those before it."""
         self._ranks = ranks.join()
         self._standing = Standing()
         self._controller = Controller(options.pacing, world_size=self._ranks.world_size, slots=options.slots)
         self._training = Training(objects, self._standing, self._controller, self._ranks, rewinds=options.rewinds)
         self._reporter = Reporter(
-            job, self._standing, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
+            self.job, self._standing, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
         self._checkpoints = Checkpointer(
             open_store(options.store),
-            job,
+            self.job,
             uuid.uuid4().hex,
             retention=options.retention_rules,
             slots=options.slots,
@@ -134,7 +138,7 @@ class Session:
         )
         console_log.open()
         self._orders = Orders(
-            self._checkpoints.store, job, self._reporter, options.pacing, retention=options.retention_rules
+            self._checkpoints.store, self.job, self._reporter, options.pacing, retention=options.retention_rules
         )
         self._meter = Meter(self._controller, self._reporter)
         self._verifier = Verifier(self._checkpoints, self._reporter)
@@ -155,7 +159,6 @@ class Session:
             lifecycle=self._lifecycle,
             options=options,
         )
-        atexit.register(self._at_exit)
 
     # What a loop uses
 

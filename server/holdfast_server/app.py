@@ -103,21 +103,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         max_body_size=MAX_FORM_BYTES,
-        middleware=[
-            Middleware(RequestMiddleware),
-            Middleware(
-                GZipMiddleware,
-                minimum_size=COMPRESSED_BYTES,
-                compresslevel=answers.COMPRESSION_LEVEL,
-                exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, PARQUET),
-            ),
-            Middleware(security.HeadersMiddleware),
-            Middleware(security.BodyDeadlineMiddleware),
-            Middleware(IdentityMiddleware, refuse=answers.answered),
-            Middleware(security.HostMiddleware, settings=settings),
-            Middleware(security.CrossOriginMiddleware, settings=settings),
-            Middleware(PolicyMiddleware, refuse=answers.answered),
-        ],
+        middleware=_middleware(settings),
     )
     app.state.settings, app.state.database, app.state.changes = settings, db, db.changes
     app.state.shared = Shared(db.changes)
@@ -133,6 +119,25 @@ def create_app(
     if web is not None:
         app.mount("/static", web.static, name="static")
     return app
+
+
+def _middleware(settings: ServerSettings) -> list[Middleware]:
+    """The outermost first."""
+    return [
+        Middleware(RequestMiddleware),
+        Middleware(
+            GZipMiddleware,
+            minimum_size=COMPRESSED_BYTES,
+            compresslevel=answers.COMPRESSION_LEVEL,
+            exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, PARQUET),
+        ),
+        Middleware(security.HeadersMiddleware),
+        Middleware(security.BodyDeadlineMiddleware),
+        Middleware(IdentityMiddleware, refuse=answers.answered),
+        Middleware(security.HostMiddleware, settings=settings),
+        Middleware(security.CrossOriginMiddleware, settings=settings),
+        Middleware(PolicyMiddleware, refuse=answers.answered),
+    ]
 
 
 @cache

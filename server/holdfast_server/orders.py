@@ -36,9 +36,6 @@ EVERY_SECONDS = 5.0
 LOST_AFTER_SECONDS = SILENT_AFTER_SECONDS
 """An agent is heard of every second, while it restores too."""
 
-
-# ---- transitions --------------------------------------------------------------------------------
-
 FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "requested": (),
     "delivered": ("requested",),
@@ -352,22 +349,17 @@ async def expire(session: AsyncSession, job: models.Job, row: models.RestoreOrde
     """End an order whose time is over. Whether it was this that did."""
     if not desired.is_expired(row, now):
         return False
-    held = spell((row.expires_at or now) - row.created_at)
-    lost = row.state == "unknown"
-    reason = f"nothing more was heard of it within {held}" if lost else f"nobody took it up within {held}"
+    what = "nothing more was heard of it" if row.state == "unknown" else "nobody took it up"
+    reason = f"{what} within {spell((row.expires_at or now) - row.created_at)}"
     return await _move(session, job, row, Concluded("expired"), at=now, who=SERVER, now=now, reason=reason)
 
 
 def spell(seconds: float) -> str:
     """A time as people say it: 7 days, 90 minutes."""
-    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
-        if seconds >= 2 * size or unit == "second":
-            count = round(seconds / size)
-            return f"{count} {unit}" + ("" if count == 1 else "s")
-    raise AssertionError("the last unit fits everything")
-
-
-# ---- orders as they are shown ---------------------------------------------------------------------
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
+    size, unit = next((each for each in units if seconds >= 2 * each[0]), (1, "second"))
+    count = round(seconds / size)
+    return f"{count} {unit}" + ("" if count == 1 else "s")
 
 
 def _agent(attempt: int) -> str:
@@ -410,8 +402,7 @@ async def _as_order(session: AsyncSession, row: models.RestoreOrder) -> Order:
 
 
 async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrder]) -> list[Order]:
-    rows = list(rows)
-    if not rows:
+    if not (rows := list(rows)):
         return []
     moves = models.OrderTransition
     query = select(moves).where(moves.order_id.in_([row.id for row in rows])).order_by(moves.id)
