@@ -6,12 +6,12 @@ from functools import partial
 
 import asked
 import pytest
-from holdfast_server.stalls import stalls_over_time
 
 from holdfast.protocol import AttemptFinished, LineageStarted, RankWork, Stall
 from holdfast_server import goodput as questions
 from holdfast_server import models
 from holdfast_server.failures import lives_of_jobs
+from holdfast_server.goodput import stalls_over_time
 
 GOODPUT = "/api/v1/jobs/char-gpt/goodput"
 T = 1_790_000_000.0
