@@ -90,7 +90,7 @@ class Leaving:
         self._asked_at = self._clock()
         # where no boundary comes in time, no later than a scheduler would
         self._timer = threading.Timer(max(0.0, self._grace_seconds - SPARE_SECONDS / 2), _end)
-        self._timer.daemon = True
+        self._timer.name, self._timer.daemon = "holdfast-grace", True
         self._timer.start()
 
 
@@ -144,7 +144,7 @@ def _begin_worker(own: WorkerInit, worker: int) -> None:
     trainer = multiprocessing.parent_process()
     if trainer is not None and trainer.pid != os.getppid():
         # a fork server is between them: a worker would wait for its end, and it waits for that of its workers
-        threading.Thread(target=_end_with, args=(trainer,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(trainer,), name="holdfast-parent", daemon=True).start()
     if own is not None:
         own(worker)
 

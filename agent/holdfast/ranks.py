@@ -368,7 +368,7 @@ def told_while_waiting(message: str) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def _unless_done_within(seconds: float, act: Callable[[], None]) -> Iterator[None]:
     timer = threading.Timer(seconds, act)
-    timer.daemon = True
+    timer.name, timer.daemon = "holdfast-ranks-wait", True
     timer.start()
     try:
         yield

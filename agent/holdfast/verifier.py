@@ -1,10 +1,12 @@
 """Carries out what people ask of stored checkpoints: read this one back. One at a time, and beside training.
 
-A thread waits for a process that does the work, see `holdfast.rereading`; neither touches what training uses.
+A thread of the pool waits for a process that does the work, see `holdfast.rereading`; neither touches what
+training uses.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import platform
 import signal
@@ -13,11 +15,12 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import Future
 from typing import IO
 
 import msgspec
 
-from holdfast import protocol
+from holdfast import io_pool, protocol
 from holdfast.checkpoints import Checkpointer
 from holdfast.persist.process import environment, opener
 from holdfast.protocol import VerifyRequest
@@ -42,8 +45,8 @@ class Verifier:
         self._wanted: tuple[VerifyRequest, ...] = ()
         self._done: set[VerifyRequest] = set()
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._running: Future[None] | None = None
+        self._is_running = self._closed = False
         self._lock = threading.Lock()
 
     def follow(self, wanted: tuple[VerifyRequest, ...]) -> None:
@@ -51,27 +54,26 @@ class Verifier:
         with self._lock:
             self._wanted = wanted
             self._done &= set(wanted)
-            if self._next() is None or self._thread is not None or self._closed:
+            if self._next() is None or self._is_running or self._closed:
                 return
-            self._thread = threading.Thread(target=self._run, name="holdfast-verify", daemon=True)
-            self._thread.start()
+            self._is_running = True
+        self._running = io_pool.submit(self._run)  # on this thread where none can be started: not under the lock
 
     def close(self) -> None:
         """Leave what is under way: it is still wanted at the next start."""
         with self._lock:
             self._closed = True
-            thread = self._thread
             if self._process is not None:
                 self._process.kill()
-        if thread is not None:
-            thread.join()
+        if self._running is not None:
+            concurrent.futures.wait([self._running])
 
     def _run(self) -> None:
         while True:
             with self._lock:
                 request = None if self._closed else self._next()
                 if request is None:
-                    self._thread = None
+                    self._is_running = False
                     return
             self._checkpoints.want(Protector.VERIFICATION, request.checkpoint)
             try:

@@ -17,7 +17,7 @@ from holdfast.client import Client
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "docs" / "internals" / "threads.md"
-LISTED = re.compile(r"^\| `(holdfast-[a-z]+)(?:-N)?` ", re.MULTILINE)
+LISTED = re.compile(r"^\| `(holdfast-[a-z-]+?)(?:-N)?` ", re.MULTILINE)
 MOST_STARTED = 20
 """In 500 iterations with up to 100 checkpoints: what starts one for each message or checkpoint starts far more."""
 
