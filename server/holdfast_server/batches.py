@@ -165,7 +165,11 @@ def _event(raw: msgspec.Raw, decoder: _EventDecoder, *, ahead: float, latest: fl
     return event
 
 
-_LARGEST = {"lineage": MAX_LINEAGE, "iteration": MAX_ITERATION, "durable_iteration": MAX_ITERATION}
+_ITERATIONS = (
+    *("iteration", "durable_iteration", "first_iteration", "last_iteration"),
+    *("iterations", "barrier_iterations"),
+)
+_LARGEST = {"lineage": MAX_LINEAGE, **dict.fromkeys(_ITERATIONS, MAX_ITERATION)}
 
 
 def _settle(event: protocol.Event) -> None:
