@@ -116,6 +116,24 @@ def test_units_that_wait_together_share_a_commit_and_fail_alone(database):
     assert run(database, scenario) == 3
 
 
+@ON_SQLITE
+def test_work_that_waits_for_something_else_fails_alone(database):
+    async def waits(session):
+        session.add(models.Job(name="half", created_at=1.0, last_contact_at=1.0))
+        await session.flush()
+        await asyncio.sleep(0)
+
+    async def scenario(database):
+        outcomes = await asyncio.gather(
+            database.write(job("before")), database.write(waits), database.write(job("after")),
+            return_exceptions=True,
+        )  # fmt: skip
+        assert [type(outcome) for outcome in outcomes] == [type(None), RuntimeError, type(None)]
+        return await jobs(database)
+
+    assert run(database, scenario) == 2
+
+
 def test_listeners_hear_after_the_commit_and_only_of_what_was_stored(database):
     async def failing(session):
         raise ValueError("no")

@@ -171,12 +171,14 @@ class ThreadSession(AsyncSession):
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
     """Run work that awaits a ThreadSession and nothing else: it comes to its end without an event loop."""
+    elsewhere = RuntimeError("a unit of work awaits something other than its session")
     try:
         work.send(None)
+        work.throw(elsewhere)  # as an error of the unit's own: the others in its group go on
     except StopIteration:
         return
     work.close()
-    raise RuntimeError("a unit of work awaits something other than its session")
+    raise elsewhere
 
 
 def _look_at(path: Path) -> None:
