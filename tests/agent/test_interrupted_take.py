@@ -1,5 +1,6 @@
 """Ctrl-C while a checkpoint begins: whatever it cuts short, that one settles, and the next one is taken."""
 
+import contextlib
 import linecache
 import sys
 from pathlib import Path
@@ -57,10 +58,8 @@ def test_ctrl_c_at_any_line_of_a_take_costs_at_most_that_checkpoint(tmp_path, mo
         session.checkpoint()
         with monkeypatch.context() as patch:
             patch.setattr(Checkpointer, "take", take_cut_short)
-            try:
+            with contextlib.suppress(KeyboardInterrupt):
                 iterate(model, optimizer, session)
-            except KeyboardInterrupt:
-                pass
         assert checkpoints.wait_settled(10), cut.where
         iterate(model, optimizer, session)
         assert checkpoints.wait_settled(10), cut.where
