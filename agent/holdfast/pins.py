@@ -34,7 +34,7 @@ class Pinned:
     def follow(self, wanted: tuple[str, ...] | None, attempt: int) -> None:
         """Keep what the server says; None: it says nothing. It holds at once, noted or not.
 
-        The store is asked on another thread: the one that calls holds a lock of the link's.
+        The store is asked on another thread: the one that calls hears of orders as well.
         """
         if wanted is not None:
             self._checkpoints = wanted

@@ -39,6 +39,8 @@ class Rewinder:
         self._told: RestoreMode | None = None
         self._start_seconds: float | None = None
         self._look_at = 0.0
+        self.half_applied = False
+        """The state may be half of one checkpoint and half of another."""
 
     def tell_mode(self) -> None:
         """How an order would be carried out, at the first boundary and when it is another way than before."""
@@ -103,7 +105,10 @@ class Rewinder:
         """Load, note the new lineage, apply; whether it was applied, or the state put back."""
         loaded = self._ranks.together(lambda: self._load(checkpoint, room))
         self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
-        return loaded, self._apply_or_return(loaded, safety, order)
+        self.half_applied = True  # whatever ends what follows, Ctrl-C included
+        restored = self._apply_or_return(loaded, safety, order)
+        self.half_applied = False
+        return loaded, restored
 
     def _at_next_start(self, checkpoint: str, order: str | None, reason: str) -> bool:
         """Not while it runs. Under a supervisor it saves what is left and ends; without one the order waits."""

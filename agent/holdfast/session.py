@@ -231,7 +231,7 @@ class Session:
                 begun elsewhere, or to be started again for an order to restore.
         """
         self._standing.iteration += 1
-        if self._lifecycle.is_over:
+        if self._lifecycle.only_counts:
             if self._reported != self._lifecycle.state.value:
                 self._reported = self._lifecycle.state.value
                 logger.warning("%s: %s", self.job, self._lifecycle.why_uncounted(self.iteration))
@@ -304,6 +304,8 @@ class Session:
         life = self._lifecycle
         if life.is_over:
             return
+        if life.state is Life.HALF_RESTORED and reason == "finished":  # by a `finally` of the script's
+            reason = RestoreFailed.__name__
         reason = life.state.value if life.is_ending else reason
         life.enter(Life.CLOSING)
         atexit.unregister(self._at_exit)

@@ -124,8 +124,9 @@ class Snapshotter:
         """
         assert self.free, "every arena still holds a snapshot, or the copy before is not complete"
         started, mode = time.perf_counter(), run.request.mode
-        layout = self._free.pop(0)  # all in turn, or one that is rarely used would keep an old state's tensors
+        layout = self._free[0]  # all in turn, or one that is rarely used would keep an old state's tensors
         try:
+            del self._free[0]
             layout.arena.unseal()
             layout.fit(captured, shared=self.shared)
             if not (layout.copied_on_device or self._tried_on_device) and self._copy is not None:
@@ -147,7 +148,7 @@ class Snapshotter:
                 )
             )
         except BaseException:
-            if run.contents is None:  # else the end of the run gives it back
+            if run.contents is None and layout not in self._free:  # else the end of the run gives it back
                 self._give_back(layout)
             raise
 

@@ -65,7 +65,7 @@ class Verifier:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
-        if self._running is not None:
+        if self._running is not None and not self._running.cancel():  # else no thread of the pool came to it
             concurrent.futures.wait([self._running])
 
     def _run(self) -> None:

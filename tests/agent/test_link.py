@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -613,6 +614,26 @@ def test_a_server_that_drips_its_answer_is_given_up(
 
 
 # No server
+
+
+def test_a_request_that_is_repeated_has_only_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, given = [0.0], []
+    monkeypatch.setattr(http_client, "monotonic", lambda: now[0])
+    with other_server(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf") as address:
+        client = http_client.HttpClient(address, None, "test")
+        urlopen = client._pool.urlopen
+
+        def slow(*arguments: Any, timeout: Any, **more: Any) -> Any:
+            given.append(timeout.total)
+            reply = urlopen(*arguments, timeout=timeout, **more)
+            now[0] += 9.0
+            return reply
+
+        monkeypatch.setattr(client._pool, "urlopen", slow)
+        with pytest.raises(http_client.NoAnswer):
+            client.exchange("GET", "/", seconds=10.0, tries=2)
+        client.close()
+    assert given == [10.0, 1.0]
 
 
 def test_what_was_kept_while_the_server_was_away_is_sent_once_and_in_order(

@@ -9,7 +9,7 @@ import torch
 from written import Shard, commit
 
 from holdfast import format as fmt
-from holdfast import protocol, rereading
+from holdfast import io_pool, protocol, rereading
 from holdfast.protocol import VerifyRequest
 from holdfast.reports import Reporter, Standing
 from holdfast.store import open_store
@@ -182,6 +182,11 @@ def verifying(tmp_path):
     reporter.link = heard = Heard()
     store = open_store(tmp_path)
     checkpoints = SimpleNamespace(store=store, job="job", want=lambda who, checkpoint: None, damaged=set())
+
+    def mark_damaged(checkpoint, *, damaged=True):
+        (checkpoints.damaged.add if damaged else checkpoints.damaged.discard)(checkpoint)
+
+    checkpoints.mark_damaged = mark_damaged
     verifier = Verifier(checkpoints, reporter)
     yield SimpleNamespace(verifier=verifier, heard=heard, checkpoints=checkpoints)
     verifier.close()
@@ -243,3 +248,21 @@ def test_a_process_that_dies_is_told_and_costs_the_checkpoint_no_word(tmp_path, 
     told = verifying.heard.wait(verdict_of(1))
     assert (told.verdict, told.reason) == ("failed", "the process that read it was killed by SIGKILL")
     assert verifying.heard.of(protocol.Checkpoint) == []
+
+
+def test_closing_does_not_wait_for_a_pool_whose_threads_all_hang(tmp_path):
+    written = commit(tmp_path, some())
+    checkpoints = SimpleNamespace(store=written.store, job="job", want=lambda *_: None)
+    verifier = Verifier(checkpoints, Reporter("job", Standing()))
+    back = threading.Event()
+    hanging = [io_pool.submit(back.wait) for _ in range(io_pool.THREADS)]
+    try:
+        verifier.follow((VerifyRequest(id=1, checkpoint=written.id),))
+        closing = threading.Thread(target=verifier.close, daemon=True)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive()
+    finally:
+        back.set()
+        for each in hanging:
+            each.result(10)

@@ -10,7 +10,7 @@ import holdfast
 from holdfast import reading, restore
 from holdfast.encoder import Encoder
 from holdfast.kinds import part_of
-from holdfast.store import open_store
+from holdfast.store import Ending, open_store
 
 SIDE = 256
 """Of a weight: one of so many is large, and so are its moments."""
@@ -185,3 +185,22 @@ def test_what_a_module_keeps_of_its_state_is_its_own(kind):
     for tensor in borrowed.values():
         tensor.zero_()  # their memory is used for something else
     assert same(dict(module.state_dict()), dict(before))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_a_restore_left_half_applied_is_never_saved(tmp_path, error):
+    """Nor by a script that closes the session whatever has happened, or goes on training."""
+    job = Job(str(tmp_path / "store")).train(until=4)
+
+    def broken(*_):
+        raise error("half-way")
+
+    job.optimizer.load_state_dict = broken
+    with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else holdfast.RestoreFailed):
+        job.restore(2)
+    before = open_store(job.store).checkpoints("m")
+    assert before[-1] == "000000000005-1"
+    job.iterate()
+    job.session.close()
+    assert open_store(job.store).checkpoints("m") == before
+    assert open_store(job.store).records("m", Ending)[-1].reason == "RestoreFailed"

@@ -300,12 +300,13 @@ class Boundary:
 
     def _restore(self, target: RestoreTarget) -> None:
         self._meter.learn()
-        self._lifecycle.enter(Life.RESTORING)
         relaunches = False
+        self._lifecycle.enter(Life.RESTORING)
         try:
             relaunches = self.rewinder.rewind(*self._ranks.decide(lambda: target, RestoreTarget))
         finally:
-            self._lifecycle.enter(Life.RELAUNCHED if relaunches else Life.TRAINING)
+            after = Life.RELAUNCHED if relaunches else Life.TRAINING
+            self._lifecycle.enter(Life.HALF_RESTORED if self.rewinder.half_applied else after)
         self._checkpoints.want(Protector.SCRIPT, None)
         self._starter.introduce()
         self._meter.clock.restart()

@@ -26,6 +26,8 @@ class Life(Enum):
     """Requested to end by SIGTERM; what there was time for is saved."""
     RELAUNCHED = "relaunched"
     """Ends so that the supervisor starts it again at another checkpoint."""
+    HALF_RESTORED = "half restored"
+    """A restore broke or was interrupted while it was applied: no state to save, nor to train on."""
     CLOSING = "closing"
     CLOSED = "closed"
     FORKED = "forked"
@@ -35,11 +37,12 @@ class Life(Enum):
 TRANSITIONS: Mapping[Life, frozenset[Life]] = {
     Life.STARTING: frozenset({Life.TRAINING, Life.CLOSING}),
     Life.TRAINING: frozenset({Life.RESTORING, Life.DETACHED, Life.REPLACED, Life.PREEMPTED, Life.CLOSING}),
-    Life.RESTORING: frozenset({Life.TRAINING, Life.RELAUNCHED}),
+    Life.RESTORING: frozenset({Life.TRAINING, Life.RELAUNCHED, Life.HALF_RESTORED, Life.CLOSING}),
     Life.DETACHED: frozenset({Life.REPLACED, Life.PREEMPTED, Life.CLOSING}),
     Life.REPLACED: frozenset({Life.PREEMPTED, Life.CLOSING, Life.CLOSED}),
     Life.PREEMPTED: frozenset({Life.CLOSING}),
     Life.RELAUNCHED: frozenset({Life.CLOSING}),
+    Life.HALF_RESTORED: frozenset({Life.CLOSING}),
     Life.CLOSING: frozenset({Life.REPLACED, Life.CLOSED}),
     Life.CLOSED: frozenset(),
     Life.FORKED: frozenset(),
@@ -71,8 +74,13 @@ class Lifecycle:
 
     @property
     def is_over(self) -> bool:
-        """Iterations are only counted."""
+        """There is nothing left to close."""
         return self.state in (Life.CLOSING, Life.CLOSED, Life.FORKED)
+
+    @property
+    def only_counts(self) -> bool:
+        """Iterations are counted, and nothing else."""
+        return self.is_over or self._state is Life.HALF_RESTORED
 
     def why_uncounted(self, iteration: int) -> str:
         """Why `iteration` and those after it are only counted."""
@@ -80,6 +88,11 @@ class Lifecycle:
             return (
                 "this process was forked from the one that made the session, and takes no checkpoints; make the "
                 "session after the fork"
+            )
+        if self.state is Life.HALF_RESTORED:
+            return (
+                f"a restore broke while it was applied: iteration {iteration:,} and those after it are in no "
+                "checkpoint; start the script again"
             )
         return (
             f"session.step() after session.close(): iteration {iteration:,} and those after it are in no "

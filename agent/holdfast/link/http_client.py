@@ -173,6 +173,7 @@ class HttpClient:
         Raises:
             NoAnswer: it may or may not have arrived.
         """
+        deadline = monotonic() + seconds
         timeout = urllib3.Timeout(total=seconds, connect=min(CONNECT_SECONDS, seconds))
         try:
             if self._shut:
@@ -188,8 +189,9 @@ class HttpClient:
             reply.release_conn()
         except (HTTPError, OSError, http.client.HTTPException, ValueError, AttributeError) as error:
             # ValueError and AttributeError: how http.client meets a socket that `shut` has ended.
-            if tries > 1 and isinstance(error, ProtocolError) and not self._shut:
-                return self.exchange(method, path, body, headers, seconds=seconds, most_bytes=most_bytes)
+            left = deadline - monotonic()
+            if tries > 1 and left > 0 and isinstance(error, ProtocolError) and not self._shut:
+                return self.exchange(method, path, body, headers, seconds=left, most_bytes=most_bytes)
             raise no_answer_after(error) from None
         return Answer(reply.status, content, _retry_after(reply.headers.get("Retry-After")))
 
@@ -200,7 +202,11 @@ class HttpClient:
 
     def abort(self) -> None:
         """End the requests under way with a `NoAnswer`."""
-        for connection in list(self._opened):
+        opened: list[_TimedHTTPConnection] | None = None
+        while opened is None:
+            with contextlib.suppress(RuntimeError):  # another thread has added a connection meanwhile
+                opened = list(self._opened)
+        for connection in opened:
             if connection.sock is not None:
                 # The plain socket's own method: TLS would tear its state down under the reading thread.
                 with contextlib.suppress(OSError):

@@ -30,7 +30,7 @@ class DesiredStatePoller:
         self._client, self._job, self._on_desired = client, job, on_desired
         self.newest: Desired | None = None
         self._backoff = Backoff()
-        self._closing = False
+        self._closing = self._in_long_poll = False
         self._ask_plainly = True
         self._wake, self._asked_once = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-poll", daemon=True)
@@ -55,7 +55,8 @@ class DesiredStatePoller:
         """Ask plainly at once, whatever a long poll that is under way would answer."""
         self._ask_plainly = True
         self._wake.set()
-        self._client.abort()
+        if self._in_long_poll:  # a plain request is left alone: a slow server would never get to answer one
+            self._client.abort()
 
     def close(self) -> None:
         self._closing = True
@@ -104,7 +105,11 @@ class DesiredStatePoller:
                 self._deliver(desired)
             return True
         asked_at = monotonic()
-        newer = self._client.desired(self._job, after=self.newest.version, wait_seconds=WAIT_SECONDS)
+        self._in_long_poll = True
+        try:
+            newer = self._client.desired(self._job, after=self.newest.version, wait_seconds=WAIT_SECONDS)
+        finally:
+            self._in_long_poll = False
         if newer is None or newer.version <= self.newest.version:
             return monotonic() - asked_at >= HASTY_SECONDS
         self._deliver(newer)

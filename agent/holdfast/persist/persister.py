@@ -44,7 +44,7 @@ class Persister:
         self._waiting: collections.deque[CheckpointRun | tuple[int, str]] = collections.deque()
         """Runs to write, and (number, reason) of those to decline."""
         self._open: list[CheckpointRun] = []
-        """Submitted and not settled."""
+        """Those that threads are bringing to their end."""
         self._closing = False
         self._hurry = threading.Event()
 
@@ -56,16 +56,16 @@ class Persister:
     def submit(self, run: CheckpointRun) -> None:
         """Write a run once it is copied; RuntimeError where no thread can be started."""
         with self._changed:
-            if len(self._threads) < min(len(self._open) + 1, self._slots):
+            if len(self._threads) < min(len(self._open) + len(self._waiting) + 1, self._slots):
                 self._start_thread()
-            self._open.append(run)
-            self._waiting.append(run)
+            self._waiting.append(run)  # all in one: Ctrl-C may come before or after it
             self._changed.notify()
 
     def has(self, run: CheckpointRun) -> bool:
-        """Whether it was submitted, and so is brought to its end here."""
+        """Whether it was submitted, and so is brought to its end here; also where Ctrl-C cut `submit` short."""
         with self._changed:
-            return run in self._open
+            self._changed.notify()
+            return run in self._waiting or run in self._open
 
     def decline(self, number: int, reason: str) -> None:
         """Tell the other ranks that this one has nothing to write for the checkpoint of that number."""
@@ -122,6 +122,8 @@ class Persister:
                 if not self._waiting:
                     return
                 item = self._waiting.popleft()
+                if isinstance(item, CheckpointRun):
+                    self._open.append(item)
             if isinstance(item, tuple):
                 self._decline(*item)
             else:
