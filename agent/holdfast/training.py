@@ -351,8 +351,7 @@ class Training:
 
     def failed(self, times: int) -> None:
         """So often since the checkpoint that was loaded: how often to take one depends on it."""
-        if self._controller.life.goes_on:
-            self._controller.life.failed(times)
+        self._controller.life.failed(times)
 
     def apply(self, loaded: Loaded) -> None:
         """Put everything back to the checkpoint; whatever a load_state_dict raises passes through."""

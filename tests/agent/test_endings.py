@@ -21,7 +21,7 @@ def counted(store):
     *_, session = session_of(store)
     try:
         session.resume()
-        return session._controller.life.failures.count
+        return session._controller.life.history.failures.count
     finally:
         session._close("SIGKILL")
 
@@ -132,16 +132,3 @@ def test_starts_that_fail_one_after_the_other_are_none_of_trainings_failures(sto
 )
 def test_what_a_scheduler_has_told_to_go_has_not_failed(store, last_exit, failures):
     assert endings.failures_between(store, "m", 7, 10, last_exit) == failures
-
-
-def test_a_job_of_an_earlier_version_begins_to_count_with_this_one(tmp_path):
-    trained(tmp_path).close()
-    (tmp_path / "m" / "endings" / "00000001.json").unlink()
-    *_, session = session_of(tmp_path)
-    newest = session._checkpoints.store.checkpoints("m")[-1]
-    loaded = session._training.load(session._checkpoints.store, "m", newest)
-    del loaded.state["session"]["controller"]["life"]
-    session._training.apply(loaded)
-    session._training.failed(1)
-    assert session._controller.life.failures.count == 0
-    session._close("SIGKILL")

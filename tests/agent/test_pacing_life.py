@@ -8,7 +8,7 @@ import pytest
 from benchmarks.pacing.paced import Job
 
 from holdfast.pacing import Controller, Settings
-from holdfast.pacing.failures import Life
+from holdfast.pacing.failures import JobHistory
 
 HOUR = 3600.0
 
@@ -20,11 +20,11 @@ def job(policy, **settings):
 
 
 def test_running_time_and_failures_go_on_from_attempt_to_attempt():
-    life = Life(8)
+    life = JobHistory(8)
     for _ in range(360):
         life.trained(10.0)
     life.failed(2)
-    after = Life(8)
+    after = JobHistory(8)
     after.load_state_dict(json.loads(json.dumps(life.state_dict())))
     assert after.history.failures.count == pytest.approx(2, rel=0.01)
     assert after.history.failures.exposure_seconds == pytest.approx(HOUR, rel=0.01)
@@ -40,14 +40,14 @@ def test_running_time_and_failures_go_on_from_attempt_to_attempt():
     [None, 3, [], {}, {"failures": "many", "exposure_seconds": 1}, {"failures": -1, "exposure_seconds": math.nan}],
 )
 def test_a_saved_life_that_makes_no_sense_is_ignored(state):
-    life = Life()
+    life = JobHistory()
     life.load_state_dict(state)
-    assert life.history == Life().history
+    assert life.history == JobHistory().history
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
 def test_a_clock_that_jumps_is_no_running_time(seconds):
-    life = Life()
+    life = JobHistory()
     life.trained(seconds)
     assert life.history.failures.exposure_seconds == 0
 

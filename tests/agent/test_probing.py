@@ -126,7 +126,7 @@ class Script:
         reporter = Reporter("job", Standing())
         monkeypatch.setattr(reporter, "pace", lambda *_, **__: None)
         monkeypatch.setattr(reporter, "notice", lambda *said: self.told.append(said))
-        self.meter = Meter(controller, reporter, lambda *_: None)
+        self.meter = Meter(controller, reporter)
         self.meter.clock = IterationClock(self.clock)
         self.meter.clock.begin()
         self.prober = Prober(self.training, self.meter, reporter)

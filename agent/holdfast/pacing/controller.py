@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from .estimate import Measurement, Observation
-from .failures import History, Life
+from .failures import History, JobHistory
 from .interval_cost import pipeline_interval, predicted_stall
 from .ledger import CLEAR_ERRORS, WINDOW_ITERATIONS, Gap, Ledger, Measured
 from .planning import plan
@@ -51,7 +51,7 @@ class Controller:
     ) -> None:
         """`slots`: how many checkpoints may be under way at the same time."""
         self._settings = settings
-        self.life = Life(world_size)
+        self.life = JobHistory(world_size)
         self._planned_with = self.life.history
         """What was known of the job when its interval was chosen."""
         self._warmup_left = warmup_iterations

@@ -97,7 +97,7 @@ class History:
     """From a failure until training goes on: noticing it, starting again, loading. Assumed where not measured."""
 
 
-class Life:
+class JobHistory:
     """The job's failures and running time, which grow with every iteration and go on from attempt to attempt."""
 
     def __init__(self, world_size: int = 1) -> None:
@@ -106,8 +106,6 @@ class Life:
         self._failed = 0
         self._ran_seconds = 0.0
         """Since then."""
-        self.goes_on = False
-        """The history of earlier attempts was loaded."""
 
     def trained(self, seconds: float) -> None:
         if math.isfinite(seconds) and seconds > 0:
@@ -134,7 +132,6 @@ class Life:
         if _is_amount(count) and _is_amount(seconds):
             self._failures = replace(self._failures, count=count, exposure_seconds=seconds)
             self._ran_seconds = 0.0
-        self.goes_on = True
 
 
 def gamma_quantile(shape: float, probability: float) -> float:
