@@ -277,6 +277,8 @@ class Starter:
             self._reporter.notice("warning", "loader", gap)
         for what in self._training.missing(start.loaded):
             self._reporter.notice("warning", "inventory", what)
+        for what in self._training.registry.stored_by_each_rank():
+            self._reporter.notice("info", "inventory", what)
 
     def _retell(self) -> None:
         """Of orders that attempts before this one carried out, and perhaps did not live to say so."""

@@ -93,12 +93,16 @@ class Registry:
         """What keeps modules among them the same on all ranks, by the name of its first parameter."""
 
     def gaps(self) -> list[str]:
-        """In words: what of the promises to the script this torch, or what was given, does not allow for."""
-        found = unsupported(distributed=self._world_size > 1)
+        """In words: what of the promises to the script this torch does not allow for."""
+        return unsupported(distributed=self._world_size > 1)
+
+    def stored_by_each_rank(self) -> list[str]:
+        """In words: the modules of which each of several ranks stores a copy of its own."""
         if self._world_size == 1:
-            return found
+            return []
         held = {id(p) for ddp in self.replicated.values() for p in ddp.parameters()}
         trained = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]} - held
+        found = []
         for keyword, module in self.modules.items():
             parameters = list(module.parameters())
             if any(id(p) in trained for p in parameters) and not any(map(is_sharded, parameters)):

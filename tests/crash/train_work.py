@@ -19,6 +19,7 @@ from tiny_job import Trainer
 import holdfast
 import holdfast.session
 import holdfast.starting
+from holdfast import io_pool
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.store import open_store
 
@@ -61,6 +62,7 @@ def train(
     The part that matters begins after iteration `ready_at`: a process that writes is up by then.
     """
     torch.set_num_threads(1)
+    io_pool.THREADS = 1  # system calls are counted by thread: a second one would take some of them in one run only
     logging.getLogger("holdfast").addHandler(_Notices(stage))
     logging.getLogger("holdfast").addHandler(logging.StreamHandler())
     rewound = rewind_at is None

@@ -125,7 +125,8 @@ def test_an_order_given_when_the_first_machine_was_gone_is_carried_out_by_the_se
     command = second.command(*HOLDFAST, "run", "--", *second.trains(job))
     subprocess.run(command, env=second.environment(), check=True, timeout=PATIENCE_SECONDS)
     done, after = server.order(job, order.id), read_ledger(second.ledger)
-    assert [step.state for step in done.transitions] == ["requested", "restoring", "restored"]
+    reached = [step.state for step in done.transitions if step.state != "delivered"]  # may come before the restore
+    assert reached == ["requested", "restoring", "restored"]
     assert [step.iteration for step in after] == list(range(oldest.iteration + 1, ITERATIONS + 1))
     for step in (*before, *after):
         assert step.outcome == left_alone[step.iteration].outcome, step.iteration
