@@ -132,4 +132,5 @@ def test_the_stream_of_a_deleted_job_ends(served: Stage):
         lines = listening.iter_lines()
         assert next(lines) == "event: tick"
         assert served.client.delete(f"{JOBS}/one", headers=key).status_code == 204
-        assert [line for line in lines if line.startswith("event")] == []
+        # what was reported before may come late; then the stream ends
+        assert {line for line in lines if line.startswith("event")} <= {"event: tick"}

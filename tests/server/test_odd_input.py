@@ -37,13 +37,13 @@ def job(agent):
 
 
 def fields_of(endpoint):
-    """Names of the form fields of a page's route."""
+    """Names of the form fields of a page's route, and of what it depends on."""
     for name, parameter in inspect.signature(endpoint, eval_str=True).parameters.items():
-        marks = [
-            mark for mark in getattr(parameter.annotation, "__metadata__", ()) if isinstance(mark, params.Form)
-        ]
-        if marks:
-            yield marks[0].alias or name
+        for mark in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(mark, params.Form):
+                yield mark.alias or name
+            elif isinstance(mark, params.Depends) and inspect.isfunction(mark.dependency):
+                yield from fields_of(mark.dependency)
 
 
 FORMS = {
