@@ -95,8 +95,7 @@ class Packed:
 
     @classmethod
     async def of(cls, content: object, encoding: Encoding | None) -> Packed:
-        # Off the event loop: a timeline has some hundred thousand characters.
-        """As JSON."""
+        """Encode as JSON, off the event loop: a timeline has some hundred thousand characters."""
         packed = await asyncio.to_thread(lambda: _packed(to_json(content), encoding))
         return cls(packed, encoding)
 
