@@ -13,23 +13,25 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from holdfast import protocol, ranks, restore
-from holdfast.checkpoints import Checkpointer
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.retention_queue import Protector
+from holdfast.config import SETTINGS, Options, named_objects
+from holdfast.distributed import ranks
 from holdfast.engine.boundary import Boundary
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.in_place_restore import WRITE_SECONDS
 from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
+from holdfast.engine.orders import Orders
+from holdfast.engine.training import Training
+from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
-from holdfast.leaving import Leaving
-from holdfast.meter import Meter
-from holdfast.options import SETTINGS, Options, named_objects
-from holdfast.orders import Orders
 from holdfast.pacing import Controller, parse_every
-from holdfast.reports import Reporter, Standing, console_log
-from holdfast.retention import Retention
-from holdfast.retention_queue import Protector
-from holdfast.rewind import WRITE_SECONDS
+from holdfast.protocol import messages
+from holdfast.protocol.retention import Retention
 from holdfast.store import open_store
-from holdfast.training import Training
-from holdfast.verifier import Verifier
+from holdfast.system.preemption import Leaving
+from holdfast.telemetry.iteration_metrics import Meter
+from holdfast.telemetry.reporter import Reporter, Standing, console_log
 
 logger = logging.getLogger("holdfast")
 
@@ -108,7 +110,7 @@ class Session:
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name in SETTINGS}
         try:
-            self.job = protocol.validate_job(job)
+            self.job = messages.validate_job(job)
             options = Options.from_arguments_and_environment(**arguments)
         except ValueError as error:
             # the message names the setting and the value: the frames of the parsers would only bury it

@@ -18,9 +18,9 @@ def log_call_seconds(port: int) -> tuple[float, float]:
     drives what they left out of the nearest caches, as training does."""
     import torch
 
-    from holdfast.link import Link
-    from holdfast.profile import Iteration, MetricReader
-    from holdfast.reports import Reporter, Standing
+    from holdfast.server_link.connection import Link
+    from holdfast.telemetry.iteration_clock import Iteration, MetricReader
+    from holdfast.telemetry.reporter import Reporter, Standing
 
     torch.set_num_threads(1)
     name = uuid.uuid4().hex[:12]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.link.outbox import Outbox
+from holdfast.server_link.event_queue import Outbox
 
 from .load import Post
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import strategies as st
 from written import Written
 
-from holdfast import format as fmt
-from holdfast.dtypes import stored_as
-from holdfast.protocol import checkpoint_id
-from holdfast.resharding import Region
-from holdfast.shards import Part, together
+from holdfast.format import manifest as fmt
+from holdfast.format.dtypes import stored_as
+from holdfast.format.resharding import Region
+from holdfast.format.shards import Part, together
+from holdfast.protocol.messages import checkpoint_id
 from holdfast.store import open_store
 
 

@@ -27,9 +27,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from other_servers import SILENT, SSH, WEB, other_server
 
-from holdfast.link import Link, NoLink, http_client, outbox
-from holdfast.profile import Iteration
-from holdfast.protocol import Ack, Batch, Desired, Notice, Samples, StallKind
+from holdfast.protocol.messages import Ack, Batch, Desired, Notice, Samples, StallKind
+from holdfast.server_link import event_queue, http_client
+from holdfast.server_link.connection import Link, NoLink
+from holdfast.telemetry.iteration_clock import Iteration
 
 PATIENCE_SECONDS = 300.0
 
@@ -592,7 +593,7 @@ def test_loss_and_return_of_the_server_are_one_line_each(
 def test_a_server_that_drips_its_answer_is_given_up(
     server: Server, links: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.link.sender.REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr("holdfast.server_link.batch_sender.REQUEST_SECONDS", 0.3)
 
     def drip(handler: BaseHTTPRequestHandler, batch: Batch) -> bool:
         if server.attempts > 1:
@@ -690,8 +691,8 @@ def test_the_next_attempt_sends_what_an_ended_one_left_under_its_old_keys(
 def test_what_is_spooled_survives_the_process(links: Callable[..., Link], tmp_path: Path) -> None:
     script = f"""
 import os, pathlib, sys
-from holdfast.link import Link
-from holdfast.protocol import Notice
+from holdfast.server_link.connection import Link
+from holdfast.protocol.messages import Notice
 link = Link(server="http://127.0.0.1:{free_port()}", token=None, job="char-gpt", uid="dead", attempt=1, rank=0,
             spool=pathlib.Path({str(tmp_path)!r}), flush_seconds=0.02)
 link.start()
@@ -750,7 +751,7 @@ def test_a_damaged_spool_file_is_set_aside_when_the_server_refuses_it(
 def test_samples_are_thinned_and_counted_when_nobody_takes_them(
     server: Server, links: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.link.outbox.WAITING_SAMPLES", 1000)
+    monkeypatch.setattr("holdfast.server_link.event_queue.WAITING_SAMPLES", 1000)
     server.answer = always(503)
     link = links(server)
     link.start()
@@ -801,8 +802,8 @@ def test_closing_twice_or_before_the_start_does_nothing(server: Server, links: C
 def test_a_forked_child_sends_nothing(server: Server, tmp_path: Path) -> None:
     script = f"""
 import os, pathlib
-from holdfast.link import Link
-from holdfast.protocol import Notice
+from holdfast.server_link.connection import Link
+from holdfast.protocol.messages import Notice
 link = Link(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0,
             spool=pathlib.Path({str(tmp_path)!r}), flush_seconds=0.02)
 link.start()
@@ -827,7 +828,7 @@ link.close()
 
 def test_a_process_that_never_closes_its_link_ends_all_the_same(server: Server) -> None:
     script = f"""
-from holdfast.link import Link
+from holdfast.server_link.connection import Link
 link = Link(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0, spool=None)
 link.start()
 """
@@ -838,8 +839,8 @@ link.start()
 def test_closing_at_exit_delivers_the_last_words(server: Server) -> None:
     script = f"""
 import atexit
-from holdfast.link import Link
-from holdfast.protocol import Notice
+from holdfast.server_link.connection import Link
+from holdfast.protocol.messages import Notice
 link = Link(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0, spool=None)
 link.start()
 atexit.register(link.close)
@@ -855,7 +856,7 @@ def test_the_training_process_keeps_its_own_random_state(server: Server) -> None
 import random
 random.seed(1)
 before = random.getstate()
-from holdfast.link import Link
+from holdfast.server_link.connection import Link
 link = Link(server="http://127.0.0.1:{free_port()}", token=None, job="j", uid="u", attempt=1, rank=0, spool=None)
 link.start()
 link.close(1.0)
@@ -925,7 +926,7 @@ def test_one_text_that_is_no_text_does_not_take_its_batch_along() -> None:
     batch = Batch(
         job="j", uid="u", attempt=1, rank=0, sequence=1, sent_at=0.0, iteration=1, lineage=1, events=list(notices)
     )
-    sent = msgspec.msgpack.decode(outbox._encode(batch), type=Batch)
+    sent = msgspec.msgpack.decode(event_queue._encode(batch), type=Batch)
     assert sent.events == notices[:1]
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import holdfast
 from holdfast.cli import app
-from holdfast.options import SETTINGS, Options, variable
+from holdfast.config import SETTINGS, Options, variable
 
 DOCS = Path(__file__).parents[2] / "docs" / "training.md"
 

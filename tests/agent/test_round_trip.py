@@ -8,13 +8,13 @@ import torch
 from small_session import session_of
 
 import holdfast
-from holdfast import round_trip
-from holdfast.dtypes import stored_as
 from holdfast.errors import HoldfastError
-from holdfast.format import Slot, lay_out
-from holdfast.kinds import ModulePart
-from holdfast.round_trip import RoundTrip, describe, difference
-from holdfast.state import Registry
+from holdfast.format.dtypes import stored_as
+from holdfast.format.manifest import Slot, lay_out
+from holdfast.state import round_trip
+from holdfast.state.adapters import ModulePart
+from holdfast.state.registry import Registry
+from holdfast.state.round_trip import RoundTrip, describe, difference
 from holdfast.store import open_store
 
 VALUES = [

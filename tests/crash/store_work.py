@@ -8,10 +8,10 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from holdfast import format as fmt
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.errors import HoldfastError
-from holdfast.protocol import checkpoint_id, parse_checkpoint_id
+from holdfast.format import manifest as fmt
+from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
 from holdfast.store import Lineage, Store, open_store
 
 if TYPE_CHECKING:

@@ -18,11 +18,12 @@ from typing import Any
 import in_memory
 import msgspec
 
-from holdfast.answers import Order
+from holdfast.engine.orders import Orders
+from holdfast.engine.startup import ordered
 from holdfast.errors import Fenced
-from holdfast.orders import Orders
 from holdfast.pacing import Settings
-from holdfast.protocol import (
+from holdfast.protocol.jobs import Order
+from holdfast.protocol.messages import (
     AttemptStarted,
     Batch,
     Checkpoint,
@@ -33,15 +34,18 @@ from holdfast.protocol import (
     checkpoint_id,
     parse_checkpoint_id,
 )
-from holdfast.reports import Reporter, Standing
-from holdfast.retention import Retention
-from holdfast.starting import ordered
+from holdfast.protocol.retention import Retention
 from holdfast.store import Lineage
-from holdfast.store.files import Files
 from holdfast.store.local import LocalStore
-from holdfast_server import batches, control, ingest, models, orders
+from holdfast.system.files import Files
+from holdfast.telemetry.reporter import Reporter, Standing
+from holdfast_server import models
+from holdfast_server.control import control
+from holdfast_server.core.errors import NotCancellable, OpenOrder
 from holdfast_server.db import Database
-from holdfast_server.errors import NotCancellable, OpenOrder
+from holdfast_server.ingest import transaction
+from holdfast_server.records import restore_orders
+from holdfast_server.samples import batches
 
 ITERATIONS = (10, 20, 30)
 """Of the checkpoints that orders go back to."""
@@ -283,17 +287,17 @@ class World:
 
     def ingest(self, body: bytes) -> None:
         received = batches.decode(body, "msgpack", now=self.now)
-        with contextlib.suppress(ingest.Superseded):  # nobody asks it any more
-            self.ground.run(ingest.store(self.db, received, now=self.now))
+        with contextlib.suppress(transaction.Superseded):  # nobody asks it any more
+            self.ground.run(transaction.store(self.db, received, now=self.now))
 
     def watch(self) -> None:
-        self.ground.run(orders.watch(self.db, self.now))
+        self.ground.run(restore_orders.watch(self.db, self.now))
 
     def orders(self) -> list[Order]:
-        from holdfast_server import timeline
+        from holdfast_server.queries import timeline
 
-        orders: list[Order] = self.ground.run(timeline.orders(self.db, self.job, limit=200))
-        return orders
+        restore_orders: list[Order] = self.ground.run(timeline.orders(self.db, self.job, limit=200))
+        return restore_orders
 
     def state_of(self, order: str) -> str:
         async def ask() -> str:

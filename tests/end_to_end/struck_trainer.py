@@ -110,14 +110,14 @@ def train(ledger: int, job: str, enough: str) -> None:
 
 
 def watch_restores() -> None:
-    from holdfast.checkpoints import Checkpointer
-    from holdfast.orders import Orders
-    from holdfast.reports import Reporter
-    from holdfast.rewind import Rewinder
-    from holdfast.starting import Starter
+    from holdfast.engine.checkpointer import Checkpointer
+    from holdfast.engine.in_place_restore import Rewinder
+    from holdfast.engine.orders import Orders
+    from holdfast.engine.startup import Starter
+    from holdfast.engine.training import Training
     from holdfast.store import Lineage
     from holdfast.store.local import LocalStore
-    from holdfast.training import Training
+    from holdfast.telemetry.reporter import Reporter
 
     def ordered(*args: Any, **options: Any) -> bool:
         return Midway.ordered

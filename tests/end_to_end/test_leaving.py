@@ -20,11 +20,11 @@ from crowd import Crowd
 from crowd import crowd as crowd
 from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, read_ledger, spawned, until
 
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.client import Client
-from holdfast.leaving import EXIT_ASKED, REPEAT_SECONDS, SPARE_SECONDS, Leaving
-from holdfast.processes import below
 from holdfast.store import open_store
+from holdfast.system.preemption import EXIT_ASKED, REPEAT_SECONDS, SPARE_SECONDS, Leaving
+from holdfast.system.processes import below
 
 pytestmark = pytest.mark.processes
 
@@ -188,7 +188,7 @@ ENDS = """
 import itertools, signal, sys, time
 {before}
 import holdfast
-from holdfast.leaving import Leaving
+from holdfast.system.preemption import Leaving
 leaving = Leaving({grace}, clock={clock})
 print("ready", flush=True)
 while True: time.sleep(0.01)

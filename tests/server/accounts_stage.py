@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 
 from holdfast_server import models
 from holdfast_server.accounts import people, projects, sign_ins, tokens
-from holdfast_server.accounts.gate import COOKIE
-from holdfast_server.accounts.principal import OPERATOR, Role, Scope
+from holdfast_server.accounts.auth_middleware import COOKIE
 from holdfast_server.accounts.sign_ins import Visitor
+from holdfast_server.core.principal import OPERATOR, Role, Scope
 from holdfast_server.db import Database
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import event
 
-from holdfast.protocol import AttemptFinished, Checkpoint, Inventory, checkpoint_id
+from holdfast.protocol.messages import AttemptFinished, Checkpoint, Inventory, checkpoint_id
 from holdfast_server import models
 
 JOB = "/api/v1/jobs/char-gpt"

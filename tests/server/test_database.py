@@ -10,8 +10,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from holdfast_migrations import NotOurDatabase
 from holdfast_server import models
+from holdfast_server.core.settings import ServerSettings, database_url, default_database, is_loopback
 from holdfast_server.db import Database, DatabaseBusy, DatabaseClosed, DatabaseInUse, DatabaseUnavailable
-from holdfast_server.settings import ServerSettings, database_url, default_database, is_loopback
 
 LEAVES = "BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END"
 AT_COMMIT = "AFTER INSERT ON jobs DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION leaves()"

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.protocol import (
+from holdfast.protocol.messages import (
     Applied,
     AttemptFinished,
     Gap,
@@ -20,9 +20,10 @@ from holdfast.protocol import (
     RankWork,
     Stall,
 )
-from holdfast_server import deletion, models
-from holdfast_server.accounts.principal import Role
-from holdfast_server.status import SILENT_AFTER_SECONDS
+from holdfast_server import models
+from holdfast_server.control import deletion
+from holdfast_server.core.principal import Role
+from holdfast_server.records.job_status import SILENT_AFTER_SECONDS
 
 JOBS = "/api/v1/jobs"
 JOB = f"{JOBS}/char-gpt"

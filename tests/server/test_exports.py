@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from holdfast.protocol import LineageStarted, Samples, Stall
-from holdfast_server import exports, traces
+from holdfast.protocol.messages import LineageStarted, Samples, Stall
 from holdfast_server.app import COMPRESSED_BYTES
 from holdfast_server.models import Stretch
+from holdfast_server.queries import exports, traces
 
 JOB = "/api/v1/jobs/char-gpt"
 EXPORT = f"{JOB}/export"

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from holdfast_server import models
-from holdfast_server.fleet import Question, fleet
-from holdfast_server.samples import Recent
+from holdfast_server.queries.fleet import Question, fleet
+from holdfast_server.samples.limits import Recent
 
 JOBS = "/api/v1/jobs"
 NOW = 1_790_000_000.0

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from sqlalchemy import Float, Integer, select
 
-from holdfast import protocol
-from holdfast.protocol import (
+from holdfast.protocol import messages
+from holdfast.protocol.messages import (
     MAX_ATTEMPT,
     MAX_INTEGER,
     MAX_ITERATION,
@@ -38,8 +38,9 @@ from holdfast.protocol import (
     TensorNorms,
     Verified,
 )
-from holdfast_server import deletion, models
-from holdfast_server.samples import MAX_AHEAD_SECONDS
+from holdfast_server import models
+from holdfast_server.control import deletion
+from holdfast_server.samples.limits import MAX_AHEAD_SECONDS
 
 JOB = "/api/v1/jobs/char-gpt"
 T = 1_790_000_000.0
@@ -248,7 +249,7 @@ def out_of_bounds(client):
                     most = largest
             return lambda value: least <= value <= most
         if name in ("checkpoint", "parent", "against", "from_checkpoint"):
-            return protocol.is_checkpoint_id
+            return messages.is_checkpoint_id
         return lambda _: True
 
     return client.portal.call(look)

@@ -7,11 +7,11 @@ from functools import partial
 import asked
 import pytest
 
-from holdfast.protocol import AttemptFinished, LineageStarted, RankWork, Stall
-from holdfast_server import goodput as questions
+from holdfast.protocol.messages import AttemptFinished, LineageStarted, RankWork, Stall
 from holdfast_server import models
-from holdfast_server.failures import lives_of_jobs
-from holdfast_server.goodput import stalls_over_time
+from holdfast_server.queries import goodput as questions
+from holdfast_server.queries.goodput import stalls_over_time
+from holdfast_server.records.failures import lives_of_jobs
 
 GOODPUT = "/api/v1/jobs/char-gpt/goodput"
 T = 1_790_000_000.0

@@ -11,7 +11,7 @@ import pytest
 from accounts_stage import Stage
 from sqlalchemy import String, bindparam, delete, update
 
-from holdfast.protocol import (
+from holdfast.protocol.messages import (
     AttemptFinished,
     AttemptStarted,
     Checkpoint,
@@ -20,9 +20,10 @@ from holdfast.protocol import (
     Samples,
     checkpoint_id,
 )
-from holdfast_server import audit, models
+from holdfast_server import models
 from holdfast_server.accounts import policy, sign_ins
-from holdfast_server.accounts.gate import COOKIE
+from holdfast_server.accounts.auth_middleware import COOKIE
+from holdfast_server.records import audit
 
 BREAKING_OUT = [
     "",

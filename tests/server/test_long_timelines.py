@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from holdfast.answers import RetentionChanges
-from holdfast.protocol import Samples
-from holdfast_server import compaction, lines, models, retention
-from holdfast_server.chores import Chore, do
+from holdfast.protocol.messages import Samples
+from holdfast.protocol.questions import RetentionChanges
+from holdfast_server import models
+from holdfast_server.control import retention
+from holdfast_server.db.background_jobs import Chore, do
+from holdfast_server.samples import compaction, read_plan
 
 JOB = "/api/v1/jobs/char-gpt"
 DAY = 86_400.0
@@ -94,8 +96,8 @@ QUERIES = ["points=120", "points=20", "points=3", "from=100&to=8765&points=40", 
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_rollups_show_what_the_samples_would(crashed, client, monkeypatch, query):
-    monkeypatch.setattr(lines, "MOST_WHOLE_ROWS", 10**9)
-    monkeypatch.setattr(lines, "LEVELS", ())
+    monkeypatch.setattr(read_plan, "MOST_WHOLE_ROWS", 10**9)
+    monkeypatch.setattr(read_plan, "LEVELS", ())
     whole = series_of(client, query)
     monkeypatch.undo()
     alike(series_of(client, query), whole)
@@ -220,7 +222,7 @@ def test_what_ended_first_goes_first_when_there_is_too_much(crashed, client, mon
 
 
 def test_old_reports_go_and_new_ones_stay(agent, client):
-    from holdfast.protocol import Notice, Stall
+    from holdfast.protocol.messages import Notice, Stall
 
     agent.start()
     for at in (0.0, 100 * DAY):

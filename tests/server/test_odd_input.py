@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from fastapi import params
 
-from holdfast.protocol import Inventory, Paced, checkpoint_id
+from holdfast.protocol.messages import Inventory, Paced, checkpoint_id
 from holdfast_server import models
 from holdfast_web import checkpoint_routes, control_routes, filters, routes, signing_in
 

@@ -13,8 +13,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from holdfast_server import models
-from holdfast_server.samples import Recent
-from holdfast_server.status import current_attempt, longest_seconds, status_in_sql, status_of
+from holdfast_server.records.job_status import current_attempt, longest_seconds, status_in_sql, status_of
+from holdfast_server.samples.limits import Recent
 
 NOW = 1_790_000_000.0
 

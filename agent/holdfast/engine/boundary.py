@@ -8,28 +8,29 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast import endings, supervision
-from holdfast.checkpoint_run import RunState
-from holdfast.checkpoints import Checkpointer
+from holdfast.checkpoint.retention_queue import Protector
+from holdfast.config import Options
+from holdfast.distributed.ranks import Ranks, RanksLost
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.coordination import MEETING_SECONDS, Adrift, Decision, RestoreTarget, steering_of
 from holdfast.engine.decide import Requests, Situation, decide
+from holdfast.engine.in_place_restore import WRITE_SECONDS, Rewinder
 from holdfast.engine.lifecycle import Life, Lifecycle
+from holdfast.engine.orders import Orders
+from holdfast.engine.probing import Prober
+from holdfast.engine.startup import Start, Starter
+from holdfast.engine.training import Training
+from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
-from holdfast.leaving import Leaving
-from holdfast.link import NoLink
-from holdfast.meter import Meter
-from holdfast.options import Options
-from holdfast.orders import Orders
 from holdfast.pacing import FIRST_SECONDS, Controller
-from holdfast.probing import Prober
-from holdfast.protocol import checkpoint_id, parse_checkpoint_id
-from holdfast.ranks import Ranks, RanksLost
-from holdfast.reports import Reporter
-from holdfast.retention_queue import Protector
-from holdfast.rewind import WRITE_SECONDS, Rewinder
-from holdfast.starting import Start, Starter
-from holdfast.steering import MEETING_SECONDS, Adrift, Decision, RestoreTarget, steering_of
-from holdfast.training import Training
-from holdfast.verifier import Verifier
+from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
+from holdfast.server_link.connection import NoLink
+from holdfast.snapshot.checkpoint_run import RunState
+from holdfast.store import attempt_log
+from holdfast.system import supervisor_channel
+from holdfast.system.preemption import Leaving
+from holdfast.telemetry.iteration_metrics import Meter
+from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
@@ -75,7 +76,7 @@ class Boundary:
         self._starter.open()
         self.rewinder = Rewinder(training, checkpoints, reporter, ranks)
         self._prober = Prober(training, meter, reporter)
-        self.progress = supervision.ProgressFile(None if ranks.leads else "")
+        self.progress = supervisor_channel.ProgressFile(None if ranks.leads else "")
         self._steering = steering_of(ranks, self._choose)
         self._taken_at = time.monotonic()
         """When this attempt began, or began its last checkpoint."""
@@ -134,7 +135,9 @@ class Boundary:
         """Note in the store how the attempt ends."""
         checkpoints = self._checkpoints
         if self._ranks.leads and checkpoints.attempt:
-            endings.note(checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained)
+            attempt_log.note(
+                checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained
+            )
 
     def report_unsaved(self) -> None:
         """Log which iterations are in no checkpoint."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint_run import CheckpointRun, Origin
-from holdfast.format import Shard, Slot
-from holdfast.protocol import CheckpointKind
-from holdfast.shards import Part
+from holdfast.format.manifest import Shard, Slot
+from holdfast.format.shards import Part
+from holdfast.protocol.messages import CheckpointKind
+from holdfast.snapshot.checkpoint_run import CheckpointRun, Origin
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

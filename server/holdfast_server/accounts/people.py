@@ -9,13 +9,14 @@ from types import MappingProxyType
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import PersonRow
-from holdfast_server import audit, models
+from holdfast.protocol.administration import PersonRow
+from holdfast_server import models
 from holdfast_server.accounts import passwords, tokens
-from holdfast_server.accounts.principal import Principal, Role
 from holdfast_server.accounts.secrets import digest, new_link
+from holdfast_server.core.errors import DeadLink, InvalidSetting, NotPossible, UnknownPerson, UnknownProject
+from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
-from holdfast_server.errors import DeadLink, InvalidSetting, NotPossible, UnknownPerson, UnknownProject
+from holdfast_server.records import audit
 
 SETUP_LINK_SECONDS = 3600.0
 RESET_LINK_SECONDS = 24 * 3600.0

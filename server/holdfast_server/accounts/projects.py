@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_server import audit, models
-from holdfast_server.accounts.principal import Principal, Role
+from holdfast_server import models
+from holdfast_server.core.errors import InvalidSetting, NotPossible, UnknownProject
+from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, NotPossible, UnknownProject
-from holdfast_server.summaries import find_job
+from holdfast_server.queries.summaries import find_job
+from holdfast_server.records import audit
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 

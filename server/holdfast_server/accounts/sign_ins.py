@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_server import audit, models
-from holdfast_server.accounts import allowances, passwords, people, secrets
-from holdfast_server.accounts.principal import Principal
+from holdfast_server import models
+from holdfast_server.accounts import passwords, people, rate_limits, secrets
 from holdfast_server.accounts.secrets import digest, new_session
+from holdfast_server.core.errors import NotSignedIn, UnknownPerson, UnknownSession
+from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
-from holdfast_server.errors import NotSignedIn, UnknownPerson, UnknownSession
+from holdfast_server.records import audit
 
 IDLE_SECONDS = 12 * 3600.0
 """A browser that was not seen for so long is signed out."""
@@ -75,10 +76,10 @@ async def check_password(db: Database, person: str, password: str, visitor: Visi
     device = visitor.device
     if device is not None and (stored is None or not secrets.is_device(device, person, stored)):
         device = None
-    await allowances.take(db, person, visitor.address, device=device, now=now)
+    await rate_limits.take(db, person, visitor.address, device=device, now=now)
     if not await passwords.verify(password[: passwords.LONGEST + 1], stored):
         raise NotSignedIn
-    await allowances.forgive(db, person, visitor.address, device=device)
+    await rate_limits.forgive(db, person, visitor.address, device=device)
 
 
 async def new_device(db: Database, name: str) -> str | None:

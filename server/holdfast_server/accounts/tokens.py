@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import TokenRow
-from holdfast.protocol import validate_job
-from holdfast_server import audit, models
-from holdfast_server.accounts.principal import SCOPES, Principal, Role, Scope
+from holdfast.protocol.administration import TokenRow
+from holdfast.protocol.messages import validate_job
+from holdfast_server import models
 from holdfast_server.accounts.secrets import TOKEN_MARK, digest, new_token, prefix_of
+from holdfast_server.core.errors import InvalidSetting, NotPermitted, UnknownProject, UnknownToken
+from holdfast_server.core.principal import SCOPES, Principal, Role, Scope
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, NotPermitted, UnknownProject, UnknownToken
+from holdfast_server.records import audit
 
 NEEDED: dict[Scope, Role] = {
     "report": Role.operator,

@@ -11,14 +11,15 @@ from msgspec import Struct
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertChannel
-from holdfast_server import audit, models
+from holdfast.protocol.administration import AlertChannel
+from holdfast_server import models
 from holdfast_server.alerts import egress
+from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.alerts.errors import MailOff, UnknownChannel, WebhooksOff
-from holdfast_server.alerts.kinds import SEVERITIES
-from holdfast_server.alerts.settings import AlertSettings
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.errors import InvalidSetting, UnknownProject
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, UnknownProject
+from holdfast_server.records import audit
 
 MAX_NAME = 100
 MAX_RECIPIENTS = 20

@@ -17,14 +17,14 @@ from msgspec import Struct
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertDelivery
+from holdfast.protocol.administration import AlertDelivery
 from holdfast_server import models
-from holdfast_server.alerts import channels, egress, incidents, messages, post_office
-from holdfast_server.alerts.kinds import SEVERITIES
-from holdfast_server.alerts.settings import AlertSettings
-from holdfast_server.chores import Chore
+from holdfast_server.alerts import channels, egress, incidents, messages, smtp
+from holdfast_server.alerts.conditions import SEVERITIES
+from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.db import Database
-from holdfast_server.measures import ServerMeasures
+from holdfast_server.db.background_jobs import Chore
+from holdfast_server.http.metrics import ServerMeasures
 
 EVERY_SECONDS = 2.0
 AT_ONCE = 8
@@ -154,7 +154,7 @@ class Post:
             address=self.address,
             delivery=delivery,
         )
-        await asyncio.to_thread(post_office.send, mail, self.settings)
+        await asyncio.to_thread(smtp.send, mail, self.settings)
 
     async def _post(self, told: messages.Told, channel: models.AlertChannel, delivery: int, *, now: float) -> None:
         if not self.settings.webhooks:

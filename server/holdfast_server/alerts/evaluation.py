@@ -9,11 +9,11 @@ from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertRule
+from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
 from holdfast_server.alerts import deliveries, facts, incidents, rules
+from holdfast_server.alerts.conditions import KINDS, Verdict
 from holdfast_server.alerts.facts import Facts
-from holdfast_server.alerts.kinds import KINDS, Verdict
 from holdfast_server.db import Database, lock_job
 
 EVERY_SECONDS = 10.0

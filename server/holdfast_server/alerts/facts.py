@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from sqlalchemy import and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import Failing, JobStatus
-from holdfast.protocol import OPEN_ORDER_STATES
-from holdfast_server import checkpoints, models
-from holdfast_server.pace import paced_of
-from holdfast_server.standing import recent_of
-from holdfast_server.status import ENDED_WELL, current_attempt, longest_seconds, seconds_of_last, status_of
+from holdfast.protocol.jobs import Failing, JobStatus
+from holdfast.protocol.messages import OPEN_ORDER_STATES
+from holdfast_server import models
+from holdfast_server.records import checkpoints
+from holdfast_server.records.interval_status import paced_of
+from holdfast_server.records.job_position import recent_of
+from holdfast_server.records.job_status import (
+    ENDED_WELL,
+    current_attempt,
+    longest_seconds,
+    seconds_of_last,
+    status_of,
+)
 
 LOOKED_AT_SECONDS = 7 * 86400.0
 """A job that was not heard of for longer is looked at only as long as it has an open alert."""

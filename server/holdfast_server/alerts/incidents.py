@@ -10,13 +10,13 @@ from typing import Literal
 from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import Alert, AlertRule
-from holdfast.answers.administration import AlertState
-from holdfast_server import audit, models
+from holdfast.protocol.administration import Alert, AlertRule, AlertState
+from holdfast_server import models
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES, Verdict
 from holdfast_server.alerts.errors import AlertOver, UnknownAlert
-from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Verdict
+from holdfast_server.core.errors import InvalidSetting, UnknownJob
 from holdfast_server.db import Database, locked_job, named_jobs
-from holdfast_server.errors import InvalidSetting, UnknownJob
+from holdfast_server.records import audit
 
 Step = Literal["begin", "drop", "fire", "replace", "fires_on", "speak", "tell", "clears", "resolve"]
 

@@ -9,12 +9,13 @@ from msgspec import UNSET, Struct, UnsetType
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertRule
-from holdfast_server import audit, models
+from holdfast.protocol.administration import AlertRule
+from holdfast_server import models
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES, Kind
 from holdfast_server.alerts.errors import UnknownRule
-from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Kind
+from holdfast_server.core.errors import InvalidSetting, UnknownProject
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, UnknownProject
+from holdfast_server.records import audit
 
 MAX_LIMIT = 1e12
 MAX_FOR_SECONDS = 7 * 86400.0

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast_server import models
-from holdfast_server.bus import LocalBus
+from holdfast_server.core.bus import LocalBus
 
 CHANNEL = "holdfast_changes"
 EVERYTHING = ""

@@ -82,7 +82,7 @@ class Job(Base):
     every_until: Mapped[float | None]
     """When the interval ordered by hand ends, and the policy decides again; None: when somebody says so."""
     retention: Mapped[str | None]
-    """Which checkpoints stay, as `holdfast.retention` spells it; None: as the script has it."""
+    """Which checkpoints stay, as `holdfast.protocol.retention` spells it; None: as the script has it."""
     paused: Mapped[bool] = mapped_column(default=False)
     paused_version: Mapped[int] = mapped_column(default=0)
     """The version in which `paused` last changed."""
