@@ -105,7 +105,7 @@ def setting(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Config:
     """What a session was started with. `NAME` is also read from HOLDFAST_NAME."""
 
     store: str | os.PathLike[str] = setting(
@@ -217,7 +217,7 @@ class Options:
         return self.retention or Retention.keeping(self.keep)
 
 
-SETTINGS = tuple(declared.name for declared in dataclasses.fields(Options))
+SETTINGS = tuple(declared.name for declared in dataclasses.fields(Config))
 
 
 def variable(name: str) -> str:

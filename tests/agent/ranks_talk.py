@@ -25,7 +25,7 @@ from holdfast.errors import (
     UnknownFormat,
 )
 from holdfast.protocol.messages import Desired, OrderMoved, RestoreOrder
-from holdfast.server_link.connection import NoLink
+from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import Lineage
 
 VALUES = [
@@ -366,7 +366,7 @@ def afresh(stage, store):
     return session.iteration, session._checkpoints.head
 
 
-class Server(NoLink):
+class Server(OfflineConnection):
     """Rank 0's link to operators, who want what `desired` says."""
 
     def __init__(self):

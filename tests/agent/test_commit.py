@@ -12,7 +12,7 @@ from holdfast.checkpoint import restore
 from holdfast.distributed.error_transport import told
 from holdfast.distributed.ranks import RanksLost
 from holdfast.errors import IncompleteParts
-from holdfast.format.manifest import Slot
+from holdfast.format.manifest import TensorRange
 from holdfast.persist.task import Task
 from holdfast.persist.two_phase_commit import NotPrepared, commit, decline
 from holdfast.persist.writer import write_checkpoint
@@ -150,7 +150,7 @@ def task_of(rank, world_size, iteration):
         lineage=1,
         kind="scheduled",
         created_at=0.0,
-        slots=[Slot("w", "F32", (4,), 0, 16)],
+        slots=[TensorRange("w", "F32", (4,), 0, 16)],
         views={},
         own={"w"},
         state={"model": {"w": {"$tensor": "w"}}, "place": {"rank": rank, "iteration": iteration}},

@@ -26,7 +26,7 @@ from holdfast.persist.completion_marker import mapped, read_seal, seals_of, veri
 from holdfast.persist.task import Task
 from holdfast.persist.writer import _Writing
 from holdfast.snapshot.host_buffers import Arena
-from holdfast.snapshot.shared_buffers import COUNT, Held, Slot, claim, slots_in
+from holdfast.snapshot.shared_buffers import COUNT, Held, SharedBuffer, claim, slots_in
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import Captured
 from holdfast.store import open_store
@@ -90,7 +90,7 @@ def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp
 def test_of_several_snapshots_the_newest_is_rescued_and_of_a_damaged_one_the_one_before(folder, tmp_path):
     dead = Dead(folder, tmp_path, iterations=(3, 6))
     newest = next(seal for seal in seals_of(folder, JOB) if seal.task.iteration == 6)
-    flip(Slot(folder, newest.number), 100)
+    flip(SharedBuffer(folder, newest.number), 100)
     assert dead.rescue().task.iteration == 3
 
 
@@ -186,7 +186,7 @@ def test_where_the_memory_has_no_room_the_process_uses_its_own_and_says_so(tmp_p
 
     fd = os.memfd_create("full", os.MFD_ALLOW_SEALING)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
-    slot, told = Slot(tmp_path, 0), []
+    slot, told = SharedBuffer(tmp_path, 0), []
     slot.memory.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
     arena = Arena(slot, told.append)
     arena.reserve(1 << 20)

@@ -7,8 +7,8 @@ from persisting import empty_run
 
 from holdfast.snapshot.checkpoint_run import RunState, WriteResult
 from holdfast.telemetry import iteration_clock
-from holdfast.telemetry.iteration_metrics import BATCH_ITERATIONS, BATCH_SECONDS, Meter
-from holdfast.telemetry.reporter import Reporter, Standing
+from holdfast.telemetry.iteration_metrics import BATCH_ITERATIONS, BATCH_SECONDS, IterationMetrics
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 
 class FakeController:
@@ -30,8 +30,8 @@ class Loop:
     def __init__(self, monkeypatch):
         self.now = 1000.0
         monkeypatch.setattr(iteration_clock.time, "time", lambda: self.now)
-        self.standing, self.controller = Standing(), FakeController()
-        self.meter = Meter(self.controller, Reporter("job", self.standing))
+        self.standing, self.controller = TrainingPosition(), FakeController()
+        self.meter = IterationMetrics(self.controller, Reporter("job", self.standing))
         monkeypatch.setattr(self.meter._reporter, "pace", lambda *_, **__: self.controller.portions.append([]))
         self.controller.portions.append([])
         self.meter.clock.begin()

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from pacing_profiles import MEASURED
 
-from holdfast.config import Options
+from holdfast.config import Config
 from holdfast.pacing import History, Plan, Profile, Settings, parse_policy, plan, planner, policies, policy_names
 
 Install = Callable[..., None]
@@ -68,7 +68,7 @@ def test_a_policy_of_others_is_found_and_followed(install: Install) -> None:
 def test_a_session_takes_it_from_the_environment(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tidal=here("tidal"))
     monkeypatch.setenv("HOLDFAST_POLICY", "tidal")
-    assert Options.from_arguments_and_environment(policy=None).policy == "tidal"
+    assert Config.from_arguments_and_environment(policy=None).policy == "tidal"
 
 
 def test_ours_keep_their_names(install: Install) -> None:

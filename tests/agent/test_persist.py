@@ -36,7 +36,7 @@ from holdfast.protocol.retention import Retention
 from holdfast.snapshot.host_buffers import Arena
 from holdfast.store import open_store, read_manifest
 from holdfast.system import host_memory
-from holdfast.telemetry.reporter import Reporter, Standing
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 
 @pytest.fixture
@@ -520,7 +520,7 @@ def run_in_any_order(slots, rng):
     """Eight checkpoints, of which some fail, finish in a random order, sometimes several at the same time."""
     store, heads, settled = Gates(), [], Settled()
     checkpointer = Checkpointer(
-        *(store, JOB, "first"), retention=Retention(last=1), slots=slots, reporter=Reporter(JOB, Standing()),
+        *(store, JOB, "first"), retention=Retention(last=1), slots=slots, reporter=Reporter(JOB, TrainingPosition()),
         ranks=Ranks(),
     )  # fmt: skip
 

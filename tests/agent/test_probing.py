@@ -17,8 +17,8 @@ from holdfast.errors import NoProbe
 from holdfast.protocol import messages
 from holdfast.protocol.messages import Desired
 from holdfast.telemetry.iteration_clock import IterationClock
-from holdfast.telemetry.iteration_metrics import Meter
-from holdfast.telemetry.reporter import Reporter, Standing
+from holdfast.telemetry.iteration_metrics import IterationMetrics
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 __all__ = ["store", "uninterrupted"]
 
@@ -124,10 +124,10 @@ class Script:
         monkeypatch.setattr(probing, "probe", lambda _: self.clock.wait(takes) or FOUND)
         self.training = types.SimpleNamespace(rewinds=0, loader=loader or [1], batches_an_iteration=batches)
         controller = types.SimpleNamespace(plan=None, observe=lambda _: None)
-        reporter = Reporter("job", Standing())
+        reporter = Reporter("job", TrainingPosition())
         monkeypatch.setattr(reporter, "pace", lambda *_, **__: None)
         monkeypatch.setattr(reporter, "notice", lambda *said: self.told.append(said))
-        self.meter = Meter(controller, reporter)
+        self.meter = IterationMetrics(controller, reporter)
         self.meter.clock = IterationClock(self.clock)
         self.meter.clock.begin()
         self.prober = Prober(self.training, self.meter, reporter)

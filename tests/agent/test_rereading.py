@@ -15,7 +15,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.messages import VerifyRequest
 from holdfast.store import open_store
 from holdfast.system import io_pool
-from holdfast.telemetry.reporter import Reporter, Standing
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 MIB = 1 << 20
 
@@ -180,7 +180,7 @@ class Heard:
 @pytest.fixture
 def verifying(tmp_path):
     """A verifier of the store at `tmp_path`, with what it says."""
-    reporter = Reporter("job", Standing())
+    reporter = Reporter("job", TrainingPosition())
     reporter.link = heard = Heard()
     store = open_store(tmp_path)
     checkpoints = SimpleNamespace(store=store, job="job", want=lambda who, checkpoint: None, damaged=set())
@@ -255,7 +255,7 @@ def test_a_process_that_dies_is_told_and_costs_the_checkpoint_no_word(tmp_path, 
 def test_closing_does_not_wait_for_a_pool_whose_threads_all_hang(tmp_path):
     written = commit(tmp_path, some())
     checkpoints = SimpleNamespace(store=written.store, job="job", want=lambda *_: None)
-    verifier = Verifier(checkpoints, Reporter("job", Standing()))
+    verifier = Verifier(checkpoints, Reporter("job", TrainingPosition()))
     back = threading.Event()
     hanging = [io_pool.submit(back.wait) for _ in range(io_pool.THREADS)]
     try:

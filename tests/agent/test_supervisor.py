@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from other_servers import other_server
 
-from holdfast.supervisor.hang_detector import Progress, Pulse
+from holdfast.supervisor.hang_detector import HangDetector, Progress
 from holdfast.supervisor.supervisor import Limits, describe_exit, shell_status
 from holdfast.system import supervisor_channel
 
@@ -556,7 +556,7 @@ def test_a_trainer_that_dies_before_it_has_said_which_attempt_it_is_is_nobody_el
 
 
 def test_the_usual_iteration_is_that_of_the_last_stretches() -> None:
-    pulse = Pulse(10.0, 1.0, began=0.0)
+    pulse = HangDetector(10.0, 1.0, began=0.0)
     for number in range(1, 4):
         pulse.see(number, float(number))
     pulse.see(14, 4.0)
@@ -568,7 +568,7 @@ def test_the_usual_iteration_is_that_of_the_last_stretches() -> None:
 
 
 def test_while_few_iterations_are_known_the_usual_one_is_as_long_as_the_longest_start_included() -> None:
-    pulse = Pulse(10.0, 1.0, began=0.0)
+    pulse = HangDetector(10.0, 1.0, began=0.0)
     pulse.see(0, 50.0)
     assert (pulse.usual_seconds, pulse.hangs(1e9)) == (None, False)
     pulse.see(2, 60.0)
@@ -581,7 +581,7 @@ def test_while_few_iterations_are_known_the_usual_one_is_as_long_as_the_longest_
 
 
 def test_nothing_hangs_where_nobody_wants_to_know() -> None:
-    pulse = Pulse(0.0, 0.0, began=0.0)
+    pulse = HangDetector(0.0, 0.0, began=0.0)
     for number in range(1, 9):
         pulse.see(number, float(number))
     assert not pulse.hangs(1e9)

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.protocol import messages
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock
-from holdfast.telemetry.iteration_metrics import LEAST_SECONDS, Tally
+from holdfast.telemetry.iteration_metrics import LEAST_SECONDS, RankReport
 
 
 class FakeLink:
@@ -25,7 +25,7 @@ class FakeLink:
 
 def tally(rank=0, world_size=2):
     link = FakeLink()
-    return Tally(link, rank, world_size), link
+    return RankReport(link, rank, world_size), link
 
 
 def iteration(number, seconds=1.0, *, lineage=1, barrier=0.25, **stalls):

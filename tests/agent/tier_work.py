@@ -14,7 +14,7 @@ import torch.distributed as dist
 from parallel import Job
 
 from holdfast.memory_tier.complete_snapshot import sealed_in
-from holdfast.snapshot.shared_buffers import Slot
+from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
 from holdfast.system import supervisor_channel
 
@@ -46,7 +46,7 @@ def ends_and_goes_on(
         first.crash()
     if damage is not None and dist.get_rank() == 0:
         newest, *_ = sealed_in(Path(folder), "job")
-        flip(Slot(Path(folder), newest.numbers[damage]))
+        flip(SharedBuffer(Path(folder), newest.numbers[damage]))
     dist.barrier()
     told: list[str] = []
     second = Job(store, every=EVERY, seed=5, **options)
@@ -80,7 +80,7 @@ def _refuse() -> Any:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def flip(slot: Slot) -> None:
+def flip(slot: SharedBuffer) -> None:
     """One bit of what is in memory."""
     fd = slot.open()
     (found,) = os.pread(fd, 1, 0)

@@ -26,8 +26,8 @@ import holdfast
 import holdfast.session
 from holdfast.distributed.ranks import RanksLost, SideGroup
 from holdfast.engine.checkpointer import Checkpointer
-from holdfast.engine.coordination import SteeringTogether
-from holdfast.engine.in_place_restore import Rewinder
+from holdfast.engine.coordination import DistributedCoordinator
+from holdfast.engine.in_place_restore import InPlaceRestore
 from holdfast.engine.training import Training
 from holdfast.persist.persister import Persister
 from holdfast.protocol.messages import parse_checkpoint_id
@@ -51,10 +51,10 @@ PLACES: dict[str, tuple[type, str]] = {
     "load": (Training, "load"),
     "check": (Training, "check"),
     "apply": (Training, "apply"),
-    "safety": (Rewinder, "_take_safety"),
+    "safety": (InPlaceRestore, "_take_safety"),
     "lineage": (Checkpointer, "begin_lineage"),
     "note": (local.LocalStore, "append"),
-    "end": (SteeringTogether, "end"),
+    "end": (DistributedCoordinator, "end"),
     "finish": (Persister, "close"),
     "part": (SideGroup, "close"),
 }

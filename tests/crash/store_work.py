@@ -53,7 +53,7 @@ def save(store: Store, attempt: int, checkpoint: str, size_bytes: int, parent: s
         raise
 
 
-def _tensor(slot: fmt.Slot, header_bytes: int, payload: memoryview) -> fmt.Tensor:
+def _tensor(slot: fmt.TensorRange, header_bytes: int, payload: memoryview) -> fmt.Tensor:
     digest, chunks = fmt.digest_tensor(payload[slot.start : slot.end])
     return fmt.Tensor(
         name=slot.name, dtype=slot.dtype, shape=slot.shape, global_shape=slot.shape, offsets=(0,), file=FILE,

@@ -111,9 +111,9 @@ def train(ledger: int, job: str, enough: str) -> None:
 
 def watch_restores() -> None:
     from holdfast.engine.checkpointer import Checkpointer
-    from holdfast.engine.in_place_restore import Rewinder
+    from holdfast.engine.in_place_restore import InPlaceRestore
     from holdfast.engine.orders import Orders
-    from holdfast.engine.startup import Starter
+    from holdfast.engine.startup import Startup
     from holdfast.engine.training import Training
     from holdfast.store import Lineage
     from holdfast.store.local import LocalStore
@@ -134,13 +134,13 @@ def watch_restores() -> None:
         )  # fmt: skip
     watch(Training, "load", before="verifying", after="verified", when=ordered)
     watch(Checkpointer, "take", after="safety begun", when=ordered)
-    watch(Rewinder, "_take_safety", after="safety committed")
+    watch(InPlaceRestore, "_take_safety", after="safety committed")
     watch(
         LocalStore, "append", before="noting", after="noted",
         when=lambda store, job, record: isinstance(record, Lineage) and record.order is not None,
     )  # fmt: skip
     watch(Training, "apply", after="applied", when=ordered)
-    for owner, name in ((Rewinder, "rewind"), (Starter, "_carried_out")):
+    for owner, name in ((InPlaceRestore, "rewind"), (Startup, "_carried_out")):
         _tell_of_order(owner, name)
 
 

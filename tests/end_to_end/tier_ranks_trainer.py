@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import holdfast
 from holdfast.memory_tier.complete_snapshot import sealed_in
 from holdfast.persist import completion_marker
-from holdfast.snapshot.shared_buffers import Slot
+from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
 
 JOB = "tier"
@@ -101,7 +101,7 @@ def end_at_once(end: str) -> None:
 
     await_that(found)
     if end == "damaged":
-        fd = Slot(FOLDER, found().numbers[0]).open()
+        fd = SharedBuffer(FOLDER, found().numbers[0]).open()
         os.pwrite(fd, bytes([os.pread(fd, 1, 0)[0] ^ 1]), 0)
         os.close(fd)
     die()

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 import holdfast
 from holdfast.persist import completion_marker
 from holdfast.snapshot.layout import Layout
-from holdfast.snapshot.shared_buffers import Slot, slots_in
+from holdfast.snapshot.shared_buffers import SharedBuffer, slots_in
 from holdfast.store.local import LocalWriter
 
 FOLDER = Path(os.environ.get("HOLDFAST_SUPERVISION", "."))
@@ -60,9 +60,9 @@ def dies_at(stage, trainer):
 
     match stage:
         case "unsealing":
-            before(Slot, "unseal", act)
+            before(SharedBuffer, "unseal", act)
         case "unsealed":
-            after(Slot, "unseal", act)
+            after(SharedBuffer, "unseal", act)
         case "copying":
             before(Layout, "copy_host", act)
         case "copied":

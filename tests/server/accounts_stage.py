@@ -64,7 +64,7 @@ class Stage:
         async def add_jobs(session: AsyncSession) -> None:
             for job in jobs:
                 session.add(
-                    models.Job(name=job, project=name, created_at=self.clock(), last_contact_at=self.clock())
+                    models.JobRecord(name=job, project=name, created_at=self.clock(), last_contact_at=self.clock())
                 )
 
         self.write(add_jobs)

@@ -224,7 +224,7 @@ def out_of_bounds(client):
     async def look():
         wrong = []
         async with client.app.state.database.read() as session:
-            for table in [*deletion._tables(), models.table(models.Job)]:
+            for table in [*deletion._tables(), models.table(models.JobRecord)]:
                 for column in table.columns:
                     values = await session.scalars(select(column).where(column.is_not(None)).distinct())
                     judge = judge_of(column)

@@ -24,7 +24,7 @@ NOW = 1_790_000_000.0
 
 def job(name):
     async def work(session):
-        session.add(models.Job(name=name, created_at=1.0, last_contact_at=1.0))
+        session.add(models.JobRecord(name=name, created_at=1.0, last_contact_at=1.0))
 
     return work
 

@@ -62,7 +62,7 @@ def test_the_same_number_in_both_lanes_names_two_batches(agent, client):
         send(agent, "samples", 0, samples=measured(1, 10), iteration=10)
         send(agent, "control", 7, events=[note("kept")])
         send(agent, "samples", 7, samples=measured(11, 10), iteration=20)
-    assert (counted(client, models.Chunk), counted(client, models.Notice)) == (2, 1)
+    assert (counted(client, models.ChunkRecord), counted(client, models.NoticeRecord)) == (2, 1)
     assert client.get(JOB).json()["iteration"] == 20
 
 
@@ -217,11 +217,11 @@ def test_names_long_past_are_one_that_stands_for_all(agent, client, monkeypatch)
     agent.start()
     for sequence in range(45):
         send(agent, "samples", sequence, samples=measured(10 * sequence + 1, 10), iteration=10 * sequence + 10)
-    assert counted(client, models.Batch) < 30
-    before = counted(client, models.Chunk)
+    assert counted(client, models.BatchRecord) < 30
+    before = counted(client, models.ChunkRecord)
     for body in list(agent.sent):
         agent.send(body)
-    assert counted(client, models.Chunk) == before == 45
+    assert counted(client, models.ChunkRecord) == before == 45
     assert client.get(f"{JOB}/notices").json()["notices"] == []
 
 
@@ -252,14 +252,18 @@ def test_a_batch_that_cannot_be_stored_leaves_nothing_and_is_stored_when_it_come
     monkeypatch.setattr(sample_series, "roll_up", broken)
     with pytest.raises(sqlite3.OperationalError):
         send(agent, "samples", 0, samples=measured(1, 10), iteration=10)
-    assert (counted(client, models.Chunk), counted(client, models.Stretch), counted(client, models.Batch)) == (
+    assert (
+        counted(client, models.ChunkRecord),
+        counted(client, models.StretchRecord),
+        counted(client, models.BatchRecord),
+    ) == (
         0,
         0,
         1,
     )
     monkeypatch.setattr(sample_series, "roll_up", real)
     send(agent, "samples", 0, samples=measured(1, 10), iteration=10)
-    assert counted(client, models.Chunk) == 1
+    assert counted(client, models.ChunkRecord) == 1
 
 
 def test_every_kind_of_batch_is_decoded_alike():

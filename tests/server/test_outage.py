@@ -14,7 +14,7 @@ from clusters import ON_SQLITE, ask
 
 from holdfast.protocol.messages import Notice
 from holdfast.server_link import batch_sender, event_queue, http_client
-from holdfast.server_link.connection import Link
+from holdfast.server_link.connection import ServerConnection
 from holdfast.telemetry.iteration_clock import Iteration
 from holdfast_server.samples import sample_codec
 
@@ -31,12 +31,12 @@ PATIENCE_SECONDS = 120.0
 class Job:
     """Reports as a training loop does, some seconds' worth at a time."""
 
-    def __init__(self, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, link: ServerConnection, monkeypatch: pytest.MonkeyPatch) -> None:
         self.iterations = self.events = 0
         self._link = link
         self._moved, self._moves = threading.Condition(), 0
         for name in ("park", "acknowledged"):
-            monkeypatch.setattr(event_queue.Outbox, name, self._telling(getattr(event_queue.Outbox, name)))
+            monkeypatch.setattr(event_queue.EventQueue, name, self._telling(getattr(event_queue.EventQueue, name)))
 
     def _telling(self, move):
         def moved(*arguments):
@@ -75,7 +75,7 @@ def test_nothing_that_happened_is_lost_and_what_was_thinned_is_told(
     monkeypatch.setattr(http_client, "MOST_SECONDS", 0.1)
     monkeypatch.setattr(event_queue, "WAITING_SAMPLES", waiting_samples)
     server = serve()
-    link = Link(server=server.url, token=None, job="char-gpt", uid="u", attempt=1, rank=0,
+    link = ServerConnection(server=server.url, token=None, job="char-gpt", uid="u", attempt=1, rank=0,
                 spool=tmp_path / "spool", flush_seconds=0.001)  # fmt: skip
     job = Job(link, monkeypatch)
     link.start()

@@ -122,7 +122,7 @@ def test_long_odd_and_foreign_ones_are(strong):
 
 def test_it_is_kept_as_argon2id_and_checked_as_it_was_typed(stage: Stage):
     stage.person_with_password("ada")
-    stored = stage.read(lambda session: session.get(models.Person, "ada")).password
+    stored = stage.read(lambda session: session.get(models.PersonRecord, "ada")).password
     assert stored.startswith("$argon2id$")
     assert PASSWORD not in dump(stage)
     assert stage.do(passwords.verify, PASSWORD, stored)
@@ -286,7 +286,7 @@ def test_no_link_gives_a_password_to_somebody_of_the_identity_provider(stage: St
 
     async def issue(session):
         for name in ("ada", "bob"):
-            person = await session.get(models.Person, name)
+            person = await session.get(models.PersonRecord, name)
             person.issuer, person.subject = "https://id.example", name
 
     stage.write(issue)
@@ -509,7 +509,7 @@ def test_what_has_ended_is_taken_out(stage: Stage, clock):
     setup_link(stage)
     stage.person("ada")
     stage.cookie("ada")
-    kinds = (models.Allowance, models.Link, models.SignIn)
+    kinds = (models.AllowanceRecord, models.LinkRecord, models.SignInRecord)
 
     def counts() -> list[int]:
         async def work(session):

@@ -123,7 +123,7 @@ def test_losses_in_single_precision_take_half_the_room():
 
 
 def stored_in(connection):
-    rows = models.table(models.Rollup)
+    rows = models.table(models.RollupRecord)
     query = select(rows.c.level, rows.c.first_iteration, rows.c.last_iteration, rows.c.rows, rows.c.columns)
     return connection.execute(query.order_by(rows.c.bucket)).all()
 
@@ -138,7 +138,7 @@ def test_what_comes_batch_by_batch_is_each_level_by_itself(table, cuts, chance):
         chance.shuffle(parts)
     engine = create_engine("sqlite://")
     with engine.begin() as connection:
-        models.table(models.Rollup).create(connection)
+        models.table(models.RollupRecord).create(connection)
         reached = int(parts[0].iteration[0])
         for part in parts:
             sample_series.roll_up(connection, 1, part, reached)
@@ -162,7 +162,7 @@ def test_a_batch_writes_what_it_comes_past(monkeypatch):
     engine = create_engine("sqlite://")
     values = np.ones((len(BUILT_IN) + len(METRICS), 50))
     with engine.begin() as connection:
-        models.table(models.Rollup).create(connection)
+        models.table(models.RollupRecord).create(connection)
         for first in range(1, 301, 50):
             sample_series.roll_up(connection, 1, Table(np.arange(first, first + 50), METRICS, values), first)
     engine.dispose()

@@ -182,9 +182,9 @@ def test_a_thousand_ranks_are_compared_in_a_few_statements_with_an_index(empty_d
         await asked.fill(
             database,
             {
-                models.Job: [job],
-                models.Attempt: [{**attempt, "last_iteration": 0, "world_size": 1000}],
-                models.Work: work,
+                models.JobRecord: [job],
+                models.AttemptRecord: [{**attempt, "last_iteration": 0, "world_size": 1000}],
+                models.WorkRecord: work,
             },
         )
         with asked.statements() as many:

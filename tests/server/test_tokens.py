@@ -39,7 +39,7 @@ def report(stage: Stage, key: str, job: str, sequence: int = 0):
 
 
 def project_of(stage: Stage, job: str) -> str:
-    return stage.read(lambda session: session.get(models.Job, job)).project
+    return stage.read(lambda session: session.get(models.JobRecord, job)).project
 
 
 # ---- what agents may do ---------------------------------------------------------------------
@@ -97,7 +97,7 @@ def test_a_key_is_told_once_and_kept_as_a_digest(projects: Stage):
     assert "my laptop" in listed
     assert secret not in listed
     assert projects.client.get(f"{JOBS}/ours", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
-    row = projects.read(lambda session: session.get(models.Token, secret[:13]))
+    row = projects.read(lambda session: session.get(models.TokenRecord, secret[:13]))
     assert row.digest.hex() not in secret
     assert row.expires_at == pytest.approx(projects.clock() + 30 * 86400)
 
@@ -245,7 +245,7 @@ def test_its_last_use_is_known_to_ten_minutes(projects: Stage, clock):
     secret = projects.key("read")
 
     def used() -> float | None:
-        return projects.read(lambda session: session.get(models.Token, secret[:13])).last_used_at
+        return projects.read(lambda session: session.get(models.TokenRecord, secret[:13])).last_used_at
 
     assert used() is None
     for seconds, meant in ((0, 0), (300, 0), (599, 0), (601, 601)):

@@ -18,7 +18,7 @@ from holdfast.checkpoint.retention_queue import Protector, RetentionQueue, Train
 from holdfast.distributed.error_transport import told
 from holdfast.distributed.ranks import Ranks, SideGroup
 from holdfast.errors import HoldfastError
-from holdfast.memory_tier.tier import Tier
+from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist.persister import Persister
 from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
@@ -96,7 +96,7 @@ class Checkpointer:
         self._events = CheckpointEvents(reporter, store)
         self.retiring = RetentionQueue(store, job, retention, reporter, self._training_head)
         self.pinned = self.retiring.pinned
-        self.tier = Tier(job, uid, slots, ranks, reporter)
+        self.tier = MemoryTier(job, uid, slots, ranks, reporter)
         self.snapshots = Snapshotter(slots, debug=debug, arenas=self.tier.arenas)
         channel = ranks if isinstance(ranks, SideGroup) else None
         self.persister = Persister(store, slots=slots, backend=backend, channel=channel)

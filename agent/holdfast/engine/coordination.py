@@ -58,7 +58,7 @@ class Decision:
         return self.checkpoint is not None or self.restore is not None or self.end
 
 
-class Steering:
+class BoundaryCoordinator:
     """Of a job with one rank: whatever `choose` says of the boundary after an iteration."""
 
     def __init__(self, choose: Callable[[int], Decision]) -> None:
@@ -83,7 +83,7 @@ class Steering:
         return True
 
 
-class Adrift(Steering):
+class DetachedCoordinator(BoundaryCoordinator):
     """Of a rank that has lost the others: nothing is decided any more."""
 
     def __init__(self) -> None:
@@ -96,11 +96,11 @@ class Adrift(Steering):
         return False
 
 
-def steering_of(ranks: Ranks, choose: Callable[[int], Decision]) -> Steering:
-    return SteeringTogether(ranks, choose) if isinstance(ranks, SideGroup) else Steering(choose)
+def steering_of(ranks: Ranks, choose: Callable[[int], Decision]) -> BoundaryCoordinator:
+    return DistributedCoordinator(ranks, choose) if isinstance(ranks, SideGroup) else BoundaryCoordinator(choose)
 
 
-class SteeringTogether(Steering):
+class DistributedCoordinator(BoundaryCoordinator):
     """Of one of several ranks.
 
     Raises:

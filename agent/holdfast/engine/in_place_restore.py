@@ -31,7 +31,7 @@ WRITE_SECONDS = 600.0
 """How long a restore waits for the checkpoint of the state it leaves."""
 
 
-class Rewinder:
+class InPlaceRestore:
     """Takes training back at the boundary between two iterations, on all ranks of a job or on none."""
 
     def __init__(self, training: Training, checkpoints: Checkpointer, reporter: Reporter, ranks: Ranks) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 from holdfast.data.loading_probe import Pace, probe, told
 from holdfast.engine.training import Training
 from holdfast.errors import NoProbe
-from holdfast.telemetry.iteration_metrics import Meter
+from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter
 
 PATIENCE_SECONDS = 60.0
@@ -19,7 +19,7 @@ MEANWHILE = ". Meanwhile a checkpoint was being written, which slows loading dow
 
 
 class Prober:
-    def __init__(self, training: Training, meter: Meter, reporter: Reporter) -> None:
+    def __init__(self, training: Training, meter: IterationMetrics, reporter: Reporter) -> None:
         self._training, self._meter, self._reporter = training, meter, reporter
         self._asked_at: float | None = None
         self._rewinds = training.rewinds

@@ -23,12 +23,12 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckp
 from holdfast.memory_tier.tier import Found
 from holdfast.protocol import messages
 from holdfast.protocol.messages import RestoreOrder
-from holdfast.server_link.connection import Link
+from holdfast.server_link.connection import ServerConnection
 from holdfast.server_link.http_client import Backoff
 from holdfast.server_link.spool import spool_of
 from holdfast.store import Lineage, Store, attempt_log
 from holdfast.system import supervisor_channel
-from holdfast.telemetry.iteration_metrics import Meter, Tally
+from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReport
 from holdfast.telemetry.reporter import Reporter
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class Patience:
                 return answer
 
 
-class Starter:
+class Startup:
     """Begins an attempt: in contact with the server, and on the checkpoint that it goes on from.
 
     All ranks of a job go through it together, rank 0 deciding.
@@ -115,7 +115,7 @@ class Starter:
         reporter: Reporter,
         ranks: Ranks,
         verifier: Verifier,
-        meter: Meter,
+        meter: IterationMetrics,
         *,
         server: str | None,
         token: str | None,
@@ -141,7 +141,7 @@ class Starter:
         self._orders.start(first, checkpoints.attempt)
         if self._server and leads:
             spool = spool_of(checkpoints.store.url, checkpoints.job) if checkpoints.attempt else None
-            self._reporter.link = Link(
+            self._reporter.link = ServerConnection(
                 server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid,
                 attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._arrived,
             )  # fmt: skip
@@ -156,7 +156,7 @@ class Starter:
     def _first_desired(self) -> messages.Desired | None:
         assert self._server is not None
         checkpoints = self._checkpoints
-        probe = Link(
+        probe = ServerConnection(
             server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid, attempt=0, rank=0,
             spool=None,
         )  # fmt: skip
@@ -190,13 +190,13 @@ class Starter:
         if not self._server:
             return
         link = self._reporter.link
-        if not isinstance(link, Link):
-            link = Link(
+        if not isinstance(link, ServerConnection):
+            link = ServerConnection(
                 server=self._server, token=self._token, job=checkpoints.job, uid=uid, attempt=attempt, rank=rank,
                 spool=None, flush_seconds=HEARTBEAT_SECONDS, aside=True,
             )  # fmt: skip
             link.start()
-        self._meter.tally = Tally(link, rank, self._ranks.world_size)
+        self._meter.tally = RankReport(link, rank, self._ranks.world_size)
         self._training.after_gradients(self._meter.clock.gradients_end)
 
     def introduce(self) -> None:

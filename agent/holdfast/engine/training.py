@@ -28,7 +28,7 @@ from holdfast.state.tree import Shapes, decode
 from holdfast.state.variables import Variables
 from holdfast.state.wrappers import RESERVED
 from holdfast.store import Store
-from holdfast.telemetry.reporter import Standing
+from holdfast.telemetry.reporter import TrainingPosition
 
 logger = logging.getLogger("holdfast")
 
@@ -39,7 +39,7 @@ class Training:
     def __init__(
         self,
         objects: Mapping[str, Any],
-        standing: Standing,
+        standing: TrainingPosition,
         controller: Controller,
         ranks: Ranks,
         *,

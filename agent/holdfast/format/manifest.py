@@ -176,7 +176,7 @@ def pieces_of(tensor: Tensor) -> Iterator[Piece]:
         yield Piece(f"tensor {tensor.name}, bytes {start:,} to {end:,} of the file", start, end, found)
 
 
-class Slot(msgspec.Struct, frozen=True, gc=False):
+class TensorRange(msgspec.Struct, frozen=True, gc=False):
     """Where a tensor lies in a payload's data section."""
 
     name: str
@@ -199,7 +199,7 @@ LINE_BYTES = 64
 """A cache line: what torch's own allocator aligns tensors to."""
 
 
-def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[Slot]:
+def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorRange]:
     """Place (name, dtype, shape) back to back, with no gaps, as safetensors wants it.
 
     First those that fill whole lines of a cache, so that each begins with one and can be trained on where it
@@ -209,7 +209,7 @@ def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[Slot]:
     sized = [(name, dtype, shape, ITEM_BYTES[dtype] * math.prod(shape)) for name, dtype, shape in tensors]
     slots, at = [], 0
     for name, dtype, shape, size in sorted(sized, key=_place):
-        slots.append(Slot(name, dtype, shape, at, at + size))
+        slots.append(TensorRange(name, dtype, shape, at, at + size))
         at += size
     return slots
 
@@ -227,7 +227,7 @@ class _Place(msgspec.Struct, frozen=True, gc=False):
     data_offsets: tuple[int, int]
 
 
-def payload_header(slots: Sequence[Slot], metadata: dict[str, str]) -> bytes:
+def payload_header(slots: Sequence[TensorRange], metadata: dict[str, str]) -> bytes:
     """The opening of a safetensors file, padded so that the data section begins a block for direct I/O."""
     # entry by entry: thousands of dicts at a time would set off the collector, for which all threads stop
     encode = msgspec.json.encode

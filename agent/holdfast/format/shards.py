@@ -17,7 +17,7 @@ Groups = dict[tuple[str, int | None], list[fmt.Tensor]]
 """What is stored under each name: by all ranks together (None), or by one of them as its own."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class RankShard(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank wrote of a checkpoint."""
 
     rank: int
@@ -36,7 +36,7 @@ class Whole(msgspec.Struct, frozen=True):
     rank_states: dict[str, dict[str, Any]]
 
 
-def together(parts: Iterable[Part], world_size: int) -> Whole:
+def together(parts: Iterable[RankShard], world_size: int) -> Whole:
     """Put the parts of all ranks together.
 
     Raises:
@@ -156,7 +156,7 @@ def _overlapping_pair(shards: Sequence[fmt.Tensor]) -> tuple[fmt.Tensor, fmt.Ten
     return None
 
 
-def _require_all(ordered: Sequence[Part], world_size: int) -> None:
+def _require_all(ordered: Sequence[RankShard], world_size: int) -> None:
     ranks = collections.Counter(part.rank for part in ordered)
     for rank in range(world_size):
         if ranks[rank] != 1:
@@ -204,7 +204,7 @@ def is_module(tree: Any) -> bool:
     return isinstance(tree, dict) and tree.keys() == {"state", "metadata", "buffers", "frozen"}
 
 
-def _otherwise(ordered: Sequence[Part]) -> dict[str, dict[str, Any]]:
+def _otherwise(ordered: Sequence[RankShard]) -> dict[str, dict[str, Any]]:
     """Entries that are not those of the first rank; compared as JSON, where 1, 1.0 and true are three things."""
     encoded = [{keyword: msgspec.json.encode(tree) for keyword, tree in part.state.items()} for part in ordered]
     found: dict[str, dict[str, Any]] = {}

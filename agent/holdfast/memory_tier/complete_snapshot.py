@@ -16,7 +16,7 @@ from holdfast.protocol.messages import parse_checkpoint_id
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class CompleteSnapshot:
     """A checkpoint of which every rank of its job has sealed its part."""
 
     seals: tuple[Seal, ...]
@@ -49,7 +49,7 @@ class Sealed:
         return manifest_of(self.task, together(parts, self.task.origin.world_size), 0.0)
 
 
-def complete(seals: Iterable[Seal]) -> list[Sealed]:
+def complete(seals: Iterable[Seal]) -> list[CompleteSnapshot]:
     """What these make, the newest lineage's latest iteration first; a rank's part by itself makes nothing.
 
     Parts of one checkpoint are told by where rank 0 began it in the store: an attempt may try the same iteration
@@ -62,13 +62,13 @@ def complete(seals: Iterable[Seal]) -> list[Sealed]:
         key = seal.task.id, origin.uid, origin.attempt, origin.world_size, origin.place, alone
         groups.setdefault(key, []).append(seal)
     found = [
-        Sealed(tuple(sorted(group, key=lambda seal: seal.task.origin.rank)))
+        CompleteSnapshot(tuple(sorted(group, key=lambda seal: seal.task.origin.rank)))
         for group in groups.values()
         if sorted(seal.task.origin.rank for seal in group) == list(range(group[0].task.origin.world_size))
     ]
     return sorted(found, key=lambda each: each.place, reverse=True)
 
 
-def sealed_in(folder: Path, job: str) -> list[Sealed]:
+def sealed_in(folder: Path, job: str) -> list[CompleteSnapshot]:
     """The checkpoints of a job that lie in the slots of a supervisor, best first."""
     return complete(seals_of(folder, job))

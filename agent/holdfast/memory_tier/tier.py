@@ -18,12 +18,12 @@ from holdfast.checkpoint.restore import Loaded, Regions
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.memory_tier.complete_snapshot import Sealed, complete, sealed_in
+from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, complete, sealed_in
 from holdfast.persist.completion_marker import mapped, read_seal, seals_of, verify
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.snapshot.checkpoint_run import CopyResult, RunRequest, SnapshotContents
 from holdfast.snapshot.host_buffers import Arena, punch
-from holdfast.snapshot.shared_buffers import Slot, claim, slots_in
+from holdfast.snapshot.shared_buffers import SharedBuffer, claim, slots_in
 from holdfast.store import Attempt, Lineage, Store
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter
@@ -50,7 +50,7 @@ class _Claimed(msgspec.Struct, frozen=True, kw_only=True):
     """As many slots as it wants."""
 
 
-class Tier:
+class MemoryTier:
     """Empty where no supervisor holds memory for this process; then snapshots lie in memory of its own.
 
     Args:
@@ -65,8 +65,8 @@ class Tier:
         """The attempt that was the supervisor's last, and has left what there is."""
         self._announced: set[str] = set()
         """The uids of all attempts of that supervisor: one may have died before it had said who it is."""
-        self._found: list[Sealed] = []
-        self._loaded: Sealed | None = None
+        self._found: list[CompleteSnapshot] = []
+        self._loaded: CompleteSnapshot | None = None
         self._folder = _supervisor()
         claimed = self._claim(slots)
         if self._folder is not None:
@@ -129,7 +129,7 @@ class Tier:
         def payload(file: fmt.File, names: Collection[str]) -> memoryview:
             if (seal := others.get(file.name)) is None:
                 return arena.bytes(own.size_bytes)
-            with mapped(Slot(folder, seal.number), seal.size_bytes, private=True) as theirs:
+            with mapped(SharedBuffer(folder, seal.number), seal.size_bytes, private=True) as theirs:
                 verify(seal, theirs, only=names)
                 return theirs
 
@@ -231,9 +231,9 @@ class Tier:
             if arena.slot is not None:
                 arena.slot.release()
 
-    def _claim(self, slots: int) -> list[Slot]:
+    def _claim(self, slots: int) -> list[SharedBuffer]:
         """Memory for this rank, where all of several have it of one supervisor."""
-        claimed: list[Slot] = []
+        claimed: list[SharedBuffer] = []
         rank, world_size = self._ranks.rank, self._ranks.world_size
         if self._folder is not None:
             seals = seals_of(self._folder, self._job)
@@ -255,7 +255,7 @@ class Tier:
     def _gathered(self, ours: _Claimed) -> list[bytes]:
         return self._ranks.gather(msgspec.msgpack.encode(ours))
 
-    def _arena(self, sealed: Sealed) -> Arena:
+    def _arena(self, sealed: CompleteSnapshot) -> Arena:
         """In which this rank's part lies."""
         number = sealed.seals[self._ranks.rank].number
         for arena in self.arenas:
@@ -274,9 +274,9 @@ def _supervisor() -> Path | None:
     return Path(folder) if folder and slots_in(Path(folder)) else None
 
 
-def _sealed(folder: Path, found: Found) -> Sealed:
+def _sealed(folder: Path, found: Found) -> CompleteSnapshot:
     """As this rank finds it."""
-    seals = complete(filter(None, (read_seal(Slot(folder, number)) for number in found.numbers)))
+    seals = complete(filter(None, (read_seal(SharedBuffer(folder, number)) for number in found.numbers)))
     if [(each.task.id, each.numbers) for each in seals] != [(found.id, found.numbers)]:
         raise DamagedCheckpoint("memory", f"{found.id} is not sealed by all ranks any more")
     return seals[0]

@@ -18,10 +18,10 @@ import msgspec
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.shards import Part
+from holdfast.format.shards import RankShard
 from holdfast.persist.task import Task
 from holdfast.protocol.messages import parse_checkpoint_id
-from holdfast.snapshot.shared_buffers import Slot, slots_in
+from holdfast.snapshot.shared_buffers import SharedBuffer, slots_in
 from holdfast.system import io_pool
 
 
@@ -29,7 +29,7 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """All that it takes to write the checkpoint, or to go on from it, but for the bytes."""
 
     task: Task
-    part: Part
+    part: RankShard
     number: int = 0
     """Of the slot."""
 
@@ -41,7 +41,7 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
 _seals = msgspec.msgpack.Decoder(Seal)
 
 
-def seal(task: Task, part: Part) -> None:
+def seal(task: Task, part: RankShard) -> None:
     """Say that the slot of `task` holds this whole; without one there is nothing to say.
 
     OSError when it cannot be said: the checkpoint is worth as much without.
@@ -60,7 +60,7 @@ def seal(task: Task, part: Part) -> None:
         raise
 
 
-def read_seal(slot: Slot) -> Seal | None:
+def read_seal(slot: SharedBuffer) -> Seal | None:
     """None where there is none, or none that is as it was written."""
     try:
         sealed = slot.seal.read_bytes()
@@ -80,7 +80,7 @@ def seals_of(folder: Path, job: str) -> list[Seal]:
 
 
 @contextlib.contextmanager
-def mapped(slot: Slot, size_bytes: int, *, private: bool = False) -> Iterator[memoryview]:
+def mapped(slot: SharedBuffer, size_bytes: int, *, private: bool = False) -> Iterator[memoryview]:
     """The bytes in a slot. DamagedCheckpoint when there are fewer; OSError when it cannot be opened.
 
     `private`: what is written to them, if anything is, goes to a copy; torch wants memory that can be written to.

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.distributed.error_transport import told as told_of
 from holdfast.errors import HoldfastError, IncompleteParts
 from holdfast.format import manifest as fmt
-from holdfast.format.shards import Part, together
+from holdfast.format.shards import RankShard, together
 from holdfast.persist.task import Task, Written
 from holdfast.persist.writer import manifest_of
 from holdfast.protocol.messages import MOST_RANKS_TOLD, RankSpan
@@ -68,7 +68,7 @@ class _Begun(msgspec.Struct, frozen=True, kw_only=True):
 class _Vote(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's part is durable, or why there is none."""
 
-    part: Part | None = None
+    part: RankShard | None = None
     alike: dict[str, str] = {}
     """What ranks that know it must say the same of."""
     same: list[str] = []
@@ -201,7 +201,7 @@ class _Lead:
         parts = [written.part, *(self._completed(vote) for vote in votes.values())]
         return _conclude(writer, task, alike, filter(None, parts), written.write_seconds)
 
-    def _completed(self, vote: _Vote) -> Part | None:
+    def _completed(self, vote: _Vote) -> RankShard | None:
         if vote.part is None:
             return None
         same = {key: self._task.state[key] for key in vote.same}
@@ -289,7 +289,7 @@ def _conclude(
     writer: CheckpointWriter,
     task: Task,
     alike: Mapping[int, Mapping[str, str]],
-    parts: Iterable[Part],
+    parts: Iterable[RankShard],
     write_seconds: float,
 ) -> int:
     """Commit what all ranks have written, if that is a whole of one moment; the bytes of all files."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from holdfast.format import manifest as fmt
-from holdfast.format.shards import Part, Whole
+from holdfast.format.shards import RankShard, Whole
 from holdfast.persist import completion_marker
 from holdfast.persist.task import Task, Written
 from holdfast.store import CheckpointWriter, Store
@@ -179,10 +179,10 @@ class _Writing:
             )
         return found
 
-    def _described(self) -> Part:
+    def _described(self) -> RankShard:
         return self._part(self.tensors.result())
 
-    def _part(self, tensors: list[fmt.Tensor]) -> Part:
+    def _part(self, tensors: list[fmt.Tensor]) -> RankShard:
         header = self._header
         file = fmt.File(
             name=self._file,
@@ -191,7 +191,7 @@ class _Writing:
             header_digest=fmt.digest(header),
         )
         task = self._task
-        return Part(rank=task.origin.rank, file=file, tensors=tensors, state=task.state)
+        return RankShard(rank=task.origin.rank, file=file, tensors=tensors, state=task.state)
 
 
 def manifest_of(task: Task, whole: Whole, write_seconds: float) -> fmt.Manifest:

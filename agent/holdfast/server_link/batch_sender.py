@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from holdfast.protocol.messages import Ack
-from holdfast.server_link.event_queue import Outbox, Sealed
+from holdfast.server_link.event_queue import EventQueue, Sealed
 from holdfast.server_link.http_client import (
     REQUEST_SECONDS,
     AgentClient,
@@ -30,13 +30,13 @@ SILENCED_SECONDS = 1.0
 LOST = ("lost", "locked out")
 
 
-class Sender:
+class BatchSender:
     """Contact is unknown, held, lost, or lost for want of a valid token; a line is logged when it changes."""
 
     def __init__(
         self,
         client: AgentClient,
-        outbox: Outbox,
+        outbox: EventQueue,
         *,
         flush_seconds: float,
         on_ack: Callable[[Ack], None],

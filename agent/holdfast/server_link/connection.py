@@ -1,4 +1,4 @@
-"""`Link`: what the session holds, and how sender, poller and outbox are joined."""
+"""`ServerConnection`: what the session holds, and how sender, poller and outbox are joined."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from time import monotonic
 
 from holdfast.protocol.messages import Ack, Desired, Event
-from holdfast.server_link.batch_sender import Sender
+from holdfast.server_link.batch_sender import BatchSender
 from holdfast.server_link.desired_state_poller import DesiredStatePoller
-from holdfast.server_link.event_queue import Measured, Outbox
+from holdfast.server_link.event_queue import EventQueue, Measured
 from holdfast.server_link.http_client import AgentClient
 from holdfast.server_link.spool import LIMIT_BYTES, Spool
 
 
-class Link:
+class ServerConnection:
     """The conversation of one rank of one attempt with one server.
 
     Args:
@@ -48,10 +48,10 @@ class Link:
     ) -> None:
         self._job, self._aside = job, aside
         kept = Spool(spool, limit_bytes=spool_bytes) if spool is not None else None
-        self._outbox = Outbox(job, uid, attempt, rank, kept)
+        self._outbox = EventQueue(job, uid, attempt, rank, kept)
         self._poller = DesiredStatePoller(AgentClient(server, token), job, on_desired)
         self._client = AgentClient(server, token)
-        self._sender = Sender(
+        self._sender = BatchSender(
             self._client,
             self._outbox,
             flush_seconds=flush_seconds,
@@ -140,8 +140,8 @@ class Link:
             self._poller.ask_now()
 
 
-class NoLink:
-    """The methods of `Link`, doing nothing: what a session talks to when there is no server."""
+class OfflineConnection:
+    """The methods of `ServerConnection`, doing nothing: what a session talks to when there is no server."""
 
     heard = False
     fenced = False

@@ -79,7 +79,7 @@ class Sealed:
     spooled: bool = False
 
 
-class Outbox:
+class EventQueue:
     """`sample` and `event` are the training thread's and take no lock; the rest may be called by any thread."""
 
     def __init__(self, job: str, uid: str, attempt: int, rank: int, spool: Spool | None) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from holdfast.format.manifest import Shard, Slot
+from holdfast.format.manifest import Shard, TensorRange
 from holdfast.protocol.messages import CheckpointKind, RankSpan, checkpoint_id
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class SnapshotContents:
 
     arena: Arena
     trees: dict[str, Any] = field(default_factory=dict)
-    slots: list[Slot] = field(default_factory=list)
+    slots: list[TensorRange] = field(default_factory=list)
     views: dict[str, str] = field(default_factory=dict)
     shards: dict[str, Shard] = field(default_factory=dict)
     """Tensors that are parts of larger ones."""

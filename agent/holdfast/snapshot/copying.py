@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.format.manifest import SMALL_BYTES, Slot, digest
-from holdfast.system.host_memory import MOST_SPANS, Gather, Peek, bytes_of, is_plain
+from holdfast.format.manifest import SMALL_BYTES, TensorRange, digest
+from holdfast.system.host_memory import MOST_SPANS, Gather, SafeMemoryReader, bytes_of, is_plain
 from holdfast.torch_internals import version_of
 
 EDGE_BYTES = 64
@@ -23,7 +23,7 @@ EDGE_BYTES = 64
 class Pair:
     """A live tensor and its place in the arena."""
 
-    slot: Slot
+    slot: TensorRange
     source: torch.Tensor
     target: torch.Tensor
 
@@ -49,7 +49,7 @@ class HostCopies:
             together.run()
 
 
-class Watchdog:
+class TornCopyDetector:
     """Sees whether somebody else changes tensors while they are copied.
 
     The version counter sees every in-place operation, but not those through `.data`, nor on memory shared
@@ -64,8 +64,8 @@ class Watchdog:
         self._sources = [pair.source for pair in pairs]
         edged = [p for p in pairs if p.slot.name not in kept and is_plain(p.source) and p.source.numel()]
         # an address may have gone to others, where it is not known yet whether the tensor is still the same
-        self._live = Peek([_place(edge) for pair in edged for edge in _edges(pair.source)])
-        self._copied = Peek([_place(edge) for pair in edged for edge in _edges(pair.target)])
+        self._live = SafeMemoryReader([_place(edge) for pair in edged for edge in _edges(pair.source)])
+        self._copied = SafeMemoryReader([_place(edge) for pair in edged for edge in _edges(pair.target)])
         self._edged = edged
         self._versions: list[int] = []
         self._before = b""
@@ -99,7 +99,7 @@ class Watchdog:
         return names
 
 
-class Frozen:
+class UnchangedTensorCache:
     """Tensors that no optimizer trains: copied into an arena once, and again when they have changed.
 
     Digests tell, since a change through `.data` shows nowhere else: to read is cheaper than to copy.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from holdfast.snapshot.shared_buffers import Slot
+from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.system.host_memory import can_share, populate
 
 GRAIN_BYTES = 2 << 20
@@ -33,7 +33,7 @@ class Arena:
         told: called, once, with the reason when it cannot lie there, and is this process's own after all.
     """
 
-    def __init__(self, slot: Slot | None = None, told: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, slot: SharedBuffer | None = None, told: Callable[[str], None] = lambda _: None) -> None:
         self.slot, self._told = slot, told
         self.fd = -1
         """Of the memory file; -1 where only this process has the memory."""
@@ -113,7 +113,7 @@ class Arena:
             raise MemoryError(f"no memory for a snapshot of {size}: {error.strerror}") from error
         ctypes.memset(self.address, 0, size_bytes)  # without the interpreter lock
 
-    def _allocated_in(self, slot: Slot, size_bytes: int) -> bool:
+    def _allocated_in(self, slot: SharedBuffer, size_bytes: int) -> bool:
         """Whether there is room for it there. What it holds stays as it is."""
         try:
             self.fd = slot.open()
@@ -147,7 +147,7 @@ def _in_grains(size_bytes: int) -> int:
     return max(1, -(-size_bytes // GRAIN_BYTES)) * GRAIN_BYTES
 
 
-def punch(slot: Slot) -> None:
+def punch(slot: SharedBuffer) -> None:
     """Give back the pages of a slot that is of no use any more; not those of a snapshot, maybe the only copy."""
     if slot.seal.exists() or not hasattr(mmap, "MADV_REMOVE"):
         return

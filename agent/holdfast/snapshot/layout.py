@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from holdfast.format.dtypes import PAIRED, stored_as
-from holdfast.format.manifest import Slot, lay_out
+from holdfast.format.manifest import TensorRange, lay_out
 from holdfast.pacing.profile import SnapshotMode
-from holdfast.snapshot.copying import Frozen, HostCopies, Pair, Watchdog
+from holdfast.snapshot.copying import HostCopies, Pair, TornCopyDetector, UnchangedTensorCache
 from holdfast.snapshot.device_copies import DeviceCopies
 from holdfast.snapshot.host_buffers import Arena
 from holdfast.state.registry import Captured
@@ -17,7 +17,7 @@ from holdfast.system.host_memory import is_plain
 class Layout:
     """One arena, and all that depends only on a state's structure: worked out once, used for every snapshot."""
 
-    slots: list[Slot]
+    slots: list[TensorRange]
     views: dict[str, str]
 
     def __init__(self, arena: Arena) -> None:
@@ -114,8 +114,8 @@ class Layout:
         self._at_once: list[str] = []
         self._devices: list[DeviceCopies] = []
         self._odd: list[Pair] = []
-        self._host, self._frozen = HostCopies([]), Frozen([])
-        self._watchdog = Watchdog([])
+        self._host, self._frozen = HostCopies([]), UnchangedTensorCache([])
+        self._watchdog = TornCopyDetector([])
 
     def _plan(self, captured: Captured) -> None:
         pairs = {}
@@ -128,10 +128,10 @@ class Layout:
         self._at_once = [name for name in host if name not in later]
         frozen = {name: pair for name, pair in later.items() if name in captured.frozen and is_plain(pair.source)}
         moving = [pair for name, pair in later.items() if name not in frozen]
-        self._frozen = Frozen(list(frozen.values()))
+        self._frozen = UnchangedTensorCache(list(frozen.values()))
         self._host = HostCopies([pair for pair in moving if is_plain(pair.source)])
         self._odd = [pair for pair in moving if not is_plain(pair.source)]
-        self._watchdog = Watchdog(list(later.values()), captured.kept)
+        self._watchdog = TornCopyDetector(list(later.values()), captured.kept)
         self._devices = [self._on(device, pairs, captured) for device in _cuda_devices(captured)]
 
     def _on(self, device: torch.device, pairs: dict[str, Pair], captured: Captured) -> DeviceCopies:
@@ -139,7 +139,7 @@ class Layout:
         deferred = [pair for name, pair in here.items() if name in captured.deferred]
         return DeviceCopies(device, [name for name in here if name not in captured.deferred], deferred)
 
-    def _target(self, slot: Slot, source: torch.Tensor) -> torch.Tensor:
+    def _target(self, slot: TensorRange, source: torch.Tensor) -> torch.Tensor:
         """The slot as a tensor of the source's own dtype and shape."""
         flat = self.arena.tensor(slot.start, slot.end)
         if source.dtype in PAIRED:

@@ -31,7 +31,7 @@ _TURN = "slots.lock"
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class SharedBuffer:
     """One of them, as any process knows it that knows the folder."""
 
     folder: Path
@@ -83,18 +83,18 @@ class Slot:
         return self.folder / _CLAIM.format(self.number)
 
 
-def slots_in(folder: Path) -> list[Slot]:
+def slots_in(folder: Path) -> list[SharedBuffer]:
     """Those that a supervisor holds, whether they can be opened here or not."""
     numbers = sorted(int(path.stem.removeprefix("slot-")) for path in folder.glob(_MEMORY.format("*")))
-    return [Slot(folder, number) for number in numbers]
+    return [SharedBuffer(folder, number) for number in numbers]
 
 
-def claim(folder: Path, first: Sequence[int], count: int, *, unsealed: bool = True) -> list[Slot]:
+def claim(folder: Path, first: Sequence[int], count: int, *, unsealed: bool = True) -> list[SharedBuffer]:
     """Take up to `count` slots for a session: those of the numbers `first`, then `unsealed` ones."""
     found = {slot.number: slot for slot in slots_in(folder)}
     empty = [slot for slot in found.values() if unsealed and not slot.seal.exists()]
     wanted = [*(found[number] for number in first if number in found), *empty]
-    claimed: list[Slot] = []
+    claimed: list[SharedBuffer] = []
     with _turn(folder) as is_ours:
         for slot in dict.fromkeys(wanted):
             if is_ours and len(claimed) < count and slot.claim():
@@ -195,12 +195,12 @@ class Held:
     def _add(self) -> None:
         number, self._next = self._next, self._next + 1
         self._fds[number] = fd = os.memfd_create(f"holdfast-{os.getpid()}-{number}", os.MFD_CLOEXEC)
-        Slot(self._folder, number).memory.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
+        SharedBuffer(self._folder, number).memory.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
 
-    def _remove(self, slot: Slot) -> None:
+    def _remove(self, slot: SharedBuffer) -> None:
         with contextlib.suppress(OSError):
             slot.memory.unlink(missing_ok=True)
         os.close(self._fds.pop(slot.number))
 
-    def _slots(self) -> list[Slot]:
-        return [Slot(self._folder, number) for number in self._fds]
+    def _slots(self) -> list[SharedBuffer]:
+        return [SharedBuffer(self._folder, number) for number in self._fds]

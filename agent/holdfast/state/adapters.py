@@ -32,7 +32,7 @@ Names = Mapping[int, str]
 """What the script calls its parameters, by their `id`."""
 
 
-class Part:
+class StateAdapter:
     """An object of a session under its keyword. This one knows no more of it than its `state_dict`."""
 
     def __init__(self, keyword: str, item: Stateful) -> None:
@@ -74,7 +74,7 @@ class Part:
         """Touch the memory that `load` will copy into, without a change to what is in it."""
 
 
-class VariablesPart(Part):
+class VariablesAdapter(StateAdapter):
     """A session's `Variables`, which may hold tensors of its modules and optimizers."""
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
@@ -93,14 +93,14 @@ class VariablesPart(Part):
         self._item.load_state_dict(decode(tree, tensors, copy=True, live=live))
 
 
-class SchedulerPart(Part):
+class SchedulerAdapter(StateAdapter):
     """A learning-rate scheduler of torch: its `load_state_dict` sets whatever attributes it is given."""
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         require_attributes(self.keyword, self._item, require_readable(self.keyword, tree, shapes))
 
 
-class ModulePart(Part):
+class ModuleAdapter(StateAdapter):
     """A tree of `state`, its `metadata`, the `buffers` outside it, and `frozen`.
 
     These are the names of parameters that require no gradient.
@@ -234,7 +234,7 @@ class ModulePart(Part):
         return dict(self._item.named_buffers(remove_duplicate=False))
 
 
-class OptimizerPart(Part):
+class OptimizerAdapter(StateAdapter):
     """What `state_dict()` gives, its tensors named after their parameters rather than by number."""
 
     _item: torch.optim.Optimizer
@@ -376,7 +376,7 @@ class OptimizerPart(Part):
         return [parameter for group in self._item.param_groups for parameter in group["params"]]
 
 
-class GeneratorPart(Part):
+class GeneratorAdapter(StateAdapter):
     """A random generator of the script's own."""
 
     _item: OwnGenerator
@@ -389,18 +389,18 @@ class GeneratorPart(Part):
             )
 
 
-def part_of(keyword: str, item: Stateful) -> Part:
+def part_of(keyword: str, item: Stateful) -> StateAdapter:
     if isinstance(item, torch.nn.Module):
-        return ModulePart(keyword, item)
+        return ModuleAdapter(keyword, item)
     if has_plain_state(item):
-        return OptimizerPart(keyword, item)
+        return OptimizerAdapter(keyword, item)
     if isinstance(item, Variables):
-        return VariablesPart(keyword, item)
+        return VariablesAdapter(keyword, item)
     if isinstance(item, (LRScheduler, ReduceLROnPlateau)):
-        return SchedulerPart(keyword, item)
+        return SchedulerAdapter(keyword, item)
     if isinstance(item, OwnGenerator):
-        return GeneratorPart(keyword, item)
-    return Part(keyword, item)
+        return GeneratorAdapter(keyword, item)
+    return StateAdapter(keyword, item)
 
 
 def _are_groups(saved: Any) -> bool:

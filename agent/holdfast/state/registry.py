@@ -28,7 +28,7 @@ from holdfast.state.gradients import (
     require_gradients,
     require_synchronized,
 )
-from holdfast.state.replica_checksum import Witness
+from holdfast.state.replica_checksum import ReplicaChecksum
 from holdfast.state.rng import OwnGenerator, branch_rng, require_rng, restore_rng, rng_state
 from holdfast.state.round_trip import RoundTrip, as_stored
 from holdfast.state.sharding import is_possible, is_sharded, like, local, place_of, shared_out, storages
@@ -402,7 +402,7 @@ class _Known:
     trees: dict[str, Tree]
     encoder: Encoder
     tensors: dict[str, torch.Tensor]
-    witness: Witness
+    witness: ReplicaChecksum
     frozen: set[str]
     names: Names
     step_storages: set[int]
@@ -416,6 +416,6 @@ def shapes_of(captured: Captured) -> Shapes:
     return {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in captured.whole.items()}
 
 
-def _witness(encoder: Encoder) -> Witness:
+def _witness(encoder: Encoder) -> ReplicaChecksum:
     alike = encoder.shared | encoder.repeated
-    return Witness({name: encoder.tensors[name] for name in alike}, encoder.places)
+    return ReplicaChecksum({name: encoder.tensors[name] for name in alike}, encoder.places)

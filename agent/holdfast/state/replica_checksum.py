@@ -18,7 +18,7 @@ from holdfast.system.host_memory import bytes_of, is_plain
 EDGE_BYTES = 64
 
 
-class Witness:
+class ReplicaChecksum:
     """Of tensors in host memory; to look at those on a device, training would have to wait for it."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], places: Mapping[str, Shard]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from holdfast.errors import HoldfastError
 from holdfast.format.dtypes import DTYPES, dtype_of_view
-from holdfast.format.manifest import Shard, Slot
+from holdfast.format.manifest import Shard, TensorRange
 from holdfast.state.tree import Shapes, Tree, decode_without_memory
 
 
@@ -54,7 +54,7 @@ class RoundTrip:
     def require_same(
         self,
         trees: Mapping[str, Tree],
-        slots: Sequence[Slot],
+        slots: Sequence[TensorRange],
         views: Mapping[str, str],
         shards: Mapping[str, Shard],
     ) -> None:
@@ -144,7 +144,7 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, (torch.Tensor, type))
 
 
-def _read_as(slot: Slot, views: Mapping[str, str]) -> tuple[str, tuple[int, ...]]:
+def _read_as(slot: TensorRange, views: Mapping[str, str]) -> tuple[str, tuple[int, ...]]:
     """Dtype and shape that a reader gives the bytes of a slot."""
     view = views.get(slot.name)
     if view is None:

@@ -20,13 +20,13 @@ import msgspec
 
 from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError, IncompleteParts
-from holdfast.memory_tier.complete_snapshot import Sealed, sealed_in
+from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, sealed_in
 from holdfast.persist.completion_marker import mapped, verify
 from holdfast.persist.task import Task, Written
 from holdfast.persist.two_phase_commit import NotPrepared, commit_alone
 from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.messages import parse_checkpoint_id
-from holdfast.snapshot.shared_buffers import Slot
+from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store import Attempt, Lineage, Store, open_store
 from holdfast.system.processes import become_background_process
 from holdfast.system.supervisor_channel import Trained, say
@@ -91,12 +91,12 @@ def rescue(folder: Path, trained: Trained, dead: Collection[str] = ()) -> Saved 
     return None
 
 
-def _save(store: Store, folder: Path, sealed: Sealed, attempt: int) -> int:
+def _save(store: Store, folder: Path, sealed: CompleteSnapshot, attempt: int) -> int:
     """The bytes of all files."""
     with contextlib.ExitStack() as held:
         payloads = []
         for seal in sealed.seals:  # all of them, before a byte of any is written
-            payload = held.enter_context(mapped(Slot(folder, seal.number), seal.size_bytes))
+            payload = held.enter_context(mapped(SharedBuffer(folder, seal.number), seal.size_bytes))
             verify(seal, payload)
             payloads.append(payload)
 

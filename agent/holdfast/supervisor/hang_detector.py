@@ -23,7 +23,7 @@ LEAST = 3
 the longest, start included: one that hangs at its second is to be found out, too."""
 
 
-class Pulse:
+class HangDetector:
     """Of one start of a trainer, by the count of its steps as it is looked at now and then.
 
     Args:

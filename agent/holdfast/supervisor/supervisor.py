@@ -25,7 +25,7 @@ import msgspec
 
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.snapshot.shared_buffers import Held
-from holdfast.supervisor.hang_detector import Progress, Pulse, progress_file, read_progress
+from holdfast.supervisor.hang_detector import HangDetector, Progress, progress_file, read_progress
 from holdfast.system import processes, supervisor_channel
 from holdfast.system.supervisor_channel import EXIT_FENCED
 
@@ -323,7 +323,7 @@ class Supervisor:
     def _watch(self, trainer: subprocess.Popen[bytes], signals: processes.Signals, progress: int) -> None:
         """Return when the trainer's own process has ended; pass signals on until then."""
         passed_on = killed = False
-        pulse = Pulse(self.limits.hang_factor, self.limits.hang_least_seconds, time.monotonic())
+        pulse = HangDetector(self.limits.hang_factor, self.limits.hang_least_seconds, time.monotonic())
         while not processes.has_ended(trainer.pid):
             while signals.messages:
                 with contextlib.suppress(ProcessLookupError):
@@ -371,7 +371,7 @@ class Supervisor:
             return
         self.say(f"{page} (the server answers)")
 
-    def _hangs(self, pulse: Pulse) -> str:
+    def _hangs(self, pulse: HangDetector) -> str:
         """Note where every rank is stuck, here and on the timeline, before anything is done about it."""
         silent, usual = pulse.silent_seconds(time.monotonic()), pulse.usual_seconds or 0.0
         self._hung = True

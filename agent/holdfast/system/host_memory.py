@@ -66,7 +66,7 @@ class Gather:
                 ctypes.memmove(target_address, source, size)
 
 
-class Peek:
+class SafeMemoryReader:
     """Reads spans (address, bytes) that may be anybody's by now.
 
     Memory that is gone ends a process that touches it; the kernel says that it is gone. Where it may not be asked

@@ -38,7 +38,7 @@ REPEAT_SECONDS = 2.0
 group, and passed on by a supervisor, by torchrun or by GNU `timeout`."""
 
 
-class Leaving:
+class PreemptionHandler:
     """Handles SIGTERM for a session, unless the script handles it itself.
 
     A second SIGTERM, at least two seconds later, ends the process at once, as does the end of the grace period.
@@ -118,10 +118,10 @@ def begun(loader: Iterable[T]) -> Iterator[T]:
 
 def _is_handled_here() -> bool:
     """Whether a session of this process, or of the one that it was forked from, handles SIGTERM."""
-    return isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), Leaving)
+    return isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), PreemptionHandler)
 
 
-def _after_fork(leaving: Leaving) -> None:
+def _after_fork(leaving: PreemptionHandler) -> None:
     """In a child process of multiprocessing: do the same for a torch DataLoader that the script iterates itself.
 
     torch replaces the handler that a worker inherits by one in C that ends it; `worker_init_fn` runs later.

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.pacing import Controller, Observation, Profile
 from holdfast.protocol import messages
-from holdfast.server_link.connection import Link
+from holdfast.server_link.connection import ServerConnection
 from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader
 from holdfast.telemetry.reporter import Reporter
@@ -25,7 +25,7 @@ REPORTS_PER_SECOND = 10
 """Of all ranks of a job together, at most: a thousand ranks tell of themselves every 100 seconds each."""
 
 
-class Meter:
+class IterationMetrics:
     """What an iteration took and what of it was a checkpoint's doing. For the training thread only."""
 
     def __init__(self, controller: Controller, reporter: Reporter) -> None:
@@ -39,7 +39,7 @@ class Meter:
         self._learnt_at = 0.0
         self.recent: deque[Iteration] = deque(maxlen=RECENT_ITERATIONS)
         """The newest that the controller has learnt of."""
-        self.tally: Tally | None = None
+        self.tally: RankReport | None = None
         """Of this rank, where there are several and a server."""
 
     def end_iteration(self, metrics: Mapping[str, Any]) -> None:
@@ -122,10 +122,10 @@ class Meter:
             self.tally.close()
 
 
-class Tally:
+class RankReport:
     """Of a rank's iterations since its last report. For the training thread; a report is a few hundred bytes."""
 
-    def __init__(self, link: Link, rank: int, world_size: int) -> None:
+    def __init__(self, link: ServerConnection, rank: int, world_size: int) -> None:
         self._link, self._rank = link, rank
         self.every_seconds = max(LEAST_SECONDS, world_size / REPORTS_PER_SECOND)
         # The first report comes the sooner the lower the rank, so that they do not all come at once ever after.

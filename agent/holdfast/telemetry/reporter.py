@@ -15,7 +15,7 @@ from holdfast.pacing import Controller, Plan, Profile
 from holdfast.pacing.policy import duration, percent
 from holdfast.protocol import messages
 from holdfast.protocol.messages import OrderState, RestoreMode, StallKind, parse_checkpoint_id
-from holdfast.server_link.connection import Link, NoLink
+from holdfast.server_link.connection import OfflineConnection, ServerConnection
 from holdfast.store import Lineage
 from holdfast.system import supervisor_channel
 from holdfast.telemetry import fingerprint
@@ -37,7 +37,7 @@ PACED_EVERY_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class Standing:
+class TrainingPosition:
     """Where training stands. The background threads read it to say when something happened."""
 
     iteration: int = 0
@@ -53,7 +53,7 @@ class Reporter:
     def __init__(
         self,
         job: str,
-        standing: Standing,
+        standing: TrainingPosition,
         *,
         quiet: bool = False,
         owner: str = "",
@@ -61,7 +61,7 @@ class Reporter:
     ) -> None:
         self.job, self.standing, self._quiet = job, standing, quiet
         self._owner, self._labels = owner, dict(labels or {})
-        self.link: Link | NoLink = NoLink()
+        self.link: ServerConnection | OfflineConnection = OfflineConnection()
         self._paced_at = 0.0
         self._told_interval: int | None = None
         self._durable_told_at = -math.inf
@@ -150,7 +150,9 @@ class Reporter:
         """
         if order is None:
             return
-        standing = self.standing if began is None else Standing(iteration=began.iteration, lineage=began.number)
+        standing = (
+            self.standing if began is None else TrainingPosition(iteration=began.iteration, lineage=began.number)
+        )
         self.event(
             messages.OrderMoved(
                 at=time.time(),

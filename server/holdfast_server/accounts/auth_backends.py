@@ -135,7 +135,7 @@ class SharedSecret:
     async def begin(self, *, now: float) -> str:
         """The cookie of a browser in which somebody has typed the secret."""
         cookie = new_session()
-        row = models.SharedSession(digest=self._digest(cookie), expires_at=now + SHARED_SESSION_SECONDS)
+        row = models.SharedSessionRecord(digest=self._digest(cookie), expires_at=now + SHARED_SESSION_SECONDS)
 
         async def work(session: AsyncSession) -> None:
             session.add(row)
@@ -144,7 +144,7 @@ class SharedSecret:
         return cookie
 
     async def end(self, cookie: str) -> None:
-        rows = models.SharedSession
+        rows = models.SharedSessionRecord
 
         async def work(session: AsyncSession) -> None:
             await session.execute(delete(rows).where(rows.digest == self._digest(cookie)))
@@ -153,7 +153,7 @@ class SharedSecret:
 
     async def _in_session(self, cookie: str, *, now: float) -> bool:
         async with self._db.read() as session:
-            row = await session.get(models.SharedSession, self._digest(cookie))
+            row = await session.get(models.SharedSessionRecord, self._digest(cookie))
         return row is not None and row.expires_at > now
 
     def _digest(self, cookie: str) -> bytes:
@@ -168,7 +168,7 @@ class Accounts:
 
     def __init__(self, db: Database, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._db = db
-        self._keys: Remembered[bytes, models.Token | None] = Remembered(REMEMBERED_SECONDS, seconds)
+        self._keys: Remembered[bytes, models.TokenRecord | None] = Remembered(REMEMBERED_SECONDS, seconds)
 
     async def who(self, shown: Shown, *, now: float) -> Principal:
         if shown.bearer is not None:

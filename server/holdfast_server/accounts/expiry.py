@@ -22,13 +22,13 @@ async def tidy(db: Database, now: float) -> None:
     """Browsers that are signed out, links that are dead, sign-ins that nobody came back from, tries forgiven."""
 
     async def work(session: AsyncSession) -> None:
-        rows = models.SignIn
+        rows = models.SignInRecord
         over = or_(rows.seen_at <= now - IDLE_SECONDS, rows.created_at <= now - LASTS_SECONDS)
         await session.execute(delete(rows).where(over))
-        shared = models.SharedSession
+        shared = models.SharedSessionRecord
         await session.execute(delete(shared).where(shared.expires_at <= now))
-        await session.execute(delete(models.Link).where(models.Link.expires_at <= now))
-        await session.execute(delete(models.Handshake).where(models.Handshake.expires_at <= now))
+        await session.execute(delete(models.LinkRecord).where(models.LinkRecord.expires_at <= now))
+        await session.execute(delete(models.HandshakeRecord).where(models.HandshakeRecord.expires_at <= now))
         await rate_limits.tidy(session, now=now)
 
     await db.write(work)
@@ -36,7 +36,7 @@ async def tidy(db: Database, now: float) -> None:
 
 async def anchor(db: Database, _: float) -> None:
     """A log that is written anew in the database differs from what stands in the server's own log."""
-    head = models.AuditHead
+    head = models.AuditHeadRecord
     async with db.read() as session:
         row, digest = (await session.execute(select(head.id, head.digest))).one()
     if row:

@@ -26,7 +26,7 @@ class Belonging:
         if job in self._projects:
             return self._projects[job]
         async with self._db.read() as session:
-            found = await session.scalar(select(models.Job.project).where(models.Job.name == job))
+            found = await session.scalar(select(models.JobRecord.project).where(models.JobRecord.name == job))
         if found is not None:
             self._projects[job] = found
         return found

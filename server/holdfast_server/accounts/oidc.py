@@ -67,13 +67,13 @@ class Provider:
         app = await self._described()
         with _Believing():
             made = await app.create_authorization_url(back, state=state, nonce=nonce)
-        shake = models.Handshake(
+        shake = models.HandshakeRecord(
             digest=digest(state), nonce=nonce, verifier=made["code_verifier"], then=then,
             expires_at=now + HANDSHAKE_SECONDS,
         )  # fmt: skip
 
         async def work(session: AsyncSession) -> None:
-            await session.execute(delete(models.Handshake).where(models.Handshake.expires_at <= now))
+            await session.execute(delete(models.HandshakeRecord).where(models.HandshakeRecord.expires_at <= now))
             await session.merge(shake)
 
         await db.write(work)
@@ -101,10 +101,10 @@ class Provider:
         secret = await sign_ins.begin(db, person, visitor, by="identity provider", now=now)
         return secret, shake.then
 
-    async def _claimed(self, db: Database, state: str, *, now: float) -> models.Handshake:
-        rows = models.Handshake
+    async def _claimed(self, db: Database, state: str, *, now: float) -> models.HandshakeRecord:
+        rows = models.HandshakeRecord
 
-        async def work(session: AsyncSession) -> models.Handshake | None:
+        async def work(session: AsyncSession) -> models.HandshakeRecord | None:
             found = await session.get(rows, digest(state), with_for_update=True)
             if found is not None:
                 await session.delete(found)
@@ -115,7 +115,7 @@ class Provider:
             raise ProviderFailed("the sign-in took too long, or was finished already")
         return shake
 
-    async def _identity(self, back: str, code: str, shake: models.Handshake) -> Identity:
+    async def _identity(self, back: str, code: str, shake: models.HandshakeRecord) -> Identity:
         app = await self._described()
         with _Believing():
             token = await app.fetch_access_token(back, code=code, code_verifier=shake.verifier)
@@ -145,7 +145,7 @@ class Provider:
         grants = [grant for grant in self.settings.grants if grant.group in (*identity.groups, EVERYBODY)]
 
         async def work(session: AsyncSession) -> str | None:
-            rows = models.Person
+            rows = models.PersonRecord
             known = select(rows).where(rows.issuer == identity.issuer, rows.subject == identity.subject)
             person = (await session.scalars(known.with_for_update())).one_or_none()
             if person is None and not grants:
@@ -196,13 +196,13 @@ class _Believing:
             raise ProviderFailed(f"{type(error).__name__}: {str(error)[:200]}") from error
 
 
-async def _new(session: AsyncSession, identity: Identity, *, now: float) -> models.Person:
-    if await session.get(models.Person, identity.name) is not None:
+async def _new(session: AsyncSession, identity: Identity, *, now: float) -> models.PersonRecord:
+    if await session.get(models.PersonRecord, identity.name) is not None:
         raise NotPossible(
             f"{identity.name} has an account here that is not the identity provider's: sign in to it with its "
             "password, or have an admin remove it"
         )
-    person = models.Person(
+    person = models.PersonRecord(
         name=identity.name, admin=False, issuer=identity.issuer, subject=identity.subject, created_at=now
     )
     session.add(person)
@@ -213,7 +213,7 @@ async def _new(session: AsyncSession, identity: Identity, *, now: float) -> mode
 
 
 async def _settle_rights(
-    session: AsyncSession, person: models.Person, grants: Collection[Grant], *, now: float
+    session: AsyncSession, person: models.PersonRecord, grants: Collection[Grant], *, now: float
 ) -> None:
     """What the groups do not give any more goes, and with it the keys that went beyond what is left."""
     before = await people.principal_of(session, person)
@@ -221,7 +221,7 @@ async def _settle_rights(
     after = await people.principal_of(session, person)
     revoked = await tokens.revoke_above(session, after, now=now)
     if not grants:
-        await session.execute(delete(models.SignIn).where(models.SignIn.person == person.name))
+        await session.execute(delete(models.SignInRecord).where(models.SignInRecord.person == person.name))
     if before != after or revoked:
         await audit.record(
             session, who=person.name, action="person.provider_roles", now=now,
@@ -230,15 +230,17 @@ async def _settle_rights(
         )  # fmt: skip
 
 
-async def _grant(session: AsyncSession, person: models.Person, grants: Iterable[Grant], *, now: float) -> None:
+async def _grant(
+    session: AsyncSession, person: models.PersonRecord, grants: Iterable[Grant], *, now: float
+) -> None:
     roles: dict[str, Role] = {}
     for grant in grants:
         if grant.project is not None:
             roles[grant.project] = max(grant.role, roles.get(grant.project, Role.viewer))
     for project in roles:
-        made = insert(session, models.Project).values(name=project, created_at=now).on_conflict_do_nothing()
+        made = insert(session, models.ProjectRecord).values(name=project, created_at=now).on_conflict_do_nothing()
         await session.execute(made)
-    held = select(models.Membership.project).where(models.Membership.person == person.name)
+    held = select(models.MembershipRecord.project).where(models.MembershipRecord.person == person.name)
     for project in {*roles, *await session.scalars(held)}:
         await people.change_role(session, person, project, roles.get(project))
     person.admin = any(grant.project is None for grant in grants)

@@ -73,7 +73,7 @@ class Facts:
 async def candidates(session: AsyncSession, *, at_rest: bool, now: float) -> list[str]:
     """Jobs of which something new may be said; `at_rest`: those that have ended well and have no open alert, and
     the others if not."""
-    jobs, attempts, alerts = models.Job, models.Attempt, models.Alert
+    jobs, attempts, alerts = models.JobRecord, models.AttemptRecord, models.AlertRecord
     has_alert = jobs.name.in_(select(alerts.job).where(alerts.resolved_at.is_(None)))
     ended = func.coalesce(attempts.finished, "").in_(ENDED_WELL)
     heard = jobs.last_contact_at > now - LOOKED_AT_SECONDS
@@ -83,7 +83,7 @@ async def candidates(session: AsyncSession, *, at_rest: bool, now: float) -> lis
 
 
 async def gather(session: AsyncSession, names: list[str], *, now: float) -> list[Facts]:
-    jobs, attempts = models.Job, models.Attempt
+    jobs, attempts = models.JobRecord, models.AttemptRecord
     query = select(jobs, attempts).outerjoin(attempts, current_attempt()).where(jobs.name.in_(names))
     query = query.order_by(jobs.name)
     rows = (await session.execute(query)).all()
@@ -106,9 +106,9 @@ async def gather(session: AsyncSession, names: list[str], *, now: float) -> list
 
 
 def _facts(
-    job: models.Job,
-    attempt: models.Attempt | None,
-    durable: models.Checkpoint | None,
+    job: models.JobRecord,
+    attempt: models.AttemptRecord | None,
+    durable: models.CheckpointRecord | None,
     *,
     failing: Failing | None,
     damaged: tuple[str, ...],
@@ -146,7 +146,7 @@ def _facts(
 
 
 async def _damaged(session: AsyncSession, names: list[str]) -> dict[str, tuple[str, ...]]:
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     newest = func.row_number().over(partition_by=rows.job, order_by=(rows.iteration.desc(), rows.id.desc()))
     ranked = (
         select(rows.job, rows.id, newest.label("place"))
@@ -161,7 +161,7 @@ async def _damaged(session: AsyncSession, names: list[str]) -> dict[str, tuple[s
 
 
 async def _ended_orders(session: AsyncSession, names: Sequence[str], *, now: float) -> dict[str, Ended]:
-    orders, moves = models.RestoreOrder, models.OrderTransition
+    orders, moves = models.RestoreOrderRecord, models.OrderTransitionRecord
     newest = func.row_number().over(partition_by=orders.job, order_by=(orders.created_at.desc(), orders.id))
     ranked = (
         select(orders.id, newest.label("place"))

@@ -43,7 +43,7 @@ MOST_JOBS = 200
 async def desired(db: Database, job: str, *, now: float) -> messages.Desired:
     """Nothing, for a job that has not reported yet: an agent may ask before its first batch."""
     async with db.read() as session:
-        row = await session.get(models.Job, job)
+        row = await session.get(models.JobRecord, job)
         return await wanted.read(session, row, now=now) if row else messages.Desired()
 
 
@@ -78,7 +78,7 @@ async def undo(
     """
     async with db.read() as session:
         row = await find_job(session, job)
-        found = await session.get(models.SettingsVersion, (job, edit_version))
+        found = await session.get(models.SettingsVersionRecord, (job, edit_version))
         if found is None:
             raise InvalidSetting(
                 "edit", f"nothing was changed in version {edit_version}; the newest is {row.version}"
@@ -118,7 +118,7 @@ async def _set_budget(
 async def _require_operator(db: Database, job: str, asker: Principal) -> None:
     """UnknownJob, as for a job that is not there, to those who may not see it."""
     async with db.read() as session:
-        row = await session.get(models.Job, job)
+        row = await session.get(models.JobRecord, job)
     role = None if row is None else asker.role_in(row.project)
     if row is None or role is None:
         raise UnknownJob(job)
@@ -151,7 +151,7 @@ async def set_numbers(db: Database, job: str, changes: NumberChanges, *, who: st
             given.get("latest_attempt", row.attempt),
             given.get("latest_lineage", row.latest_lineage),
         )
-        attempts = models.Attempt
+        attempts = models.AttemptRecord
         beyond = (attempts.job == job, attempts.attempt > attempt)
         current = await session.get(attempts, (job, row.uid))
         if current is not None and (current.attempt > attempt or row.lineage > lineage):
@@ -180,7 +180,7 @@ async def set_numbers(db: Database, job: str, changes: NumberChanges, *, who: st
 async def delivered(db: Database, job: str, version: int) -> None:
     """Note that the agent has a version of what is desired; one that it has shown to have before costs nothing."""
     async with db.read() as session:
-        row = await session.get(models.Job, job)
+        row = await session.get(models.JobRecord, job)
         new = row is not None and row.delivered_version < version <= row.version
     if new:
         await db.write(partial(wanted.delivered, job=job, version=version), job=job, at_once=True)
@@ -402,7 +402,7 @@ async def tensors(db: Database, job: str, checkpoint: str, other: str | None = N
         return await verifications.tensors(session, job, here, there)
 
 
-async def _named(session: AsyncSession, job: models.Job, checkpoint: str) -> models.Checkpoint:
+async def _named(session: AsyncSession, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
     if checkpoint.isascii() and checkpoint.isdigit() and len(checkpoint) < 16:
         return await checkpoints.at(session, job, int(checkpoint))
     return await checkpoints.find(session, job, checkpoint)
@@ -416,8 +416,8 @@ async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointRow
 
 
 async def _choose(
-    session: AsyncSession, job: models.Job, checkpoint: str | None, iteration: int | None
-) -> models.Checkpoint:
+    session: AsyncSession, job: models.JobRecord, checkpoint: str | None, iteration: int | None
+) -> models.CheckpointRecord:
     if checkpoint is not None:
         row = await checkpoints.find(session, job, checkpoint)
         if row.state != DURABLE:

@@ -18,7 +18,7 @@ from holdfast_server.records.job_status import status_of
 ROWS_AT_ONCE = 500
 """Rows that go in one transaction, behind which reports wait."""
 
-_jobs = models.table(models.Job)
+_jobs = models.table(models.JobRecord)
 
 
 async def delete_job(db: Database, job: str, *, who: str, now: float) -> None:
@@ -41,14 +41,14 @@ async def delete_job(db: Database, job: str, *, who: str, now: float) -> None:
 async def _begin(session: AsyncSession, *, job: str, who: str, now: float) -> float:
     """When the job was last heard of. The audit log has the deletion before the first row goes."""
     row = await find_job(session, job)
-    attempt = await session.get(models.Attempt, (job, row.uid))
+    attempt = await session.get(models.AttemptRecord, (job, row.uid))
     status = status_of(row, attempt, now=now)
     if attempt is not None and status.alive:
         raise NotPossible(
             f"job {job!r} is {status.status}, and its next report would bring it back: stop it first, or revoke "
             "the key that it reports with"
         )
-    attempts = models.Attempt
+    attempts = models.AttemptRecord
     count = await session.scalar(select(func.count()).where(attempts.job == job))
     before = {"attempts": count, "iteration": row.iteration, "created_at": row.created_at}
     await audit.record(session, who=who, action="job.delete", now=now, job=job, project=row.project, before=before)

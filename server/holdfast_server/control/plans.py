@@ -98,7 +98,9 @@ async def preview_settings(
     )
 
 
-def _preview_settings(job: models.Job, paced: Paced | None, budget: float | None, every: int | None) -> Settings:
+def _preview_settings(
+    job: models.JobRecord, paced: Paced | None, budget: float | None, every: int | None
+) -> Settings:
     try:
         chosen = None if budget is None else parse_budget(budget)
         interval = None if every is None else parse_every(every)
@@ -154,7 +156,7 @@ def _failures(seen: Seen, paced: Paced | None, what_if: WhatIf) -> Failures:
     return replace(at_world_size(here, ranks), mean_seconds=stated)
 
 
-def _settings(job: models.Job, paced: Paced, what_if: WhatIf) -> Settings:
+def _settings(job: models.JobRecord, paced: Paced, what_if: WhatIf) -> Settings:
     budget = what_if.budget or job.budget or paced.budget or DEFAULT_BUDGET
     return Settings(budget=budget, policy=job.policy or paced.policy)
 

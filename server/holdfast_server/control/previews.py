@@ -24,7 +24,7 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
     async with db.read() as session:
         row = await find_job(session, job)
         target = await find(session, row, checkpoint)
-        attempt = await session.get(models.Attempt, (job, row.uid))
+        attempt = await session.get(models.AttemptRecord, (job, row.uid))
         here = await ancestry_of(session, row)
         there = await ancestry_of(session, row, target.lineage)
         fork = here.fork(there, min(target.iteration, row.iteration))
@@ -56,9 +56,9 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
         )
 
 
-async def _seconds(session: AsyncSession, job: models.Job, here: Ancestry, fork: int) -> float | None:
+async def _seconds(session: AsyncSession, job: models.JobRecord, here: Ancestry, fork: int) -> float | None:
     """What the iterations after `fork` took, on the way to where the job is; of repeated ones the last time."""
-    rows = models.Chunk
+    rows = models.ChunkRecord
     newest_first = ((rows.uid == job.uid).desc(), rows.attempt.desc(), rows.uid)
     query = (
         select(rows.uid, rows.lineage, rows.first_iteration, rows.last_iteration, rows.seconds)
@@ -79,21 +79,21 @@ async def _seconds(session: AsyncSession, job: models.Job, here: Ancestry, fork:
     return seconds if found else None
 
 
-async def _points(session: AsyncSession, job: models.Job, here: Ancestry, fork: int) -> int:
-    rows = models.Checkpoint
+async def _points(session: AsyncSession, job: models.JobRecord, here: Ancestry, fork: int) -> int:
+    rows = models.CheckpointRecord
     query = select(func.count()).where(rows.job == job.name, rows.state == DURABLE, rows.iteration > fork)
     return await session.scalar(query.where(on_the_way(here))) or 0
 
 
-def _start(attempt: models.Attempt | None) -> tuple[float | None, str]:
+def _start(attempt: models.AttemptRecord | None) -> tuple[float | None, str]:
     """Seconds that another start takes, as this one did; what is saved before it comes to that."""
     seconds = None if attempt is None else attempt.start_seconds
     return seconds, "" if seconds is None else "the start of this attempt, up to its first iteration"
 
 
-async def _estimate(session: AsyncSession, target: models.Checkpoint) -> tuple[float | None, str]:
+async def _estimate(session: AsyncSession, target: models.CheckpointRecord) -> tuple[float | None, str]:
     """Seconds to come back, from what restores of this job took; before the first, from what writing it took."""
-    orders = models.RestoreOrder
+    orders = models.RestoreOrderRecord
     query = (
         select(orders.seconds)
         .where(orders.job == target.job, orders.state == "restored", orders.seconds.is_not(None))

@@ -24,15 +24,15 @@ LEAST_BYTES = 2**20
 ROWS_AT_ONCE = 2000
 """Rows that go in one transaction, behind which reports wait."""
 
-_REPORTS = (models.Stall, models.Notice, models.Pacing, models.Gap)
+_REPORTS = (models.StallRecord, models.NoticeRecord, models.PacingRecord, models.GapRecord)
 
 
 async def kept(db: Database, project: str) -> Kept:
     """Raises UnknownProject."""
     async with db.read() as session:
-        if await session.get(models.Project, project) is None:
+        if await session.get(models.ProjectRecord, project) is None:
             raise UnknownProject(project)
-        row = await session.get(models.Retention, project)
+        row = await session.get(models.RetentionRecord, project)
         return Kept(project=project, stored_bytes=await _stored_bytes(session, project), **_fields(row))
 
 
@@ -49,12 +49,12 @@ async def change(
             raise InvalidSetting(name, f"{name} is {value}: give at least {least:g}, or null for no limit")
 
     async def work(session: AsyncSession) -> None:
-        if await session.get(models.Project, project) is None:
+        if await session.get(models.ProjectRecord, project) is None:
             raise UnknownProject(project)
-        row = await session.get(models.Retention, project)
+        row = await session.get(models.RetentionRecord, project)
         before = _fields(row)
         if row is None:
-            row = models.Retention(project=project)
+            row = models.RetentionRecord(project=project)
             session.add(row)
         wanted = {
             name: value for name, value in msgspec.structs.asdict(changes).items() if value is not msgspec.UNSET
@@ -79,21 +79,21 @@ async def change(
     return await kept(db, project)
 
 
-def _fields(row: models.Retention | None) -> dict[str, Any]:
+def _fields(row: models.RetentionRecord | None) -> dict[str, Any]:
     names = RetentionChanges.__struct_fields__
     return {name: None if row is None else getattr(row, name) for name in names}
 
 
 async def _stored_bytes(session: AsyncSession, project: str) -> int:
-    stretches = models.Stretch
-    query = select(func.sum(stretches.chunk_bytes)).join(models.Job, models.Job.name == stretches.job)
-    return int(await session.scalar(query.where(models.Job.project == project)) or 0)
+    stretches = models.StretchRecord
+    query = select(func.sum(stretches.chunk_bytes)).join(models.JobRecord, models.JobRecord.name == stretches.job)
+    return int(await session.scalar(query.where(models.JobRecord.project == project)) or 0)
 
 
 async def carry_out(db: Database, now: float) -> None:
     """A chore. In small transactions, so that reports do not wait for it."""
     async with db.read() as session:
-        rows = list(await session.scalars(select(models.Retention)))
+        rows = list(await session.scalars(select(models.RetentionRecord)))
     for row in rows:
         if row.samples_seconds is not None:
             await _thin_by_age(db, row.project, now - row.samples_seconds)
@@ -107,7 +107,7 @@ async def carry_out(db: Database, now: float) -> None:
 
 async def _thin_by_age(db: Database, project: str, before: float) -> None:
     """What is to go is looked up first: nearly always it is nothing, and reports do not wait for that."""
-    old = (models.Stretch.chunks > 0, compaction.first_ended_at() < before)
+    old = (models.StretchRecord.chunks > 0, compaction.first_ended_at() < before)
     for stretch in await _stretches(db, project, *old):
         async with db.read() as session:
             upto = await compaction.first_since(session, stretch, before)
@@ -129,14 +129,14 @@ async def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
 
 
 async def _thin(session: AsyncSession, *, stretch: int, upto: int) -> None:
-    await compaction.thin_upto(session, await session.get_one(models.Stretch, stretch), upto)
+    await compaction.thin_upto(session, await session.get_one(models.StretchRecord, stretch), upto)
 
 
-async def _upto(db: Database, stretch: models.Stretch, excess_bytes: int) -> int:
+async def _upto(db: Database, stretch: models.StretchRecord, excess_bytes: int) -> int:
     """Up to which iteration a stretch's chunks are to go, for so many bytes."""
     if stretch.chunk_bytes <= excess_bytes:
         return stretch.last_iteration + 1
-    rows = models.Chunk
+    rows = models.ChunkRecord
     # Seldom asked for, and of one stretch at a time: what is left of it is what is asked for next.
     query = (
         select(rows.last_iteration, func.length(rows.columns))
@@ -153,7 +153,7 @@ async def _upto(db: Database, stretch: models.Stretch, excess_bytes: int) -> int
 
 
 async def _coarsen(db: Database, project: str, before: float) -> None:
-    thinned = models.Stretch.whole_from > models.Stretch.fine_from
+    thinned = models.StretchRecord.whole_from > models.StretchRecord.fine_from
     for stretch in await _stretches(db, project, thinned):
         async with db.read() as session:
             begin = await compaction.fine_since(session, stretch, before)
@@ -162,20 +162,26 @@ async def _coarsen(db: Database, project: str, before: float) -> None:
 
 
 async def _coarsen_one(session: AsyncSession, *, stretch: int, begin: int) -> None:
-    await compaction.coarsen_upto(session, await session.get_one(models.Stretch, stretch), begin)
+    await compaction.coarsen_upto(session, await session.get_one(models.StretchRecord, stretch), begin)
 
 
-async def _stretches(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.Stretch]:
+async def _stretches(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.StretchRecord]:
     """Those that ended first, first."""
-    rows = models.Stretch
-    query = select(rows).join(models.Job, models.Job.name == rows.job).where(models.Job.project == project, *those)
+    rows = models.StretchRecord
+    query = (
+        select(rows)
+        .join(models.JobRecord, models.JobRecord.name == rows.job)
+        .where(models.JobRecord.project == project, *those)
+    )
     async with db.read() as session:
         return list(await session.scalars(query.order_by(rows.last_at, rows.id)))
 
 
 async def _forget_reports(db: Database, project: str, before: float) -> None:
     async with db.read() as session:
-        jobs = list(await session.scalars(select(models.Job.name).where(models.Job.project == project)))
+        jobs = list(
+            await session.scalars(select(models.JobRecord.name).where(models.JobRecord.project == project))
+        )
     for job in jobs:
         for rows in _REPORTS:
             table = models.table(rows)
@@ -186,8 +192,8 @@ async def _forget_reports(db: Database, project: str, before: float) -> None:
 
 async def _forget_alerts(db: Database, project: str, before: float) -> None:
     """What was told of them, then they. One that fires stays, however old, and so does a silence that holds."""
-    alerts, told = models.Alert, models.AlertDelivery
-    channels = select(models.AlertChannel.id).where(models.AlertChannel.project == project)
+    alerts, told = models.AlertRecord, models.AlertDeliveryRecord
+    channels = select(models.AlertChannelRecord.id).where(models.AlertChannelRecord.project == project)
     await _forget(db, told, select(told.id).where(told.channel.in_(channels), told.ended_at < before))
     over = (
         select(alerts.id)

@@ -27,8 +27,8 @@ class Source:
     """The batch that events came in."""
 
     session: AsyncSession
-    job: models.Job
-    attempt: models.Attempt
+    job: models.JobRecord
+    attempt: models.AttemptRecord
     rank: int
     sequence: int
     ahead: bool
@@ -93,7 +93,7 @@ async def record(source: Source, event: messages.Event) -> None:
 
 def notice(session: AsyncSession, job: str, event: messages.Notice) -> None:
     session.add(
-        models.Notice(
+        models.NoticeRecord(
             job=job,
             at=event.at,
             iteration=event.iteration,
@@ -105,7 +105,7 @@ def notice(session: AsyncSession, job: str, event: messages.Notice) -> None:
     )
 
 
-def _started(attempt: models.Attempt, event: messages.AttemptStarted) -> None:
+def _started(attempt: models.AttemptRecord, event: messages.AttemptStarted) -> None:
     # What was heard before it loaded its checkpoint belongs to it, too.
     attempt.started_at = min(attempt.started_at, event.at)
     attempt.iteration, attempt.lineage = event.iteration, event.lineage
@@ -119,7 +119,9 @@ def _started(attempt: models.Attempt, event: messages.AttemptStarted) -> None:
 
 async def _lineage(source: Source, event: messages.LineageStarted) -> None:
     await on_connection(source.session, job_position.ensure_lineage, source.job.name, event.lineage, at=event.at)
-    row = await source.session.get_one(models.Lineage, (source.job.name, event.lineage), populate_existing=True)
+    row = await source.session.get_one(
+        models.LineageRecord, (source.job.name, event.lineage), populate_existing=True
+    )
     source.job.latest_lineage = max(source.job.latest_lineage, event.lineage)
     row.at, row.iteration, row.parent, row.order_id = event.at, event.iteration, event.parent, event.order
     row.last_iteration = max(row.last_iteration, event.iteration)
@@ -131,7 +133,7 @@ async def _lineage(source: Source, event: messages.LineageStarted) -> None:
 
 def _stall(source: Source, event: messages.Stall) -> None:
     source.session.add(
-        models.Stall(
+        models.StallRecord(
             job=source.job.name,
             at=event.at,
             iteration=event.iteration,
@@ -146,7 +148,7 @@ def _paced(source: Source, event: messages.Paced) -> None:
     if source.ahead:
         source.job.paced = msgspec.msgpack.encode(event)
     source.session.add(
-        models.Pacing(
+        models.PacingRecord(
             job=source.job.name,
             at=event.at,
             iteration=event.iteration,

@@ -15,7 +15,7 @@ from holdfast_server.core.settings import MAX_JOBS
 from holdfast_server.db import Database, on_connection
 from holdfast_server.ingest import events
 from holdfast_server.records import checkpoints, job_position
-from holdfast_server.records.job_position import Standing
+from holdfast_server.records.job_position import JobPosition
 from holdfast_server.samples.batches import InvalidBatch, Received
 from holdfast_server.samples.limits import MAX_METRICS, MAX_NAME
 
@@ -108,8 +108,8 @@ async def _store(
         await _require_current(session, batch)
     moved = await on_connection(session, job_position.move_on, found, received, now=now)
     if batch.events:
-        job = await session.get_one(models.Job, batch.job, populate_existing=True)
-        attempt = await session.get_one(models.Attempt, (batch.job, batch.uid), populate_existing=True)
+        job = await session.get_one(models.JobRecord, batch.job, populate_existing=True)
+        attempt = await session.get_one(models.AttemptRecord, (batch.job, batch.uid), populate_existing=True)
         source = events.Source(session, job, attempt, batch.rank, batch.sequence, moved.ahead, now)
         for event in batch.events:
             await events.record(source, event)
@@ -121,14 +121,14 @@ async def _begin_job(
     session: AsyncSession, batch: Batch, *, project: str | None, max_jobs: int, now: float
 ) -> None:
     belongs = models.DEFAULT_PROJECT if project is None else project
-    count = await session.scalar(select(func.count()).where(models.Job.project == belongs))
+    count = await session.scalar(select(func.count()).where(models.JobRecord.project == belongs))
     if (count or 0) >= max_jobs:
         raise TooManyJobs(belongs, max_jobs)
-    session.add(models.Job(name=batch.job, project=belongs, created_at=now, last_contact_at=now))
+    session.add(models.JobRecord(name=batch.job, project=belongs, created_at=now, last_contact_at=now))
     await session.flush()
 
 
-def _implausible(received: Received, found: Standing, *, now: float) -> str | None:
+def _implausible(received: Received, found: JobPosition, *, now: float) -> str | None:
     """Why the numbers of a batch cannot be those of its job, None where they can.
 
     One report with a huge attempt number would fence the attempt that runs, and one with a huge lineage number
@@ -153,7 +153,7 @@ def _implausible(received: Received, found: Standing, *, now: float) -> str | No
 
 async def _notice_refusal(session: AsyncSession, job: str, notice: messages.Notice) -> None:
     """Note the refusal of implausible numbers, unless the newest such note of the job is recent."""
-    rows = models.Notice
+    rows = models.NoticeRecord
     query = select(func.max(rows.at)).where(rows.job == job, rows.code == notice.code)
     noted_at = await session.scalar(query)
     if noted_at is None or notice.at - noted_at >= REFUSAL_NOTED_SECONDS:
@@ -165,8 +165,8 @@ async def _require_current(session: AsyncSession, batch: Batch) -> None:
 
     The spool of one that is dead was written before.
     """
-    own = await session.get_one(models.Attempt, (batch.job, batch.uid))
-    attempts = models.Attempt
+    own = await session.get_one(models.AttemptRecord, (batch.job, batch.uid))
+    attempts = models.AttemptRecord
     newer = (attempts.job == batch.job, attempts.attempt > own.attempt, attempts.started_at > own.started_at)
     query = select(attempts).where(*newer).order_by(attempts.started_at).limit(1)
     first = (await session.scalars(query)).first()
@@ -177,7 +177,7 @@ async def _require_current(session: AsyncSession, batch: Batch) -> None:
 async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> None:
     """The attempt that registers last is the current one, unless it is an earlier one's spool that comes now."""
     session.add(
-        models.Attempt(
+        models.AttemptRecord(
             job=batch.job,
             uid=batch.uid,
             attempt=batch.attempt,
@@ -188,8 +188,8 @@ async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> 
             iterations=0,
         )
     )
-    job = await session.get_one(models.Job, batch.job)
-    current = await session.get(models.Attempt, (job.name, job.uid))
+    job = await session.get_one(models.JobRecord, batch.job)
+    current = await session.get(models.AttemptRecord, (job.name, job.uid))
     goes_on = current is None or batch.attempt > current.attempt
     if current is not None and not goes_on and batch.sent_at > current.started_at:
         text = (
@@ -235,7 +235,7 @@ async def _conflict(session: AsyncSession, batch: Batch, *, now: float) -> None:
 
 async def _notice_once(session: AsyncSession, notice: messages.Notice, job: str) -> None:
     """Unless the same was said of this job before."""
-    rows = models.Notice
+    rows = models.NoticeRecord
     same = (rows.job == job, rows.code == notice.code, rows.message == notice.message)
     if await session.scalar(select(rows.id).where(*same).limit(1)) is None:
         events.notice(session, job, notice)

@@ -84,7 +84,7 @@ async def totals(session: AsyncSession, job: str, reach: Reach) -> tuple[int, in
 
 @cache
 def _of_totals(axis: Axis) -> Select[int, int]:
-    points, stalls = models.Checkpoint, models.Stall
+    points, stalls = models.CheckpointRecord, models.StallRecord
     first = select(func.count()).where(points.job == bindparam("job"), _held(axis, points.iteration, taken_at()))
     second = select(func.count()).where(stalls.job == bindparam("job"), _held(axis, stalls.iteration, stalls.at))
     return select(first.scalar_subquery(), second.scalar_subquery())
@@ -99,12 +99,12 @@ def _held(axis: Axis, iteration: InstrumentedAttribute[int], at: Moment) -> Colu
 
 async def checkpoints(
     session: AsyncSession, job: str, reach: Reach, total: int, *, lineage: int
-) -> Sequence[models.Checkpoint]:
+) -> Sequence[models.CheckpointRecord]:
     """Those in the window; of too many, the newest of every stretch and lineage, and what is pinned, labelled
     or not simply durable or gone. `lineage`: where the job is; the newest durable one there is always told."""
     if not total:
         return []
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     within = _checkpoints_in(job, reach)
     query = select(rows).where(*within).order_by(rows.iteration, rows.lineage)
     if total <= reach.marks:
@@ -126,7 +126,7 @@ async def checkpoints(
 
 
 async def checkpoint_density(session: AsyncSession, job: str, reach: Reach) -> Density:
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     bucket = reach.bucket(rows.iteration, taken_at()).label("bucket")
     query = (
         select(
@@ -156,7 +156,7 @@ async def checkpoint_density(session: AsyncSession, job: str, reach: Reach) -> D
 
 async def stalls(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry) -> list[StallRow]:
     """The longest, in the order in which they happened."""
-    rows = models.Stall
+    rows = models.StallRecord
     query = select(rows).where(*_stalls_in(job, reach)).order_by(rows.seconds.desc()).limit(reach.marks)
     found = [
         as_view(StallRow, row, abandoned=(row.iteration, row.lineage) not in ancestry)
@@ -167,7 +167,7 @@ async def stalls(session: AsyncSession, job: str, reach: Reach, ancestry: Ancest
 
 async def stall_density(session: AsyncSession, job: str, reach: Reach) -> list[StallDensity]:
     """By kind."""
-    rows = models.Stall
+    rows = models.StallRecord
     bucket = reach.bucket(rows.iteration, rows.at).label("bucket")
     query = (
         select(rows.kind, bucket, func.count(), func.sum(rows.seconds), func.max(rows.seconds))
@@ -187,7 +187,7 @@ async def stall_density(session: AsyncSession, job: str, reach: Reach) -> list[S
 
 async def paced(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry | None = None) -> list[PacedRow]:
     """In the window, and the one in force when it begins; of too many, what changed something and every n-th."""
-    rows, values = models.Pacing, reach.values(job)
+    rows, values = models.PacingRecord, reach.values(job)
     within = (await session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1})).all()
     if len(within) > reach.marks:
         held = reach.holds(rows.iteration, rows.at)
@@ -198,7 +198,7 @@ async def paced(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestr
     return [as_view(PacedRow, row, stands=row.id in stands) for row in found]
 
 
-def _standing(rows: Iterable[models.Pacing], ancestry: Ancestry) -> set[int]:
+def _standing(rows: Iterable[models.PacingRecord], ancestry: Ancestry) -> set[int]:
     """Decisions on the way that stands; where iterations were repeated, the newer ones."""
     found: set[int] = set()
     earliest = END
@@ -210,22 +210,22 @@ def _standing(rows: Iterable[models.Pacing], ancestry: Ancestry) -> set[int]:
 
 
 @cache
-def _first_paced(axis: Axis) -> Select[models.Pacing]:
-    rows = models.Pacing
+def _first_paced(axis: Axis) -> Select[models.PacingRecord]:
+    rows = models.PacingRecord
     held = rows.job == bindparam("job"), _held(axis, rows.iteration, rows.at)
     return select(rows).where(*held).order_by(rows.id).limit(bindparam("most", type_=Integer))
 
 
 @cache
-def _paced_before(axis: Axis) -> Select[models.Pacing]:
-    rows = models.Pacing
+def _paced_before(axis: Axis) -> Select[models.PacingRecord]:
+    rows = models.PacingRecord
     earlier = rows.at < bindparam("first") if axis == "time" else rows.iteration < bindparam("first")
     query = select(rows).where(rows.job == bindparam("job"), earlier)
     return query.order_by(rows.at.desc(), rows.id.desc()).limit(1)
 
 
 def _paced_in(job: str, held: ColumnElement[bool], marks: int) -> Any:
-    rows = models.Pacing
+    rows = models.PacingRecord
     order = rows.id
     numbered = (
         select(
@@ -263,8 +263,8 @@ async def gaps(session: AsyncSession, job: str, reach: Reach) -> list[GapRow]:
 
 
 @cache
-def _of_gaps(axis: Axis) -> Select[models.Gap]:
-    rows = models.Gap
+def _of_gaps(axis: Axis) -> Select[models.GapRecord]:
+    rows = models.GapRecord
     query = select(rows).where(rows.job == bindparam("job"), rows.rank == 0)
     if axis == "iteration":
         query = query.where(rows.first_iteration <= bindparam("last"), rows.last_iteration >= bindparam("first"))
@@ -277,12 +277,12 @@ def as_view(view: type[View], row: models.Base, **derived: bool) -> View:
 
 
 def _checkpoints_in(job: str, reach: Reach) -> tuple[ColumnElement[bool], ...]:
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     return (rows.job == job, reach.holds(rows.iteration, taken_at()))
 
 
 def _stalls_in(job: str, reach: Reach) -> tuple[ColumnElement[bool], ...]:
-    rows = models.Stall
+    rows = models.StallRecord
     return (rows.job == job, reach.holds(rows.iteration, rows.at))
 
 

@@ -58,8 +58,8 @@ def writes_parquet() -> bool:
 class Samples:
     """What there is to be sent of a window, and under which names."""
 
-    job: models.Job
-    stretches: Sequence[models.Stretch]
+    job: models.JobRecord
+    stretches: Sequence[models.StretchRecord]
     columns: Mapping[str, str]
     """By metric, the column of its means; `_min` and `_max` are added for the two beside it."""
     first: int
@@ -93,7 +93,7 @@ def _columns_of(metrics: Iterable[str]) -> dict[str, str]:
     return made
 
 
-def spans(stretches: Sequence[models.Stretch], first: int, last: int) -> Iterator[tuple[int, int]]:
+def spans(stretches: Sequence[models.StretchRecord], first: int, last: int) -> Iterator[tuple[int, int]]:
     """The parts that a window is read in: so many iterations, and where rows are few among them, so many rows."""
     begin = first
     while begin <= last:
@@ -129,7 +129,9 @@ async def parts(
             yield one
 
 
-def _plans(job: models.Job, stretches: Sequence[models.Stretch], first: int, last: int) -> list[read_plan.Line]:
+def _plans(
+    job: models.JobRecord, stretches: Sequence[models.StretchRecord], first: int, last: int
+) -> list[read_plan.PlannedRead]:
     own = (one.last_iteration for one in stretches if (one.lineage, one.uid) == (job.lineage, job.uid))
     # With room for more than a part is expected to hold, so that all of it is read as it is.
     window = read_plan.Window(first, last, 2 * PART_ITERATIONS)
@@ -139,13 +141,13 @@ def _plans(job: models.Job, stretches: Sequence[models.Stretch], first: int, las
 
 
 def _made(
-    plans: Iterable[read_plan.Line], contents: Contents, wanted: Samples, told: Callable[[Columns], Made]
+    plans: Iterable[read_plan.PlannedRead], contents: Contents, wanted: Samples, told: Callable[[Columns], Made]
 ) -> list[Made]:
     found = (_columns(plan, contents, wanted) for plan in plans)
     return [told(columns) for columns in found if columns is not None]
 
 
-def _columns(plan: read_plan.Line, contents: Contents, wanted: Samples) -> Columns | None:
+def _columns(plan: read_plan.PlannedRead, contents: Contents, wanted: Samples) -> Columns | None:
     found = [part for read in plan.segments if (part := contents.part(read, 1)) is not None]
     if not found:
         return None
@@ -256,7 +258,7 @@ async def taken(db: Database, job: str, first: int | None, last: int | None) -> 
 
 async def checkpoints_csv(db: Database, room: asyncio.Semaphore, wanted: Taken) -> AsyncIterator[bytes]:
     """In the order of their ids, which begin with the iteration."""
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     query = select(rows).where(rows.job == wanted.job).order_by(rows.id).limit(PART_CHECKPOINTS)
     if wanted.first is not None:
         query = query.where(rows.iteration >= wanted.first)
@@ -264,7 +266,7 @@ async def checkpoints_csv(db: Database, room: asyncio.Semaphore, wanted: Taken) 
         query = query.where(rows.iteration <= wanted.last)
     names = tuple(name for name in CheckpointRow.__struct_fields__ if name != "ranks")
 
-    def told(part: Sequence[models.Checkpoint]) -> bytes:
+    def told(part: Sequence[models.CheckpointRecord]) -> bytes:
         made = (as_row(row, wanted.ancestry) for row in part)
         return _written([_told(getattr(row, name)) for name in names] for row in made)
 

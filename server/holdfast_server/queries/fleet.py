@@ -79,9 +79,9 @@ async def _counts(session: AsyncSession, question: Question, *, now: float) -> d
 
 async def _rows(
     session: AsyncSession, question: Question, page: int, counts: Mapping[JobStatus, int], *, now: float
-) -> Sequence[models.Job]:
+) -> Sequence[models.JobRecord]:
     """Names first: what is sorted to find the page is then as short as can be."""
-    job, skipped = models.Job, (page - 1) * question.size
+    job, skipped = models.JobRecord, (page - 1) * question.size
     query = _matching(select(job.name), question)
     if question.status is not None:
         query = query.where(status_in_sql(now=now) == question.status)
@@ -106,7 +106,7 @@ async def _living_first(
 
     `of_living`: how many of those that match are living.
     """
-    job, alive = models.Job, status_in_sql(now=now).in_(ALIVE)
+    job, alive = models.JobRecord, status_in_sql(now=now).in_(ALIVE)
     names: list[str] = []
     if skipped < of_living:
         living = matching.where(alive).order_by(job.name).limit(size).offset(skipped)
@@ -124,16 +124,16 @@ async def projects_of(db: Database, visible: Collection[str] | None) -> list[str
 
 
 async def _projects(session: AsyncSession, visible: Collection[str] | None) -> list[str]:
-    query = select(models.Project.name).order_by(models.Project.name)
+    query = select(models.ProjectRecord.name).order_by(models.ProjectRecord.name)
     if visible is not None:
-        query = query.where(models.Project.name.in_(visible))
+        query = query.where(models.ProjectRecord.name.in_(visible))
     return list(await session.scalars(query))
 
 
 def _matching(query: Select[Any], question: Question) -> Select[Any]:
     """Of jobs and their current attempts, those that the question is about; of whatever status."""
-    job = models.Job
-    query = query.select_from(job).outerjoin(models.Attempt, current_attempt())
+    job = models.JobRecord
+    query = query.select_from(job).outerjoin(models.AttemptRecord, current_attempt())
     if question.visible_projects is not None:
         query = query.where(job.project.in_(question.visible_projects))
     if question.project is not None:
@@ -144,7 +144,7 @@ def _matching(query: Select[Any], question: Question) -> Select[Any]:
 
 
 def _order(order: Order, *, now: float) -> tuple[ColumnExpressionArgument[Any], ...]:
-    job = models.Job
+    job = models.JobRecord
     match order:
         case "name":
             return (job.name.asc(),)
@@ -174,7 +174,7 @@ async def _worst_first(
     session: AsyncSession, matching: Select[Any], order: Worst, *, grouped: bool, now: float
 ) -> list[str]:
     """`matching`: a choice of jobs, outer-joined with their current attempts."""
-    job, status = models.Job, status_in_sql(now=now).label("status")
+    job, status = models.JobRecord, status_in_sql(now=now).label("status")
     columns = (job.name, job.project, job.created_at, status, *_COLUMNS[order])
     rows = (await session.execute(matching.with_only_columns(*columns))).all()
     durable: Mapping[str, LastDurable] = {}
@@ -215,9 +215,9 @@ def _age(row: Row[Any], durable: Mapping[str, LastDurable]) -> float:
 
 
 _COLUMNS: dict[Worst, tuple[Any, ...]] = {
-    "risk": (models.Job.iteration, models.Job.recent, models.Attempt.world_size),
-    "overhead": (models.Job.paced,),
-    "durable": (models.Attempt.started_at,),
+    "risk": (models.JobRecord.iteration, models.JobRecord.recent, models.AttemptRecord.world_size),
+    "overhead": (models.JobRecord.paced,),
+    "durable": (models.AttemptRecord.started_at,),
 }
 _BADNESS: dict[Worst, Callable[[Row[Any], Mapping[str, LastDurable]], float | None]] = {
     "risk": _risk,

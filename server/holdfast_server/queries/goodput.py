@@ -103,12 +103,12 @@ async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now:
 
 
 @cache
-def _of_jobs() -> Select[models.Job]:
-    return select(models.Job).where(models.Job.name.in_(named_jobs()))
+def _of_jobs() -> Select[models.JobRecord]:
+    return select(models.JobRecord).where(models.JobRecord.name.in_(named_jobs()))
 
 
 def _productive(
-    job: models.Job, attempts: Sequence[Attempted], spans: Sequence[Span], begins_at: float, *, now: float
+    job: models.JobRecord, attempts: Sequence[Attempted], spans: Sequence[Span], begins_at: float, *, now: float
 ) -> Timesheet:
     begins_at = max(begins_at, min((one.attempt.started_at for one in attempts), default=now))
     lives = [
@@ -119,7 +119,7 @@ def _productive(
     return timesheet(lives, spans, (), begins_at=begins_at, ends_at=ends_at, told_apart={})
 
 
-async def _timesheet(session: AsyncSession, job: models.Job, window: Window, *, now: float) -> Timesheet:
+async def _timesheet(session: AsyncSession, job: models.JobRecord, window: Window, *, now: float) -> Timesheet:
     attempts = await lives_of(session, job, since=begin_of(window, now=now))
     first = min((one.attempt.started_at for one in attempts), default=now)
     begins_at = max(begin_of(window, now=now), first)
@@ -135,7 +135,9 @@ async def _timesheet(session: AsyncSession, job: models.Job, window: Window, *, 
     )
 
 
-async def _life(session: AsyncSession, job: models.Job, one: Attempted, begins_at: float, *, now: float) -> Life:
+async def _life(
+    session: AsyncSession, job: models.JobRecord, one: Attempted, begins_at: float, *, now: float
+) -> Life:
     attempt, ended_at = one.attempt, _ended_at(job, one, now=now)
     cut = attempt.started_at < begins_at < ended_at
     return Life(
@@ -153,7 +155,7 @@ def _end(attempts: Sequence[Attempted], *, now: float) -> float:
     return min(now, last.finished_at) if wanted and last and last.finished_at is not None else now
 
 
-def _ended_at(job: models.Job, one: Attempted, *, now: float) -> float:
+def _ended_at(job: models.JobRecord, one: Attempted, *, now: float) -> float:
     """Of an attempt: its own word, else when it was heard last; `now` while it runs."""
     attempt = one.attempt
     if attempt.finished_at is not None:
@@ -170,7 +172,7 @@ class _Standing:
     same lineage, was lost with the earlier one.
     """
 
-    def __init__(self, attempts: Sequence[models.Attempt], ancestry: Ancestry) -> None:
+    def __init__(self, attempts: Sequence[models.AttemptRecord], ancestry: Ancestry) -> None:
         self._upto = ancestry.upto
         self._ends: dict[tuple[str, int], int] = {}
         """By attempt and lineage, before which iteration a later attempt began."""
@@ -201,7 +203,7 @@ async def _spans(
 @cache
 def _of_spans() -> Select[*tuple[Any, ...]]:
     """Of work, so many buckets of it as one."""
-    rows = models.Work
+    rows = models.WorkRecord
     return (
         select(
             rows.job,
@@ -226,8 +228,8 @@ def _span(standing: _Standing, uid: str, lineage: int, *sums: Any) -> Span:
     return Span(uid=uid, stands_upto=standing.upto(uid, lineage), **named)
 
 
-async def _trained_before(session: AsyncSession, attempt: models.Attempt, at: float) -> bool:
-    rows = models.Work
+async def _trained_before(session: AsyncSession, attempt: models.AttemptRecord, at: float) -> bool:
+    rows = models.WorkRecord
     query = (
         select(rows.uid)
         .where(rows.job == attempt.job, rows.rank == 0, rows.bucket <= bucket_of(at))
@@ -239,13 +241,13 @@ async def _trained_before(session: AsyncSession, attempt: models.Attempt, at: fl
 
 
 async def _restores(session: AsyncSession, job: str, begins_at: float) -> list[Restored]:
-    rows = models.Stall
+    rows = models.StallRecord
     query = select(rows.at, rows.seconds).where(rows.job == job, rows.kind == "restore", rows.at >= begins_at)
     return [Restored(at, seconds) for at, seconds in await session.execute(query)]
 
 
 async def _told_apart(session: AsyncSession, job: str, begins_at: float) -> dict[Bucket, float]:
-    rows = models.Stall
+    rows = models.StallRecord
     query = (
         select(rows.kind, func.sum(rows.seconds))
         .where(rows.job == job, rows.kind.in_(TOLD_APART), rows.at >= begins_at)
@@ -264,7 +266,7 @@ async def stalls_over_time(db: Database, job: str, window: Window, *, now: float
     A wait is told when it is over, by its end. A stretch shows at most its own length of a kind: the rest of a
     longer wait is laid into the stretches before it, and what of it lies before the window is left out.
     """
-    rows, attempts = models.Stall, models.Attempt
+    rows, attempts = models.StallRecord, models.AttemptRecord
     async with db.read() as session:
         row = await find_job(session, job)
         first = await session.scalar(select(func.min(attempts.started_at)).where(attempts.job == job))

@@ -57,7 +57,7 @@ async def rank_times(db: Database, job: str, window: ShortWindow, *, now: float)
     """Of the current attempt: another one may have placed its ranks elsewhere. Raises UnknownJob."""
     async with db.read() as session:
         found = await find_job(session, job)
-        attempt = await session.get(models.Attempt, (job, found.uid))
+        attempt = await session.get(models.AttemptRecord, (job, found.uid))
         means = await _means(session, found, since=begin_of(window, now=now))
     world_size = max(1, attempt.world_size) if attempt else 1
     return _answer(job, window, world_size, means)
@@ -70,7 +70,7 @@ async def rank_heat(
 
     By the `measure` of `rank_times`. None: it told of no iteration. Of the current attempt, as `rank_times`.
     """
-    rows = models.Work
+    rows = models.WorkRecord
     async with db.read() as session:
         found = await find_job(session, job)
         first, last = bucket_of(begin_of(window, now=now)), bucket_of(now)
@@ -96,9 +96,9 @@ async def rank_heat(
     return heat
 
 
-async def _means(session: AsyncSession, job: models.Job, *, since: float) -> list[RankMeans]:
+async def _means(session: AsyncSession, job: models.JobRecord, *, since: float) -> list[RankMeans]:
     """Whole rows of ten minutes: the window begins with the one in which it does."""
-    rows = models.Work
+    rows = models.WorkRecord
     query = (
         select(
             rows.rank,

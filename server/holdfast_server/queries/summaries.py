@@ -52,14 +52,14 @@ async def job_summary(db: Database, job: str, *, now: float) -> JobSummary:
         return (await summaries(session, [await find_job(session, job)], now=now))[0]
 
 
-async def find_job(session: AsyncSession, job: str) -> models.Job:
-    row = await session.get(models.Job, job)
+async def find_job(session: AsyncSession, job: str) -> models.JobRecord:
+    row = await session.get(models.JobRecord, job)
     if row is None:
         raise UnknownJob(job)
     return row
 
 
-async def summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: float) -> list[JobSummary]:
+async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, now: float) -> list[JobSummary]:
     """In as many statements for many jobs as for one."""
     names = [job.name for job in jobs]
     attempts = await _current_attempts(session, names)
@@ -95,8 +95,8 @@ async def summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    job: models.Job
-    attempt: models.Attempt | None
+    job: models.JobRecord
+    attempt: models.AttemptRecord | None
     recent: Recent
     last_durable: CheckpointRow | None
     failing: Failing | None
@@ -161,15 +161,15 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
     )
 
 
-async def _current_attempts(session: AsyncSession, jobs: list[str]) -> dict[tuple[str, str], models.Attempt]:
+async def _current_attempts(session: AsyncSession, jobs: list[str]) -> dict[tuple[str, str], models.AttemptRecord]:
     found = await session.scalars(_of_current_attempts(), {"jobs": jobs})
     return {(row.job, row.uid): row for row in found}
 
 
 @cache
-def _of_current_attempts() -> Select[models.Attempt]:
-    attempts = models.Attempt
-    return select(attempts).join(models.Job, current_attempt()).where(attempts.job.in_(named_jobs()))
+def _of_current_attempts() -> Select[models.AttemptRecord]:
+    attempts = models.AttemptRecord
+    return select(attempts).join(models.JobRecord, current_attempt()).where(attempts.job.in_(named_jobs()))
 
 
 async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, LongestStall]:
@@ -181,8 +181,8 @@ async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, L
 
 
 @cache
-def _of_longest_stalls() -> Select[models.Stall]:
-    rows, job, way = models.Stall, models.Job, ancestries(named_jobs())
+def _of_longest_stalls() -> Select[models.StallRecord]:
+    rows, job, way = models.StallRecord, models.JobRecord, ancestries(named_jobs())
     place = func.row_number().over(partition_by=rows.job, order_by=(rows.seconds.desc(), rows.id.desc()))
     ranked = (
         select(rows.id, place.label("place"))
@@ -202,7 +202,7 @@ async def _starts(session: AsyncSession, jobs: list[str]) -> dict[str, int]:
 
 @cache
 def _of_starts() -> Select[str, int]:
-    attempts = models.Attempt
+    attempts = models.AttemptRecord
     # a fork is told of as an attempt that has ended; nothing has trained
     trained = attempts.finished.is_distinct_from("forked")
     return select(attempts.job, func.count()).where(attempts.job.in_(named_jobs()), trained).group_by(attempts.job)
@@ -223,7 +223,7 @@ async def family(db: Database, job: str, *, visible: Collection[str] | None = No
 
 
 async def _origin(session: AsyncSession, job: str) -> ForkSource | None:
-    rows, jobs = models.Lineage, models.Job
+    rows, jobs = models.LineageRecord, models.JobRecord
     query = (
         select(rows.from_job, rows.from_checkpoint, rows.from_digest, jobs.project)
         .outerjoin(jobs, jobs.name == rows.from_job)
@@ -243,7 +243,7 @@ async def _origin(session: AsyncSession, job: str) -> ForkSource | None:
 
 
 async def _forks(session: AsyncSession, job: str, visible: Collection[str] | None) -> list[ForkRow]:
-    rows, jobs = models.Lineage, models.Job
+    rows, jobs = models.LineageRecord, models.JobRecord
     query = (
         select(rows, jobs.project)
         .join(jobs, jobs.name == rows.job)

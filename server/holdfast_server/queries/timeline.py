@@ -49,7 +49,7 @@ async def restore_points(
     failed nor those that are gone. `before`: the id that the page before ended with. Raises UnknownJob;
     InvalidSetting for another `before`.
     """
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     async with db.read() as session:
         found = await find_job(session, job)
         order = (taken_at(), rows.iteration, rows.lineage)
@@ -69,7 +69,7 @@ async def restore_points(
 async def checkpoint(db: Database, job: str, checkpoint: str) -> CheckpointRow | None:
     async with db.read() as session:
         found = await find_job(session, job)
-        row = await session.get(models.Checkpoint, (job, checkpoint))
+        row = await session.get(models.CheckpointRecord, (job, checkpoint))
         return as_row(row, await ancestry_of(session, found)) if row else None
 
 
@@ -93,7 +93,7 @@ async def edits(db: Database, job: str, *, limit: int = 20) -> list[Edit]:
 
 
 async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeRow]:
-    rows = models.Notice
+    rows = models.NoticeRecord
     async with db.read() as session:
         await find_job(session, job)
         query = select(rows).where(rows.job == job).order_by(rows.id.desc()).limit(min(limit, MAX_ROWS))
@@ -129,9 +129,9 @@ def _descent(lineages: dict[int, LineageRow], number: int) -> list[LineageRow]:
 
 
 async def _neighbour(
-    session: AsyncSession, point: models.Checkpoint, here: Ancestry, *, later: bool
+    session: AsyncSession, point: models.CheckpointRecord, here: Ancestry, *, later: bool
 ) -> CheckpointRow | None:
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     query = select(rows).where(rows.job == point.job, rows.lineage == point.lineage, rows.state == DURABLE)
     if later:
         query = query.where(rows.iteration > point.iteration).order_by(rows.iteration)
@@ -141,9 +141,9 @@ async def _neighbour(
     return None if found is None else as_row(found, here)
 
 
-async def _edit(session: AsyncSession, point: models.Checkpoint) -> Edit | None:
+async def _edit(session: AsyncSession, point: models.CheckpointRecord) -> Edit | None:
     """By the clock: checkpoints tell no version."""
-    versions = models.SettingsVersion
+    versions = models.SettingsVersionRecord
     query = (
         select(versions)
         .where(versions.job == point.job, versions.who != desired_state.AGENT)
@@ -237,40 +237,45 @@ def _bounds(extent: tuple[float, float] | None, start: float | None, end: float 
     return (first if start is None else start), (last if end is None else end)
 
 
-def _extent(begun: Sequence[models.Lineage], stretches: Sequence[models.Stretch]) -> tuple[int, int] | None:
+def _extent(
+    begun: Sequence[models.LineageRecord], stretches: Sequence[models.StretchRecord]
+) -> tuple[int, int] | None:
     if not stretches or not begun:
         return None
     return min(one.first_iteration for one in stretches), max(one.last_iteration for one in begun)
 
 
 async def _times(
-    session: AsyncSession, job: str, stretches: Sequence[models.Stretch], starts: Sequence[models.Attempt]
+    session: AsyncSession,
+    job: str,
+    stretches: Sequence[models.StretchRecord],
+    starts: Sequence[models.AttemptRecord],
 ) -> tuple[float, float] | None:
     if not starts or not stretches:
         return None
     began = min(one.started_at for one in starts)
     if len(starts) == MAX_ROWS:  # there may be earlier ones
-        rows = models.Attempt
+        rows = models.AttemptRecord
         began = await session.scalar(select(func.min(rows.started_at)).where(rows.job == job)) or began
     return began, max(began, *(one.last_at for one in stretches))
 
 
 async def _silent_since(
-    session: AsyncSession, job: models.Job, starts: Sequence[models.Attempt], *, now: float
+    session: AsyncSession, job: models.JobRecord, starts: Sequence[models.AttemptRecord], *, now: float
 ) -> float | None:
     attempt = next((one for one in starts if one.uid == job.uid), None)
     if attempt is None:
-        attempt = await session.get(models.Attempt, (job.name, job.uid))
+        attempt = await session.get(models.AttemptRecord, (job.name, job.uid))
     return job.last_contact_at if status_of(job, attempt, now=now).status == "silent" else None
 
 
 async def _plans(
     session: AsyncSession,
-    job: models.Job,
-    stretches: Sequence[models.Stretch],
+    job: models.JobRecord,
+    stretches: Sequence[models.StretchRecord],
     attempts: Sequence[AttemptRow],
     reach: Reach,
-) -> list[read_plan.Line]:
+) -> list[read_plan.PlannedRead]:
     own = (one.last_iteration for one in stretches if (one.lineage, one.uid) == (job.lineage, job.uid))
     # What its lineage has beyond where the current attempt has got to was lost with an earlier one.
     reached = max([job.iteration, *own])
@@ -292,18 +297,18 @@ async def _plans(
 
 
 def _series(
-    plans: Sequence[read_plan.Line], contents: series.Contents, points: int, drawn: Mapping[str, Any]
+    plans: Sequence[read_plan.PlannedRead], contents: series.Contents, points: int, drawn: Mapping[str, Any]
 ) -> list[tuple[Series, bool]]:
     made = (series.series(plan, contents, points, **drawn) for plan in plans)
     return [one for one in made if one is not None]
 
 
-async def _starts(session: AsyncSession, job: str) -> list[models.Attempt]:
+async def _starts(session: AsyncSession, job: str) -> list[models.AttemptRecord]:
     """The newest, oldest first."""
     return list(reversed((await session.scalars(_of_starts(MAX_ROWS), {"job": job})).all()))
 
 
 @cache
-def _of_starts(most: int) -> Select[models.Attempt]:
-    rows = models.Attempt
+def _of_starts(most: int) -> Select[models.AttemptRecord]:
+    rows = models.AttemptRecord
     return select(rows).where(rows.job == bindparam("job")).order_by(rows.attempt.desc()).limit(most)

@@ -62,10 +62,10 @@ class _Within:
 class _Found:
     """What was read of it."""
 
-    plans: Sequence[read_plan.Line]
+    plans: Sequence[read_plan.PlannedRead]
     contents: Contents
-    checkpoints: Sequence[models.Checkpoint]
-    stalls: Sequence[models.Stall]
+    checkpoints: Sequence[models.CheckpointRecord]
+    stalls: Sequence[models.StallRecord]
     edits: Sequence[Edit]
     orders: Sequence[Order]
     paced: Sequence[PacedRow]
@@ -123,12 +123,12 @@ def _of_numbers(event: Event) -> Event | None:
 async def _within(
     session: AsyncSession,
     job: str,
-    stretches: Iterable[models.Stretch],
+    stretches: Iterable[models.StretchRecord],
     attempt: int | None,
     first: int | None,
     last: int | None,
 ) -> _Within:
-    found, rows = await find_job(session, job), models.Attempt
+    found, rows = await find_job(session, job), models.AttemptRecord
     query = select(rows).where(rows.job == job).order_by(rows.started_at, rows.attempt)
     known = (await session.scalars(query)).all()
     if attempt is None:
@@ -145,33 +145,33 @@ async def _within(
     )
 
 
-def _uid_at(stretches: Iterable[models.Stretch], iteration: int, job: models.Job) -> str:
+def _uid_at(stretches: Iterable[models.StretchRecord], iteration: int, job: models.JobRecord) -> str:
     """Of the attempt that reported an iteration; of several the newest on the lineage where the job is."""
     there = [one for one in stretches if one.first_iteration <= iteration <= one.last_iteration]
     newest = max(there, key=lambda one: (one.lineage == job.lineage, one.uid == job.uid, one.id), default=None)
     return job.uid if newest is None else newest.uid
 
 
-def _plans(stretches: Iterable[models.Stretch], within: _Within) -> list[read_plan.Line]:
+def _plans(stretches: Iterable[models.StretchRecord], within: _Within) -> list[read_plan.PlannedRead]:
     found = []
     for one in stretches:
         first, last = max(one.first_iteration, within.first), min(one.last_iteration, within.last)
         if one.uid == within.uid and first <= last:
-            found.append(read_plan.Line(one.lineage, False, False, [read_plan.Segment(one, first, last)]))
+            found.append(read_plan.PlannedRead(one.lineage, False, False, [read_plan.Segment(one, first, last)]))
     # One after the other, as they are, they share the points.
     rows = sum(line.rows for line in found)
     return [read_plan.plan(line, max(2, math.ceil(MAX_POINTS * line.rows / rows))) for line in found]
 
 
-async def _checkpoints_of(session: AsyncSession, job: str, within: _Within) -> Sequence[models.Checkpoint]:
-    rows = models.Checkpoint
+async def _checkpoints_of(session: AsyncSession, job: str, within: _Within) -> Sequence[models.CheckpointRecord]:
+    rows = models.CheckpointRecord
     query = select(rows).where(rows.job == job, rows.attempt == within.attempt)
     query = query.where(rows.iteration.between(within.first, within.last)).order_by(rows.iteration)
     return (await session.scalars(query.limit(MOST_ROWS + 1))).all()
 
 
-async def _stalls_of(session: AsyncSession, job: str, within: _Within) -> Sequence[models.Stall]:
-    rows = models.Stall
+async def _stalls_of(session: AsyncSession, job: str, within: _Within) -> Sequence[models.StallRecord]:
+    rows = models.StallRecord
     query = select(rows).where(rows.job == job, rows.at.between(within.begin, within.end))
     query = query.where(rows.iteration.between(within.first, within.last)).order_by(rows.at)
     return (await session.scalars(query.limit(MOST_ROWS + 1))).all()
@@ -228,7 +228,7 @@ def _losses(buckets: Rollup, column: int, within: _Within) -> Iterator[Event]:
             yield {"ph": "C", "pid": 1, "name": "loss", "ts": within.us(at), "args": {"loss": loss / count}}
 
 
-def _buckets(plan: read_plan.Line, contents: Contents) -> tuple[Sequence[str], Rollup] | None:
+def _buckets(plan: read_plan.PlannedRead, contents: Contents) -> tuple[Sequence[str], Rollup] | None:
     width = 1 if plan.each else plan.width
     parts = [part for read in plan.segments if (part := contents.part(read, width)) is not None]
     if not parts:
@@ -238,7 +238,7 @@ def _buckets(plan: read_plan.Line, contents: Contents) -> tuple[Sequence[str], R
     return names, rollups.combined(whole, plan.width if sum(map(len, whole)) > MAX_POINTS else width)
 
 
-def _checkpoints(taken: Iterable[models.Checkpoint], within: _Within) -> Iterator[Event]:
+def _checkpoints(taken: Iterable[models.CheckpointRecord], within: _Within) -> Iterator[Event]:
     for row in taken:
         about = {
             "kind": row.kind,
@@ -256,7 +256,7 @@ def _checkpoints(taken: Iterable[models.Checkpoint], within: _Within) -> Iterato
             yield _span("persist", name, within.us(start), row.persist_seconds, **about)
 
 
-def _stalls(waited: Iterable[models.Stall], within: _Within) -> Iterator[Event]:
+def _stalls(waited: Iterable[models.StallRecord], within: _Within) -> Iterator[Event]:
     for row in waited:
         yield _span("stalls", row.kind, within.us(row.at - row.seconds), row.seconds, iteration=row.iteration)
 

@@ -33,7 +33,7 @@ class Branch:
 class Ancestry:
     """The way to one lineage: each lineage on it, with its last iteration that belongs to the way."""
 
-    def __init__(self, branches: Iterable[Branch | models.Lineage], lineage: int) -> None:
+    def __init__(self, branches: Iterable[Branch | models.LineageRecord], lineage: int) -> None:
         known = {branch.lineage: branch for branch in branches}
         self.upto: dict[int, int] = {}
         end = END
@@ -54,7 +54,7 @@ class Ancestry:
         shared = (min(end, other.upto.get(lineage, 0)) for lineage, end in self.upto.items())
         return min(limit, max(shared, default=0))
 
-    def as_row(self, row: models.Lineage) -> LineageRow:
+    def as_row(self, row: models.LineageRecord) -> LineageRow:
         upto = self.upto.get(row.lineage)
         return LineageRow(
             lineage=row.lineage,
@@ -68,7 +68,7 @@ class Ancestry:
         )
 
 
-async def ancestry_of(session: AsyncSession, job: models.Job, lineage: int | None = None) -> Ancestry:
+async def ancestry_of(session: AsyncSession, job: models.JobRecord, lineage: int | None = None) -> Ancestry:
     """The way to where the job is now, or to one of its lineages."""
     found = await branches(session, [job.name])
     return Ancestry(found.get(job.name, []), job.lineage if lineage is None else lineage)
@@ -83,17 +83,17 @@ async def branches(session: AsyncSession, jobs: list[str]) -> dict[str, list[Bra
 
 @cache
 def _of_branches() -> Select[str, int, int, str | None]:
-    rows = models.Lineage
+    rows = models.LineageRecord
     return select(rows.job, rows.lineage, rows.iteration, rows.parent).where(rows.job.in_(named_jobs()))
 
 
-async def lineages_of(session: AsyncSession, job: str) -> Sequence[models.Lineage]:
+async def lineages_of(session: AsyncSession, job: str) -> Sequence[models.LineageRecord]:
     return (await session.scalars(_of_lineages(), {"job": job})).all()
 
 
 @cache
-def _of_lineages() -> Select[models.Lineage]:
-    rows = models.Lineage
+def _of_lineages() -> Select[models.LineageRecord]:
+    rows = models.LineageRecord
     return select(rows).where(rows.job == bindparam("job")).order_by(rows.lineage)
 
 
@@ -102,7 +102,7 @@ def ancestries(jobs: BindParameter[Any] | Select[str]) -> CTE:
 
     `jobs`: `db.named_jobs()`, or a question that finds them.
     """
-    job, lineage = models.Job, models.Lineage
+    job, lineage = models.JobRecord, models.LineageRecord
     way = (
         select(job.name.label("job"), job.lineage.label("lineage"), literal(END, BigInteger).label("upto"))
         .where(job.name.in_(jobs))

@@ -47,8 +47,8 @@ async def record(
         request_id: of the request in which it was asked for; empty: of the one that handed the work in.
     """
     if project is None and job is not None:
-        project = await session.scalar(select(models.Job.project).where(models.Job.name == job))
-    head = models.AuditHead
+        project = await session.scalar(select(models.JobRecord.project).where(models.JobRecord.name == job))
+    head = models.AuditHeadRecord
     number, digest = (await session.execute(select(head.id, head.digest).with_for_update())).one()
     row = _Row(
         id=number + 1,
@@ -62,7 +62,7 @@ async def record(
         request_id=request_id or session.info.get("request_id", ""),
     )
     sealed = _seal(digest, row)
-    await session.execute(insert(models.AuditEntry).values(**msgspec.structs.asdict(row), digest=sealed))
+    await session.execute(insert(models.AuditEntryRecord).values(**msgspec.structs.asdict(row), digest=sealed))
     await session.execute(update(head).values(id=row.id, digest=sealed))
 
 
@@ -105,7 +105,7 @@ class Question:
 
 async def entries(session: AsyncSession, question: Question, *, limit: int) -> list[AuditEntry]:
     """The newest first."""
-    rows = models.AuditEntry
+    rows = models.AuditEntryRecord
     query = select(rows).order_by(rows.id.desc()).limit(limit)
     if question.who:
         query = query.where(rows.who == question.who)
@@ -146,7 +146,7 @@ async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = Non
         session: the database.
         known: a row and its digest, noted elsewhere at an earlier time: a chain that was written anew lacks them.
     """
-    entry, head = models.AuditEntry, models.AuditHead
+    entry, head = models.AuditEntryRecord, models.AuditHeadRecord
     rows, digest = 0, b""
     while True:
         query = select(entry).where(entry.id > rows).order_by(entry.id).limit(PAGE_ROWS)

@@ -34,7 +34,7 @@ ENDED = "the attempt ended before it was durable"
 _ranks = msgspec.msgpack.Decoder(list[RankSpan])
 
 
-def as_row(checkpoint: models.Checkpoint, ancestry: Ancestry, *, ranks: int = 0) -> CheckpointRow:
+def as_row(checkpoint: models.CheckpointRecord, ancestry: Ancestry, *, ranks: int = 0) -> CheckpointRow:
     """`ranks`: of how many, the slowest, it is told what their parts took."""
     return CheckpointRow(
         **{name: getattr(checkpoint, name) for name in (*_COLUMNS, *_OPERATORS)},
@@ -47,12 +47,12 @@ def as_row(checkpoint: models.Checkpoint, ancestry: Ancestry, *, ranks: int = 0)
 
 def taken_at() -> ColumnElement[float]:
     """When it was taken; of one that is known from an inventory only, when it was found."""
-    return func.coalesce(models.Checkpoint.snapshot_started_at, models.Checkpoint.at)
+    return func.coalesce(models.CheckpointRecord.snapshot_started_at, models.CheckpointRecord.at)
 
 
-async def find(session: AsyncSession, job: models.Job, checkpoint: str) -> models.Checkpoint:
+async def find(session: AsyncSession, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
     """Raises NoSuchCheckpoint with the nearest earlier one, and InvalidSetting for what is no id at all."""
-    row = await session.get(models.Checkpoint, (job.name, checkpoint))
+    row = await session.get(models.CheckpointRecord, (job.name, checkpoint))
     if row is not None:
         return row
     try:
@@ -69,27 +69,27 @@ class LastDurable(NamedTuple):
     at: float
 
 
-async def last_durable(session: AsyncSession, jobs: list[str]) -> dict[str, models.Checkpoint]:
+async def last_durable(session: AsyncSession, jobs: list[str]) -> dict[str, models.CheckpointRecord]:
     """The newest on the way to where each job is."""
     return {row.job: row for row in await session.scalars(_of_last_durable(), {"jobs": jobs})}
 
 
 @cache
-def _of_last_durable() -> Select[models.Checkpoint]:
-    query: Select[models.Checkpoint] = _newest_on_the_way(select(models.Checkpoint), named_jobs())
+def _of_last_durable() -> Select[models.CheckpointRecord]:
+    query: Select[models.CheckpointRecord] = _newest_on_the_way(select(models.CheckpointRecord), named_jobs())
     return query
 
 
 async def last_durable_of_many(session: AsyncSession, jobs: Select[str]) -> dict[str, LastDurable]:
     """The same in short, of all jobs whose names a question finds."""
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     query = _newest_on_the_way(select(rows.job, rows.iteration, rows.at), jobs.correlate(None))
     return {job: LastDurable(iteration, at) for job, iteration, at in await session.execute(query)}
 
 
 def _newest_on_the_way(query: Any, jobs: BindParameter[Any] | Select[str]) -> Any:
     """Of checkpoints: one a lineage on the way; the last of a job's is the newest."""
-    rows, way = models.Checkpoint, ancestries(jobs)
+    rows, way = models.CheckpointRecord, ancestries(jobs)
     newest = (
         select(func.max(rows.iteration))
         .where(rows.job == way.c.job, rows.state == DURABLE, rows.lineage == way.c.lineage)
@@ -102,9 +102,11 @@ def _newest_on_the_way(query: Any, jobs: BindParameter[Any] | Select[str]) -> An
     return query.order_by(rows.iteration, rows.lineage)
 
 
-async def _upto(session: AsyncSession, job: str, ancestry: Ancestry, iteration: int) -> models.Checkpoint | None:
+async def _upto(
+    session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
+) -> models.CheckpointRecord | None:
     """The newest durable one on the way that is not after an iteration."""
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     query = select(rows).where(rows.job == job, rows.state == DURABLE, on_the_way(ancestry))
     query = query.where(rows.iteration <= iteration).order_by(rows.iteration.desc(), rows.lineage.desc())
     return (await session.scalars(query.limit(1))).first()
@@ -112,12 +114,12 @@ async def _upto(session: AsyncSession, job: str, ancestry: Ancestry, iteration: 
 
 async def at_or_before(
     session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
-) -> models.Checkpoint | None:
+) -> models.CheckpointRecord | None:
     """What a restore to `iteration` can mean: the lineage that the job is on first, then any other."""
     here = await _upto(session, job, ancestry, iteration)
     if here is not None and here.iteration == iteration:
         return here
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     exact = select(rows).where(rows.job == job, rows.state == DURABLE, rows.iteration == iteration)
     elsewhere = (await session.scalars(exact.order_by(rows.lineage.desc()).limit(1))).first()
     if elsewhere is not None or here is not None:
@@ -126,7 +128,7 @@ async def at_or_before(
     return (await session.scalars(earlier.order_by(rows.iteration.desc()).limit(1))).first()
 
 
-async def at(session: AsyncSession, job: models.Job, iteration: int) -> models.Checkpoint:
+async def at(session: AsyncSession, job: models.JobRecord, iteration: int) -> models.CheckpointRecord:
     """What a restore to an iteration goes back to. Raises NoSuchCheckpoint with the nearest earlier one."""
     if not 0 <= iteration <= MAX_ITERATION:
         raise InvalidSetting("iteration", f"iteration {iteration} is outside 0 to {MAX_ITERATION}")
@@ -138,7 +140,7 @@ async def at(session: AsyncSession, job: models.Job, iteration: int) -> models.C
 
 
 def on_the_way(ancestry: Ancestry) -> ColumnElement[bool]:
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     return or_(*(and_(rows.lineage == number, rows.iteration <= end) for number, end in ancestry.upto.items()))
 
 
@@ -150,7 +152,7 @@ async def count(session: AsyncSession, jobs: Iterable[str]) -> dict[str, int]:
 
 @cache
 def _of_durable() -> Select[str, int]:
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     named = rows.job.in_(named_jobs())
     return select(rows.job, func.count()).where(named, rows.state == DURABLE).group_by(rows.job)
 
@@ -168,7 +170,7 @@ async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, Failing]:
 
 @cache
 def _of_failing() -> Select[Any]:
-    rows, at, named = models.Checkpoint, taken_at(), models.Checkpoint.job.in_(named_jobs())
+    rows, at, named = models.CheckpointRecord, taken_at(), models.CheckpointRecord.job.in_(named_jobs())
     settled = rows.state.in_((DURABLE, "damaged"))
     good = select(rows.job, func.max(at).label("at")).where(named, settled).group_by(rows.job).subquery()
     # As a sum: the index on it would lead past all that succeeded.
@@ -196,9 +198,9 @@ async def record(
 
     `ended`: the attempt that says so is over, and what it had under way comes to nothing.
     """
-    row = await session.get(models.Checkpoint, (job, event.id))
+    row = await session.get(models.CheckpointRecord, (job, event.id))
     if row is None:
-        row = models.Checkpoint(job=job, id=event.id)
+        row = models.CheckpointRecord(job=job, id=event.id)
         session.add(row)
     elif (row.attempt, row.sequence) > (attempt, sequence):
         return
@@ -220,7 +222,7 @@ async def give_up(session: AsyncSession, job: str, *, before_attempt: int) -> No
     That is a conclusion and no word from the store, so that whoever spoke last stays noted as such: what the
     attempt itself still has to say of it, and any inventory, overrules it.
     """
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     await session.execute(
         update(rows)
         .where(rows.job == job, rows.state.in_(UNDER_WAY), rows.attempt < before_attempt)
@@ -230,7 +232,7 @@ async def give_up(session: AsyncSession, job: str, *, before_attempt: int) -> No
 
 async def forget_who_spoke(session: AsyncSession, job: str) -> None:
     """Attempts count from 1 again: whatever the next one says of a checkpoint is the newest word on it."""
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     await session.execute(update(rows).where(rows.job == job).values(attempt=0, sequence=-1))
 
 
@@ -247,7 +249,7 @@ async def take_inventory(
     for checkpoint in listed - known.keys():
         iteration, lineage = messages.parse_checkpoint_id(checkpoint)
         session.add(
-            models.Checkpoint(
+            models.CheckpointRecord(
                 job=job,
                 id=checkpoint,
                 iteration=iteration,
@@ -261,10 +263,10 @@ async def take_inventory(
         )
 
 
-async def _known(session: AsyncSession, job: str, listed: Collection[str]) -> dict[str, models.Checkpoint]:
+async def _known(session: AsyncSession, job: str, listed: Collection[str]) -> dict[str, models.CheckpointRecord]:
     """Those that an inventory may have something to say of. What retention took long ago is not looked at: in the
     life of a job that is nearly all, and an inventory comes with each one that goes."""
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     of_job = select(rows).where(rows.job == job)
     known = {row.id: row for row in await session.scalars(of_job.where(rows.state.in_(IN_STORE)))}
     others = iter([checkpoint for checkpoint in listed if checkpoint not in known])
@@ -273,7 +275,7 @@ async def _known(session: AsyncSession, job: str, listed: Collection[str]) -> di
     return known
 
 
-def _state_in(row: models.Checkpoint, *, present: bool, attempt: int) -> tuple[str, str | None]:
+def _state_in(row: models.CheckpointRecord, *, present: bool, attempt: int) -> tuple[str, str | None]:
     if present:
         # A damaged one is still in the store; what made it damaged has not gone away.
         return (row.state, row.reason) if row.state == "damaged" else (DURABLE, None)

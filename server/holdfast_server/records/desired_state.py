@@ -78,7 +78,7 @@ _changes = msgspec.json.Decoder(list[Changed])
 # ---- what is desired ----------------------------------------------------------------------------
 
 
-async def read(session: AsyncSession, job: models.Job, *, now: float) -> Desired:
+async def read(session: AsyncSession, job: models.JobRecord, *, now: float) -> Desired:
     asked = await checkpoint_requests(session, [job.name])
     return of(job, await open_order(session, job.name), asked.get(job.name, NOTHING_ASKED), now=now)
 
@@ -107,7 +107,7 @@ async def checkpoint_requests(session: AsyncSession, jobs: Sequence[str]) -> dic
 
 @cache
 def _of_pins() -> Select[str, str]:
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     return (
         select(rows.job, rows.id).where(rows.job.in_(named_jobs()), rows.pinned_at.is_not(None)).order_by(rows.id)
     )
@@ -115,13 +115,17 @@ def _of_pins() -> Select[str, str]:
 
 @cache
 def _of_verifications() -> Select[str, int, str, str | None]:
-    rows = models.Verification
+    rows = models.VerificationRecord
     query = select(rows.job, rows.request, rows.checkpoint, rows.against).where(rows.job.in_(named_jobs()))
     return query.where(rows.state.in_(OPEN_VERIFICATIONS)).order_by(rows.request)
 
 
 def of(
-    job: models.Job, order: models.RestoreOrder | Order | None, asked: CheckpointRequests, *, now: float
+    job: models.JobRecord,
+    order: models.RestoreOrderRecord | Order | None,
+    asked: CheckpointRequests,
+    *,
+    now: float,
 ) -> Desired:
     return Desired(
         version=job.version,
@@ -140,12 +144,12 @@ def of(
     )
 
 
-def is_expired(order: models.RestoreOrder | Order, now: float) -> bool:
+def is_expired(order: models.RestoreOrderRecord | Order, now: float) -> bool:
     """Nobody may take it up any more; one that is being carried out has been."""
     return order.state != "restoring" and order.expires_at is not None and order.expires_at <= now
 
 
-def _wanted(order: models.RestoreOrder | Order, now: float) -> RestoreOrder:
+def _wanted(order: models.RestoreOrderRecord | Order, now: float) -> RestoreOrder:
     ends_at = None if order.state == "restoring" else order.expires_at
     return RestoreOrder(
         id=order.id,
@@ -155,8 +159,8 @@ def _wanted(order: models.RestoreOrder | Order, now: float) -> RestoreOrder:
     )
 
 
-async def open_order(session: AsyncSession, job: str) -> models.RestoreOrder | None:
-    orders = models.RestoreOrder
+async def open_order(session: AsyncSession, job: str) -> models.RestoreOrderRecord | None:
+    orders = models.RestoreOrderRecord
     query = select(orders).where(orders.job == job, orders.state.in_(OPEN_ORDER_STATES))
     return (await session.scalars(query)).one_or_none()
 
@@ -164,18 +168,20 @@ async def open_order(session: AsyncSession, job: str) -> models.RestoreOrder | N
 # ---- versions -----------------------------------------------------------------------------------
 
 
-def bump(session: AsyncSession, job: models.Job, changes: Sequence[Changed], *, who: str, now: float) -> None:
+def bump(
+    session: AsyncSession, job: models.JobRecord, changes: Sequence[Changed], *, who: str, now: float
+) -> None:
     """Make these changes a version; whatever changes in `Desired` goes through here."""
     job.version += 1
     told = msgspec.json.encode(changes).decode()
-    session.add(models.SettingsVersion(job=job.name, version=job.version, who=who, at=now, changes=told))
+    session.add(models.SettingsVersionRecord(job=job.name, version=job.version, who=who, at=now, changes=told))
 
 
-async def check_version(session: AsyncSession, job: models.Job, version: int) -> None:
+async def check_version(session: AsyncSession, job: models.JobRecord, version: int) -> None:
     """Conflict when a later version than the editor's has changed what an editor edits."""
     if version > job.version:
         raise Conflict(version=job.version, who="the server", at=job.created_at, what="it is not that far yet")
-    versions = models.SettingsVersion
+    versions = models.SettingsVersionRecord
     query = select(versions).where(versions.job == job.name, versions.version > version).order_by(versions.version)
     later = [as_edit(row) for row in await session.scalars(query)]
     missed = [edit for edit in later if any(change.field in EDITED for change in edit.changes)]
@@ -184,7 +190,7 @@ async def check_version(session: AsyncSession, job: models.Job, version: int) ->
         raise Conflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
 
 
-def change(job: models.Job, changes: DesiredChanges, *, now: float) -> list[Changed]:
+def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> list[Changed]:
     """Write the changes into `job`, and say what they were; InvalidSetting for a value that cannot be one."""
     made: list[Changed] = []
     if changes.budget is not UNSET:
@@ -242,7 +248,7 @@ def _interval(every: int | None, seconds: float | None, now: float) -> Interval:
     return Interval(every, now + seconds)
 
 
-def reversal(row: models.SettingsVersion, *, now: float) -> DesiredChanges:
+def reversal(row: models.SettingsVersionRecord, *, now: float) -> DesiredChanges:
     """What takes a version back. InvalidSetting for one that asked for something to be done, and has it done.
 
     An interval that was to end comes back for what is left of its time, and not at all when that is over.
@@ -265,7 +271,7 @@ def reversal(row: models.SettingsVersion, *, now: float) -> DesiredChanges:
 
 async def delivered(session: AsyncSession, job: str, version: int) -> None:
     """The agent asks for what comes after `version`: so it has that, and every earlier one."""
-    jobs = models.Job
+    jobs = models.JobRecord
     await session.execute(
         update(jobs)
         .where(jobs.name == job, jobs.delivered_version < version, jobs.version >= version)
@@ -273,14 +279,14 @@ async def delivered(session: AsyncSession, job: str, version: int) -> None:
     )
 
 
-async def stamp(session: AsyncSession, job: models.Job, version: int, iteration: int, at: float) -> None:
+async def stamp(session: AsyncSession, job: models.JobRecord, version: int, iteration: int, at: float) -> None:
     """The agent acts on `version`, and so on every earlier one that is not told apart from it any more.
 
     One that was never made here, but by a server whose data was deleted since, says nothing.
     """
     if version > job.version:
         return
-    versions = models.SettingsVersion
+    versions = models.SettingsVersionRecord
     await session.execute(
         update(versions)
         .where(versions.job == job.name, versions.version <= version, versions.applied_iteration.is_(None))
@@ -294,7 +300,7 @@ async def stamp(session: AsyncSession, job: models.Job, version: int, iteration:
 
 
 async def edit_rows(session: AsyncSession, job: str, *, limit: int) -> list[Edit]:
-    versions = models.SettingsVersion
+    versions = models.SettingsVersionRecord
     query = (
         select(versions)
         .where(versions.job == job, versions.who != AGENT)
@@ -304,7 +310,7 @@ async def edit_rows(session: AsyncSession, job: str, *, limit: int) -> list[Edit
     return [as_edit(row) for row in await session.scalars(query)]
 
 
-def as_edit(row: models.SettingsVersion) -> Edit:
+def as_edit(row: models.SettingsVersionRecord) -> Edit:
     changes = [told(change) for change in _changes.decode(row.changes)]
     return Edit(
         version=row.version,
@@ -368,7 +374,7 @@ def _percent(fraction: float) -> str:
 
 async def end_overrides(db: Database, now: float) -> None:
     """End the intervals whose time is over."""
-    jobs = models.Job
+    jobs = models.JobRecord
     async with db.read() as session:
         found = (await session.scalars(select(jobs.name).where(jobs.every_until <= now))).all()
     for job in found:
@@ -376,14 +382,14 @@ async def end_overrides(db: Database, now: float) -> None:
 
 
 async def _end_override(session: AsyncSession, *, job: str, now: float) -> None:
-    row = await session.get(models.Job, job)
+    row = await session.get(models.JobRecord, job)
     if row is None or row.every_until is None or row.every_until > now:
         return  # another one was ordered meanwhile
     await record_edit(session, row, DesiredChanges(every=None), who=SERVER, now=now)
 
 
 async def record_edit(
-    session: AsyncSession, job: models.Job, changes: DesiredChanges, *, who: str, now: float
+    session: AsyncSession, job: models.JobRecord, changes: DesiredChanges, *, who: str, now: float
 ) -> None:
     """Make an edit a version, and write it into the audit log."""
     made = change(job, changes, now=now)
@@ -401,7 +407,13 @@ async def record_edit(
 
 
 async def pin(
-    session: AsyncSession, job: models.Job, row: models.Checkpoint, *, pinned: bool, who: str, now: float
+    session: AsyncSession,
+    job: models.JobRecord,
+    row: models.CheckpointRecord,
+    *,
+    pinned: bool,
+    who: str,
+    now: float,
 ) -> bool:
     """Pin or unpin a checkpoint, and whether that is new. Raises NotPossible for one that is not in the store."""
     if pinned == (row.pinned_at is not None):
@@ -417,11 +429,11 @@ async def pin(
     return True
 
 
-async def adopt_pins(session: AsyncSession, job: models.Job, event: Inventory, *, now: float) -> None:
+async def adopt_pins(session: AsyncSession, job: models.JobRecord, event: Inventory, *, now: float) -> None:
     """Learn from the store what was pinned by way of a server whose data was deleted, while nobody pins here."""
     if job.pins_known or not event.pinned:
         return
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     query = select(rows).where(rows.job == job.name, rows.id.in_(event.pinned[:MOST_PINS]))
     for row in await session.scalars(query):
         row.pinned_by, row.pinned_at = AGENT, event.at

@@ -36,12 +36,12 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    attempt: models.Attempt
+    attempt: models.AttemptRecord
     heard_at: float | None
     """When the server heard last of it."""
 
 
-async def failures_of(session: AsyncSession, job: models.Job) -> Seen:
+async def failures_of(session: AsyncSession, job: models.JobRecord) -> Seen:
     """Planned stops and restores are none, nor is an attempt that ended before its first iteration."""
     lives = await lives_of(session, job)
     current = next((life.attempt for life in lives if life.attempt.uid == job.uid), None)
@@ -65,7 +65,7 @@ async def failures_of(session: AsyncSession, job: models.Job) -> Seen:
     )
 
 
-def _failed(job: models.Job, attempt: models.Attempt, following: models.Attempt | None) -> bool:
+def _failed(job: models.JobRecord, attempt: models.AttemptRecord, following: models.AttemptRecord | None) -> bool:
     if attempt.iterations == 0:
         return False
     if attempt.finished is not None:
@@ -75,7 +75,7 @@ def _failed(job: models.Job, attempt: models.Attempt, following: models.Attempt 
     return following.previous_exit not in ASKED_TO_END
 
 
-def _running_seconds(job: models.Job, life: Life) -> float:
+def _running_seconds(job: models.JobRecord, life: Life) -> float:
     attempt = life.attempt
     end = attempt.finished_at
     if end is None:
@@ -84,7 +84,7 @@ def _running_seconds(job: models.Job, life: Life) -> float:
     return 0.0 if end is None else max(0.0, end - attempt.started_at)
 
 
-async def lives_of(session: AsyncSession, job: models.Job, *, since: float = 0.0) -> Sequence[Life]:
+async def lives_of(session: AsyncSession, job: models.JobRecord, *, since: float = 0.0) -> Sequence[Life]:
     """In the order in which they were lived."""
     return (await lives_of_jobs(session, [job.name], since=since)).get(job.name, [])
 
@@ -100,13 +100,13 @@ async def lives_of_jobs(
 
 
 @cache
-def _of_lives() -> Select[models.Attempt, float]:
-    attempts, batches, earlier = models.Attempt, models.Batch, aliased(models.Attempt)
+def _of_lives() -> Select[models.AttemptRecord, float]:
+    attempts, batches, earlier = models.AttemptRecord, models.BatchRecord, aliased(models.AttemptRecord)
     since = bindparam("since", type_=Float())
     before = (
         select(func.max(earlier.started_at))
-        .where(earlier.job == models.Job.name, earlier.started_at < since)
-        .correlate(models.Job)
+        .where(earlier.job == models.JobRecord.name, earlier.started_at < since)
+        .correlate(models.JobRecord)
         .scalar_subquery()
     )
     heard_at = (
@@ -119,15 +119,17 @@ def _of_lives() -> Select[models.Attempt, float]:
     )
     return (
         select(attempts, heard_at)
-        .join(models.Job, models.Job.name == attempts.job)
-        .where(models.Job.name.in_(named_jobs()), attempts.started_at >= func.coalesce(before, since))
+        .join(models.JobRecord, models.JobRecord.name == attempts.job)
+        .where(models.JobRecord.name.in_(named_jobs()), attempts.started_at >= func.coalesce(before, since))
         .order_by(attempts.job, attempts.attempt, attempts.started_at)
     )
 
 
-async def _gap(session: AsyncSession, ended: models.Attempt, following: models.Attempt) -> float | None:
+async def _gap(
+    session: AsyncSession, ended: models.AttemptRecord, following: models.AttemptRecord
+) -> float | None:
     """From the last iteration of one attempt to the first of the next; None where neither can be told."""
-    after, before = aliased(models.Chunk), aliased(models.Chunk)
+    after, before = aliased(models.ChunkRecord), aliased(models.ChunkRecord)
     place = (following.job, 0, following.lineage)
     first_at = await session.scalar(
         select(after.first_at)

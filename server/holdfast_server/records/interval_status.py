@@ -14,7 +14,7 @@ CHECKFREQ, FIXED = "checkfreq", "fixed"
 _decoder = msgspec.msgpack.Decoder(Paced)
 
 
-def paced_of(job: models.Job) -> Paced | None:
+def paced_of(job: models.JobRecord) -> Paced | None:
     """What the agent said last of its pace."""
     return _decoder.decode(job.paced) if job.paced else None
 

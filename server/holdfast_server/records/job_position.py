@@ -31,7 +31,7 @@ _recent = msgspec.msgpack.Decoder(limits.Recent)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobPosition:
     project: str
     version: int
     uid: str
@@ -57,9 +57,9 @@ class Moved:
     """Metrics, for there were too many."""
 
 
-_jobs, _attempts = models.table(models.Job), models.table(models.Attempt)
-_OF_JOB = tuple(Standing.__dataclass_fields__)[:-1]
-_lineages, _gaps = models.table(models.Lineage), models.table(models.Gap)
+_jobs, _attempts = models.table(models.JobRecord), models.table(models.AttemptRecord)
+_OF_JOB = tuple(JobPosition.__dataclass_fields__)[:-1]
+_lineages, _gaps = models.table(models.LineageRecord), models.table(models.GapRecord)
 _CHANGING = (
     "last_contact_at",
     "sequence",
@@ -97,7 +97,7 @@ _REACH_LINEAGE = Statement(
 )
 _ENSURE_LINEAGE = Statement(
     lambda connection: (
-        insert(connection, models.Lineage)
+        insert(connection, models.LineageRecord)
         .values({name: bindparam(name) for name in ("job", "lineage", "at", "iteration", "last_iteration")})
         .on_conflict_do_nothing()
     )
@@ -107,7 +107,7 @@ _GAP = Statement(
 )
 
 _OF = ("job", "uid", "rank", "lane")
-_batches = models.table(models.Batch)
+_batches = models.table(models.BatchRecord)
 _of_one_lane = tuple(_batches.c[name] == bindparam(name) for name in _OF)
 # No name is kept before one that stands for all before it, so that the next one says it all.
 _KNOWN = Statement(
@@ -128,12 +128,12 @@ _STAND_FOR_ALL = Statement(
 )
 
 
-def find(connection: Connection, job: str, uid: str) -> Standing | None:
+def find(connection: Connection, job: str, uid: str) -> JobPosition | None:
     row = _FIND.first(connection, {"job": job, "uid": uid})
-    return None if row is None else Standing(*row)
+    return None if row is None else JobPosition(*row)
 
 
-def found(connection: Connection, job: str, uid: str) -> Standing:
+def found(connection: Connection, job: str, uid: str) -> JobPosition:
     """Of a job that is stored."""
     standing = find(connection, job, uid)
     assert standing is not None
@@ -177,7 +177,7 @@ async def prune_names(session: AsyncSession, job: str) -> None:
     An agent sends in order, and what earlier attempts have left before its own: of such an attempt, what comes
     up to its last name comes a second time, and what comes after it is new.
     """
-    attempts, rows, later = models.Attempt, models.Batch, aliased(models.Batch)
+    attempts, rows, later = models.AttemptRecord, models.BatchRecord, aliased(models.BatchRecord)
     newest = select(attempts.attempt).where(attempts.job == job).distinct().order_by(attempts.attempt.desc())
     oldest_kept = newest.offset(ATTEMPTS_KEPT - 1).limit(1).scalar_subquery()
     ended = (
@@ -194,7 +194,7 @@ async def prune_names(session: AsyncSession, job: str) -> None:
     await session.execute(update(rows).where(*ended).values(all_before=True), execution_options=quietly)
 
 
-def move_on(connection: Connection, standing: Standing, received: Received, *, now: float) -> Moved:
+def move_on(connection: Connection, standing: JobPosition, received: Received, *, now: float) -> Moved:
     """Store what a new batch measured, and where it says that the job is. Its attempt and job are known."""
     batch, measured = received.batch, received.samples
     changes: dict[str, Any] = {}
@@ -231,7 +231,7 @@ def move_on(connection: Connection, standing: Standing, received: Received, *, n
     return Moved(ahead, left_out)
 
 
-def _position(standing: Standing, batch: messages.Batch, *, now: float) -> Mapping[str, Any]:
+def _position(standing: JobPosition, batch: messages.Batch, *, now: float) -> Mapping[str, Any]:
     """The lanes overtake each other: of what they say the furthest counts, and a restore begins a new lineage."""
     here, there = (standing.lineage, standing.iteration), (batch.lineage, batch.iteration)
     shows_life_only = max(standing.sequence, standing.samples_sequence) < 0
@@ -285,5 +285,5 @@ def _moved(recent: limits.Recent, found: Taken) -> limits.Recent:
     )
 
 
-def recent_of(job: models.Job) -> limits.Recent:
+def recent_of(job: models.JobRecord) -> limits.Recent:
     return _recent.decode(job.recent) if job.recent else limits.Recent()

@@ -45,7 +45,7 @@ def longest_seconds(recent: Recent) -> float:
     return max(filter(math.isfinite, recent.seconds), default=0.0)
 
 
-def status_of(job: models.Job, attempt: models.Attempt | None, *, now: float) -> Status:
+def status_of(job: models.JobRecord, attempt: models.AttemptRecord | None, *, now: float) -> Status:
     if attempt is None:
         return Status("starting", "its first report is not here yet")
     relaunched = attempt.finished == RELAUNCHED
@@ -66,7 +66,7 @@ def status_of(job: models.Job, attempt: models.Attempt | None, *, now: float) ->
 
 def status_in_sql(*, now: float) -> ColumnElement[str]:
     """The status of `status_of`, where jobs are joined with their current attempts by `current_attempt`."""
-    job, attempt = models.Job, models.Attempt
+    job, attempt = models.JobRecord, models.AttemptRecord
     heard = literal(now) - job.last_contact_at
     late = and_(
         heard > SILENT_AFTER_SECONDS,
@@ -85,10 +85,12 @@ def status_in_sql(*, now: float) -> ColumnElement[str]:
 
 def current_attempt() -> ColumnElement[bool]:
     """On which jobs and attempts are joined, by an outer join: a job may have been edited before it ever ran."""
-    return and_(models.Attempt.job == models.Job.name, models.Attempt.uid == models.Job.uid)
+    return and_(
+        models.AttemptRecord.job == models.JobRecord.name, models.AttemptRecord.uid == models.JobRecord.uid
+    )
 
 
-def _ended(attempt: models.Attempt) -> Status:
+def _ended(attempt: models.AttemptRecord) -> Status:
     where = f"at iteration {attempt.last_iteration}"
     status = _ENDS.get(str(attempt.finished), "failed")
     return Status(status, where if status == "finished" else f"{attempt.finished} {where}")
@@ -123,21 +125,21 @@ def sparkline(recent: Recent) -> list[float]:
 # ---- how a job would carry out an order to restore: as its attempt reports
 
 
-def restore_mode(attempt: models.Attempt | None, *, alive: bool) -> RestoreMode:
+def restore_mode(attempt: models.AttemptRecord | None, *, alive: bool) -> RestoreMode:
     """One that does not say goes back in place: all did, before they could say."""
     if not alive or attempt is None:
         return "next_start"
     return cast("RestoreMode", attempt.restore_mode or "in_place")
 
 
-def restore_reason(attempt: models.Attempt | None, *, alive: bool) -> str:
+def restore_reason(attempt: models.AttemptRecord | None, *, alive: bool) -> str:
     """Why a running job does not go back in place; empty where it does, or does not run."""
     if attempt is None or restore_mode(attempt, alive=alive) == "in_place" or not alive:
         return ""
     return attempt.restore_reason or "its script cannot be taken back while it runs"
 
 
-def restore_mode_text(attempt: models.Attempt | None, *, alive: bool) -> str:
+def restore_mode_text(attempt: models.AttemptRecord | None, *, alive: bool) -> str:
     """What would happen, and when, in words."""
     match restore_mode(attempt, alive=alive):
         case "in_place":

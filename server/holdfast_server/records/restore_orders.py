@@ -92,13 +92,13 @@ class Concluded:
 Cause = Reported | LineageBegan | AttemptBegan | Concluded
 
 
-def transition(order: models.RestoreOrder, cause: Cause) -> OrderState | None:
+def transition(order: models.RestoreOrderRecord, cause: Cause) -> OrderState | None:
     """The state to which a cause moves an order; None: it changes nothing."""
     wanted = _wanted_state(order, cause)
     return wanted if wanted is not None and order.state in FROM[wanted] else None
 
 
-def _wanted_state(order: models.RestoreOrder, cause: Cause) -> OrderState | None:
+def _wanted_state(order: models.RestoreOrderRecord, cause: Cause) -> OrderState | None:
     taken_by = order.taken_by or 0
     match cause:
         case Concluded(state):
@@ -131,7 +131,7 @@ def _wanted_state(order: models.RestoreOrder, cause: Cause) -> OrderState | None
 
 
 async def _move(
-    session: AsyncSession, job: models.Job, row: models.RestoreOrder, cause: Cause, *,
+    session: AsyncSession, job: models.JobRecord, row: models.RestoreOrderRecord, cause: Cause, *,
     at: float, who: str, now: float, reason: str | None = None, **details: Any,
 ) -> bool:  # fmt: skip
     """Make the transition, and whether it was this that did: who finds the order moved meanwhile is too late.
@@ -145,7 +145,7 @@ async def _move(
         details["overruled"], reason = before, OVERRULED[before]
     elif reason is None and row.overruled is not None and state not in TOO_LATE:
         reason = OVERRULED[row.overruled]  # type: ignore[index]
-    orders = models.RestoreOrder
+    orders = models.RestoreOrderRecord
     claimed = await session.scalar(
         update(orders)
         .where(orders.id == row.id, orders.state == before)
@@ -156,7 +156,7 @@ async def _move(
     await session.refresh(row)
     if claimed is None:
         return False
-    session.add(models.OrderTransition(order_id=row.id, state=state, at=at, who=who, reason=reason))
+    session.add(models.OrderTransitionRecord(order_id=row.id, state=state, at=at, who=who, reason=reason))
     await session.flush()
     was_open, is_open = before in OPEN_ORDER_STATES, state in OPEN_ORDER_STATES
     if was_open != is_open:
@@ -172,15 +172,15 @@ async def _move(
 
 async def placed_before(session: AsyncSession, job: str, key: str) -> Order | None:
     """The order that this click, or the first half of a double click, has made already."""
-    orders = models.RestoreOrder
+    orders = models.RestoreOrderRecord
     row = (await session.scalars(select(orders).where(orders.job == job, orders.key == key))).first()
     return await _as_order(session, row) if row else None
 
 
 async def place(
     session: AsyncSession,
-    job: models.Job,
-    checkpoint: models.Checkpoint,
+    job: models.JobRecord,
+    checkpoint: models.CheckpointRecord,
     *,
     key: str,
     who: str,
@@ -200,7 +200,7 @@ async def place(
     if open_order is not None and desired_state.is_expired(open_order, now):
         await expire(session, job, open_order, now=now)
         open_order = None
-    current = await session.get(models.Attempt, (job.name, job.uid))
+    current = await session.get(models.AttemptRecord, (job.name, job.uid))
     if open_order is not None and current is not None and current.attempt < open_order.fence:
         cause = Concluded("superseded")
         await _move(session, job, open_order, cause, at=now, who=who, now=now, reason=OUT_OF_REACH)
@@ -210,7 +210,7 @@ async def place(
         if open_order.checkpoint == checkpoint.id:
             return order, False
         raise OpenOrder(order)
-    row = models.RestoreOrder(
+    row = models.RestoreOrderRecord(
         id=uuid.uuid4().hex,
         job=job.name,
         key=key,
@@ -226,13 +226,13 @@ async def place(
     )
     session.add(row)
     await session.flush()
-    session.add(models.OrderTransition(order_id=row.id, state="requested", at=now, who=who))
+    session.add(models.OrderTransitionRecord(order_id=row.id, state="requested", at=now, who=who))
     desired_state.bump(session, job, [Changed(field="restore", iteration=row.iteration)], who=who, now=now)
     await session.flush()
     return await _as_order(session, row), True
 
 
-async def cancel(session: AsyncSession, job: models.Job, order: str, *, who: str, now: float) -> Order:
+async def cancel(session: AsyncSession, job: models.JobRecord, order: str, *, who: str, now: float) -> Order:
     """Raises UnknownOrder, and NotCancellable while the agent restores. Cancelled twice is cancelled."""
     row = await _get(session, job.name, order)
     shown = await _as_order(session, row)
@@ -247,10 +247,10 @@ async def cancel(session: AsyncSession, job: models.Job, order: str, *, who: str
 
 
 async def report(
-    session: AsyncSession, job: models.Job, event: messages.OrderMoved, *, attempt: int, now: float
+    session: AsyncSession, job: models.JobRecord, event: messages.OrderMoved, *, attempt: int, now: float
 ) -> None:
     """What an agent reports of an order. One that is fenced off, late or of an unknown order changes nothing."""
-    row = await session.get(models.RestoreOrder, event.order)
+    row = await session.get(models.RestoreOrderRecord, event.order)
     if row is None or row.job != job.name:
         return
     if row.state == event.state == "restored" and attempt >= row.fence:  # as its lineage has shown already
@@ -258,7 +258,7 @@ async def report(
         row.safety_checkpoint = row.safety_checkpoint or event.safety_checkpoint
         return
     late = row.state in TOO_LATE and event.state == "restoring"
-    current = await session.get(models.Attempt, (job.name, job.uid)) if late else None
+    current = await session.get(models.AttemptRecord, (job.name, job.uid)) if late else None
     cause = Reported(
         event.state,
         attempt,
@@ -281,15 +281,15 @@ async def report(
 
 
 async def note(
-    session: AsyncSession, job: models.Job, event: messages.LineageStarted, *, attempt: int, now: float
+    session: AsyncSession, job: models.JobRecord, event: messages.LineageStarted, *, attempt: int, now: float
 ) -> None:
     """A lineage that an order began."""
-    row = await session.get(models.RestoreOrder, event.order) if event.order is not None else None
+    row = await session.get(models.RestoreOrderRecord, event.order) if event.order is not None else None
     if row is None or row.job != job.name:
         return
     failed_at = None
     if row.state == "failed":
-        moves = models.OrderTransition
+        moves = models.OrderTransitionRecord
         failed = (
             select(moves.at).where(moves.order_id == row.id, moves.state == "failed").order_by(moves.id.desc())
         )
@@ -301,7 +301,7 @@ async def note(
     await _move(session, job, row, cause, at=event.at, who=_agent(attempt), now=now, **details)
 
 
-async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now: float) -> None:
+async def take_back(session: AsyncSession, job: models.JobRecord, *, attempt: int, now: float) -> None:
     """An attempt begins: an order that the one before had taken up too late, or whose time is over, ends."""
     row = await desired_state.open_order(session, job.name)
     if row is not None:
@@ -309,7 +309,9 @@ async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now
         await _move(session, job, row, AttemptBegan(attempt, now), at=now, who=SERVER, now=now, reason=reason)
 
 
-async def lose_open(session: AsyncSession, job: models.Job, *, attempt: int, now: float, reason: str) -> None:
+async def lose_open(
+    session: AsyncSession, job: models.JobRecord, *, attempt: int, now: float, reason: str
+) -> None:
     """An attempt has ended: what it was carrying out, it has not reported how that went."""
     row = await desired_state.open_order(session, job.name)
     if row is not None and row.state == "restoring" and row.taken_by == attempt:
@@ -321,9 +323,9 @@ async def lose_open(session: AsyncSession, job: models.Job, *, attempt: int, now
 
 async def watch(db: Database, now: float) -> None:
     """Move the open orders that nobody takes up in time, or whose agent falls silent or is heard of again."""
-    rows = models.RestoreOrder
+    rows = models.RestoreOrderRecord
     async with db.read() as session:
-        query = select(rows, models.Job).join(models.Job, models.Job.name == rows.job)
+        query = select(rows, models.JobRecord).join(models.JobRecord, models.JobRecord.name == rows.job)
         found = (await session.execute(query.where(rows.state.in_(OPEN_ORDER_STATES)))).all()
     for order, job in found:
         if desired_state.is_expired(order, now) or order.state in ("restoring", "unknown"):
@@ -331,7 +333,7 @@ async def watch(db: Database, now: float) -> None:
 
 
 async def _look_at(session: AsyncSession, *, order: str, job: str, now: float) -> None:
-    row, owner = await session.get(models.RestoreOrder, order), await session.get(models.Job, job)
+    row, owner = await session.get(models.RestoreOrderRecord, order), await session.get(models.JobRecord, job)
     if row is None or owner is None or await expire(session, owner, row, now=now):
         return
     silent_seconds = now - owner.last_contact_at
@@ -340,13 +342,15 @@ async def _look_at(session: AsyncSession, *, order: str, job: str, now: float) -
         reason = f"nothing is heard of attempt {row.taken_by} for {spell(silent_seconds)}"
         await _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
     elif row.state == "unknown" and not silent:
-        current = await session.get(models.Attempt, (job, owner.uid))
+        current = await session.get(models.AttemptRecord, (job, owner.uid))
         if current is not None and current.finished is None and current.attempt == row.taken_by:
             reason = f"attempt {row.taken_by} is heard of again"
             await _move(session, owner, row, Concluded("restoring"), at=now, who=SERVER, now=now, reason=reason)
 
 
-async def expire(session: AsyncSession, job: models.Job, row: models.RestoreOrder, *, now: float) -> bool:
+async def expire(
+    session: AsyncSession, job: models.JobRecord, row: models.RestoreOrderRecord, *, now: float
+) -> bool:
     """End an order whose time is over. Whether it was this that did."""
     if not desired_state.is_expired(row, now):
         return False
@@ -367,8 +371,8 @@ def _agent(attempt: int) -> str:
     return f"{desired_state.AGENT}, attempt {attempt}"
 
 
-async def _get(session: AsyncSession, job: str, order: str) -> models.RestoreOrder:
-    row = await session.get(models.RestoreOrder, order)
+async def _get(session: AsyncSession, job: str, order: str) -> models.RestoreOrderRecord:
+    row = await session.get(models.RestoreOrderRecord, order)
     if row is None or row.job != job:
         raise UnknownOrder(job, order)
     return row
@@ -380,7 +384,7 @@ async def find(session: AsyncSession, job: str, order: str) -> Order:
 
 async def order_rows(session: AsyncSession, job: str, *, checkpoint: str | None = None, limit: int) -> list[Order]:
     """Newest first; of all, or of those to one checkpoint."""
-    orders = models.RestoreOrder
+    orders = models.RestoreOrderRecord
     query = select(orders).where(orders.job == job).order_by(orders.created_at.desc(), orders.id).limit(limit)
     if checkpoint is not None:
         query = query.where(orders.checkpoint == checkpoint)
@@ -393,19 +397,19 @@ async def open_orders(session: AsyncSession, jobs: Iterable[str]) -> dict[str, O
 
 
 @cache
-def _of_open_orders() -> Select[models.RestoreOrder]:
-    orders = models.RestoreOrder
+def _of_open_orders() -> Select[models.RestoreOrderRecord]:
+    orders = models.RestoreOrderRecord
     return select(orders).where(orders.job.in_(named_jobs()), orders.state.in_(OPEN_ORDER_STATES))
 
 
-async def _as_order(session: AsyncSession, row: models.RestoreOrder) -> Order:
+async def _as_order(session: AsyncSession, row: models.RestoreOrderRecord) -> Order:
     return (await _as_orders(session, [row]))[0]
 
 
-async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrder]) -> list[Order]:
+async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrderRecord]) -> list[Order]:
     if not (rows := list(rows)):
         return []
-    moves = models.OrderTransition
+    moves = models.OrderTransitionRecord
     query = select(moves).where(moves.order_id.in_([row.id for row in rows])).order_by(moves.id)
     by_order: dict[str, list[Transition]] = {row.id: [] for row in rows}
     for move in await session.scalars(query):
@@ -426,22 +430,24 @@ async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrder])
     ]
 
 
-async def _undoable(session: AsyncSession, rows: list[models.RestoreOrder]) -> set[str]:
+async def _undoable(session: AsyncSession, rows: list[models.RestoreOrderRecord]) -> set[str]:
     """Of which the state that was left is still in the store."""
-    orders, points = models.RestoreOrder, models.Checkpoint
+    orders, points = models.RestoreOrderRecord, models.CheckpointRecord
     safety = and_(points.job == orders.job, points.id == orders.safety_checkpoint, points.state == DURABLE)
     restored = [row.id for row in rows if row.state == "restored"]
     return set(await session.scalars(select(orders.id).join(points, safety).where(orders.id.in_(restored))))
 
 
-async def _current_attempts(session: AsyncSession, jobs: set[str]) -> dict[str, models.Attempt]:
-    attempts, job = models.Attempt, models.Job
+async def _current_attempts(session: AsyncSession, jobs: set[str]) -> dict[str, models.AttemptRecord]:
+    attempts, job = models.AttemptRecord, models.JobRecord
     current = and_(job.name == attempts.job, job.uid == attempts.uid)
     query = select(attempts).join(job, current).where(attempts.job.in_(jobs))
     return {attempt.job: attempt for attempt in await session.scalars(query)}
 
 
-def _cancellable(row: models.RestoreOrder, moves: list[Transition], current: models.Attempt | None) -> bool:
+def _cancellable(
+    row: models.RestoreOrderRecord, moves: list[Transition], current: models.AttemptRecord | None
+) -> bool:
     """Before an attempt restores, and again once that attempt is not there any more to finish it."""
     if row.state != "restoring":
         return row.state in OPEN_ORDER_STATES

@@ -33,7 +33,7 @@ _norms = msgspec.msgpack.Decoder(TensorNorms)
 
 
 async def find(session: AsyncSession, job: str, checkpoint: str) -> Verification:
-    row = await session.get(models.Verification, (job, checkpoint))
+    row = await session.get(models.VerificationRecord, (job, checkpoint))
     if row is None:
         return Verification(checkpoint=checkpoint)
     names = (name for name in Verification.__struct_fields__ if name != "measured_at")
@@ -42,10 +42,10 @@ async def find(session: AsyncSession, job: str, checkpoint: str) -> Verification
 
 async def ask(
     session: AsyncSession,
-    job: models.Job,
-    point: models.Checkpoint,
+    job: models.JobRecord,
+    point: models.CheckpointRecord,
     *,
-    against: models.Checkpoint | None,
+    against: models.CheckpointRecord | None,
     who: str,
     now: float,
 ) -> bool:
@@ -56,7 +56,7 @@ async def ask(
         if each.state not in IN_REACH:
             raise NotPossible(f"checkpoint {each.id} is {each.state}: only one that is in the store can be read")
     other = against.id if against is not None else None
-    row = await session.get(models.Verification, (job.name, point.id))
+    row = await session.get(models.VerificationRecord, (job.name, point.id))
     if row is not None and row.state in OPEN_VERIFICATIONS and row.against == other:
         return False
     asked = (await desired_state.checkpoint_requests(session, [job.name])).get(
@@ -68,7 +68,7 @@ async def ask(
         )
     desired_state.bump(session, job, [Changed(field="verify", after=point.id, against=other)], who=who, now=now)
     if row is None:
-        row = models.Verification(job=job.name, checkpoint=point.id)
+        row = models.VerificationRecord(job=job.name, checkpoint=point.id)
         session.add(row)
     row.request, row.against, row.asked_by, row.asked_at = job.version, other, who, now
     _move(row, "requested", at=now)
@@ -76,9 +76,9 @@ async def ask(
     return True
 
 
-async def cancel(session: AsyncSession, job: models.Job, checkpoint: str, *, who: str, now: float) -> bool:
+async def cancel(session: AsyncSession, job: models.JobRecord, checkpoint: str, *, who: str, now: float) -> bool:
     """Whether there was one to take back."""
-    row = await session.get(models.Verification, (job.name, checkpoint))
+    row = await session.get(models.VerificationRecord, (job.name, checkpoint))
     if row is None or row.state not in OPEN_VERIFICATIONS:
         return False
     _move(row, "cancelled", at=now, reason=f"taken back by {who}")
@@ -88,10 +88,10 @@ async def cancel(session: AsyncSession, job: models.Job, checkpoint: str, *, who
 
 
 async def record(
-    session: AsyncSession, job: models.Job, event: messages.Verified, *, attempt: int, now: float
+    session: AsyncSession, job: models.JobRecord, event: messages.Verified, *, attempt: int, now: float
 ) -> None:
     """What a job says of a checkpoint that it reads; of an earlier request the verdict alone counts."""
-    row = await session.get(models.Verification, (job.name, event.checkpoint))
+    row = await session.get(models.VerificationRecord, (job.name, event.checkpoint))
     if row is None:
         return
     if event.verdict in VERDICTS and event.at >= (row.verified_at or 0.0):
@@ -110,17 +110,19 @@ async def record(
 
 async def _mend(session: AsyncSession, job: str, checkpoint: str, *, attempt: int) -> None:
     """One that was damaged and is sound again: somebody has put back what was lost."""
-    point = await session.get(models.Checkpoint, (job, checkpoint))
+    point = await session.get(models.CheckpointRecord, (job, checkpoint))
     if point is not None and point.state == "damaged" and point.attempt <= attempt:
         point.state, point.reason = DURABLE, None
 
 
-def _move(row: models.Verification, state: str, *, at: float, reason: str | None = None) -> None:
+def _move(row: models.VerificationRecord, state: str, *, at: float, reason: str | None = None) -> None:
     row.state, row.at, row.reason = state, at, reason
     row.host, row.read_bytes, row.total_bytes, row.seconds = "", 0, 0, None
 
 
-def _close(session: AsyncSession, job: models.Job, row: models.Verification, *, who: str, now: float) -> None:
+def _close(
+    session: AsyncSession, job: models.JobRecord, row: models.VerificationRecord, *, who: str, now: float
+) -> None:
     """What is desired of the job no longer holds the request."""
     ended = Changed(field="verify", before=row.checkpoint, after=row.state)
     desired_state.bump(session, job, [ended], who=who, now=now)
@@ -130,8 +132,8 @@ def _close(session: AsyncSession, job: models.Job, row: models.Verification, *, 
 
 
 async def tensors(session: AsyncSession, job: str, checkpoint: str, other: str | None) -> Tensors:
-    here = await session.get(models.Verification, (job, checkpoint))
-    there = await session.get(models.Verification, (job, other)) if other else None
+    here = await session.get(models.VerificationRecord, (job, checkpoint))
+    there = await session.get(models.VerificationRecord, (job, other)) if other else None
     ours, theirs = _unpacked(here), _unpacked(there)
     measure: Literal["none", "norms", "difference"] = "none"
     rows = list(_rows(ours)) if ours is not None else []
@@ -210,7 +212,7 @@ def _packed(norms: TensorNorms) -> bytes | None:
     return compression.compress(msgspec.msgpack.encode(norms), _LEVEL)
 
 
-def _unpacked(row: models.Verification | None) -> TensorNorms | None:
+def _unpacked(row: models.VerificationRecord | None) -> TensorNorms | None:
     if row is None or row.tensors is None:
         return None
     return _norms.decode(compression.decompress(row.tensors, MAX_TENSORS_BYTES))

@@ -51,8 +51,8 @@ async def compact(db: Database, now: float) -> None:
                 return
 
 
-async def _scattered(db: Database) -> Sequence[models.Stretch]:
-    rows = models.Stretch
+async def _scattered(db: Database) -> Sequence[models.StretchRecord]:
+    rows = models.StretchRecord
     async with db.read() as session:
         query = (
             select(rows)
@@ -63,8 +63,8 @@ async def _scattered(db: Database) -> Sequence[models.Stretch]:
         return (await session.scalars(query)).all()
 
 
-async def _small(db: Database, stretch: models.Stretch, *, before: float) -> list[_Piece]:
-    rows = models.Chunk
+async def _small(db: Database, stretch: models.StretchRecord, *, before: float) -> list[_Piece]:
+    rows = models.ChunkRecord
     query = (
         select(rows.id, rows.rows)
         .where(rows.job == stretch.job, rows.rank == stretch.rank, rows.lineage == stretch.lineage)
@@ -89,7 +89,7 @@ def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 
 async def _merge(session: AsyncSession, stretch: int, ids: Sequence[int]) -> None:
     """Chunks of a stretch become one; nothing, where one of them is gone."""
-    chunk, row = models.table(models.Chunk), models.Stretch
+    chunk, row = models.table(models.ChunkRecord), models.StretchRecord
     found = (await session.execute(select(chunk).where(chunk.c.id.in_(ids)).order_by(chunk.c.id))).all()
     if len(found) < max(2, len(ids)):
         return
@@ -116,28 +116,28 @@ async def _merge(session: AsyncSession, stretch: int, ids: Sequence[int]) -> Non
 
 def first_ended_at() -> ScalarSelect[float]:
     """When the first chunk of a stretch ended, for a question about stretches: what is to go has to have begun."""
-    rows, of = models.Chunk, models.Stretch
+    rows, of = models.ChunkRecord, models.StretchRecord
     same = (rows.job == of.job, rows.rank == of.rank, rows.lineage == of.lineage, rows.uid == of.uid)
     query = select(rows.last_at).where(*same).order_by(rows.first_iteration).limit(1)
     return query.correlate(of).scalar_subquery()
 
 
-async def first_since(session: AsyncSession, stretch: models.Stretch, at: float) -> int:
+async def first_since(session: AsyncSession, stretch: models.StretchRecord, at: float) -> int:
     """Of a stretch, the first iteration of the chunks that had not ended before a time."""
-    rows = models.Chunk
+    rows = models.ChunkRecord
     first = await session.scalar(select(func.min(rows.first_iteration)).where(*_of(stretch), rows.last_at >= at))
     return stretch.last_iteration + 1 if first is None else first
 
 
-def begin_of(stretch: models.Stretch, iteration: int) -> int:
+def begin_of(stretch: models.StretchRecord, iteration: int) -> int:
     """Where a stretch begins to be whole without all chunks that end before an iteration, or before its bucket."""
     everything = iteration > stretch.last_iteration
     return -(-iteration // WIDTH) * WIDTH if everything else iteration // WIDTH * WIDTH
 
 
-async def thin_upto(session: AsyncSession, stretch: models.Stretch, iteration: int) -> None:
+async def thin_upto(session: AsyncSession, stretch: models.StretchRecord, iteration: int) -> None:
     """Of a stretch, all chunks that end before an iteration, or before the beginning of its bucket."""
-    rows = models.Chunk
+    rows = models.ChunkRecord
     begin = begin_of(stretch, iteration)
     if begin <= stretch.whole_from:
         return
@@ -149,16 +149,16 @@ async def thin_upto(session: AsyncSession, stretch: models.Stretch, iteration: i
     ).one()
     await session.execute(delete(rows).where(*gone), execution_options=QUIETLY)
     await session.execute(
-        update(models.Stretch)
-        .where(models.Stretch.id == stretch.id)
+        update(models.StretchRecord)
+        .where(models.StretchRecord.id == stretch.id)
         .values(whole_from=begin, chunks=stretch.chunks - count, chunk_bytes=stretch.chunk_bytes - size),
         execution_options=QUIETLY,
     )
 
 
-async def fine_since(session: AsyncSession, stretch: models.Stretch, at: float) -> int:
+async def fine_since(session: AsyncSession, stretch: models.StretchRecord, at: float) -> int:
     """Where a stretch begins to be fine without the roll-ups that had ended before a time and have no chunks."""
-    rows = models.Rollup
+    rows = models.RollupRecord
     low, high = stretch.fine_from >> _SECOND, (stretch.whole_from >> _SECOND) - 1
     begin = stretch.fine_from
     if low > high:
@@ -176,21 +176,21 @@ async def fine_since(session: AsyncSession, stretch: models.Stretch, at: float) 
     return begin
 
 
-async def coarsen_upto(session: AsyncSession, stretch: models.Stretch, begin: int) -> None:
+async def coarsen_upto(session: AsyncSession, stretch: models.StretchRecord, begin: int) -> None:
     """Of a stretch, the finest roll-ups before an iteration, at which one of the second level begins."""
     if begin <= stretch.fine_from:
         return
-    rows = models.Rollup
+    rows = models.RollupRecord
     fine = (rows.stretch == stretch.id, rows.level == _FINEST, rows.bucket < begin >> _FINEST)
     await session.execute(delete(rows).where(*fine), execution_options=QUIETLY)
     await session.execute(
-        update(models.Stretch).where(models.Stretch.id == stretch.id).values(fine_from=begin),
+        update(models.StretchRecord).where(models.StretchRecord.id == stretch.id).values(fine_from=begin),
         execution_options=QUIETLY,
     )
 
 
-def _of(stretch: models.Stretch) -> tuple[ColumnElement[bool], ...]:
-    rows = models.Chunk
+def _of(stretch: models.StretchRecord) -> tuple[ColumnElement[bool], ...]:
+    rows = models.ChunkRecord
     return (
         rows.job == stretch.job,
         rows.rank == stretch.rank,

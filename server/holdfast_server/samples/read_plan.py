@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.protocol.messages import MAX_ITERATION
-from holdfast_server.models import Stretch
+from holdfast_server.models import StretchRecord
 from holdfast_server.samples.rollups import LEVELS
 
 MOST_WHOLE_ROWS = 16_384
@@ -24,7 +24,7 @@ quarter as many buckets are left, and it is read in the time of a few frames."""
 class Segment:
     """Iterations of one stretch, from `first` to `last`, which count."""
 
-    stretch: Stretch
+    stretch: StretchRecord
     first: int
     last: int
     level: int = 0
@@ -39,7 +39,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlannedRead:
     """What one series of the answer is made of."""
 
     lineage: int
@@ -56,38 +56,45 @@ class Line:
         return sum(rows_between(one.stretch, one.first, one.last) for one in self.segments)
 
 
-def rows_between(stretch: Stretch, first: int, last: int) -> float:
+def rows_between(stretch: StretchRecord, first: int, last: int) -> float:
     """About how many rows lie there."""
     return stretch.rows * (last - first + 1) / (stretch.last_iteration - stretch.first_iteration + 1)
 
 
-def lines(stretches: Iterable[Stretch], window: Window, *, uid: str, lineage: int, reached: int) -> list[Line]:
+def lines(
+    stretches: Iterable[StretchRecord], window: Window, *, uid: str, lineage: int, reached: int
+) -> list[PlannedRead]:
     """By lineage. What the current one holds beyond where the job has got to, an earlier attempt has lost."""
     found = []
     for number, owned in _owned_by_lineage(stretches, uid):
         if number != lineage or reached >= window.end:
-            found.append(Line(number, number != lineage, False, _within(owned, window.start, window.end)))
+            found.append(PlannedRead(number, number != lineage, False, _within(owned, window.start, window.end)))
             continue
-        found.append(Line(number, False, False, _within(owned, window.start, reached)))
-        found.append(Line(number, True, True, _within(owned, max(window.start, reached + 1), window.end)))
+        found.append(PlannedRead(number, False, False, _within(owned, window.start, reached)))
+        found.append(PlannedRead(number, True, True, _within(owned, max(window.start, reached + 1), window.end)))
     return [line for line in found if line.segments]
 
 
 def lines_in_time(
-    stretches: Iterable[Stretch], cuts: Mapping[int, tuple[int, int]], *, uid: str, lineage: int, reached: int
-) -> list[Line]:
+    stretches: Iterable[StretchRecord],
+    cuts: Mapping[int, tuple[int, int]],
+    *,
+    uid: str,
+    lineage: int,
+    reached: int,
+) -> list[PlannedRead]:
     """What counts, by lineage, and beside it what each stretch reported that was repeated later: in time nothing
     lies on anything else. `cuts`: which iterations of which stretch lie in the window."""
     stretches = [one for one in stretches if one.id in cuts]
     found = []
     for number, owned in _owned_by_lineage(stretches, uid):
         ends = reached if number == lineage else MAX_ITERATION
-        found.append(Line(number, number != lineage, False, _cut(owned, cuts, 0, ends)))
-        found.append(Line(number, True, True, _cut(owned, cuts, ends + 1, MAX_ITERATION)))
+        found.append(PlannedRead(number, number != lineage, False, _cut(owned, cuts, 0, ends)))
+        found.append(PlannedRead(number, True, True, _cut(owned, cuts, ends + 1, MAX_ITERATION)))
         beside = (
             _cut(_repeated(one, owned), cuts, 0, MAX_ITERATION) for one in stretches if one.lineage == number
         )
-        found += [Line(number, True, True, segments) for segments in beside]
+        found += [PlannedRead(number, True, True, segments) for segments in beside]
     return [line for line in found if line.segments]
 
 
@@ -99,7 +106,7 @@ def _cut(segments: Iterable[Segment], cuts: Mapping[int, tuple[int, int]], start
     return made
 
 
-def _repeated(stretch: Stretch, owned: Iterable[Segment]) -> Iterator[Segment]:
+def _repeated(stretch: StretchRecord, owned: Iterable[Segment]) -> Iterator[Segment]:
     """What of a stretch does not count."""
     begin = stretch.first_iteration
     for one in owned:
@@ -111,8 +118,8 @@ def _repeated(stretch: Stretch, owned: Iterable[Segment]) -> Iterator[Segment]:
         yield Segment(stretch, begin, stretch.last_iteration)
 
 
-def _owned_by_lineage(stretches: Iterable[Stretch], uid: str) -> Iterator[tuple[int, list[Segment]]]:
-    by_lineage: dict[int, list[Stretch]] = {}
+def _owned_by_lineage(stretches: Iterable[StretchRecord], uid: str) -> Iterator[tuple[int, list[Segment]]]:
+    by_lineage: dict[int, list[StretchRecord]] = {}
     for stretch in stretches:
         by_lineage.setdefault(stretch.lineage, []).append(stretch)
     for number, some in sorted(by_lineage.items()):
@@ -120,7 +127,7 @@ def _owned_by_lineage(stretches: Iterable[Stretch], uid: str) -> Iterator[tuple[
         yield number, sorted(_owned(newest_first), key=lambda one: one.first)
 
 
-def _owned(newest_first: Sequence[Stretch]) -> Iterator[Segment]:
+def _owned(newest_first: Sequence[StretchRecord]) -> Iterator[Segment]:
     taken: list[tuple[int, int]] = []
     for stretch in newest_first:
         begin = stretch.first_iteration
@@ -150,7 +157,7 @@ def _within(segments: Iterable[Segment], start: int, end: int) -> list[Segment]:
     return [one for one in cut if one.first <= one.last]
 
 
-def plan(line: Line, points: int) -> Line:
+def plan(line: PlannedRead, points: int) -> PlannedRead:
     """The line with its segments as they are to be read."""
     span = line.segments[-1].last - line.segments[0].first + 1
     # One bucket more than span / width can be touched: edges are multiples of a power of two, so that a live
@@ -169,7 +176,7 @@ def plan(line: Line, points: int) -> Line:
     return replace(line, segments=reads, width=width, each=rows <= points)
 
 
-def _cover(stretch: Stretch, first: int, last: int, level: int) -> Iterator[Segment]:
+def _cover(stretch: StretchRecord, first: int, last: int, level: int) -> Iterator[Segment]:
     """Buckets of a level, and at the ends, where a bucket holds more than is asked for or is not stored yet,
     something finer."""
     if level == 0:
@@ -192,7 +199,7 @@ def _cover(stretch: Stretch, first: int, last: int, level: int) -> Iterator[Segm
         yield from _cover(stretch, end + 1, last, finer)
 
 
-def _rolled(stretch: Stretch, first: int, last: int, level: int) -> Iterator[Segment]:
+def _rolled(stretch: StretchRecord, first: int, last: int, level: int) -> Iterator[Segment]:
     if level == LEVELS[0] and first < stretch.fine_from:
         yield Segment(stretch, first, min(last, stretch.fine_from - 1), LEVELS[1])
         first = stretch.fine_from

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
-from holdfast_server.models import Stretch
+from holdfast_server.models import StretchRecord
 from holdfast_server.samples import rollups
 from holdfast_server.samples.read_plan import Segment
 from holdfast_server.samples.rollups import LEVELS
@@ -19,17 +19,17 @@ from holdfast_server.samples.series import AT, Contents, Rolled
 READS_AT_ONCE = 50
 
 
-async def stretches(session: AsyncSession, job: str) -> Sequence[Stretch]:
+async def stretches(session: AsyncSession, job: str) -> Sequence[StretchRecord]:
     return (await session.scalars(_of_stretches(), {"job": job})).all()
 
 
 @cache
-def _of_stretches() -> Select[Stretch]:
-    return select(Stretch).where(Stretch.job == bindparam("job"), Stretch.rank == 0)
+def _of_stretches() -> Select[StretchRecord]:
+    return select(StretchRecord).where(StretchRecord.job == bindparam("job"), StretchRecord.rank == 0)
 
 
 async def iterations_between(
-    session: AsyncSession, stretch: Stretch, since: float, until: float, *, began: float
+    session: AsyncSession, stretch: StretchRecord, since: float, until: float, *, began: float
 ) -> tuple[int, int] | None:
     """Which iterations of a stretch ended between two times: at each end up to a bucket more, never less.
 
@@ -45,9 +45,9 @@ async def iterations_between(
     return first, last
 
 
-async def _bucket_at(session: AsyncSession, stretch: Stretch, at: float) -> tuple[int, int]:
+async def _bucket_at(session: AsyncSession, stretch: StretchRecord, at: float) -> tuple[int, int]:
     """The first bucket that ended no earlier: a coarse one, then the finer ones within it. Their times ascend."""
-    rows = models.Rollup
+    rows = models.RollupRecord
     low, high = stretch.first_iteration, stretch.last_iteration
     for level in reversed(LEVELS):
         query = (
@@ -71,7 +71,7 @@ async def contents(session: AsyncSession, job: str, reads: Sequence[Segment]) ->
 
 
 async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment]) -> dict[int, list[bytes]]:
-    rows = models.Chunk
+    rows = models.ChunkRecord
     numbers = {(read.stretch.lineage, read.stretch.uid): read.stretch.id for read in reads}
     found: dict[int, tuple[int, bytes]] = {}
     for some in _some(reads):
@@ -87,7 +87,7 @@ async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment]) -> 
 
 
 def _reaches(read: Segment) -> ColumnElement[bool]:
-    rows, stretch = models.Chunk, read.stretch
+    rows, stretch = models.ChunkRecord, read.stretch
     return and_(
         rows.lineage == stretch.lineage,
         rows.uid == stretch.uid,
@@ -99,7 +99,7 @@ def _reaches(read: Segment) -> ColumnElement[bool]:
 
 async def _rolled(session: AsyncSession, reads: Sequence[Segment]) -> dict[tuple[int, int], list[Rolled]]:
     """Core, and no ORM: a wide window is a thousand rows."""
-    rows = models.table(models.Rollup).c
+    rows = models.table(models.RollupRecord).c
     made: dict[tuple[int, int], dict[int, Rolled]] = {}
     connection = await session.connection()
     for some in _some(reads):
@@ -119,7 +119,7 @@ async def _rolled(session: AsyncSession, reads: Sequence[Segment]) -> dict[tuple
 
 
 def _lies(read: Segment) -> ColumnElement[bool]:
-    rows, level = models.Rollup, read.level
+    rows, level = models.RollupRecord, read.level
     buckets = rows.bucket.between(read.first >> level, read.last >> level)
     return and_(rows.stretch == read.stretch.id, rows.level == level, buckets)
 

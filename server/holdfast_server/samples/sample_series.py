@@ -48,9 +48,9 @@ _names = msgspec.msgpack.Decoder(list[str])
 
 
 _stretches, _chunks, _rollups = (
-    models.table(models.Stretch),
-    models.table(models.Chunk),
-    models.table(models.Rollup),
+    models.table(models.StretchRecord),
+    models.table(models.ChunkRecord),
+    models.table(models.RollupRecord),
 )
 _NEW = {"whole_from": 0, "fine_from": 0}
 _FIND = Statement(
@@ -89,7 +89,7 @@ _ROLLED_BEFORE = Statement(union_all(*map(_before, LEVELS)))
 
 
 def _upsert(connection: Connection) -> ClauseElement:
-    made = insert(connection, models.Rollup)
+    made = insert(connection, models.RollupRecord)
     changed = {name: made.excluded[name] for name in _ROLLED}
     return made.on_conflict_do_update(index_elements=("stretch", "level", "bucket"), set_=changed)
 

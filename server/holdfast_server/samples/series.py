@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.protocol.timeline import Band, Mean, Series
 from holdfast_server.samples import rollups, sample_codec
-from holdfast_server.samples.read_plan import Line, Segment
+from holdfast_server.samples.read_plan import PlannedRead, Segment
 from holdfast_server.samples.rollups import DOWN, LAST, MAXIMUM, MINIMUM, NAN, SUM, UP, Rollup
 from holdfast_server.samples.sample_codec import BUILT_IN, Floats, Ints, Table
 from holdfast_server.samples.sample_series import names_of
@@ -53,7 +53,7 @@ class Contents:
 
 
 def series(
-    plan: Line,
+    plan: PlannedRead,
     contents: Contents,
     points: int,
     *,
@@ -83,7 +83,7 @@ def series(
     return _as_series(plan, buckets, wanted, digits), int(buckets.rows.max()) > 1
 
 
-def _as_series(plan: Line, buckets: Rollup, wanted: Mapping[str, int], digits: int | None) -> Series:
+def _as_series(plan: PlannedRead, buckets: Rollup, wanted: Mapping[str, int], digits: int | None) -> Series:
     finite = buckets.finite
     at = buckets.stats[:, AT, LAST]
     return Series(

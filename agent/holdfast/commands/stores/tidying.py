@@ -16,7 +16,7 @@ from holdfast.client import NotFound
 from holdfast.commands.console import EXIT_USAGE, asking, counted, fail, print_json, print_table, size
 from holdfast.commands.options import DryRun, Json, OnlyJob, StorePath, Token, Yes
 from holdfast.commands.stores.arguments import jobs_of, opened
-from holdfast.config import Options
+from holdfast.config import Config
 from holdfast.protocol.retention import Retention
 from holdfast.store import Store
 
@@ -112,7 +112,7 @@ def repair(
 
 def _rules(retention: str | None, keep: int | None) -> Retention:
     try:
-        return Options.from_arguments_and_environment(retention=retention, keep=keep).retention_rules
+        return Config.from_arguments_and_environment(retention=retention, keep=keep).retention_rules
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
 
