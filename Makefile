@@ -6,6 +6,7 @@ PIP := $(BIN)/python -m pip
 DEMO_SECONDS ?=
 # How many tests run at once. Much of their time is spent waiting, for disks, processes and browsers.
 WORKERS ?= 3
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Another package index for torch alone: PyPI has only a CUDA build of it for Linux x86-64.
 TORCH_INDEX ?=
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -17,13 +18,12 @@ BENCH_PYTHON ?= $(BENCH)/bin/python
 BENCH_READY := $(if $(filter $(BENCH)/bin/python,$(BENCH_PYTHON)),$(BENCH)/.installed)
 BENCH_PIP = $(BENCH)/bin/python -m pip install -qq -c constraints.txt -c benchmarks/constraints.txt
 BENCH_INGEST := .venv-bench-ingest
-DOCS := .venv-docs
 PEERS := safetensors torch_checkpointing torchsnapshot nvidia-resiliency-ext lightning
 DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore docs pictures wheel clean
+.PHONY: help setup demo test test-full test-long lint format bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore docs pictures wheel clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -33,8 +33,11 @@ setup: $(VENV)/.installed  ## build .venv with all that the house needs; quick w
 demo: setup  ## server, dashboard and a training run; DEMO_SECONDS=120 breaks it, restores it and sums up
 	@exec $(BIN)/python tools/demo.py $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
-test: lint browser tracer database proxy  ## lint, then every test that takes no minutes
-	tools/run_tests $(BIN)/pytest -m "not long" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: lint  ## lint, types, unit tests on SQLite, and one job that is killed, resumed and restored: some minutes
+	$(BIN)/pytest -m fast $(PARALLEL)
+
+test-full: setup browser tracer database proxy  ## what `make test` leaves out: PostgreSQL, browser, processes, ranks, faults
+	$(BIN)/pytest -m "not fast and not long" $(PARALLEL)
 
 test-long: setup tracer database  ## every crash point, hundreds of power cuts and kills, ten minutes of random crashes
 	$(BIN)/pytest -m long -s
@@ -64,8 +67,8 @@ bench-dashboard: setup browser  ## a job's page in Chromium: bytes, paint, frame
 bench-restore: setup  ## how soon a job is back: killed, in place, ordered, out of memory; ARGS='--rounds 3'
 	$(BIN)/python -m benchmarks.restore $(ARGS)
 
-docs: $(DOCS)/.installed  ## build the guide into docs/_build/html; a link between its pages that leads nowhere fails
-	$(DOCS)/bin/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+docs: $(VENV)/.docs  ## build the guide into docs/_build/html; a link between its pages that leads nowhere fails
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 
 pictures: setup browser  ## take the pictures in README and docs again, of real pages
 	$(BIN)/python tools/pictures.py
@@ -74,7 +77,7 @@ wheel: setup  ## build dist/holdfast-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:  ## remove what was built, .venv and .demo included
-	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(DOCS) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 .PHONY: browser tracer database proxy
 browser: setup
@@ -115,11 +118,10 @@ $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/constraints.txt
 	$(BENCH_PIP) $(PEERS) || for peer in $(PEERS); do $(BENCH_PIP) $$peer || echo "no $$peer here"; done
 	touch $@
 
-$(DOCS)/.installed: docs/requirements.txt pyproject.toml
-	tools/prerequisites python $(PYTHON)
-	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install -qq -r docs/requirements.txt
+$(VENV)/.docs: docs/requirements.txt $(VENV)/.installed
+	$(PIP) install -qq -r docs/requirements.txt
 	touch $@
+
 
 $(BENCH_INGEST)/.installed: benchmarks/ingest/constraints.txt
 	tools/prerequisites python $(PYTHON)

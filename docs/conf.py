@@ -6,7 +6,10 @@ from pathlib import Path
 project = "Holdfast"
 author = "the Holdfast team"
 version = release = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+# The reference is built from the docstrings of the installed package.
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 # Links to code and examples lead out of this folder: to the repository, where these pages are read as well.

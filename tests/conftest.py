@@ -31,6 +31,23 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+SLOW = ("browser", "crash", "long", "postgresql", "processes")
+FAST_PATH = "end_to_end/test_first_minutes.py"
+"""The one test with real processes in `make test`: a job that is killed, resumed and restored."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs PostgreSQL, and what belongs to `make test`."""
+    here = Path(__file__).parent
+    for item in items:
+        if getattr(item, "callspec", None) and item.callspec.params.get("database_kind") == "postgresql":
+            item.add_marker("postgresql")
+        place = item.path.relative_to(here).as_posix()
+        slow = any(item.get_closest_marker(name) for name in SLOW)
+        if place == FAST_PATH or (place.startswith("unit/") and not slow):
+            item.add_marker("fast")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """For `--dist loadfile` one that gets to its end when a worker has died."""

@@ -129,7 +129,7 @@ class Config:
     )
     retention: Retention | None = setting(
         None,
-        "[rules](#which-checkpoints-stay) in the place of `keep`: `last 5, every 1000, size 200GB`",
+        "[rules](training.md#which-checkpoints-stay) in the place of `keep`: `last 5, every 1000, size 200GB`",
         parse_retention,
         shown="as `keep` says",
     )
@@ -167,7 +167,7 @@ class Config:
     )
     rewinds: bool | None = setting(
         None,
-        "whether a restore may happen [while the script runs](#three-shapes-of-loop); "
+        "whether a restore may happen [while the script runs](training.md#three-shapes-of-loop); "
         "one that cannot is started again for it",
         partial(_parse_flag, "rewinds"),
         shown="as the loop looks",

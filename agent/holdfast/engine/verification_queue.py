@@ -1,7 +1,7 @@
 """Carries out what people ask of stored checkpoints: read this one back. One at a time, and beside training.
 
-A thread of the pool waits for a process that does the work, see `holdfast.checkpoint.verification`; neither touches what
-training uses.
+A thread of the pool waits for a process that does the work, see `holdfast.checkpoint.verification`; neither
+touches what training uses.
 """
 
 from __future__ import annotations

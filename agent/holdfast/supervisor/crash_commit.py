@@ -1,4 +1,6 @@
-"""`python -m holdfast.supervisor.crash_commit FOLDER TRAINED END UIDS [PID ...]`: makes durable what a trainer has left in memory.
+"""Make durable what a trainer has left in memory.
+
+    python -m holdfast.supervisor.crash_commit FOLDER TRAINED END UIDS [PID ...]
 
 The supervisor starts it beside the trainer's next start, which does not wait for it: that one reads the memory,
 too. When its attempt begins before the rescue has committed, the rescue is fenced and the attempt saves what it

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -207,7 +207,7 @@ class Supervisor:
         trained = supervisor_channel.introduced(self._folder)
         if trained is None:
             return "the trainer was fenced" if status == EXIT_FENCED else None
-        return supervisor_channel.taken_over(trained, supervisor_channel.announced(self._folder))
+        return _attempt_elsewhere(trained, supervisor_channel.announced(self._folder))
 
     def _stays(self, signals: processes.Signals, status: int, end: str) -> bool:
         """Wait for an order, if that is wanted and there is a server to hear it from; whether one has come."""
@@ -230,9 +230,7 @@ class Supervisor:
             waiting.close()
         if signals.stops or order is None:
             return False
-        if (
-            other := supervisor_channel.taken_over(trained, supervisor_channel.announced(self._folder))
-        ) is not None:
+        if (other := _attempt_elsewhere(trained, supervisor_channel.announced(self._folder))) is not None:
             self.say(f"{other}: the order is for that one")
             return False
         self._orders[order.id] += 1
@@ -412,3 +410,22 @@ def _name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:  # a real-time signal
         return f"signal {signum}"
+
+
+def _attempt_elsewhere(trained: supervisor_channel.Trained, own: Collection[str] = ()) -> str | None:
+    """Who else has begun a newer attempt of the job; None where nobody has, or the store cannot be asked.
+
+    `own` are the uids of attempts that are this supervisor's as well.
+    """
+    if not trained.attempt:
+        return None
+    from holdfast.store import newest_attempt, open_store  # not while a trainer starts: it takes memory
+
+    try:
+        newest = newest_attempt(open_store(trained.store), trained.job)
+    except (OSError, ValueError) as error:
+        supervisor_channel.logger.debug("the store cannot be asked for the newest attempt: %s", error)
+        return None
+    if newest is None or newest.number <= trained.attempt or newest.uid in (trained.uid, *own):
+        return None
+    return f"attempt {newest.number} of {trained.job} was started on {newest.host} (process {newest.pid})"

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -324,22 +324,3 @@ def _seen_from_outside(rank: Rank) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not answer, nor can py-spy look at it: {error}"
     return seen.stdout.strip() or f"it does not answer, nor can py-spy look at it: {seen.stderr.strip()}"
-
-
-def taken_over(trained: Trained, own: Collection[str] = ()) -> str | None:
-    """Who else has begun a newer attempt of the job; None where nobody has, or the store cannot be asked.
-
-    `own` are the uids of attempts that are this supervisor's as well.
-    """
-    if not trained.attempt:
-        return None
-    from holdfast.store import newest_attempt, open_store  # not while a trainer starts: it takes memory
-
-    try:
-        newest = newest_attempt(open_store(trained.store), trained.job)
-    except (OSError, ValueError) as error:
-        logger.debug("the store cannot be asked for the newest attempt: %s", error)
-        return None
-    if newest is None or newest.number <= trained.attempt or newest.uid in (trained.uid, *own):
-        return None
-    return f"attempt {newest.number} of {trained.job} was started on {newest.host} (process {newest.pid})"

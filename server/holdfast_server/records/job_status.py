@@ -152,3 +152,11 @@ def restore_mode_text(attempt: models.AttemptRecord | None, *, alive: bool) -> s
             return f"at the next start of the script, which nobody makes by itself: {why}"
         case _:
             return "at the next start of the job"
+
+
+def spell(seconds: float) -> str:
+    """A time as people say it: 7 days, 90 minutes."""
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
+    size, unit = next((each for each in units if seconds >= 2 * each[0]), (1, "second"))
+    count = round(seconds / size)
+    return f"{count} {unit}" + ("" if count == 1 else "s")

@@ -20,7 +20,7 @@ from holdfast_server.db import Database, named_jobs
 from holdfast_server.records import desired_state
 from holdfast_server.records.checkpoints import DURABLE
 from holdfast_server.records.desired_state import SERVER, Changed
-from holdfast_server.records.job_status import SILENT_AFTER_SECONDS
+from holdfast_server.records.job_status import SILENT_AFTER_SECONDS, spell
 
 TOO_LATE: dict[OrderState, str] = {
     "cancelled": "the cancel came too late", "expired": "it was taken up after it had expired",
@@ -357,14 +357,6 @@ async def expire(
     what = "nothing more was heard of it" if row.state == "unknown" else "nobody took it up"
     reason = f"{what} within {spell((row.expires_at or now) - row.created_at)}"
     return await _move(session, job, row, Concluded("expired"), at=now, who=SERVER, now=now, reason=reason)
-
-
-def spell(seconds: float) -> str:
-    """A time as people say it: 7 days, 90 minutes."""
-    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
-    size, unit = next((each for each in units if seconds >= 2 * each[0]), (1, "second"))
-    count = round(seconds / size)
-    return f"{count} {unit}" + ("" if count == 1 else "s")
 
 
 def _agent(attempt: int) -> str:

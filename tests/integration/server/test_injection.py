@@ -181,7 +181,8 @@ class Site:
                     id=f"order-{job}", job=job, key="", checkpoint=POINT, iteration=4, state="failed", who="",
                     created_at=at, fence=1, from_iteration=4, from_lineage=1, reason="",
                 ),
-                models.AlertRecord(**known, acknowledged_at=at, acknowledged_by="", silenced_until=2e9, silenced_by=""),
+                models.AlertRecord(**known, acknowledged_at=at, acknowledged_by="",
+                                   silenced_until=2e9, silenced_by=""),
                 models.AlertRecord(**known, resolved_at=at, resolved_why=""),
             ])  # fmt: skip
             await session.flush()

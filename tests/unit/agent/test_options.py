@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,8 +11,6 @@ from typer.testing import CliRunner
 import holdfast
 from holdfast.cli import app
 from holdfast.config import SETTINGS, Config, variable
-
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "training.md"
 
 
 def read(**given):
@@ -86,14 +82,6 @@ def test_the_docstring_of_the_session_describes_a_setting_and_its_variable(name)
     described = re.search(rf"^    {name}: (.*?)(?=^    \S|\Z)", inspect.getdoc(holdfast.Session), re.M | re.S)
     assert described is not None
     assert re.search(rf"\b{variable(name)}\b", described[1])
-
-
-def test_the_documentation_lists_the_settings_as_they_are_declared():
-    table = DOCS.read_text().partition("## Settings")[2].partition("\n\n`session.checkpoint")[0]
-    assert [line for line in table.splitlines() if line.startswith("| `")] == [
-        f"| `{each.name}` | `{variable(each.name)}` | {each.metadata['shown']} | {each.metadata['meaning']} |"
-        for each in dataclasses.fields(Config)
-    ]
 
 
 def test_the_settings_that_run_sets_are_declared():

@@ -520,7 +520,8 @@ def run_in_any_order(slots, rng):
     """Eight checkpoints, of which some fail, finish in a random order, sometimes several at the same time."""
     store, heads, settled = Gates(), [], Settled()
     checkpointer = Checkpointer(
-        *(store, JOB, "first"), retention=Retention(last=1), slots=slots, reporter=Reporter(JOB, TrainingPosition()),
+        *(store, JOB, "first"), retention=Retention(last=1), slots=slots,
+        reporter=Reporter(JOB, TrainingPosition()),
         ranks=Ranks(),
     )  # fmt: skip
 

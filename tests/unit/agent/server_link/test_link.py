@@ -707,7 +707,8 @@ def test_what_is_spooled_survives_the_process(links: Callable[..., ServerConnect
 import os, pathlib, sys
 from holdfast.server_link.connection import ServerConnection
 from holdfast.protocol.messages import Notice
-link = ServerConnection(server="http://127.0.0.1:{free_port()}", token=None, job="char-gpt", uid="dead", attempt=1, rank=0,
+link = ServerConnection(server="http://127.0.0.1:{free_port()}", token=None, job="char-gpt", uid="dead",
+                        attempt=1, rank=0,
             spool=pathlib.Path({str(tmp_path)!r}), flush_seconds=0.02)
 link.start()
 link.event(Notice(at=1.0, iteration=1, lineage=1, level="info", code="test", message="last words"))
@@ -873,7 +874,8 @@ import random
 random.seed(1)
 before = random.getstate()
 from holdfast.server_link.connection import ServerConnection
-link = ServerConnection(server="http://127.0.0.1:{free_port()}", token=None, job="j", uid="u", attempt=1, rank=0, spool=None)
+link = ServerConnection(server="http://127.0.0.1:{free_port()}", token=None, job="j", uid="u", attempt=1, rank=0,
+                        spool=None)
 link.start()
 link.close(1.0)
 assert random.getstate() == before

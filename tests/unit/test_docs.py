@@ -1,0 +1,71 @@
+"""What the documentation says of the code is true."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import torch_internals
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PACKAGES = ("agent/holdfast", "server/holdfast_server", "web/holdfast_web", "migrations/holdfast_migrations")
+
+
+def modules() -> Iterator[ast.Module]:
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            yield ast.parse(path.read_text())
+
+
+def codes_of_notices() -> set[str]:
+    """The literal codes that are reported, and the constants that hold some."""
+    found = set()
+    for module in modules():
+        for node in ast.walk(module):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                position = {"notice": 1, "_notice": 2}.get(name)
+                words = [argument.value if isinstance(argument, ast.Constant) else None for argument in node.args]
+                if position is not None and len(words) > position and isinstance(words[position], str):
+                    found.add(words[position])
+                found |= {
+                    word.value.value
+                    for word in node.keywords
+                    if name == "Notice" and word.arg == "code" and isinstance(word.value, ast.Constant)
+                }
+    return found
+
+
+def test_every_notice_is_in_the_troubleshooting_page() -> None:
+    codes = codes_of_notices()
+    assert {"torn", "damaged", "restore"} <= codes
+    page = (DOCS / "troubleshooting.md").read_text()
+    first_cells = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    listed = set(re.findall(r"`(\w+)`", first_cells))
+    assert codes - listed == set()
+
+
+def test_the_configuration_page_follows_from_the_declarations() -> None:
+    spec = importlib.util.spec_from_file_location("configuration", ROOT / "tools" / "configuration.py")
+    assert spec is not None
+    assert spec.loader is not None
+    configuration = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(configuration)
+    assert (DOCS / "configuration.md").read_text() == configuration.page()
+
+
+def test_every_private_torch_api_is_documented_with_its_consequence() -> None:
+    page = (DOCS / "internals" / "torch-internals.md").read_text()
+    assert [each.name for each in torch_internals.INTERNALS if f"| {each.name} | {each.without}" not in page] == []
+
+
+@pytest.mark.parametrize("source", sorted(DOCS.glob("internals/*.md")), ids=lambda path: path.stem)
+def test_files_that_an_internals_page_names_exist(source: Path) -> None:
+    named = set(re.findall(r"`((?:agent|server|web|tests|migrations|tools|docs)/[\w/.-]+)`", source.read_text()))
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
