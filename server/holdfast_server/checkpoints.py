@@ -17,7 +17,7 @@ from holdfast.protocol import MAX_ITERATION, MOST_RANKS_TOLD, RankSpan
 from holdfast_server import models
 from holdfast_server.ancestry import Ancestry, ancestries, ancestry_of
 from holdfast_server.db import named_jobs
-from holdfast_server.errors import InvalidSetting, NoSuchCheckpoint
+from holdfast_server.errors import CheckpointNotFound, InvalidSetting
 
 _COLUMNS = tuple(name for name in protocol.Checkpoint.__struct_fields__ if name != "ranks")
 _OPERATORS = ("label", "pinned_by", "pinned_at")
@@ -51,7 +51,7 @@ def taken_at() -> ColumnElement[float]:
 
 
 async def find(session: AsyncSession, job: models.Job, checkpoint: str) -> models.Checkpoint:
-    """Raises NoSuchCheckpoint with the nearest earlier one, and InvalidSetting for what is no id at all."""
+    """Raises CheckpointNotFound with the nearest earlier one, and InvalidSetting for what is no id at all."""
     row = await session.get(models.Checkpoint, (job.name, checkpoint))
     if row is not None:
         return row
@@ -61,7 +61,7 @@ async def find(session: AsyncSession, job: models.Job, checkpoint: str) -> model
         raise InvalidSetting("checkpoint", str(error)) from None
     ancestry = await ancestry_of(session, job)
     nearest = await at_or_before(session, job.name, ancestry, iteration)
-    raise NoSuchCheckpoint(iteration, as_row(nearest, ancestry) if nearest else None)
+    raise CheckpointNotFound(iteration, as_row(nearest, ancestry) if nearest else None)
 
 
 class LastDurable(NamedTuple):
@@ -127,13 +127,13 @@ async def at_or_before(
 
 
 async def at(session: AsyncSession, job: models.Job, iteration: int) -> models.Checkpoint:
-    """What a restore to an iteration goes back to. Raises NoSuchCheckpoint with the nearest earlier one."""
+    """What a restore to an iteration goes back to. Raises CheckpointNotFound with the nearest earlier one."""
     if not 0 <= iteration <= MAX_ITERATION:
         raise InvalidSetting("iteration", f"iteration {iteration} is outside 0 to {MAX_ITERATION}")
     ancestry = await ancestry_of(session, job)
     found = await at_or_before(session, job.name, ancestry, iteration)
     if found is None or found.iteration != iteration:
-        raise NoSuchCheckpoint(iteration, as_row(found, ancestry) if found else None)
+        raise CheckpointNotFound(iteration, as_row(found, ancestry) if found else None)
     return found
 
 

@@ -18,7 +18,7 @@ from holdfast.protocol import MOST_PINS, OPEN_ORDER_STATES, Desired, Inventory, 
 from holdfast.retention import parse_retention
 from holdfast_server import audit, models
 from holdfast_server.db import Database, named_jobs
-from holdfast_server.errors import Conflict, InvalidSetting, NotPossible
+from holdfast_server.errors import InvalidSetting, NotPossible, VersionConflict
 
 T = TypeVar("T")
 
@@ -163,16 +163,18 @@ def bump(session: AsyncSession, job: models.Job, changes: Sequence[Changed], *, 
 
 
 async def check_version(session: AsyncSession, job: models.Job, version: int) -> None:
-    """Conflict when a later version than the editor's has changed what an editor edits."""
+    """VersionConflict when a later version than the editor's has changed what an editor edits."""
     if version > job.version:
-        raise Conflict(version=job.version, who="the server", at=job.created_at, what="it is not that far yet")
+        raise VersionConflict(
+            version=job.version, who="the server", at=job.created_at, what="it is not that far yet"
+        )
     versions = models.SettingsVersion
     query = select(versions).where(versions.job == job.name, versions.version > version).order_by(versions.version)
     later = [as_edit(row) for row in await session.scalars(query)]
     missed = [edit for edit in later if any(change.field in EDITED for change in edit.changes)]
     if missed:
         what = "; ".join(edit.summary for edit in missed)
-        raise Conflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
+        raise VersionConflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
 
 
 def change(job: models.Job, changes: DesiredChanges, *, now: float) -> list[Changed]:

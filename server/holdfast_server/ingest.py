@@ -12,7 +12,7 @@ from holdfast.protocol import PLAUSIBLE_STEP, Ack, Batch
 from holdfast_server import checkpoints, events, models, standing
 from holdfast_server.batches import InvalidBatch, Received
 from holdfast_server.db import Database, on_connection
-from holdfast_server.errors import TooManyJobs, UnknownJob
+from holdfast_server.errors import RequestRefused, TooManyJobs, UnknownJob
 from holdfast_server.samples import MAX_METRICS, MAX_NAME
 from holdfast_server.settings import MAX_JOBS
 from holdfast_server.standing import Standing
@@ -28,8 +28,10 @@ REFUSAL_NOTED_SECONDS = 3600.0
 """From one notice of refused numbers to the next: reports come each second."""
 
 
-class Superseded(RuntimeError):
+class Superseded(RequestRefused):
     """It was said after a newer attempt of the job had begun, by one that does not know that."""
+
+    code = "fenced"
 
     def __init__(self, batch: Batch, newest: int) -> None:
         super().__init__(
@@ -39,6 +41,8 @@ class Superseded(RuntimeError):
 
 class Implausible(InvalidBatch):
     """A number of a batch lies further beyond the largest known one of its job than training can get."""
+
+    code = "implausible_numbers"
 
 
 async def store(

@@ -24,8 +24,7 @@ from holdfast.protocol import DEFAULT_PORT
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
 from holdfast_server import logs
 from holdfast_server.accounts import people
-from holdfast_server.accounts.doors import Accounts
-from holdfast_server.accounts.provider import check_address
+from holdfast_server.accounts.doors import AccountsAuth
 from holdfast_server.accounts.provider_settings import ProviderSettings, from_environment
 from holdfast_server.alerts.settings import AlertSettings
 from holdfast_server.app import Web, create_app
@@ -108,7 +107,7 @@ class _Server(uvicorn.Server):
             # hundred thousand objects, it would make whoever asks at that moment wait.
             gc.collect()
             gc.freeze()
-            if isinstance(self.config.app.state.door, Accounts):  # type: ignore[union-attr]
+            if isinstance(self.config.app.state.auth, AccountsAuth):  # type: ignore[union-attr]
                 await self._say_who_may()
             print(f"Holdfast is at {self._address} (Ctrl-C ends it)", flush=True)
 
@@ -301,17 +300,14 @@ def _public(address: str | None) -> str | None:
 
 def _provider() -> ProviderSettings | None:
     try:
-        settings = from_environment(os.environ)
-        if settings is not None:
-            check_address(settings.issuer)
+        return from_environment(os.environ)
     except ValueError as error:
         _refuse(str(error))
-    return settings
 
 
 def _alerts() -> AlertSettings:
     try:
-        return AlertSettings.of(os.environ)
+        return AlertSettings.from_environment(os.environ)
     except ValueError as error:
         _refuse(str(error))
 

@@ -14,8 +14,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from holdfast_server.accounts import policy
-from holdfast_server.accounts.gate import IdentityMiddleware, PolicyMiddleware, shown_by
-from holdfast_server.accounts.principal import NOBODY, OPERATOR, Principal, Role
+from holdfast_server.accounts.gate import AuthMiddleware, credentials_of
+from holdfast_server.accounts.principal import ANONYMOUS, OPERATOR, Principal, Role
 from holdfast_server.api import answers
 from holdfast_server.settings import ServerSettings
 from holdfast_web import create_app
@@ -92,9 +92,9 @@ ROLE_OF = {
 """In the project of their own; all others have none there."""
 
 
-def expected(rule: policy.Rule, who: str, own: bool) -> str:
+def expected(rule: policy.AccessRule, who: str, own: bool) -> str:
     """What this room's promises say, in other words than the code's."""
-    if rule.where == "anybody":
+    if rule.audience == "public":
         return "allow"
     if who == "nobody":
         return "sign in"
@@ -104,10 +104,10 @@ def expected(rule: policy.Rule, who: str, own: bool) -> str:
     role = everywhere.get(who) or (ROLE_OF.get(who) if own else None)
     most = everywhere.get(who) or (None if of_the_job else ROLE_OF.get(who))
     reporter = who.startswith("report key")
-    match rule.where:
-        case "reports":
+    match rule.audience:
+        case "report":
             return "allow" if reporter else "forbid"
-        case "signed in":
+        case "person":
             return "allow" if person else "forbid"
         case "lists":
             return "allow" if person or most is not None else "forbid"
@@ -118,7 +118,7 @@ def expected(rule: policy.Rule, who: str, own: bool) -> str:
         case "project":
             role = None if of_the_job else role
             return "hide" if role is None else "allow" if role >= rule.role else "forbid"
-    if reporter and rule.reports and (own or not of_the_job):
+    if reporter and rule.agents and (own or not of_the_job):
         return "allow"  # of a job of another project it is told what it is told of one that is not there
     if reporter and own:
         return "forbid"
@@ -137,12 +137,9 @@ def behind_the_gate(stage: Stage) -> TestClient:
     methods = sorted(policy.METHODS)
     app = Starlette(
         routes=[Route("/{rest:path}", answer, methods=methods)],
-        middleware=[
-            Middleware(IdentityMiddleware, refuse=answers.answered),
-            Middleware(PolicyMiddleware, refuse=answers.answered),
-        ],
+        middleware=[Middleware(AuthMiddleware, refuse=answers.refuse)],
     )
-    for name in ("door", "clock", "belonging", "database", "settings", "web"):
+    for name in ("auth", "clock", "job_projects", "database", "settings", "web"):
         setattr(app.state, name, getattr(stage.client.app.state, name))
     client = TestClient(app, base_url="http://127.0.0.1:7117", follow_redirects=False)
     client.portal = stage.client.portal  # the database belongs to the loop that the server runs in
@@ -185,13 +182,13 @@ def test_the_whole_matrix(stage: Stage, cast):
     """Judged as it is at the gate, for everybody as the door knows them."""
     common = {"type": "http", "scheme": "http", "app": stage.client.app}
     scopes = {who: common | {"headers": _raw(headers)} for who, headers in cast.items()}
-    door, now = stage.client.app.state.door, stage.clock()
-    known = {who: stage.do(door.who, shown_by(scope), now=now) for who, scope in scopes.items()}
+    auth, now = stage.client.app.state.auth, stage.clock()
+    known = {who: stage.do(auth.authenticate, credentials_of(scope), now=now) for who, scope in scopes.items()}
     wrong = []
     for (method, path, project, who), meant in cells(policy.TABLE):
         named = path.replace("{job}", f"job-of-{project}").replace("{project}", project)
         found = policy.find(method, re.sub(r"{\w+}", "x", named) + ("/app.css" if path == "/static" else ""))
-        told = policy.judge(found, known[who], project if "{job}" in path else None)
+        told = policy.decide(found, known[who], project if "{job}" in path else None)
         if told != meant:
             wrong.append((method, path, project, who, told, meant))
     assert wrong == []
@@ -225,28 +222,29 @@ def _raw(headers):
 
 
 def test_an_agents_key_reaches_nothing_but_reports_and_what_is_wanted_of_its_jobs():
-    key = Principal(kind="agent", name="key", scopes=frozenset({"report"}), project=OWN)
+    key = Principal(kind="key", name="key", scopes=frozenset({"report"}), project=OWN)
     reached = {
         (method, path)
         for (method, path), rule in policy.TABLE.items()
-        if rule.where != "anybody"
-        and policy.judge(policy.Found(path, rule, "a-job", OWN), key, OWN if "{job}" in path else None) == "allow"
+        if rule.audience != "public"
+        and policy.decide(policy.RouteMatch(path, rule, "a-job", OWN), key, OWN if "{job}" in path else None)
+        == "allow"
     }
     assert reached == {("POST", "/api/v1/ingest"), ("GET", "/api/v1/jobs/{job}/desired")}
 
 
 def test_everybody_may_do_little_and_change_nothing():
-    public = {route for route, rule in policy.TABLE.items() if rule.where == "anybody"}
+    public = {route for route, rule in policy.TABLE.items() if rule.audience == "public"}
     assert {path for method, path in public if method != "GET"} == {"/login", "/setup", "/reset"}
-    assert public == {route for route, rule in policy.TABLE.items() if _allowed(rule, NOBODY)}
+    assert public == {route for route, rule in policy.TABLE.items() if _allowed(rule, ANONYMOUS)}
 
 
 def test_a_server_without_accounts_lets_its_operator_do_everything():
     assert all(_allowed(rule, OPERATOR) for rule in policy.TABLE.values())
 
 
-def _allowed(rule: policy.Rule, asker: Principal) -> bool:
-    return policy.judge(policy.Found("", rule, "job", OWN), asker, OWN) == "allow"
+def _allowed(rule: policy.AccessRule, asker: Principal) -> bool:
+    return policy.decide(policy.RouteMatch("", rule, "job", OWN), asker, OWN) == "allow"
 
 
 # ---- how refusals look ----------------------------------------------------------------------
@@ -260,7 +258,7 @@ def test_a_job_of_another_project_looks_like_one_that_is_not_there(stage: Stage,
         "no-such-job", "X"
     )
     page = stage.client.get(f"/jobs/job-of-{OTHER}", headers=cast["admin"] | {"Accept": "text/html"})
-    assert (page.status_code, "Nothing here" in page.text) == (404, True)
+    assert (page.status_code, "Page not found" in page.text) == (404, True)
 
 
 def test_what_is_wanted_of_a_job_says_not_even_that_it_is_there(stage: Stage, cast):
@@ -345,7 +343,7 @@ GOES_FAR = [
 def test_what_goes_far_takes_a_password_that_was_typed_lately(stage: Stage, clock, method, path):
     stage.project(OWN, f"job-of-{OWN}")
     browser = stage.cookie(stage.person_with_password("ada", Role.admin, admin=True)) | OURS
-    clock.now += policy.FRESH_SECONDS
+    clock.now += policy.RECENT_PASSWORD_SECONDS
     assert stage.client.request(method, path, headers=browser).status_code not in (401, 403)
     clock.now += 1
     refused = stage.client.request(method, path, headers=browser)
@@ -368,7 +366,7 @@ def test_everything_else_goes_by_the_sign_in_there_is_and_keys_go_by_themselves(
     browser = stage.cookie(stage.person_with_password("ada", Role.admin)) | OURS
     elsewhere = stage.cookie(stage.person("through-the-provider", Role.admin)) | OURS
     key = stage.bearer("control")
-    clock.now += 2 * policy.FRESH_SECONDS
+    clock.now += 2 * policy.RECENT_PASSWORD_SECONDS
     pause = {"json": {"paused": True}, "headers": browser | {"If-Match": '"0"'}}
     assert stage.client.patch(f"/api/v1/jobs/job-of-{OWN}/desired", **pause).status_code == 200
     for headers in (elsewhere, key):
@@ -400,6 +398,6 @@ def test_a_method_that_a_path_does_not_know_is_told_which_it_knows(stage: Stage,
 def test_a_job_that_moves_takes_its_rights_along(stage: Stage, cast):
     from holdfast_server.accounts import belonging, projects
 
-    stage.client.app.state.belonging = belonging.Belonging(stage.db)
+    stage.client.app.state.job_projects = belonging.JobProjects(stage.db)
     stage.do(projects.move_job, stage.db, f"job-of-{OTHER}", OWN, who="test", now=stage.clock())
     assert stage.client.get(f"/api/v1/jobs/job-of-{OTHER}", headers=cast["viewer"]).status_code == 200

@@ -365,10 +365,24 @@ def test_a_server_without_authentication_answers_no_proxy_that_keeps_quiet_of_it
     """nginx, as it comes, adds no header, and speaks HTTP/1.0."""
     host, port = serve().url.removeprefix("http://").split(":")
     for version, status in (("1.0", b"403"), ("1.1", b"200")):
-        with socket.create_connection((host, int(port))) as connection:
-            request = f"GET /healthz HTTP/{version}\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
-            connection.sendall(request.encode())
-            assert connection.makefile("rb").readline().split()[1] == status
+        headers = f"Host: {host}:{port}\r\nConnection: close\r\n"
+        assert status_of(host, port, f"GET /api/v1/jobs HTTP/{version}\r\n{headers}\r\n") == status
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("token", ["", SECRET])
+def test_a_health_check_over_http_1_0_without_a_host_name_is_answered(serve, token):
+    """HAProxy sends it like this unless it is configured otherwise."""
+    host, port = serve(**({"HOLDFAST_TOKEN": token} if token else {})).url.removeprefix("http://").split(":")
+    for path in ("/healthz", "/readyz"):
+        assert status_of(host, port, f"GET {path} HTTP/1.0\r\n\r\n") == b"200"
+    assert status_of(host, port, "GET /api/v1/jobs HTTP/1.0\r\n\r\n") in (b"403", b"421")
+
+
+def status_of(host: str, port: str, request: str) -> bytes:
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(request.encode())
+        return connection.makefile("rb").readline().split()[1]
 
 
 @ON_SQLITE

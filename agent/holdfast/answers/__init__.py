@@ -12,8 +12,8 @@ from holdfast.answers.administration import AlertDelivery as AlertDelivery
 from holdfast.answers.administration import AlertRule as AlertRule
 from holdfast.answers.administration import AuditEntry as AuditEntry
 from holdfast.answers.administration import NewToken as NewToken
-from holdfast.answers.administration import PersonRow as PersonRow
-from holdfast.answers.administration import TokenRow as TokenRow
+from holdfast.answers.administration import Person as Person
+from holdfast.answers.administration import Token as Token
 from holdfast.answers.jobs import BulkOutcome as BulkOutcome
 from holdfast.answers.jobs import Change as Change
 from holdfast.answers.jobs import CheckpointChanges as CheckpointChanges

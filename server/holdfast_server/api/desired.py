@@ -44,7 +44,7 @@ async def read(
 
     An agent that waits for what comes after a version has that version: the pages then say that it was delivered.
     """
-    if await jobs.hidden(asker, job):
+    if await jobs.is_hidden(asker, job):
         job = NO_JOB
     if wait and after > 0 and "report" in asker.scopes:
         # What is not noted now is with the agent's next question; its answer matters more.

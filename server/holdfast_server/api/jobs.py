@@ -27,7 +27,7 @@ from holdfast.answers import (
 )
 from holdfast.protocol import MAX_INTEGER, MAX_ITERATION
 from holdfast_server import control, deletion, fleet, goodput, plans, ranks, summaries, timeline
-from holdfast_server.api.answers import Json, Packed, encoding_for, parse
+from holdfast_server.api.answers import EncodedBody, Json, encoding_for, parse
 from holdfast_server.api.desired import MAX_EDIT_BYTES
 from holdfast_server.api.schema import body, returns
 from holdfast_server.dependencies import Asker, Clock, Db, SharedAnswers, Who
@@ -123,8 +123,8 @@ async def job_timeline(
     )
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
 
-    async def ask() -> Packed:
-        return await Packed.of(await timeline.timeline(db, job, asked, now=clock()), encoding)
+    async def ask() -> EncodedBody:
+        return await EncodedBody.of(await timeline.timeline(db, job, asked, now=clock()), encoding)
 
     answer = await shared.answer(job, (asked, encoding), ask)
     return answer.response()

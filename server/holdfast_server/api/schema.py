@@ -41,8 +41,8 @@ def body(kind: Any) -> dict[str, Any]:
 
 _ROWS = {
     "Alert": "alerts", "AlertChannel": "channels", "CheckpointRow": "checkpoints", "AlertDelivery": "deliveries",
-    "Edit": "edits", "AuditEntry": "entries", "NoticeRow": "notices", "Order": "restores", "PersonRow": "people",
-    "AlertRule": "rules", "TokenRow": "tokens",
+    "Edit": "edits", "AuditEntry": "entries", "NoticeRow": "notices", "Order": "restores", "Person": "people",
+    "AlertRule": "rules", "Token": "tokens",
 }  # fmt: skip
 """Under which name a list of these is answered."""
 
@@ -102,7 +102,7 @@ def _say_what_we_refuse(document: dict[str, Any]) -> None:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             answers = operation["responses"]
-            if policy.TABLE[method.upper(), path].where != "anybody":
+            if policy.TABLE[method.upper(), path].audience != "public":
                 _add(answers, _AT_THE_DOOR)
             if path.startswith("/api/"):
                 _add(answers, _ANYWHERE)
