@@ -135,8 +135,8 @@ def test_the_log_is_listed_and_verified(run):
     said = run("audit", "verify")
     known = re.fullmatch(r"All 2 rows are valid\. Store this elsewhere: (2:[0-9a-f]{64})", said)[1]
     run("user", "add", "bob")
-    assert "All 3 rows fit" in run("audit", "verify", "--known", known)
-    assert "Row 2 does not fit" in run("audit", "verify", "--known", "2:" + "00" * 32, refused=1)
+    assert "All 3 rows are valid" in run("audit", "verify", "--known", known)
+    assert "Row 2 is not valid" in run("audit", "verify", "--known", "2:" + "00" * 32, refused=1)
     run("audit", "verify", "--known", "nonsense", refused=2)
 
 

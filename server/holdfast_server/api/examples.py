@@ -1,4 +1,4 @@
-"""Examples in the OpenAPI document, made from the structs themselves: none is ever out of date."""
+"""Examples in the OpenAPI document, generated from the structs."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ _BY_NAME: dict[str, object] = {
     "protocol": PROTOCOL,
     "version": 3,
 }
-"""What a field of that name holds, where that is of its type; anything else follows from the type alone."""
+"""Values by field name, used if they fit the type. Other values follow from the type."""
 _IDS = {"Alert": 7, "NoticeRow": 12, "AlertDelivery": 31, "AuditEntry": 104}
 _DEEPEST = 6
 
 
 def example_of(kind: Any) -> Any:
-    """A value of a type, as JSON holds it."""
+    """Return an example value of a type, as in JSON."""
     return _example(msgspec.inspect.type_info(kind), "", 0)
 
 
@@ -120,16 +120,16 @@ def _example(kind: msgspec.inspect.Type, name: str, depth: int) -> Any:
         case inspect.FloatType():
             return _AT if name == "at" or name.endswith(("_at", "since", "now")) else 1.5
         case inspect.StrType():
-            return "000000001200-1" if name == "id" else "as told"
+            return "000000001200-1" if name == "id" else "text"
     return None
 
 
 def _struct(kind: msgspec.inspect.StructType, depth: int) -> dict[str, Any]:
-    told = {kind.tag_field: kind.tag} if kind.tag_field is not None else {}
+    fields = {kind.tag_field: kind.tag} if kind.tag_field is not None else {}
     for field in kind.fields:
         value = _example(field.type, field.name, depth + 1)
-        told[field.encode_name] = _IDS.get(kind.cls.__name__, value) if field.name == "id" else value
-    return told
+        fields[field.encode_name] = _IDS.get(kind.cls.__name__, value) if field.name == "id" else value
+    return fields
 
 
 def _of_union(kind: msgspec.inspect.UnionType, name: str, depth: int) -> Any:
