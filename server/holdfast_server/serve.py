@@ -9,10 +9,11 @@ import resource
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import typer
@@ -23,9 +24,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from holdfast.protocol import DEFAULT_PORT
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
 from holdfast_server import logs
-from holdfast_server.accounts import people
+from holdfast_server.accounts import people, provider_settings
 from holdfast_server.accounts.doors import AccountsAuth
-from holdfast_server.accounts.provider_settings import ProviderSettings, from_environment
 from holdfast_server.alerts.settings import AlertSettings
 from holdfast_server.app import Web, create_app
 from holdfast_server.backups import in_words, size_bytes
@@ -38,6 +38,8 @@ from holdfast_server.settings import (
     default_database,
     is_loopback,
 )
+
+T = TypeVar("T")
 
 DASHBOARD = "holdfast_web"
 SHUTDOWN_SECONDS = 5
@@ -224,8 +226,8 @@ def serve(
         accounts=accounts,
         max_jobs=max_jobs,
         address=_public(address),
-        provider=_provider(),
-        alerts=_alerts(),
+        provider=_from_environment(provider_settings.from_environment),
+        alerts=_from_environment(AlertSettings.from_environment),
     )
     level: logs.Level = log_level or ("warning" if log_format == "human" else "info")
     logs.set_up(log_format, level)
@@ -296,16 +298,9 @@ def _public(address: str | None) -> str | None:
     return address.rstrip("/")
 
 
-def _provider() -> ProviderSettings | None:
+def _from_environment(read: Callable[[Mapping[str, str]], T]) -> T:
     try:
-        return from_environment(os.environ)
-    except ValueError as error:
-        _refuse(str(error))
-
-
-def _alerts() -> AlertSettings:
-    try:
-        return AlertSettings.from_environment(os.environ)
+        return read(os.environ)
     except ValueError as error:
         _refuse(str(error))
 

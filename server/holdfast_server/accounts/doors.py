@@ -123,7 +123,7 @@ class SharedSecretAuth:
             except TooManySignInAttempts as refusal:
                 if len(self._blocked_until) >= MAX_CACHED:
                     self._blocked_until.clear()
-                self._blocked_until[network] = now + refusal.retry_seconds
+                self._blocked_until[network] = now + (refusal.retry_seconds or 0.0)
                 raise
         return False
 

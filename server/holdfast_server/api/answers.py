@@ -99,7 +99,8 @@ def as_page_or_json(handler: Handler) -> Handler:
         is_api = request.url.path == "/api" or request.url.path.startswith("/api/")
         if is_api or web is None or "text/html" not in request.headers.get("accept", ""):
             return refused
-        return web.error_page(refused)
+        page: Response = web.error_page(refused)
+        return page
 
     return answer
 

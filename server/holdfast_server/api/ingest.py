@@ -51,7 +51,7 @@ router = APIRouter(tags=["agents"])
 )
 async def report(request: Request) -> Response:
     """Store a batch. It is committed when the answer is sent; sent twice, it is stored once."""
-    state, asker = cast("State", request.app.state), cast("Principal", request.state.principal)
+    state, asker = cast("IngestState", request.app.state), cast("Principal", request.state.principal)
     sent = await state.room.read(request.stream())
     with state.measures.ingesting():
         now, encoding = state.clock(), _encoding(request)
@@ -64,22 +64,21 @@ async def report(request: Request) -> Response:
                     state.database, received, project=project, max_jobs=state.settings.max_jobs, now=now
                 )
             except UnknownJob as error:
-                # A report creates jobs that do not exist, so "unknown job" means that another project has the
-                # name.
+                # A report creates a job that does not exist, so this means that another project has the name.
                 raise JobNameTaken(error.job) from None
     state.measures.ingested(received)
     as_json = _wants_json(request.headers.get("accept", ""), encoding)
     return Json(ack) if as_json else Response(msgspec.msgpack.encode(ack), media_type=MSGPACK[0])
 
 
-class State(Protocol):
+class IngestState(Protocol):
     """The application state that this route uses. It has no dependencies, which would cost time on every batch."""
 
     database: Database
     clock: Callable[[], float]
     measures: ServerMeasures
     room: Intake
-    belonging: JobProjects
+    job_projects: JobProjects
     settings: ServerSettings
 
 
