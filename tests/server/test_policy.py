@@ -39,8 +39,8 @@ def walked():
 
 
 def test_every_route_is_in_the_table_and_nothing_else_is(walked):
-    assert walked - set(policy.TABLE) == set(), "routes that nobody has said anything of: accounts/policy.py"
-    assert set(policy.TABLE) - walked == set(), "lines about routes that are not there"
+    assert walked - set(policy.TABLE) == set(), "routes without a rule in accounts/policy.py"
+    assert set(policy.TABLE) - walked == set(), "rules for routes that do not exist"
 
 
 def test_a_route_without_a_line_is_found_missing():
@@ -93,7 +93,7 @@ ROLE_OF = {
 
 
 def expected(rule: policy.AccessRule, who: str, own: bool) -> str:
-    """What this room's promises say, in other words than the code's."""
+    """The decision by the documented rules, computed independently of the code."""
     if rule.audience == "public":
         return "allow"
     if who == "nobody":
@@ -119,7 +119,7 @@ def expected(rule: policy.AccessRule, who: str, own: bool) -> str:
             role = None if of_the_job else role
             return "hide" if role is None else "allow" if role >= rule.role else "forbid"
     if reporter and rule.agents and (own or not of_the_job):
-        return "allow"  # of a job of another project it is told what it is told of one that is not there
+        return "allow"  # the route answers for a job of another project as for one that does not exist
     if reporter and own:
         return "forbid"
     return "hide" if role is None else "allow" if role >= rule.role else "forbid"
@@ -128,8 +128,8 @@ def expected(rule: policy.AccessRule, who: str, own: bool) -> str:
 STATUS = {"allow": LET_THROUGH, "sign in": 401, "forbid": 403, "hide": 404}
 
 
-def behind_the_gate(stage: Stage) -> TestClient:
-    """The real gate in front of one route that answers everything: what passes has passed the gate and no more."""
+def behind_the_middleware(stage: Stage) -> TestClient:
+    """The real middleware in front of one route that answers everything."""
 
     async def answer(_: Request) -> Response:
         return Response(status_code=LET_THROUGH)
@@ -148,7 +148,7 @@ def behind_the_gate(stage: Stage) -> TestClient:
 
 @pytest.fixture
 def cast(stage: Stage) -> dict[str, dict[str, str]]:
-    """Headers by which each of them shows who they are."""
+    """Headers that authenticate each of them."""
     stage.project(OWN, f"job-of-{OWN}")
     stage.project(OTHER, f"job-of-{OTHER}")
     job = f"job-of-{OWN}"
@@ -171,7 +171,7 @@ def cast(stage: Stage) -> dict[str, dict[str, str]]:
 
 
 def cells(routes):
-    """(method, path, project, who) with what is meant to be answered."""
+    """Yield (method, path, project, who) with the expected decision."""
     for method, path in routes:
         for project in (OWN, OTHER):
             for who in CAST:
@@ -179,7 +179,7 @@ def cells(routes):
 
 
 def test_the_whole_matrix(stage: Stage, cast):
-    """Judged as it is at the gate, for everybody as the door knows them."""
+    """Decided as by the middleware, for every client as the authentication backend identifies it."""
     common = {"type": "http", "scheme": "http", "app": stage.client.app}
     scopes = {who: common | {"headers": _raw(headers)} for who, headers in cast.items()}
     auth, now = stage.client.app.state.auth, stage.clock()
@@ -188,32 +188,32 @@ def test_the_whole_matrix(stage: Stage, cast):
     for (method, path, project, who), meant in cells(policy.TABLE):
         named = path.replace("{job}", f"job-of-{project}").replace("{project}", project)
         found = policy.find(method, re.sub(r"{\w+}", "x", named) + ("/app.css" if path == "/static" else ""))
-        told = policy.decide(found, known[who], project if "{job}" in path else None)
-        if told != meant:
-            wrong.append((method, path, project, who, told, meant))
+        answer = policy.decide(found, known[who], project if "{job}" in path else None)
+        if answer != meant:
+            wrong.append((method, path, project, who, answer, meant))
     assert wrong == []
 
 
-def test_each_rule_is_enforced_by_the_gate(stage: Stage, cast):
+def test_each_rule_is_enforced_by_the_middleware(stage: Stage, cast):
     one_each = {rule: route for route, rule in policy.TABLE.items()}
     assert len(one_each) >= 10
     assert _answered_otherwise(stage, cast, one_each.values()) == []
 
 
 @pytest.mark.long
-def test_the_whole_matrix_is_enforced_by_the_gate(stage: Stage, cast):
+def test_the_whole_matrix_is_enforced_by_the_middleware(stage: Stage, cast):
     assert _answered_otherwise(stage, cast, policy.TABLE) == []
 
 
 def _answered_otherwise(stage, cast, routes):
-    gate = behind_the_gate(stage)
+    app = behind_the_middleware(stage)
     wrong = []
     for (method, path, project, who), meant in cells(routes):
         filled = path.replace("{job}", f"job-of-{project}").replace("{project}", project)
         filled = re.sub(r"{\w+}", "x", filled) + ("/app.css" if path == "/static" else "")
-        told = gate.request(method, filled, headers=cast[who]).status_code
-        if told != STATUS[meant]:
-            wrong.append((method, path, project, who, told, meant))
+        answer = app.request(method, filled, headers=cast[who]).status_code
+        if answer != STATUS[meant]:
+            wrong.append((method, path, project, who, answer, meant))
     return wrong
 
 
@@ -277,9 +277,9 @@ def test_what_is_wanted_of_a_job_of_another_project_is_what_is_wanted_of_one_tha
         stage.client.get(f"{path}/desired{query}", headers=cast["report key"])
         for path in (theirs, "/api/v1/jobs/no-such-job")
     ]
-    told, nowhere = [(reply.status_code, reply.content, _plain(reply.headers)) for reply in asked]
-    assert told == nowhere
-    assert told[0] in (200, 204)
+    answer, nowhere = [(reply.status_code, reply.content, _plain(reply.headers)) for reply in asked]
+    assert answer == nowhere
+    assert answer[0] in (200, 204)
     summary = stage.client.get(theirs, headers=cast["server admin"]).json()
     assert summary["delivered_version"] == 0
 

@@ -248,8 +248,8 @@ def test_its_last_use_is_known_to_ten_minutes(projects: Stage, clock):
 
     assert used() is None
     for seconds, meant in ((0, 0), (300, 0), (599, 0), (601, 601)):
-        door = doors.AccountsAuth(projects.db)
-        projects.do(door.authenticate, doors.Credentials(secret, None), now=clock.now + seconds)
+        backend = doors.AccountsAuth(projects.db)
+        projects.do(backend.authenticate, doors.Credentials(secret, None), now=clock.now + seconds)
         assert used() == clock.now + meant
 
 
@@ -276,9 +276,9 @@ def test_a_key_that_a_persons_key_made_goes_with_the_person(projects: Stage):
     assert made["listed"]["created_by"] == "ada"
     assert projects.client.get(JOBS, headers=second).status_code == 200
     assert projects.do(people.remove, projects.db, "ada", who="test", now=projects.clock()) == 2
-    door = doors.AccountsAuth(projects.db)
+    backend = doors.AccountsAuth(projects.db)
     assert (
-        projects.do(door.authenticate, doors.Credentials(made["token"], None), now=projects.clock()).kind
+        projects.do(backend.authenticate, doors.Credentials(made["token"], None), now=projects.clock()).kind
         == "anonymous"
     )
 
