@@ -111,7 +111,7 @@ class _Server(uvicorn.Server):
             gc.freeze()
             if isinstance(self.config.app.state.auth, AccountsAuth):  # type: ignore[union-attr]
                 await self._print_sign_in()
-            print(f"Holdfast is running at {self._address} (press Ctrl-C to stop)", flush=True)
+            print(f"Holdfast is at {self._address} (press Ctrl-C to stop)", flush=True)
 
     async def _print_sign_in(self) -> None:
         if self._settings.token is not None:
@@ -120,7 +120,7 @@ class _Server(uvicorn.Server):
         if link is not None:
             where = (self._settings.address or self._address).rstrip("/")
             minutes = f"{people.SETUP_LINK_SECONDS / 60:.0f} minutes"
-            print(f"Set up the server at {where}/setup#{link} (valid for {minutes})", flush=True)
+            print(f"Set up the server within {minutes} at {where}/setup#{link}", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._database.changes.close()
