@@ -259,6 +259,7 @@ def test_a_job_of_another_project_looks_like_one_that_is_not_there(stage: Stage,
     )
     page = stage.client.get(f"/jobs/job-of-{OTHER}", headers=cast["admin"] | {"Accept": "text/html"})
     assert (page.status_code, "Page not found" in page.text) == (404, True)
+    assert 'href="/settings"' in page.text, "the page has the navigation of the person who asked"
 
 
 def test_what_is_wanted_of_a_job_says_not_even_that_it_is_there(stage: Stage, cast):

@@ -68,17 +68,17 @@ class AuthMiddleware:
         match = policy.match_of(scope)
         try:
             asker = scope["state"]["principal"] = await self._authenticated(scope, match)
+        except (*UNREACHABLE, DatabaseBusy, TooManySignInAttempts) as error:
+            await (await self.refuse(Request(scope), error))(scope, receive, send)
+            return
+        token = current_principal.set(asker)  # before a refusal, which may be a page
+        try:
             refused = next(filter(None, (check(scope) for check in self.checks)), None)
             if refused is None:
                 refused = await self._refused(scope, match, asker)
-        except (*UNREACHABLE, DatabaseBusy, TooManySignInAttempts) as error:
-            refused = await self.refuse(Request(scope), error)
-        if refused is not None:
-            await refused(scope, receive, send)
-            return
-        token = current_principal.set(asker)
-        try:
-            if match is not None and match.rule.long_lived and asker is not OPERATOR:
+            if refused is not None:
+                await refused(scope, receive, send)
+            elif match is not None and match.rule.long_lived and asker is not OPERATOR:
                 await self._answer_while_allowed(match, scope, receive, send)
             else:
                 await self.app(scope, receive, send)
@@ -96,7 +96,11 @@ class AuthMiddleware:
         request = Request(scope)
         if match is None:
             return ask_to_sign_in(request) if asker is ANONYMOUS else await self._no_route(request)
-        match await self._decision(scope, match, asker):
+        try:
+            decision = await self._decision(scope, match, asker)
+        except UNREACHABLE as error:
+            return await self.refuse(request, error)
+        match decision:
             case "allow":
                 expired = policy.needs_password(match, asker, now=scope["app"].state.clock())
                 return ask_for_password(request) if expired else None
