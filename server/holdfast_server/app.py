@@ -18,23 +18,27 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from holdfast_server import compaction, desired, documentation, exports, orders, retention, security
-from holdfast_server.access import RequestMiddleware
-from holdfast_server.accounts import tidying
-from holdfast_server.accounts.belonging import JobProjects
-from holdfast_server.accounts.doors import choose_backend
-from holdfast_server.accounts.gate import AuthMiddleware
-from holdfast_server.accounts.provider import Provider
+from holdfast_server.accounts import expiry
+from holdfast_server.accounts.auth_backends import choose_backend
+from holdfast_server.accounts.auth_middleware import AuthMiddleware
+from holdfast_server.accounts.job_projects import JobProjects
+from holdfast_server.accounts.oidc import Provider
 from holdfast_server.alerts import deliveries, evaluation
-from holdfast_server.api import answers, router, schema
+from holdfast_server.api import openapi, responses, router
 from holdfast_server.api.exports import PARQUET
-from holdfast_server.bus import LocalBus
-from holdfast_server.chores import Chore, kept_up
+from holdfast_server.control import retention
+from holdfast_server.core.bus import LocalBus
+from holdfast_server.core.request_coalescing import Shared
+from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
-from holdfast_server.intake import Intake
-from holdfast_server.measures import ServerMeasures
-from holdfast_server.settings import ServerSettings
-from holdfast_server.shared import Shared
+from holdfast_server.db.background_jobs import Chore, kept_up
+from holdfast_server.http import api_reference, security
+from holdfast_server.http.access_log import RequestMiddleware
+from holdfast_server.http.metrics import ServerMeasures
+from holdfast_server.ingest.admission import Intake
+from holdfast_server.queries import exports
+from holdfast_server.records import desired_state, restore_orders
+from holdfast_server.samples import compaction
 
 MAX_FORM_BYTES = 2**20
 
@@ -42,13 +46,13 @@ COMPRESSED_BYTES = 1400
 """Smallest compressed answer: a shorter one fits into one packet."""
 
 CHORES: tuple[Chore, ...] = (
-    Chore("accounts", tidying.TIDY_SECONDS, tidying.delete_expired),
-    Chore("audit anchor", tidying.ANCHOR_SECONDS, tidying.log_audit_head),
+    Chore("accounts", expiry.TIDY_SECONDS, expiry.delete_expired),
+    Chore("audit anchor", expiry.ANCHOR_SECONDS, expiry.log_audit_head),
     Chore("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
     Chore("alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)),
     Chore("compaction", compaction.EVERY_SECONDS, compaction.compact),
-    Chore("orders", orders.EVERY_SECONDS, orders.watch),
-    Chore("overrides", desired.OVERRIDES_EVERY_SECONDS, desired.end_overrides),
+    Chore("orders", restore_orders.EVERY_SECONDS, restore_orders.watch),
+    Chore("overrides", desired_state.OVERRIDES_EVERY_SECONDS, desired_state.end_overrides),
     Chore("retention", retention.EVERY_SECONDS, retention.carry_out),
 )
 
@@ -113,8 +117,8 @@ def create_app(
     app.state.job_projects = JobProjects(db)
     app.state.streams = Counter()
     app.state.provider = Provider(settings.provider) if settings.provider else None
-    answers.install(app)
-    schema.install(app)
+    responses.install(app)
+    openapi.install(app)
     app.router.routes += _routes(web)
     if web is not None:
         app.mount("/static", web.static, name="static")
@@ -128,13 +132,13 @@ def _middleware(settings: ServerSettings) -> list[Middleware]:
         Middleware(
             GZipMiddleware,
             minimum_size=COMPRESSED_BYTES,
-            compresslevel=answers.COMPRESSION_LEVEL,
+            compresslevel=responses.COMPRESSION_LEVEL,
             exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, PARQUET),
         ),
         Middleware(security.BodyDeadlineMiddleware),
         Middleware(
             AuthMiddleware,
-            refuse=answers.refuse,
+            refuse=responses.refuse,
             checks=(security.HostCheck(settings), security.OriginCheck(settings)),
         ),
     ]
@@ -145,6 +149,6 @@ def _routes(web: Web | None) -> list[BaseRoute]:
     """Return all routes. They are cached: FastAPI's analysis of their signatures takes most of the start-up
     time."""
     every = APIRouter(max_body_size=MAX_FORM_BYTES)
-    for part in (router, documentation.router, *(web.routers() if web else ())):
+    for part in (router, api_reference.router, *(web.routers() if web else ())):
         every.include_router(part)
     return every.routes

@@ -21,16 +21,14 @@ import uvicorn
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from holdfast.protocol import DEFAULT_PORT
+from holdfast.protocol.messages import DEFAULT_PORT
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
-from holdfast_server import logs
-from holdfast_server.accounts import people, provider_settings
-from holdfast_server.accounts.doors import AccountsAuth
-from holdfast_server.alerts.settings import AlertSettings
+from holdfast_server.accounts import people
+from holdfast_server.accounts.auth_backends import AccountsAuth
 from holdfast_server.app import Web, create_app
-from holdfast_server.backups import in_words, size_bytes
-from holdfast_server.db import Database, DatabaseInUse
-from holdfast_server.settings import (
+from holdfast_server.core import logs, oidc_settings
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.settings import (
     HOW_TO_GENERATE,
     MAX_JOBS,
     MIN_TOKEN,
@@ -38,6 +36,8 @@ from holdfast_server.settings import (
     default_database,
     is_loopback,
 )
+from holdfast_server.db import Database, DatabaseInUse
+from holdfast_server.db.backups import in_words, size_bytes
 
 T = TypeVar("T")
 
@@ -226,7 +226,7 @@ def serve(
         accounts=accounts,
         max_jobs=max_jobs,
         address=_public(address),
-        provider=_from_environment(provider_settings.from_environment),
+        provider=_from_environment(oidc_settings.from_environment),
         alerts=_from_environment(AlertSettings.from_environment),
     )
     level: logs.Level = log_level or ("warning" if log_format == "human" else "info")

@@ -5,7 +5,7 @@ import re
 from starlette.testclient import TestClient
 
 from holdfast_server.app import create_app
-from holdfast_server.settings import ServerSettings
+from holdfast_server.core.settings import ServerSettings
 
 
 def test_the_reference_lists_every_route_and_fetches_nothing_from_elsewhere(client):

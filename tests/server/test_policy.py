@@ -14,10 +14,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from holdfast_server.accounts import policy
-from holdfast_server.accounts.gate import AuthMiddleware, credentials_of
-from holdfast_server.accounts.principal import ANONYMOUS, OPERATOR, Principal, Role
-from holdfast_server.api import answers
-from holdfast_server.settings import ServerSettings
+from holdfast_server.accounts.auth_middleware import AuthMiddleware, credentials_of
+from holdfast_server.api import responses
+from holdfast_server.core.principal import ANONYMOUS, OPERATOR, Principal, Role
+from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 
 LET_THROUGH = 299
@@ -137,7 +137,7 @@ def behind_the_middleware(stage: Stage) -> TestClient:
     methods = sorted(policy.METHODS)
     app = Starlette(
         routes=[Route("/{rest:path}", answer, methods=methods)],
-        middleware=[Middleware(AuthMiddleware, refuse=answers.refuse)],
+        middleware=[Middleware(AuthMiddleware, refuse=responses.refuse)],
     )
     for name in ("auth", "clock", "job_projects", "database", "settings", "web"):
         setattr(app.state, name, getattr(stage.client.app.state, name))
@@ -397,8 +397,8 @@ def test_a_method_that_a_path_does_not_know_is_told_which_it_knows(stage: Stage,
 
 
 def test_a_job_that_moves_takes_its_rights_along(stage: Stage, cast):
-    from holdfast_server.accounts import belonging, projects
+    from holdfast_server.accounts import job_projects, projects
 
-    stage.client.app.state.job_projects = belonging.JobProjects(stage.db)
+    stage.client.app.state.job_projects = job_projects.JobProjects(stage.db)
     stage.do(projects.move_job, stage.db, f"job-of-{OTHER}", OWN, who="test", now=stage.clock())
     assert stage.client.get(f"/api/v1/jobs/job-of-{OTHER}", headers=cast["viewer"]).status_code == 200

@@ -12,8 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from holdfast_server.api.answers import retry_after
-from holdfast_server.errors import RequestRefused
+from holdfast_server.api.responses import retry_after
+from holdfast_server.core.errors import RequestRefused
 from holdfast_web.render import View
 
 Htmx = Annotated[bool, Header(alias="HX-Request")]

@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from pwdlib import PasswordHash
 
-from holdfast_server.errors import PasswordQueueFull, WeakPassword
+from holdfast_server.core.errors import PasswordQueueFull, WeakPassword
 
 SHORTEST, LONGEST = 8, 1024
 

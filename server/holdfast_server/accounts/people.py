@@ -9,14 +9,15 @@ from types import MappingProxyType
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import Person
-from holdfast_server import audit, models
+from holdfast.protocol.administration import Person
+from holdfast_server import models
 from holdfast_server.accounts import passwords, tokens
-from holdfast_server.accounts.principal import Principal, Role
 from holdfast_server.accounts.secrets import digest, new_link
+from holdfast_server.core.encoding import answer_from
+from holdfast_server.core.errors import InvalidSetting, LinkExpired, NotPossible, UnknownPerson, UnknownProject
+from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
-from holdfast_server.encoding import answer_from
-from holdfast_server.errors import InvalidSetting, LinkExpired, NotPossible, UnknownPerson, UnknownProject
+from holdfast_server.records import audit
 
 SETUP_LINK_SECONDS = 3600.0
 RESET_LINK_SECONDS = 24 * 3600.0
@@ -38,17 +39,17 @@ def valid_name(text: str) -> str:
 
 
 async def has_people(session: AsyncSession) -> bool:
-    return await session.scalar(select(models.Person.name).limit(1)) is not None
+    return await session.scalar(select(models.PersonRecord.name).limit(1)) is not None
 
 
 async def has_admin(session: AsyncSession) -> bool:
-    return bool(await session.scalar(select(func.count()).where(models.Person.admin)))
+    return bool(await session.scalar(select(func.count()).where(models.PersonRecord.admin)))
 
 
 async def principal_of(
-    session: AsyncSession, person: models.Person, *, sign_in_id: str | None = None
+    session: AsyncSession, person: models.PersonRecord, *, sign_in_id: str | None = None
 ) -> Principal:
-    members = models.Membership
+    members = models.MembershipRecord
     rows = await session.execute(select(members.project, members.role).where(members.person == person.name))
     roles = MappingProxyType({project: Role[role] for project, role in rows})
     return Principal(kind="person", name=person.name, admin=person.admin, roles=roles, sign_in_id=sign_in_id)
@@ -57,13 +58,13 @@ async def principal_of(
 async def uses_identity_provider(db: Database, name: str) -> bool:
     """Return whether the person signs in through the identity provider, and thus has no password here."""
     async with db.read() as session:
-        person = await session.get(models.Person, name)
+        person = await session.get(models.PersonRecord, name)
     return person is not None and person.issuer is not None
 
 
 async def list_people(db: Database) -> list[Person]:
     """List all people by name."""
-    people, members = models.Person, models.Membership
+    people, members = models.PersonRecord, models.MembershipRecord
     async with db.read() as session:
         found = (await session.scalars(select(people).order_by(people.name))).all()
         roles: dict[str, dict[str, str]] = {person.name: {} for person in found}
@@ -104,11 +105,11 @@ async def add(
     name, roles = valid_name(name), roles or {}
 
     async def work(session: AsyncSession) -> str:
-        await _insert(session, models.Person(name=name, admin=admin, created_at=now))
+        await _insert(session, models.PersonRecord(name=name, admin=admin, created_at=now))
         for project, role in roles.items():
-            if await session.get(models.Project, project) is None:
+            if await session.get(models.ProjectRecord, project) is None:
                 raise UnknownProject(project)
-            session.add(models.Membership(person=name, project=project, role=role.name))
+            session.add(models.MembershipRecord(person=name, project=project, role=role.name))
         link = await _new_link(session, name, now=now)
         about: dict[str, object] = {"name": name, "admin": admin}
         if roles:
@@ -135,7 +136,7 @@ async def remove(db: Database, name: str, *, who: str, now: float) -> int:
         if person.admin:
             await _require_another_admin(session, name)
         revoked = await tokens.revoke_of(session, name, now=now)
-        await session.execute(delete(models.Person).where(models.Person.name == name))
+        await session.execute(delete(models.PersonRecord).where(models.PersonRecord.name == name))
         await audit.record(
             session, who=who, action="person.remove", now=now, before={"name": name, "keys_revoked": revoked}
         )
@@ -180,7 +181,7 @@ async def set_role(db: Database, name: str, project: str, role: Role | None, *, 
 
     async def work(session: AsyncSession) -> None:
         person = await _locked(session, name)
-        if await session.get(models.Project, project) is None:
+        if await session.get(models.ProjectRecord, project) is None:
             raise UnknownProject(project)
         before = await change_role(session, person, project, role)
         if before == role:
@@ -201,17 +202,17 @@ def keys_revoked(count: int) -> dict[str, object]:
 
 
 async def change_role(
-    session: AsyncSession, person: models.Person, project: str, role: Role | None
+    session: AsyncSession, person: models.PersonRecord, project: str, role: Role | None
 ) -> Role | None:
     """Store the role and return the previous one."""
-    row = await session.get(models.Membership, (person.name, project))
+    row = await session.get(models.MembershipRecord, (person.name, project))
     before = Role[row.role] if row else None
     if row is not None and role is None:
         await session.delete(row)
     elif row is not None and role is not None:
         row.role = role.name
     elif role is not None:
-        session.add(models.Membership(person=person.name, project=project, role=role.name))
+        session.add(models.MembershipRecord(person=person.name, project=project, role=role.name))
     await session.flush()
     return before
 
@@ -260,7 +261,7 @@ async def create_first_admin(db: Database, link: str, name: str, password: str, 
     async def work(session: AsyncSession) -> str:
         if await _use(session, link, now=now) is not None or await has_admin(session):
             raise LinkExpired
-        await _insert(session, models.Person(name=name, password=hashed, admin=True, created_at=now))
+        await _insert(session, models.PersonRecord(name=name, password=hashed, admin=True, created_at=now))
         await audit.record(session, who=name, action="server.setup", now=now, after={"name": name, "admin": True})
         return name
 
@@ -286,7 +287,7 @@ async def choose_password(db: Database, link: str, password: str, *, now: float)
         person = await _locked(session, owner)
         _require_local_password(person)
         person.password = hashed
-        await session.execute(delete(models.SignIn).where(models.SignIn.person == owner))
+        await session.execute(delete(models.SignInRecord).where(models.SignInRecord.person == owner))
         await audit.record(session, who=owner, action="person.password", now=now, after={"by": "link"})
         return owner
 
@@ -301,29 +302,31 @@ async def change_password(db: Database, name: str, password: str, *, keep: str |
     async def work(session: AsyncSession) -> None:
         person = await _locked(session, name)
         person.password = hashed
-        others = delete(models.SignIn).where(models.SignIn.person == name, models.SignIn.id != (keep or ""))
+        others = delete(models.SignInRecord).where(
+            models.SignInRecord.person == name, models.SignInRecord.id != (keep or "")
+        )
         await session.execute(others)
-        await session.execute(delete(models.Link).where(models.Link.person == name))
+        await session.execute(delete(models.LinkRecord).where(models.LinkRecord.person == name))
         await audit.record(session, who=name, action="person.password", now=now, after={"by": "themselves"})
 
     await db.write(work)
 
 
-async def _insert(session: AsyncSession, person: models.Person) -> None:
-    if await session.get(models.Person, person.name) is not None:
+async def _insert(session: AsyncSession, person: models.PersonRecord) -> None:
+    if await session.get(models.PersonRecord, person.name) is not None:
         raise NotPossible(f"the name {person.name} is taken")
     session.add(person)
     await session.flush()
 
 
-async def _locked(session: AsyncSession, name: str) -> models.Person:
-    row = await session.get(models.Person, name, with_for_update=True)
+async def _locked(session: AsyncSession, name: str) -> models.PersonRecord:
+    row = await session.get(models.PersonRecord, name, with_for_update=True)
     if row is None:
         raise UnknownPerson(name)
     return row
 
 
-def _require_local_password(person: models.Person) -> None:
+def _require_local_password(person: models.PersonRecord) -> None:
     """Refuse a password that would outlive the account at the identity provider, with its last roles."""
     if person.issuer is not None:
         raise NotPossible(
@@ -333,16 +336,21 @@ def _require_local_password(person: models.Person) -> None:
 
 async def _require_another_admin(session: AsyncSession, name: str) -> None:
     # Lock all administrators, so that the last two cannot remove each other at the same moment.
-    query = select(models.Person.name).where(models.Person.admin).order_by(models.Person.name).with_for_update()
+    query = (
+        select(models.PersonRecord.name)
+        .where(models.PersonRecord.admin)
+        .order_by(models.PersonRecord.name)
+        .with_for_update()
+    )
     if set(await session.scalars(query)) <= {name}:
         raise NotPossible(f"{name} is the only server administrator: give the role to another person first")
 
 
 async def _new_link(session: AsyncSession, person: str | None, *, now: float) -> str:
-    links, secret = models.Link, new_link()
+    links, secret = models.LinkRecord, new_link()
     await session.execute(delete(links).where(links.person == person if person else links.person.is_(None)))
     seconds = RESET_LINK_SECONDS if person else SETUP_LINK_SECONDS
-    session.add(models.Link(digest=digest(secret), person=person, created_at=now, expires_at=now + seconds))
+    session.add(models.LinkRecord(digest=digest(secret), person=person, created_at=now, expires_at=now + seconds))
     await session.flush()
     return secret
 
@@ -350,7 +358,7 @@ async def _new_link(session: AsyncSession, person: str | None, *, now: float) ->
 async def _owner_of(db: Database, link: str, *, now: float) -> str | None:
     """Return a valid link's owner, before the server spends time on hashing a password. Raises LinkExpired."""
     async with db.read() as session:
-        row = await session.get(models.Link, digest(link.strip()))
+        row = await session.get(models.LinkRecord, digest(link.strip()))
     if row is None or row.expires_at <= now:
         raise LinkExpired
     return row.person
@@ -358,7 +366,7 @@ async def _owner_of(db: Database, link: str, *, now: float) -> str | None:
 
 async def _use(session: AsyncSession, link: str, *, now: float) -> str | None:
     """Delete the link and return its owner. Of two concurrent uses, one raises LinkExpired."""
-    links = models.Link
+    links = models.LinkRecord
     claim = (
         delete(links).where(links.digest == digest(link.strip()), links.expires_at > now).returning(links.person)
     )

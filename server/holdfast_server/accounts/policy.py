@@ -12,7 +12,7 @@ from typing import Literal
 from starlette.routing import compile_path
 from starlette.types import Scope
 
-from holdfast_server.accounts.principal import Principal, Role
+from holdfast_server.core.principal import Principal, Role
 
 AccessDecision = Literal["allow", "sign in", "forbid", "hide"]
 

@@ -8,12 +8,13 @@ from msgspec import Struct
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_server import audit, models
-from holdfast_server.accounts.principal import Principal, Role
+from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
+from holdfast_server.core.errors import InvalidSetting, NotPossible, UnknownProject
+from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
-from holdfast_server.encoding import answer_from
-from holdfast_server.errors import InvalidSetting, NotPossible, UnknownProject
-from holdfast_server.summaries import find_job
+from holdfast_server.queries.summaries import find_job
+from holdfast_server.records import audit
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -32,7 +33,7 @@ class ProjectMember(Struct, frozen=True, kw_only=True):
 
 async def list_projects(db: Database, asker: Principal, *, role: Role = Role.viewer) -> list[ProjectSummary]:
     """List the projects in which the asker has the role or a higher one, by name."""
-    projects, jobs, members = models.Project, models.Job, models.Membership
+    projects, jobs, members = models.ProjectRecord, models.JobRecord, models.MembershipRecord
     job_count = select(func.count()).where(jobs.project == projects.name).scalar_subquery()
     member_count = select(func.count()).where(members.project == projects.name).scalar_subquery()
     query = select(
@@ -47,7 +48,7 @@ async def list_projects(db: Database, asker: Principal, *, role: Role = Role.vie
 
 async def list_members(db: Database, project: str) -> list[ProjectMember]:
     """List a project's members by name. Raises UnknownProject."""
-    table = models.Membership
+    table = models.MembershipRecord
     async with db.read() as session:
         await require_project(session, project)
         found = await session.scalars(select(table).where(table.project == project).order_by(table.person))
@@ -56,7 +57,7 @@ async def list_members(db: Database, project: str) -> list[ProjectMember]:
 
 async def require_project(session: AsyncSession, project: str) -> None:
     """Raises UnknownProject."""
-    if await session.get(models.Project, project) is None:
+    if await session.get(models.ProjectRecord, project) is None:
         raise UnknownProject(project)
 
 
@@ -68,9 +69,9 @@ async def add(db: Database, name: str, *, who: str, now: float) -> str:
         raise InvalidSetting("name", reason)
 
     async def work(session: AsyncSession) -> str:
-        if await session.get(models.Project, name) is not None:
+        if await session.get(models.ProjectRecord, name) is not None:
             raise NotPossible(f"project {name!r} exists already")
-        session.add(models.Project(name=name, created_at=now))
+        session.add(models.ProjectRecord(name=name, created_at=now))
         await session.flush()
         await audit.record(session, who=who, action="project.add", now=now, project=name)
         return name
@@ -89,7 +90,7 @@ async def move_job(db: Database, job: str, project: str, *, who: str, now: float
         before, row.project = row.project, project
         await session.flush()
         # Alerts move with the job: otherwise people who may no longer see the job would still see them.
-        alerts = models.Alert
+        alerts = models.AlertRecord
         await session.execute(update(alerts).where(alerts.job == job).values(project=project))
         await audit.record(
             session, who=who, action="job.move", now=now, job=job, project=project,

@@ -8,13 +8,14 @@ from msgspec import Struct
 from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_server import audit, models
-from holdfast_server.accounts import allowances, passwords, people, secrets
-from holdfast_server.accounts.principal import ANONYMOUS, Principal
+from holdfast_server import models
+from holdfast_server.accounts import passwords, people, rate_limits, secrets
 from holdfast_server.accounts.secrets import digest, new_session
+from holdfast_server.core.encoding import answer_from
+from holdfast_server.core.errors import InvalidCredentials, UnknownPerson, UnknownSession
+from holdfast_server.core.principal import ANONYMOUS, Principal
 from holdfast_server.db import Database
-from holdfast_server.encoding import answer_from
-from holdfast_server.errors import InvalidCredentials, UnknownPerson, UnknownSession
+from holdfast_server.records import audit
 
 IDLE_SECONDS = 12 * 3600.0
 """A session ends this long after its last request."""
@@ -60,7 +61,7 @@ async def with_password(db: Database, name: str, password: str, visitor: Visitor
         await check_password(db, known, password, visitor, now=now)
     except InvalidCredentials:
         async with db.read() as session:
-            person = await session.get(models.Person, known)
+            person = await session.get(models.PersonRecord, known)
         # Do not log an unknown name: it may be a password, entered into the wrong field.
         about = {"name": known if person else "unknown name", "address": visitor.address}
         await db.write(
@@ -79,10 +80,10 @@ async def check_password(db: Database, person: str, password: str, visitor: Visi
     device = visitor.device
     if device is not None and (stored is None or not secrets.is_device(device, person, stored)):
         device = None
-    await allowances.take_attempt(db, person, visitor.address, device=device, now=now)
+    await rate_limits.take_attempt(db, person, visitor.address, device=device, now=now)
     if not await passwords.verify(password[: passwords.LONGEST + 1], stored):
         raise InvalidCredentials
-    await allowances.reset(db, person, visitor.address, device=device)
+    await rate_limits.reset(db, person, visitor.address, device=device)
 
 
 async def new_device(db: Database, name: str) -> str | None:
@@ -95,7 +96,7 @@ async def new_device(db: Database, name: str) -> str | None:
 async def _password_hash(db: Database, name: str) -> str | None:
     """Return the stored hash; `None` also for people of the identity provider, who have no password here."""
     async with db.read() as session:
-        person = await session.get(models.Person, name)
+        person = await session.get(models.PersonRecord, name)
     return person.password if person is not None and person.issuer is None else None
 
 
@@ -105,14 +106,16 @@ async def begin(db: Database, person: str, visitor: Visitor, *, by: str, now: fl
     kept = digest(secret)
 
     async def work(session: AsyncSession) -> None:
-        row = await session.get(models.Person, person)
+        row = await session.get(models.PersonRecord, person)
         if row is None:
             raise UnknownPerson(person)
         row.signed_in_at = now
         if visitor.replaces is not None:
-            await session.execute(delete(models.SignIn).where(models.SignIn.digest == digest(visitor.replaces)))
+            await session.execute(
+                delete(models.SignInRecord).where(models.SignInRecord.digest == digest(visitor.replaces))
+            )
         session.add(
-            models.SignIn(
+            models.SignInRecord(
                 digest=kept,
                 id=kept.hex()[:16],
                 person=person,
@@ -131,13 +134,13 @@ async def begin(db: Database, person: str, visitor: Visitor, *, by: str, now: fl
 
 
 def _is_open(now: float) -> tuple[ColumnElement[bool], ...]:
-    return models.SignIn.seen_at > now - IDLE_SECONDS, models.SignIn.created_at > now - LASTS_SECONDS
+    return models.SignInRecord.seen_at > now - IDLE_SECONDS, models.SignInRecord.created_at > now - LASTS_SECONDS
 
 
 async def find(session: AsyncSession, secret: str, *, now: float) -> tuple[Principal, float] | None:
     """Return the person and the time of the last request of an open session."""
-    rows = models.SignIn
-    query = select(models.Person, rows).join(rows, rows.person == models.Person.name)
+    rows = models.SignInRecord
+    query = select(models.PersonRecord, rows).join(rows, rows.person == models.PersonRecord.name)
     found = (await session.execute(query.where(rows.digest == digest(secret), *_is_open(now)))).one_or_none()
     if found is None:
         return None
@@ -149,14 +152,16 @@ async def find(session: AsyncSession, secret: str, *, now: float) -> tuple[Princ
 
 async def note_seen(db: Database, sign_in: str, *, now: float) -> None:
     async def work(session: AsyncSession) -> None:
-        await session.execute(update(models.SignIn).where(models.SignIn.id == sign_in).values(seen_at=now))
+        await session.execute(
+            update(models.SignInRecord).where(models.SignInRecord.id == sign_in).values(seen_at=now)
+        )
 
     await db.write(work)
 
 
 async def list_sessions(db: Database, principal: Principal, *, now: float) -> list[BrowserSession]:
     """List a person's open sessions, the most recently used first."""
-    table = models.SignIn
+    table = models.SignInRecord
     query = select(table).where(table.person == principal.name, *_is_open(now))
     async with db.read() as session:
         found = await session.scalars(query.order_by(table.seen_at.desc(), table.id))
@@ -165,7 +170,7 @@ async def list_sessions(db: Database, principal: Principal, *, now: float) -> li
 
 async def end(db: Database, principal: Principal, sign_in: str, *, now: float) -> None:
     """Sign out one of a person's browsers. Raises UnknownSession."""
-    table = models.SignIn
+    table = models.SignInRecord
 
     async def work(session: AsyncSession) -> None:
         ended = delete(table).where(table.id == sign_in, table.person == principal.name)
@@ -180,7 +185,7 @@ async def end(db: Database, principal: Principal, sign_in: str, *, now: float) -
 
 async def end_others(db: Database, principal: Principal, *, now: float) -> None:
     """Sign out all of a person's browsers but the current one."""
-    table = models.SignIn
+    table = models.SignInRecord
 
     async def work(session: AsyncSession) -> None:
         others = delete(table).where(table.person == principal.name, table.id != (principal.sign_in_id or ""))

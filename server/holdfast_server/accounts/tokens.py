@@ -11,14 +11,15 @@ from msgspec import Struct
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import Token
-from holdfast.protocol import validate_job
-from holdfast_server import audit, models
-from holdfast_server.accounts.principal import SCOPES, Principal, Role, Scope
+from holdfast.protocol.administration import Token
+from holdfast.protocol.messages import validate_job
+from holdfast_server import models
 from holdfast_server.accounts.secrets import TOKEN_MARK, digest, new_token, prefix_of
+from holdfast_server.core.encoding import answer_from
+from holdfast_server.core.errors import InvalidSetting, PermissionDenied, UnknownProject, UnknownToken
+from holdfast_server.core.principal import SCOPES, Principal, Role, Scope
 from holdfast_server.db import Database
-from holdfast_server.encoding import answer_from
-from holdfast_server.errors import InvalidSetting, PermissionDenied, UnknownProject, UnknownToken
+from holdfast_server.records import audit
 
 NEEDED: dict[Scope, Role] = {
     "report": Role.operator,
@@ -56,11 +57,11 @@ async def create(db: Database, request: TokenRequest, *, maker: Principal, now: 
     name, scopes = _checked(request)
     _require_rights(request, maker)
 
-    async def work(session: AsyncSession) -> tuple[str, models.Token]:
-        if request.project is not None and await session.get(models.Project, request.project) is None:
+    async def work(session: AsyncSession) -> tuple[str, models.TokenRecord]:
+        if request.project is not None and await session.get(models.ProjectRecord, request.project) is None:
             raise UnknownProject(request.project)
         secret = new_token()
-        row = models.Token(
+        row = models.TokenRecord(
             prefix=prefix_of(secret),
             digest=digest(secret),
             name=name,
@@ -88,7 +89,7 @@ async def create(db: Database, request: TokenRequest, *, maker: Principal, now: 
 
 async def list_tokens(db: Database, *, asker: Principal, now: float) -> list[Token]:
     """List the keys that the asker may revoke, newest first."""
-    tokens = models.Token
+    tokens = models.TokenRecord
     async with db.read() as session:
         query = select(tokens).order_by(tokens.created_at.desc(), tokens.prefix)
         return [_listed(row, now) for row in await session.scalars(query) if _revocable(row, asker)]
@@ -98,8 +99,8 @@ async def revoke(db: Database, prefix: str, *, asker: Principal, now: float) -> 
     """Revoke a key. Within seconds, no instance accepts it. Revoking it again has no effect. Raises
     UnknownToken."""
 
-    async def work(session: AsyncSession) -> models.Token:
-        row = await session.get(models.Token, prefix, with_for_update=True)
+    async def work(session: AsyncSession) -> models.TokenRecord:
+        row = await session.get(models.TokenRecord, prefix, with_for_update=True)
         if row is None or not _revocable(row, asker):
             raise UnknownToken(prefix)
         if row.revoked_at is None:
@@ -116,14 +117,14 @@ async def revoke(db: Database, prefix: str, *, asker: Principal, now: float) -> 
 
 async def revoke_of(session: AsyncSession, person: str, *, now: float) -> int:
     """Revoke all keys of a person and return their number."""
-    tokens = models.Token
+    tokens = models.TokenRecord
     revoked = update(tokens).where(tokens.created_by == person, tokens.revoked_at.is_(None)).values(revoked_at=now)
     return len((await session.execute(revoked.returning(tokens.prefix))).all())
 
 
 async def revoke_above(session: AsyncSession, maker: Principal, *, now: float) -> int:
     """Revoke the keys of a person that exceed their current rights, and return the number of these keys."""
-    tokens = models.Token
+    tokens = models.TokenRecord
     query = select(tokens).where(tokens.created_by == maker.name, tokens.revoked_at.is_(None)).with_for_update()
     above = [
         row
@@ -136,17 +137,17 @@ async def revoke_above(session: AsyncSession, maker: Principal, *, now: float) -
     return len(above)
 
 
-async def find(session: AsyncSession, secret: str, *, now: float) -> models.Token | None:
+async def find(session: AsyncSession, secret: str, *, now: float) -> models.TokenRecord | None:
     """Return the key with this secret if it is valid."""
     if not secret.startswith(TOKEN_MARK):
         return None
-    row = await session.get(models.Token, prefix_of(secret))
+    row = await session.get(models.TokenRecord, prefix_of(secret))
     if row is None or not hmac.compare_digest(row.digest, digest(secret)):
         return None
     return row if _listed(row, now).state == "works" else None
 
 
-def principal_of(row: models.Token) -> Principal:
+def principal_of(row: models.TokenRecord) -> Principal:
     scopes = frozenset(scope for scope in SCOPES if scope in row.scopes.split())
     return Principal(
         kind="key",
@@ -162,7 +163,7 @@ def principal_of(row: models.Token) -> Principal:
 
 async def note_use(db: Database, prefix: str, *, now: float) -> None:
     async def work(session: AsyncSession) -> None:
-        tokens = models.Token
+        tokens = models.TokenRecord
         await session.execute(update(tokens).where(tokens.prefix == prefix).values(last_used_at=now))
 
     await db.write(work)
@@ -207,7 +208,7 @@ def _may_grant(maker: Principal, project: str | None, scope: str) -> bool:
     return role is not None and role >= NEEDED[scope]  # type: ignore[index]
 
 
-def _revocable(row: models.Token, asker: Principal) -> bool:
+def _revocable(row: models.TokenRecord, asker: Principal) -> bool:
     if asker.admin or (asker.kind == "person" and row.created_by == asker.name):
         return True
     if asker.job is None and row.project is not None and asker.role_in(row.project) == Role.admin:
@@ -217,7 +218,7 @@ def _revocable(row: models.Token, asker: Principal) -> bool:
     return same_owner and all(_may_grant(asker, row.project, scope) for scope in row.scopes.split())
 
 
-def _listed(row: models.Token, now: float) -> Token:
+def _listed(row: models.TokenRecord, now: float) -> Token:
     expired = row.expires_at is not None and row.expires_at <= now
     state = "revoked" if row.revoked_at is not None else "expired" if expired else "works"
     return answer_from(row, Token, scopes=row.scopes.split(), state=state)

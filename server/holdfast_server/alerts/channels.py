@@ -11,16 +11,17 @@ from msgspec import Struct
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertChannel
-from holdfast_server import audit, models
+from holdfast.protocol.administration import AlertChannel
+from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
 from holdfast_server.alerts import egress
+from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.alerts.errors import MailDisabled, UnknownChannel, WebhooksDisabled
-from holdfast_server.alerts.kinds import SEVERITIES
-from holdfast_server.alerts.settings import AlertSettings
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.encoding import answer_from
+from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
-from holdfast_server.encoding import answer_from
-from holdfast_server.errors import InvalidSetting
+from holdfast_server.records import audit
 
 MAX_NAME = 100
 MAX_RECIPIENTS = 20
@@ -40,7 +41,7 @@ class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 async def list_channels(db: Database, project: str) -> list[AlertChannel]:
     """Raises UnknownProject."""
-    rows = models.AlertChannel
+    rows = models.AlertChannelRecord
     async with db.read() as session:
         await require_project(session, project)
         query = select(rows).where(rows.project == project).order_by(rows.created_at, rows.id)
@@ -65,7 +66,7 @@ async def create(
     row_id, secret = uuid.uuid4().hex, secrets.token_hex(32) if kind == "webhook" else ""
 
     async def work(session: AsyncSession) -> AlertChannel:
-        rows = models.AlertChannel
+        rows = models.AlertChannelRecord
         await require_project(session, project)
         known = await session.scalar(select(func.count()).where(rows.project == project))
         if (known or 0) >= MAX_CHANNELS:
@@ -95,7 +96,9 @@ async def remove(db: Database, project: str, channel: str, *, who: str, now: flo
 
     async def work(session: AsyncSession) -> None:
         row = await find(session, project, channel)
-        await session.execute(delete(models.AlertDelivery).where(models.AlertDelivery.channel == channel))
+        await session.execute(
+            delete(models.AlertDeliveryRecord).where(models.AlertDeliveryRecord.channel == channel)
+        )
         await session.delete(row)
         await session.flush()
         await _record(session, "alert.channel.remove", row, who=who, now=now)
@@ -103,9 +106,9 @@ async def remove(db: Database, project: str, channel: str, *, who: str, now: flo
     await db.write(work)
 
 
-async def find(session: AsyncSession, project: str, channel: str) -> models.AlertChannel:
+async def find(session: AsyncSession, project: str, channel: str) -> models.AlertChannelRecord:
     """Raises UnknownChannel."""
-    row = await session.get(models.AlertChannel, channel)
+    row = await session.get(models.AlertChannelRecord, channel)
     if row is None or row.project != project:
         raise UnknownChannel(channel)
     return row
@@ -136,11 +139,13 @@ def _parse_target(target: str, settings: AlertSettings) -> tuple[str, str]:
     return _CHATS.get(host, "webhook"), target
 
 
-def _as_answer(row: models.AlertChannel, *, secret: str | None = None) -> AlertChannel:
+def _as_answer(row: models.AlertChannelRecord, *, secret: str | None = None) -> AlertChannel:
     shown = row.target if row.kind == "email" else f"https://{urlsplit(row.target).hostname}/…"
     return answer_from(row, AlertChannel, target=shown, secret=secret)
 
 
-async def _record(session: AsyncSession, action: str, row: models.AlertChannel, *, who: str, now: float) -> None:
+async def _record(
+    session: AsyncSession, action: str, row: models.AlertChannelRecord, *, who: str, now: float
+) -> None:
     about = {"channel": row.id, "name": row.name, "kind": row.kind, "target": _as_answer(row).target}
     await audit.record(session, who=who, action=action, project=row.project, after=about, now=now)

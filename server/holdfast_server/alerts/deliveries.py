@@ -17,15 +17,15 @@ from msgspec import Struct
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertDelivery
+from holdfast.protocol.administration import AlertDelivery
 from holdfast_server import models
-from holdfast_server.alerts import channels, egress, incidents, messages, post_office
-from holdfast_server.alerts.kinds import SEVERITIES
-from holdfast_server.alerts.settings import AlertSettings
-from holdfast_server.chores import Chore
+from holdfast_server.alerts import channels, egress, incidents, messages, smtp
+from holdfast_server.alerts.conditions import SEVERITIES
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import Database
-from holdfast_server.encoding import answer_from
-from holdfast_server.measures import ServerMeasures
+from holdfast_server.db.background_jobs import Chore
+from holdfast_server.http.metrics import ServerMeasures
 
 EVERY_SECONDS = 2.0
 AT_ONCE = 8
@@ -36,17 +36,19 @@ MAX_ERROR = 300
 logger = logging.getLogger(__name__)
 
 
-async def enqueue(session: AsyncSession, row: models.Alert, event: messages.Event, *, now: float) -> None:
+async def enqueue(session: AsyncSession, row: models.AlertRecord, event: messages.Event, *, now: float) -> None:
     """Store the messages in the transaction that changes the alert, so that both are committed or neither."""
-    rows = models.AlertChannel
+    rows = models.AlertChannelRecord
     message = messages.AlertMessage(event=event, project=row.project, alert=incidents.as_answer(row, now=now))
     for channel in await session.scalars(select(rows).where(rows.project == row.project, rows.enabled)):
         if SEVERITIES.index(row.severity) >= SEVERITIES.index(channel.least_severity):
             session.add(_queued(channel, message, now=now))
 
 
-def _queued(channel: models.AlertChannel, message: messages.AlertMessage, *, now: float) -> models.AlertDelivery:
-    return models.AlertDelivery(
+def _queued(
+    channel: models.AlertChannelRecord, message: messages.AlertMessage, *, now: float
+) -> models.AlertDeliveryRecord:
+    return models.AlertDeliveryRecord(
         channel=channel.id,
         alert=message.alert.id if message.alert else None,
         event=message.event,
@@ -73,7 +75,7 @@ async def send_test(db: Database, project: str, channel: str, *, now: float) -> 
 
 async def list_deliveries(db: Database, project: str, channel: str, *, limit: int = 50) -> list[AlertDelivery]:
     """List a channel's messages, newest first. Raises UnknownChannel."""
-    rows = models.AlertDelivery
+    rows = models.AlertDeliveryRecord
     async with db.read() as session:
         await channels.find(session, project, channel)
         query = select(rows).where(rows.channel == channel).order_by(rows.id.desc()).limit(limit)
@@ -99,7 +101,7 @@ class MessageSender:
         The first message of each channel precedes the second of any, so that a channel that does not answer delays
         only its own messages.
         """
-        rows, owner = models.AlertDelivery, models.AlertChannel
+        rows, owner = models.AlertDeliveryRecord, models.AlertChannelRecord
         place = func.row_number().over(partition_by=rows.channel, order_by=(rows.next_at, rows.id))
         waiting = (
             select(rows.id, place.label("place")).where(rows.state == "waiting", rows.next_at <= now).subquery()
@@ -120,7 +122,9 @@ class MessageSender:
                 self.measures.delivered(channel=channel.kind, taken=result.error is None)
         return len(due)
 
-    async def _send(self, row: models.AlertDelivery, channel: models.AlertChannel, *, now: float) -> _SendResult:
+    async def _send(
+        self, row: models.AlertDeliveryRecord, channel: models.AlertChannelRecord, *, now: float
+    ) -> _SendResult:
         message = msgspec.msgpack.decode(row.payload, type=messages.AlertMessage)
         try:
             if channel.kind == "email":
@@ -138,7 +142,9 @@ class MessageSender:
             return _SendResult(f"sending failed: {type(error).__name__}; the server's log has the details")
         return _SendResult()
 
-    async def _mail(self, message: messages.AlertMessage, channel: models.AlertChannel, delivery: int) -> None:
+    async def _mail(
+        self, message: messages.AlertMessage, channel: models.AlertChannelRecord, delivery: int
+    ) -> None:
         if not self.settings.smtp_host:
             raise egress.DeliveryFailed("mail is disabled on this server: HOLDFAST_SMTP_HOST is not set")
         mail = messages.as_mail(
@@ -148,10 +154,10 @@ class MessageSender:
             address=self.address,
             delivery=delivery,
         )
-        await asyncio.to_thread(post_office.send, mail, self.settings)
+        await asyncio.to_thread(smtp.send, mail, self.settings)
 
     async def _post(
-        self, message: messages.AlertMessage, channel: models.AlertChannel, delivery: int, *, now: float
+        self, message: messages.AlertMessage, channel: models.AlertChannelRecord, delivery: int, *, now: float
     ) -> None:
         if not self.settings.webhooks:
             raise egress.DeliveryFailed("webhooks are disabled on this server: HOLDFAST_WEBHOOKS is not on")
@@ -178,7 +184,7 @@ class _SendResult(Struct, frozen=True):
 
 
 async def _store(session: AsyncSession, *, delivery: int, tries: int, result: _SendResult, now: float) -> None:
-    rows = models.AlertDelivery
+    rows = models.AlertDeliveryRecord
     values: dict[str, object] = {"tries": tries, "error": result.error[:MAX_ERROR] if result.error else None}
     if result.error is None:
         values |= {"state": "delivered", "ended_at": now}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_server.errors import NotFound, RequestRefused
+from holdfast_server.core.errors import NotFound, RequestRefused
 
 
 class UnknownAlert(NotFound):

@@ -9,11 +9,11 @@ from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertRule
+from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
 from holdfast_server.alerts import deliveries, facts, incidents, rules
+from holdfast_server.alerts.conditions import KINDS, RuleResult
 from holdfast_server.alerts.facts import JobFacts
-from holdfast_server.alerts.kinds import KINDS, RuleResult
 from holdfast_server.db import Database, lock_job
 
 EVERY_SECONDS = 10.0
@@ -50,7 +50,7 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
                 project: await rules.rules_of(session, project) for project in {job.project for job in known}
             }
             rows = await incidents.open_rows(session, part)
-        open_alerts: dict[str, dict[str, models.Alert]] = {}
+        open_alerts: dict[str, dict[str, models.AlertRecord]] = {}
         for (name, rule), row in rows.items():
             open_alerts.setdefault(name, {})[rule] = row
         due = []
@@ -69,8 +69,8 @@ def _check(job: JobFacts, project_rules: list[AlertRule]) -> list[_RuleCheck]:
 
 
 def _steps(
-    rows: dict[str, models.Alert], checks: list[_RuleCheck], *, now: float
-) -> Iterator[tuple[models.Alert | None, _RuleCheck, incidents.Step]]:
+    rows: dict[str, models.AlertRecord], checks: list[_RuleCheck], *, now: float
+) -> Iterator[tuple[models.AlertRecord | None, _RuleCheck, incidents.Step]]:
     for check in checks:
         row = rows.get(check.rule.name)
         step = incidents.next_step(row, check.rule, check.result, now=now)
@@ -78,7 +78,7 @@ def _steps(
             yield row, check, step
 
 
-def _without_rule(rows: dict[str, models.Alert], checks: list[_RuleCheck]) -> list[models.Alert]:
+def _without_rule(rows: dict[str, models.AlertRecord], checks: list[_RuleCheck]) -> list[models.AlertRecord]:
     names = {check.rule.name for check in checks}
     return [row for rule, row in rows.items() if rule not in names]
 
@@ -107,7 +107,7 @@ async def _begin(session: AsyncSession, job: str, check: _RuleCheck, *, now: flo
 
 
 async def _take(
-    session: AsyncSession, row: models.Alert, check: _RuleCheck, step: incidents.Step, *, now: float
+    session: AsyncSession, row: models.AlertRecord, check: _RuleCheck, step: incidents.Step, *, now: float
 ) -> None:
     match step:
         case "replace":
@@ -132,7 +132,7 @@ async def _take(
             await _end(session, row, RECOVERED, now=now)
 
 
-async def _fire(session: AsyncSession, row: models.Alert, check: _RuleCheck, *, now: float) -> None:
+async def _fire(session: AsyncSession, row: models.AlertRecord, check: _RuleCheck, *, now: float) -> None:
     assert check.result is not None
     await incidents.fire(session, row, check.rule, check.result, now=now)
     await session.flush()
@@ -140,7 +140,7 @@ async def _fire(session: AsyncSession, row: models.Alert, check: _RuleCheck, *, 
         await deliveries.enqueue(session, row, "firing", now=now)
 
 
-async def _end(session: AsyncSession, row: models.Alert, why: str, *, now: float) -> None:
+async def _end(session: AsyncSession, row: models.AlertRecord, why: str, *, now: float) -> None:
     if row.fired_at is None:
         await session.delete(row)
     else:

@@ -10,14 +10,14 @@ from typing import Literal
 from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import Alert, AlertRule
-from holdfast.answers.administration import AlertState
-from holdfast_server import audit, models
+from holdfast.protocol.administration import Alert, AlertRule, AlertState
+from holdfast_server import models
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleResult
 from holdfast_server.alerts.errors import AlertResolved, UnknownAlert
-from holdfast_server.alerts.kinds import KINDS, SEVERITIES, RuleResult
+from holdfast_server.core.encoding import answer_from
+from holdfast_server.core.errors import InvalidSetting, UnknownJob
 from holdfast_server.db import Database, locked_job, named_jobs
-from holdfast_server.encoding import answer_from
-from holdfast_server.errors import InvalidSetting, UnknownJob
+from holdfast_server.records import audit
 
 Step = Literal[
     "begin", "discard", "fire", "replace", "keep_firing", "end_silence", "update", "start_clearing", "resolve"
@@ -30,7 +30,9 @@ MAX_ROWS = 500
 MAX_MESSAGE = 1000
 
 
-def next_step(row: models.Alert | None, rule: AlertRule, result: RuleResult | None, *, now: float) -> Step | None:
+def next_step(
+    row: models.AlertRecord | None, rule: AlertRule, result: RuleResult | None, *, now: float
+) -> Step | None:
     """Return the change that a rule's result makes to its open alert, or to none; `None` for no change."""
     if row is None:
         return "begin" if result is not None and result.broken else None
@@ -49,7 +51,7 @@ def next_step(row: models.Alert | None, rule: AlertRule, result: RuleResult | No
     return "resolve" if now - row.clear_since >= CLEAR_SECONDS else None
 
 
-def _step_while_broken(row: models.Alert, result: RuleResult | None, *, now: float) -> Step | None:
+def _step_while_broken(row: models.AlertRecord, result: RuleResult | None, *, now: float) -> Step | None:
     if result is not None and result.subject != row.subject:
         return "replace"
     if result is not None and row.clear_since is not None:
@@ -59,20 +61,20 @@ def _step_while_broken(row: models.Alert, result: RuleResult | None, *, now: flo
     return "update" if result is not None and result.message[:MAX_MESSAGE] != row.message else None
 
 
-async def open_rows(session: AsyncSession, jobs: Iterable[str]) -> dict[tuple[str, str], models.Alert]:
+async def open_rows(session: AsyncSession, jobs: Iterable[str]) -> dict[tuple[str, str], models.AlertRecord]:
     """Return the unresolved alerts by job and rule, including those that have not fired yet."""
     rows = await session.scalars(_open_rows_query(), {"jobs": list(jobs)})
     return {(row.job, row.rule): row for row in rows}
 
 
 @cache
-def _open_rows_query() -> Select[models.Alert]:
-    rows = models.Alert
+def _open_rows_query() -> Select[models.AlertRecord]:
+    rows = models.AlertRecord
     return select(rows).where(rows.job.in_(named_jobs()), rows.resolved_at.is_(None))
 
 
-def begin(job: str, rule: AlertRule, result: RuleResult, *, now: float) -> models.Alert:
-    return models.Alert(
+def begin(job: str, rule: AlertRule, result: RuleResult, *, now: float) -> models.AlertRecord:
+    return models.AlertRecord(
         project=rule.project,
         job=job,
         rule=rule.name,
@@ -85,13 +87,13 @@ def begin(job: str, rule: AlertRule, result: RuleResult, *, now: float) -> model
 
 
 async def fire(
-    session: AsyncSession, row: models.Alert, rule: AlertRule, result: RuleResult, *, now: float
+    session: AsyncSession, row: models.AlertRecord, rule: AlertRule, result: RuleResult, *, now: float
 ) -> None:
     """Fire an alert. An unexpired silence of the previous alert of this rule and job applies to it."""
     row.fired_at, row.severity = now, rule.severity
     row.message = result.message[:MAX_MESSAGE]
     row.value = result.value if result.value is not None and math.isfinite(result.value) else None
-    earlier = models.Alert
+    earlier = models.AlertRecord
     query = (
         select(earlier)
         .where(earlier.job == row.job, earlier.rule == row.rule, earlier.resolved_at.is_not(None))
@@ -103,11 +105,11 @@ async def fire(
         row.silenced_until, row.silenced_by = before.silenced_until, before.silenced_by
 
 
-def is_silenced(row: models.Alert, *, now: float) -> bool:
+def is_silenced(row: models.AlertRecord, *, now: float) -> bool:
     return row.silenced_until is not None and row.silenced_until > now
 
 
-def state_of(row: models.Alert, *, now: float) -> AlertState:
+def state_of(row: models.AlertRecord, *, now: float) -> AlertState:
     if row.resolved_at is not None:
         return "resolved"
     if is_silenced(row, now=now):
@@ -115,7 +117,7 @@ def state_of(row: models.Alert, *, now: float) -> AlertState:
     return "acknowledged" if row.acknowledged_at is not None else "firing"
 
 
-def as_answer(row: models.Alert, *, now: float) -> Alert:
+def as_answer(row: models.AlertRecord, *, now: float) -> Alert:
     kind = KINDS.get(row.kind)
     return answer_from(
         row,
@@ -141,7 +143,7 @@ async def list_alerts(
     limit: int = 100,
 ) -> list[Alert]:
     """List alerts, newest first; `before` is the id that the previous page ended with."""
-    rows = models.Alert
+    rows = models.AlertRecord
     query = select(rows).where(rows.fired_at.is_not(None)).order_by(rows.id.desc()).limit(min(limit, MAX_ROWS))
     if visible_projects is not None:
         query = query.where(rows.project.in_(visible_projects))
@@ -154,7 +156,7 @@ async def list_alerts(
     if before is not None:
         query = query.where(rows.id < before)
     async with db.read() as session:
-        if job is not None and await session.get(models.Job, job) is None:
+        if job is not None and await session.get(models.JobRecord, job) is None:
             raise UnknownJob(job)
         return [as_answer(row, now=now) for row in await session.scalars(query)]
 
@@ -173,7 +175,7 @@ async def open_of_jobs(db: Database, jobs: Sequence[str], *, now: float) -> dict
 
 async def open_by_severity(db: Database, *, visible_projects: Collection[str] | None = None) -> dict[str, int]:
     """Count the unresolved alerts, including acknowledged and silenced ones."""
-    rows = models.Alert
+    rows = models.AlertRecord
     query = select(rows.severity, func.count()).where(rows.resolved_at.is_(None), rows.fired_at.is_not(None))
     if visible_projects is not None:
         query = query.where(rows.project.in_(visible_projects))
@@ -189,7 +191,7 @@ async def open_by_severity(db: Database, *, visible_projects: Collection[str] | 
 async def acknowledge(db: Database, job: str, alert: int, *, who: str, now: float) -> Alert:
     """Acknowledge an alert, once. Raises UnknownJob, UnknownAlert, AlertResolved."""
 
-    async def change(session: AsyncSession, row: models.Alert) -> None:
+    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
         if row.acknowledged_at is None:
             row.acknowledged_at, row.acknowledged_by = now, who
             await _record(session, "alert.acknowledge", row, who=who, now=now)
@@ -206,7 +208,7 @@ async def silence(db: Database, job: str, alert: int, *, until: float, who: str,
     if not now < until <= now + MAX_SILENCE_SECONDS:
         raise InvalidSetting("until", "a silence ends in the future, within 90 days")
 
-    async def change(session: AsyncSession, row: models.Alert) -> None:
+    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
         row.silenced_until, row.silenced_by = until, who
         await _record(session, "alert.silence", row, who=who, now=now, until=until)
 
@@ -216,7 +218,7 @@ async def silence(db: Database, job: str, alert: int, *, until: float, who: str,
 async def unsilence(db: Database, job: str, alert: int, *, who: str, now: float) -> Alert:
     """End a silence. The next evaluation sends the message. Raises as acknowledge does."""
 
-    async def change(session: AsyncSession, row: models.Alert) -> None:
+    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
         if is_silenced(row, now=now):
             row.silenced_until = now
             await _record(session, "alert.unsilence", row, who=who, now=now)
@@ -228,14 +230,14 @@ async def _change(
     db: Database,
     job: str,
     alert: int,
-    change: Callable[[AsyncSession, models.Alert], Awaitable[None]],
+    change: Callable[[AsyncSession, models.AlertRecord], Awaitable[None]],
     *,
     now: float,
 ) -> Alert:
     async def work(session: AsyncSession) -> Alert:
         if await locked_job(session, job) is None:
             raise UnknownJob(job)
-        row = await session.get(models.Alert, alert) if 0 <= alert < 2**63 else None
+        row = await session.get(models.AlertRecord, alert) if 0 <= alert < 2**63 else None
         if row is None or row.job != job or row.fired_at is None:
             raise UnknownAlert(alert)
         if row.resolved_at is not None:
@@ -247,7 +249,7 @@ async def _change(
 
 
 async def _record(
-    session: AsyncSession, action: str, row: models.Alert, *, who: str, now: float, **more: float
+    session: AsyncSession, action: str, row: models.AlertRecord, *, who: str, now: float, **more: float
 ) -> None:
     await session.flush()
     after = {"alert": row.id, "rule": row.rule, **more}

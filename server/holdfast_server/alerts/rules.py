@@ -9,13 +9,14 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertRule
-from holdfast_server import audit, models
+from holdfast.protocol.administration import AlertRule
+from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
 from holdfast_server.alerts.errors import UnknownRule
-from holdfast_server.alerts.kinds import KINDS, SEVERITIES, RuleKind
+from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting
+from holdfast_server.records import audit
 
 MAX_LIMIT = 1e12
 MAX_FOR_SECONDS = 7 * 86400.0
@@ -46,7 +47,7 @@ def applies(rule: AlertRule, job: str) -> bool:
 
 async def rules_of(session: AsyncSession, project: str) -> list[AlertRule]:
     """Return the built-in rules, then the custom ones by name."""
-    rows = models.AlertRule
+    rows = models.AlertRuleRecord
     stored = {row.name: row for row in await session.scalars(select(rows).where(rows.project == project))}
     built_in = [
         _stored(stored.pop(kind.name)) if kind.name in stored else _default(project, kind, kind.name)
@@ -74,9 +75,9 @@ async def change(
         known = {rule.name: rule for rule in await rules_of(session, project)}
         before = known.get(name)
         rule = before or _default(project, _kind_of_new(name, changes, known), name)
-        row = await session.get(models.AlertRule, (project, name))
+        row = await session.get(models.AlertRuleRecord, (project, name))
         if row is None:
-            row = models.AlertRule(project=project, name=name, limit_value=rule.limit)
+            row = models.AlertRuleRecord(project=project, name=name, limit_value=rule.limit)
             for field in _STORED:
                 setattr(row, field, getattr(rule, field))
             session.add(row)
@@ -94,7 +95,7 @@ async def remove(db: Database, project: str, name: str, *, who: str, now: float)
     """Remove a custom rule, or reset a built-in one to its default. Raises UnknownRule."""
 
     async def work(session: AsyncSession) -> None:
-        rows = models.AlertRule
+        rows = models.AlertRuleRecord
         row = await session.get(rows, (project, name))
         default = _default(project, KINDS[name], name) if name in KINDS and KINDS[name].built_in else None
         if row is None and default is None:
@@ -124,7 +125,7 @@ def _default(project: str, kind: RuleKind, name: str) -> AlertRule:
     )
 
 
-def _stored(row: models.AlertRule) -> AlertRule:
+def _stored(row: models.AlertRuleRecord) -> AlertRule:
     fields = {field: getattr(row, field) for field in _STORED}
     return structs.replace(_default(row.project, KINDS[row.kind], row.name), limit=row.limit_value, **fields)
 
@@ -143,7 +144,7 @@ def _kind_of_new(name: str, changes: RuleChanges, known: dict[str, AlertRule]) -
     return KINDS[changes.kind]
 
 
-def _apply(row: models.AlertRule, changes: RuleChanges) -> None:
+def _apply(row: models.AlertRuleRecord, changes: RuleChanges) -> None:
     if changes.kind not in (UNSET, row.kind):
         raise InvalidSetting("kind", f"this rule is of kind {row.kind}: create another one for {changes.kind!r}")
     if changes.enabled is not UNSET:

@@ -11,17 +11,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.protocol import Ack, Batch
-from holdfast_server import batches, compression, ingest
-from holdfast_server.accounts.belonging import JobProjects
-from holdfast_server.accounts.principal import Principal
-from holdfast_server.api.answers import Json
-from holdfast_server.api.schema import body, returns
+from holdfast.protocol.messages import Ack, Batch
+from holdfast_server.accounts.job_projects import JobProjects
+from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.responses import Json
+from holdfast_server.core import compression
+from holdfast_server.core.errors import RequestRefused, UnknownJob
+from holdfast_server.core.principal import Principal
+from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
-from holdfast_server.errors import RequestRefused, UnknownJob
-from holdfast_server.intake import Intake
-from holdfast_server.measures import ServerMeasures
-from holdfast_server.settings import ServerSettings
+from holdfast_server.http.metrics import ServerMeasures
+from holdfast_server.ingest import transaction
+from holdfast_server.ingest.admission import Intake
+from holdfast_server.samples import batches
 
 MAX_BODY_BYTES = 8 * 2**20
 """Largest batch, both compressed and decompressed."""
@@ -60,7 +62,7 @@ async def report(request: Request) -> Response:
         with state.room.taking(received.batch.lane, len(content)):
             try:
                 project = await state.job_projects.project_for_report(asker, received.batch.job)
-                ack = await ingest.store(
+                ack = await transaction.store(
                     state.database, received, project=project, max_jobs=state.settings.max_jobs, now=now
                 )
             except UnknownJob as error:

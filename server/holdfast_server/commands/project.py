@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from holdfast_server.accounts import projects
-from holdfast_server.accounts.principal import OPERATOR
-from holdfast_server.commands.place import (
+from holdfast_server.commands.database import (
     Db,
     Json,
     command_group,
@@ -18,6 +17,7 @@ from holdfast_server.commands.place import (
     print_table,
     whoami,
 )
+from holdfast_server.core.principal import OPERATOR
 
 Project = Annotated[str, typer.Argument(metavar="PROJECT", help="The project's name.")]
 

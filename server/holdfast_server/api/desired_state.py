@@ -1,0 +1,120 @@
+"""The desired state of a job: agents read it by long polling, people edit it with If-Match."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.protocol.jobs import DesiredChanges
+from holdfast.protocol.messages import Desired
+from holdfast.protocol.questions import SettingsPreview
+from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.responses import Json, parse, refusal
+from holdfast_server.control import control, plans
+from holdfast_server.core.bus import LocalBus
+from holdfast_server.core.errors import InvalidSetting
+from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
+from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Jobs, Who
+
+MAX_WAIT_SECONDS = 60.0
+MAX_EDIT_BYTES = 2**16
+NO_JOB = ""
+"""Stands for a job that is hidden from the client. No job has this name, so the answers are those for an unknown
+job."""
+
+router = APIRouter(prefix="/jobs/{job}", tags=["control"])
+
+
+@router.get("/desired", responses=returns(Desired, _204="No version after `after` so far"))
+async def read(
+    job: str,
+    db: Db,
+    changes: Changes,
+    asker: Asker,
+    jobs: Jobs,
+    clock: Clock,
+    after: Annotated[int, Query(description="answer once there is a version after this one")] = -1,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="for at most this many seconds")] = 0,
+) -> Response:
+    """Return the newest version; with `after` and `wait`, by long polling. An unknown job has the default state.
+
+    `after` confirms the delivery of that version, which the pages then show.
+    """
+    if await jobs.is_hidden(asker, job):
+        job = NO_JOB
+    if wait and after > 0 and "report" in asker.scopes:
+        # The agent's next request confirms it again: answering matters more.
+        with suppress(DatabaseBusy, DatabaseUnavailable):
+            await control.delivered(db, job, after)
+    desired = await _later(db, changes, clock, job, after, wait)
+    return Response(status_code=204) if desired is None else _tagged(desired)
+
+
+async def _later(
+    db: Database, changes: LocalBus, clock: Clock, job: str, after: int, wait_seconds: float
+) -> Desired | None:
+    deadline = asyncio.get_running_loop().time() + wait_seconds
+    # Subscribe before the first read, so that no edit between the two is missed.
+    with changes.subscribe(job, samples=False) as subscription:
+        while True:
+            desired = await control.desired(db, job, now=clock())
+            if desired.version > after:
+                return desired
+            remaining = deadline - asyncio.get_running_loop().time()
+            if remaining <= 0 or not await subscription.wait(remaining):
+                return None
+
+
+@router.patch(
+    "/desired",
+    max_body_size=MAX_EDIT_BYTES,
+    openapi_extra=body(DesiredChanges),
+    responses=returns(
+        Desired,
+        _404="No such job",
+        _409="A setting changed after that version; restores do not count",
+        _422="Invalid setting",
+        _428="No If-Match",
+    ),
+)
+async def edit(
+    job: str,
+    request: Request,
+    db: Db,
+    who: Who,
+    clock: Clock,
+    if_match: Annotated[str | None, Header(description='the version that the edit is based on, as in "3"')] = None,
+) -> Response:
+    """Change the desired state, based on the version in If-Match. `null` resets a setting to that of the
+    script."""
+    if if_match is None:
+        message = 'send the version that you edit, as in If-Match: "3": it is the ETag of GET'
+        return refusal(428, "version_required", message)
+    changes = parse(await request.body(), DesiredChanges)
+    return _tagged(await control.edit(db, job, changes, version=_version(if_match), who=who, now=clock()))
+
+
+@router.get("/preview", responses=returns(SettingsPreview, _404="No such job", _422="Invalid setting"))
+async def preview(
+    job: str, db: Db, clock: Clock, budget: float | None = None, every: int | None = None
+) -> Response:
+    """Predict the interval, overhead and exposure for these settings."""
+    return Json(await plans.preview_settings(db, job, budget=budget, every=every, now=clock()))
+
+
+def _version(if_match: str) -> int:
+    digits = if_match.strip().removeprefix("W/").strip('"')
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 16):
+        raise InvalidSetting("If-Match", f'If-Match {if_match!r} is not a version, as in "3"')
+    return int(digits)
+
+
+def _tagged(desired: Desired) -> Response:
+    answer = Json(desired)
+    answer.headers["ETag"] = f'"{desired.version}"'
+    return answer
