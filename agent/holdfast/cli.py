@@ -87,7 +87,7 @@ for _name, _told in (
     ("project", "Manage the projects of a server with accounts: add, list, move a job to one."),
     ("token", "Manage the keys of agents and scripts on a server with accounts: create, list, revoke."),
     ("audit", "List who changed what on a server, or verify that the audit log is unaltered."),
-    ("db", "Manage the server's database: size, backup, put-back, and limits on what it keeps."),
+    ("db", "Manage the server's database: size, backup, restore, and limits on what it keeps."),
 ):
     _add_server_command(_name, _told, _SERVER)
 

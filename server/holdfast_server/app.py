@@ -1,4 +1,4 @@
-"""The application: the API, the pages that are passed in, and the middleware around them."""
+"""The application: the API, the dashboard that is passed in, and the middleware around them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from holdfast_server.accounts import expiry
-from holdfast_server.accounts.auth_backends import door_for
-from holdfast_server.accounts.auth_middleware import IdentityMiddleware, PolicyMiddleware
-from holdfast_server.accounts.job_projects import Belonging
+from holdfast_server.accounts.auth_backends import choose_backend
+from holdfast_server.accounts.auth_middleware import AuthMiddleware
+from holdfast_server.accounts.job_projects import JobProjects
 from holdfast_server.accounts.oidc import Provider
 from holdfast_server.alerts import deliveries, evaluation
 from holdfast_server.api import openapi, responses, router
@@ -43,11 +43,11 @@ from holdfast_server.samples import compaction
 MAX_FORM_BYTES = 2**20
 
 COMPRESSED_BYTES = 1400
-"""Shorter answers fit one packet as they are."""
+"""Smallest compressed answer: a shorter one fits into one packet."""
 
 CHORES: tuple[Chore, ...] = (
-    Chore("accounts", expiry.TIDY_SECONDS, expiry.tidy),
-    Chore("audit anchor", expiry.ANCHOR_SECONDS, expiry.anchor),
+    Chore("accounts", expiry.TIDY_SECONDS, expiry.delete_expired),
+    Chore("audit anchor", expiry.ANCHOR_SECONDS, expiry.log_audit_head),
     Chore("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
     Chore("alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)),
     Chore("compaction", compaction.EVERY_SECONDS, compaction.compact),
@@ -59,13 +59,13 @@ CHORES: tuple[Chore, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """A dashboard: the server mounts what it is given, and does not depend on it."""
+    """A dashboard that the server mounts without depending on it."""
 
     routers: Callable[[], Sequence[APIRouter]]
     static: ASGIApp
-    """What serves its files, under /static."""
+    """Serves its files under /static."""
     error_page: Callable[[Response], Response]
-    """The page for people of a refusal in JSON."""
+    """Renders a refusal in JSON as a page."""
 
 
 def create_app(
@@ -75,13 +75,13 @@ def create_app(
     database: Database | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """The server as an ASGI application.
+    """Create the server as an ASGI application.
 
     Args:
-        settings: where it stores, and who may talk to it.
-        web: its dashboard; without one, the API is all there is.
-        database: one that is prepared already; without it, the app prepares its own when it starts.
-        clock: seconds since the epoch.
+        settings: its configuration.
+        web: its dashboard; without one, it serves the API only.
+        database: one that is prepared already; otherwise the application prepares its own on start.
+        clock: returns seconds since the epoch.
     """
     db = Database(settings.database, LocalBus()) if database is None else database
     measures = ServerMeasures()
@@ -92,7 +92,7 @@ def create_app(
         db.prepare()
         await db.open()
         try:
-            app.state.door = await door_for(settings, db)
+            app.state.auth = await choose_backend(settings, db)
             async with kept_up((*CHORES, post), db, clock):
                 yield
         finally:
@@ -114,7 +114,7 @@ def create_app(
     app.state.clock, app.state.measures, app.state.web = clock, measures, web
     app.state.room = Intake(db)
     app.state.exporting = asyncio.Semaphore(exports.AT_ONCE)
-    app.state.belonging = Belonging(db)
+    app.state.job_projects = JobProjects(db)
     app.state.streams = Counter()
     app.state.provider = Provider(settings.provider) if settings.provider else None
     responses.install(app)
@@ -126,7 +126,7 @@ def create_app(
 
 
 def _middleware(settings: ServerSettings) -> list[Middleware]:
-    """The outermost first."""
+    """Return the middleware, the outermost first."""
     return [
         Middleware(RequestMiddleware),
         Middleware(
@@ -135,19 +135,19 @@ def _middleware(settings: ServerSettings) -> list[Middleware]:
             compresslevel=responses.COMPRESSION_LEVEL,
             exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, PARQUET),
         ),
-        Middleware(security.HeadersMiddleware),
         Middleware(security.BodyDeadlineMiddleware),
-        Middleware(IdentityMiddleware, refuse=responses.answered),
-        Middleware(security.HostMiddleware, settings=settings),
-        Middleware(security.CrossOriginMiddleware, settings=settings),
-        Middleware(PolicyMiddleware, refuse=responses.answered),
+        Middleware(
+            AuthMiddleware,
+            refuse=responses.refuse,
+            checks=(security.HostCheck(settings), security.OriginCheck(settings)),
+        ),
     ]
 
 
 @cache
 def _routes(web: Web | None) -> list[BaseRoute]:
-    """Every route. What FastAPI makes of their signatures takes longer than all else about an application, and is
-    the same for each that a process has."""
+    """Return all routes. They are cached: FastAPI's analysis of their signatures takes most of the start-up
+    time."""
     every = APIRouter(max_body_size=MAX_FORM_BYTES)
     for part in (router, api_reference.router, *(web.routers() if web else ())):
         every.include_router(part)

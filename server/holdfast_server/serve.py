@@ -9,10 +9,11 @@ import resource
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import typer
@@ -23,14 +24,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from holdfast.protocol.messages import DEFAULT_PORT
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
 from holdfast_server.accounts import people
-from holdfast_server.accounts.auth_backends import Accounts
-from holdfast_server.accounts.oidc import check_address
+from holdfast_server.accounts.auth_backends import AccountsAuth
 from holdfast_server.app import Web, create_app
-from holdfast_server.core import logs
+from holdfast_server.core import logs, oidc_settings
 from holdfast_server.core.alert_settings import AlertSettings
-from holdfast_server.core.oidc_settings import ProviderSettings, from_environment
 from holdfast_server.core.settings import (
-    HOW_TO_MAKE_ONE,
+    HOW_TO_GENERATE,
     MAX_JOBS,
     MIN_TOKEN,
     ServerSettings,
@@ -40,21 +39,23 @@ from holdfast_server.core.settings import (
 from holdfast_server.db import Database, DatabaseInUse
 from holdfast_server.db.backups import in_words, size_bytes
 
+T = TypeVar("T")
+
 DASHBOARD = "holdfast_web"
 SHUTDOWN_SECONDS = 5
 KEEP_ALIVE_SECONDS = 75
-"""Longer than agents and proxies leave a connection idle, so that it is not closed under a request."""
+"""Longer than agents and proxies keep an idle connection: the server must not close it under a request."""
 HEADER_SECONDS = 20.0
-"""In which the header of a request has to arrive: a connection that trickles holds a file and memory."""
+"""Time limit for the header of a request: a slow connection holds a file descriptor and memory."""
 EXIT_USAGE = 2
 MOST_OPEN_FILES = 65_536
 
 
 class _HttpProtocol(HttpToolsProtocol):
-    """Closes a connection on which no whole request header arrives in time: uvicorn would wait for ever.
+    """Closes a connection if the header of a request does not arrive in time: uvicorn would wait forever.
 
-    The time runs from the first byte after a connection or an answer to the end of the header. Between requests,
-    uvicorn's limit for idle connections holds, and for bodies that of `BodyDeadlineMiddleware`.
+    The time runs from the first byte to the end of the header. Uvicorn's limit for idle connections applies
+    between requests, and that of `BodyDeadlineMiddleware` to bodies.
     """
 
     header_seconds = HEADER_SECONDS
@@ -88,7 +89,7 @@ class _HttpProtocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Ends open streams and long polls first: uvicorn would wait for them until it gives up."""
+    """Ends open streams and long polls before it shuts down: uvicorn would wait for them until its timeout."""
 
     def __init__(self, config: uvicorn.Config, database: Database, settings: ServerSettings, address: str) -> None:
         super().__init__(config)
@@ -97,29 +98,29 @@ class _Server(uvicorn.Server):
         self._address = address
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # A second Ctrl-C changes nothing: to leave at once would leave the database open behind us.
+        # Ignore a second Ctrl-C: exiting at once would leave the database open.
         if not self.should_exit:
             super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            # What is imported and set up by now stays: looked through for garbage again and again, with some
-            # hundred thousand objects, it would make whoever asks at that moment wait.
+            # Exclude the objects that exist by now from garbage collection: scanning several hundred thousand of
+            # them again and again would delay requests.
             gc.collect()
             gc.freeze()
-            if isinstance(self.config.app.state.door, Accounts):  # type: ignore[union-attr]
-                await self._say_who_may()
-            print(f"Holdfast is at {self._address} (Ctrl-C ends it)", flush=True)
+            if isinstance(self.config.app.state.auth, AccountsAuth):  # type: ignore[union-attr]
+                await self._print_sign_in()
+            print(f"Holdfast is at {self._address} (press Ctrl-C to stop)", flush=True)
 
-    async def _say_who_may(self) -> None:
+    async def _print_sign_in(self) -> None:
         if self._settings.token is not None:
-            print("People sign in and keys are made here: HOLDFAST_TOKEN opens nothing on this server", flush=True)
+            print("This server has accounts and keys: it ignores HOLDFAST_TOKEN", flush=True)
         link = await people.setup_link(self._database, who="the server", now=time.time())
         if link is not None:
             where = (self._settings.address or self._address).rstrip("/")
             minutes = f"{people.SETUP_LINK_SECONDS / 60:.0f} minutes"
-            print(f"Set it up, within {minutes}, at {where}/setup#{link}", flush=True)
+            print(f"Set up the server within {minutes} at {where}/setup#{link}", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._database.changes.close()
@@ -172,7 +173,7 @@ MaxJobs = Annotated[
     typer.Option(
         envvar="HOLDFAST_MAX_JOBS",
         min=1,
-        help="Jobs that a project may have; a report that would begin one more is refused.",
+        help="Limit of the jobs of a project; a report that would create one more is refused.",
     ),
 ]
 LogFormat = Annotated[
@@ -202,9 +203,9 @@ def serve(
 ) -> None:
     """Start the server and its dashboard.
 
-    On loopback, the default, no sign-in is needed, and requests that a proxy forwarded are refused. An exposed
-    server, one with another --host, a public --address or an --allow-host, has accounts for people and keys for
-    programs: the first start prints a link with which the first admin sets the server up.
+    On loopback, the default, no sign-in is needed, and requests from a proxy are refused. An exposed server, with
+    another --host, a public --address or an --allow-host, has accounts for people and keys for programs: its first
+    start prints a link for setting up the first administrator.
 
         holdfast serve --host 0.0.0.0
 
@@ -225,8 +226,8 @@ def serve(
         accounts=accounts,
         max_jobs=max_jobs,
         address=_public(address),
-        provider=_provider(),
-        alerts=_alerts(),
+        provider=_from_environment(oidc_settings.from_environment),
+        alerts=_from_environment(AlertSettings.from_environment),
     )
     level: logs.Level = log_level or ("warning" if log_format == "human" else "info")
     logs.set_up(log_format, level)
@@ -247,20 +248,20 @@ def serve(
     try:
         _Server(config, database, settings, _address(listener)).run(sockets=[listener])
     except KeyboardInterrupt:
-        print("Holdfast has stopped.", flush=True)
+        print("Holdfast stopped.", flush=True)
     finally:
         database.release()
 
 
 def _dashboard() -> Web:
-    """The dashboard, by the name of its package: the server depends on none."""
+    """Import the dashboard by the name of its package, because the server does not depend on it."""
     web: Web = import_module(DASHBOARD).web
     return web
 
 
 def _open_many_files() -> None:
-    """Each rank that reports holds a connection, and each job's agent another: at the limit that most shells and
-    systemd begin a process with, 1,024, a few hundred jobs would be all. Anybody may raise it."""
+    """Raise the limit of open files: with the usual 1,024, connections of agents limit a server to a few hundred
+    jobs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -272,18 +273,18 @@ def _check(settings: ServerSettings) -> None:
     exposed_by = settings.exposed_by
     if exposed_by and settings.token is None and settings.accounts is False:
         _refuse(
-            f"{exposed_by} lets other machines reach this server, and anybody there could restore and stop "
-            f"training: remove --no-accounts, set a shared secret in HOLDFAST_TOKEN, here and for the agents, or "
-            f"serve on 127.0.0.1 without a public name; {HOW_TO_MAKE_ONE} makes a secret"
+            f"{exposed_by} lets other machines reach this server without authentication: remove --no-accounts, "
+            "set a shared secret in HOLDFAST_TOKEN for the server and its agents, or serve on 127.0.0.1 without a "
+            f"public name. To make a secret: {HOW_TO_GENERATE}"
         )
     if settings.token is not None and not settings.accounts and len(settings.token) < MIN_TOKEN:
         short = f"the token (HOLDFAST_TOKEN) has {len(settings.token)} characters"
-        advice = f"use at least {MIN_TOKEN}; {HOW_TO_MAKE_ONE} makes one"
+        advice = f"use at least {MIN_TOKEN}. To make a secret: {HOW_TO_GENERATE}"
         if exposed_by:
-            _refuse(f"{short}, and {exposed_by} lets other machines reach and guess it: {advice}")
+            _refuse(f"{short}, and {exposed_by} lets other machines guess it: {advice}")
         print(f"holdfast serve: warning: {short} and can be guessed: {advice}", file=sys.stderr, flush=True)
     try:
-        settings.url  # noqa: B018 - it is read for what it refuses
+        settings.url  # noqa: B018 - raises for an invalid URL
     except ValueError as error:
         _refuse(f"--db (HOLDFAST_DB): {error}")
 
@@ -293,25 +294,13 @@ def _public(address: str | None) -> str | None:
         return None
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
-        _refuse(
-            f"--address (HOLDFAST_ADDRESS) {address!r} is none: write it as browsers show it, https://holdfast.example"
-        )
+        _refuse(f"--address (HOLDFAST_ADDRESS): invalid URL {address!r}: write it like https://holdfast.example")
     return address.rstrip("/")
 
 
-def _provider() -> ProviderSettings | None:
+def _from_environment(read: Callable[[Mapping[str, str]], T]) -> T:
     try:
-        settings = from_environment(os.environ)
-        if settings is not None:
-            check_address(settings.issuer)
-    except ValueError as error:
-        _refuse(str(error))
-    return settings
-
-
-def _alerts() -> AlertSettings:
-    try:
-        return AlertSettings.of(os.environ)
+        return read(os.environ)
     except ValueError as error:
         _refuse(str(error))
 
@@ -322,11 +311,11 @@ def _listener(settings: ServerSettings) -> socket.socket:
         family = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        # socket.create_server adds the address to the system's words
+        # socket.create_server adds the address to the system's message
         reason = (error.strerror or str(error)).partition(" (while")[0]
         _refuse(
-            f"cannot listen on {settings.host} port {settings.port}: {reason}. Another server may run there; "
-            "choose another port with --port"
+            f"cannot listen on {settings.host} port {settings.port}: {reason}. If another server uses the port, "
+            "choose another one with --port"
         )
 
 
@@ -338,19 +327,18 @@ def _prepared(settings: ServerSettings) -> Database:
         _refuse(str(error))
     except (OSError, SQLAlchemyError) as error:
         _refuse(
-            f"cannot store in {database.place} ({_reason(error)}): name a file that can be written with --db "
-            "(HOLDFAST_DB)"
+            f"cannot write to {database.place} ({_reason(error)}): choose a writable file with --db (HOLDFAST_DB)"
         )
-    print(f"Storing in {database.place} ({in_words(size_bytes(database.url))})", flush=True)
+    print(f"Database: {database.place} ({in_words(size_bytes(database.url))})", flush=True)
     if upgraded.revisions:
-        print(f"Brought the database up to date: {', '.join(upgraded.revisions)}", flush=True)
+        print(f"Migrated the database: {', '.join(upgraded.revisions)}", flush=True)
     if upgraded.backup is not None:
-        print(f"As it was before, it is kept in {upgraded.backup}", flush=True)
+        print(f"Backup from before the migration: {upgraded.backup}", flush=True)
     return database
 
 
 def _reason(error: OSError | SQLAlchemyError) -> str:
-    """What went wrong, without the statement that it went wrong in."""
+    """Return the error message without the SQL statement."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return str(error.orig if isinstance(error, DBAPIError) else error).partition("\n")[0]

@@ -88,7 +88,7 @@ class Stage:
         return {"Cookie": f"{COOKIE}={secret}"}
 
     def key(self, *scopes: Scope, project: str | None = OWN, job: str | None = None, name: str = "a key") -> str:
-        wish = tokens.Wish(name=name, scopes=scopes, project=project, job=job)
+        wish = tokens.TokenRequest(name=name, scopes=scopes, project=project, job=job)
         maker = replace(OPERATOR, name="test")
         secret, _ = self.do(tokens.create, self.db, wish, maker=maker, now=self.clock())
         return secret

@@ -13,19 +13,18 @@ from holdfast.pacing.policy import duration
 from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertRule
 from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
-from holdfast_server.alerts.conditions import KINDS, SEVERITIES, Kind
-from holdfast_server.alerts.errors import AlertOver
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
+from holdfast_server.alerts.errors import AlertResolved
 from holdfast_server.core.alert_settings import AlertSettings
-from holdfast_server.core.errors import Refused, UnknownProject
+from holdfast_server.core.errors import RequestRefused, UnknownProject
 from holdfast_server.core.principal import Principal, Role
-from holdfast_server.core.request_id import request_id
 from holdfast_server.db import Database
 from holdfast_server.http.dependencies import Asker, Clock, Config, Db, Who
 from holdfast_server.queries.fleet import projects_of
 from holdfast_web import forms
 from holdfast_web.pages import SILENCES
 from holdfast_web.render import View
-from holdfast_web.routing import Htmx, PageRoute, Text, local, status_of
+from holdfast_web.routing import Htmx, PageRoute, Text, local
 
 LOG_SHOWN = 8
 SHOWN = 100
@@ -71,7 +70,7 @@ class RulesPage(View):
     limits: dict[str, str]
     """By rule, as it is typed into the field."""
     waits: dict[str, str]
-    kinds: list[Kind]
+    kinds: list[RuleKind]
     severities: tuple[str, ...] = SEVERITIES
     units: dict[str, str] = field(default_factory=lambda: UNITS)
     may_change: bool
@@ -124,7 +123,7 @@ def _typed(value: float, unit: str) -> str:
 async def _rows(
     db: Database, asker: Principal, now: float, *, state: str, project: str, before: int | None
 ) -> AlertRows:
-    found = await incidents.listed(
+    found = await incidents.list_alerts(
         db,
         now=now,
         visible_projects=asker.visible_projects,
@@ -157,8 +156,8 @@ async def alerts_live(
 async def acknowledge(
     job: str, alert: Number, db: Db, clock: Clock, who: Who, back: Text = "/alerts", htmx: Htmx = False
 ) -> Response:
-    with suppress(AlertOver):  # it resolved while somebody looked: the page shows that
-        await incidents.acknowledge(db, job, alert, who=who, request_id=request_id(), now=clock())
+    with suppress(AlertResolved):  # it resolved while somebody looked: the page shows that
+        await incidents.acknowledge(db, job, alert, who=who, now=clock())
     return _done(back, htmx)
 
 
@@ -175,8 +174,8 @@ async def silence(
 ) -> Response:
     now = clock()
     until = now + forms.seconds("silence", seconds)
-    with suppress(AlertOver):  # it resolved while somebody looked: the page shows that
-        await incidents.silence(db, job, alert, until=until, who=who, request_id=request_id(), now=now)
+    with suppress(AlertResolved):  # it resolved while somebody looked: the page shows that
+        await incidents.silence(db, job, alert, until=until, who=who, now=now)
     return _done(back, htmx)
 
 
@@ -184,8 +183,8 @@ async def silence(
 async def unsilence(
     job: str, alert: Number, db: Db, clock: Clock, who: Who, back: Text = "/alerts", htmx: Htmx = False
 ) -> Response:
-    with suppress(AlertOver):  # it resolved while somebody looked: the page shows that
-        await incidents.unsilence(db, job, alert, who=who, request_id=request_id(), now=clock())
+    with suppress(AlertResolved):  # it resolved while somebody looked: the page shows that
+        await incidents.unsilence(db, job, alert, who=who, now=clock())
     return _done(back, htmx)
 
 
@@ -203,7 +202,7 @@ async def _rules(db: Database, asker: Principal, project: str) -> RulesPage:
     role = asker.role_in(project)
     return _rules_page(
         project,
-        await rules.listed(db, project),
+        await rules.list_rules(db, project),
         may_change=role is not None and role >= Role.operator,
         sees_channels=role is not None and role >= Role.admin,
     )
@@ -259,21 +258,21 @@ async def _changed(
     """The rules as they are now, or with why what was asked for was not done."""
     try:
         changes = forms.rule_changes(
-            await rules.listed(db, project), name, kind,
+            await rules.list_rules(db, project), name, kind,
             severity=severity, limit=limit, for_seconds=for_seconds, jobs=jobs, enabled=enabled,
         )  # fmt: skip
-        await rules.change(db, project, name, changes, who=who, request_id=request_id(), now=now)
+        await rules.change(db, project, name, changes, who=who, now=now)
     except UnknownProject:
         raise
-    except Refused as refusal:
+    except RequestRefused as refusal:
         page = replace(await _rules(db, asker, project), refused=str(refusal), about=name)
-        return page.response(status_of(refusal))
+        return page.response(refusal.status)
     return RedirectResponse(f"/projects/{project}/alert-rules#rule-{name}", 303)
 
 
 @router.post("/projects/{project}/alert-rules/{rule}/remove")
 async def remove_rule(project: str, rule: str, db: Db, clock: Clock, who: Who) -> Response:
-    await rules.remove(db, project, rule, who=who, request_id=request_id(), now=clock())
+    await rules.remove(db, project, rule, who=who, now=clock())
     return RedirectResponse(f"/projects/{project}/alert-rules", 303)
 
 
@@ -282,8 +281,10 @@ async def remove_rule(project: str, rule: str, db: Db, clock: Clock, who: Who) -
 
 async def _channels(db: Database, settings: AlertSettings, project: str, now: float) -> ChannelsPage:
     logs = [
-        ChannelLog(channel=channel, deliveries=await deliveries.log(db, project, channel.id, limit=LOG_SHOWN))
-        for channel in await channels.listed(db, project)
+        ChannelLog(
+            channel=channel, deliveries=await deliveries.list_deliveries(db, project, channel.id, limit=LOG_SHOWN)
+        )
+        for channel in await channels.list_channels(db, project)
     ]
     return ChannelsPage(
         project=project, channels=logs, mail=bool(settings.smtp_host), webhooks=settings.webhooks, now=now
@@ -309,23 +310,23 @@ async def new_channel(
     now, typed = clock(), {"name": name, "target": target}
     asked = channels.NewChannel(name=name, target=target, least_severity=least_severity)
     try:
-        made = await channels.create(db, config.alerts, project, asked, who=who, request_id=request_id(), now=now)
+        made = await channels.create(db, config.alerts, project, asked, who=who, now=now)
     except UnknownProject:
         raise
-    except Refused as refusal:
+    except RequestRefused as refusal:
         page = await _channels(db, config.alerts, project, now)
-        return replace(page, refused=str(refusal), typed=typed).response(status_of(refusal))
+        return replace(page, refused=str(refusal), typed=typed).response(refusal.status)
     # No redirect: the secret is on this page and on no other.
     return replace(await _channels(db, config.alerts, project, now), made=made).response()
 
 
 @router.post("/projects/{project}/alert-channels/{channel}/remove")
 async def remove_channel(project: str, channel: str, db: Db, clock: Clock, who: Who) -> Response:
-    await channels.remove(db, project, channel, who=who, request_id=request_id(), now=clock())
+    await channels.remove(db, project, channel, who=who, now=clock())
     return RedirectResponse(f"/projects/{project}/alert-channels", 303)
 
 
 @router.post("/projects/{project}/alert-channels/{channel}/test")
 async def test_channel(project: str, channel: str, db: Db, clock: Clock) -> Response:
-    await deliveries.test(db, project, channel, now=clock())
+    await deliveries.send_test(db, project, channel, now=clock())
     return RedirectResponse(f"/projects/{project}/alert-channels#channel-{channel}", 303)

@@ -58,7 +58,7 @@ def _question(
         job=job.strip(),
         project=project.strip(),
         older_than=older_than,
-        visible_projects=asker.projects_as(Role.admin),
+        visible_projects=asker.projects_with_role(Role.admin),
     )
 
 

@@ -24,7 +24,7 @@ from holdfast_server.records.verifications import IN_REACH
 from holdfast_web.filters import age
 from holdfast_web.pages import EDITS_MOST, Ack, Typed
 from holdfast_web.render import View
-from holdfast_web.routing import PageRoute, Text, status_of
+from holdfast_web.routing import PageRoute, Text
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -170,7 +170,7 @@ async def verify(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, agai
         await control.verify(db, job, checkpoint, against=against or None, who=who, now=now)
     except NotPossible as refusal:
         page = await _page(db, job, checkpoint, now, other=against, verify_refusal=str(refusal))
-        return page.response(status_of(refusal))
+        return page.response(refusal.status)
     return _back(job, checkpoint, "verify", against)
 
 
@@ -187,7 +187,7 @@ async def pin(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, pinned:
         await control.change_checkpoint(db, job, checkpoint, changes, who=who, now=now)
     except NotPossible as refusal:
         page = await _page(db, job, checkpoint, now, refusal=str(refusal))
-        return page.response(status_of(refusal))
+        return page.response(refusal.status)
     return _back(job, checkpoint, "keep")
 
 
@@ -198,7 +198,7 @@ async def label(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, label
         await control.change_checkpoint(db, job, checkpoint, CheckpointChanges(label=label), who=who, now=now)
     except InvalidSetting as refusal:
         page = await _page(db, job, checkpoint, now, typed=Typed(value=label, error=str(refusal)))
-        return page.response(status_of(refusal))
+        return page.response(refusal.status)
     return _back(job, checkpoint, "keep")
 
 

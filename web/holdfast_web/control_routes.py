@@ -11,11 +11,11 @@ from fastapi.responses import RedirectResponse, Response
 
 from holdfast.protocol.jobs import DesiredChanges, JobSummary
 from holdfast_server.control import control, plans
-from holdfast_server.core.errors import Conflict, Refused, UnknownJob, UnknownOrder
+from holdfast_server.core.errors import RequestRefused, UnknownJob, UnknownOrder, VersionConflict
 from holdfast_server.http.dependencies import Clock, Db, Who
 from holdfast_server.queries import summaries
 from holdfast_web import forms, pages
-from holdfast_web.routing import Htmx, PageRoute, Text, status_of
+from holdfast_web.routing import Htmx, PageRoute, Text
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -42,7 +42,7 @@ async def _preview(db: Db, job: JobSummary, now: float, *, budget: str = "", eve
             every=forms.interval(every) if every else None,
             now=now,
         )
-    except Refused as refusal:
+    except RequestRefused as refusal:
         return pages.Preview(job=job, plan=None, in_force=None, why_none="", error=str(refusal))
     return pages.preview_of(job, answer)
 
@@ -76,21 +76,21 @@ class _Form:
             await act()
         except (UnknownJob, UnknownOrder):
             raise
-        except Refused as refusal:
+        except RequestRefused as refusal:
             return await self._refused(form, refusal, typed, hold)
         if self.htmx:
             return (await pages.controls_of(self.db, self.job, now=self.now)).response()
         return RedirectResponse(f"/jobs/{self.job}#controls", 303)
 
-    async def _refused(self, form: str, refusal: Refused, typed: str, hold: str) -> Response:
+    async def _refused(self, form: str, refusal: RequestRefused, typed: str, hold: str) -> Response:
         shown = await pages.controls_of(self.db, self.job, now=self.now)
-        if isinstance(refusal, Conflict) and form == "budget":
+        if isinstance(refusal, VersionConflict) and form == "budget":
             shown = replace(shown, preview=await _preview(self.db, shown.job, self.now, budget=typed))
         shown = pages.refused_controls(shown, form, typed, refusal, hold=hold)
         if self.htmx:
-            return shown.response(status_of(refusal))
+            return shown.response(refusal.status)
         facts = await pages.job_facts(self.db, self.job, now=self.now)
-        return pages.job_page(facts, shown).response(status_of(refusal))
+        return pages.job_page(facts, shown).response(refusal.status)
 
 
 async def _form(job: str, db: Db, who: Who, clock: Clock, version: Text, htmx: Htmx = False) -> _Form:

@@ -12,7 +12,13 @@ from holdfast.protocol.jobs import CheckpointRow, Edit, Family, JobSummary, Noti
 from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
 from holdfast_server.alerts import incidents
 from holdfast_server.control import control, plans, previews
-from holdfast_server.core.errors import Conflict, InvalidSetting, NoSuchCheckpoint, NotRestorable, Refused
+from holdfast_server.core.errors import (
+    CheckpointNotFound,
+    InvalidSetting,
+    NotRestorable,
+    RequestRefused,
+    VersionConflict,
+)
 from holdfast_server.db import Database
 from holdfast_server.queries import exports, goodput, summaries, timeline
 from holdfast_server.queries.summaries import STALL_WINDOW_ITERATIONS
@@ -84,7 +90,7 @@ class Controls(View):
     budget: Typed
     every: Typed
     retention: Typed
-    conflict: Conflict | None
+    conflict: VersionConflict | None
     retried: str
     """Which form met the conflict."""
     policy: str | None
@@ -246,14 +252,14 @@ async def restore_dialog(
             raise NotRestorable(
                 f"checkpoint {point.id} is {point.state}" + (f": {point.reason}" if point.reason else "")
             )
-    except (NoSuchCheckpoint, NotRestorable, InvalidSetting) as error:
+    except (CheckpointNotFound, NotRestorable, InvalidSetting) as error:
         preview, refusal = None, _sentence(error)
-        nearest = error.nearest if isinstance(error, NoSuchCheckpoint) else None
+        nearest = error.nearest if isinstance(error, CheckpointNotFound) else None
     return RestoreDialog(job=job, preview=preview, asked=asked, refusal=refusal, nearest=nearest, now=now)
 
 
-def _sentence(error: Refused) -> str:
-    if isinstance(error, NoSuchCheckpoint):
+def _sentence(error: RequestRefused) -> str:
+    if isinstance(error, CheckpointNotFound):
         none = "" if error.nearest else " There is none before it either."
         return f"Iteration {error.iteration:,} has no restore point.{none}"
     return str(error)
@@ -316,9 +322,11 @@ async def controls_of(db: Database, name: str, *, now: float) -> Controls:
     return await controls(db, job, acks_of(await timeline.edits(db, name), job), now=now)
 
 
-def refused_controls(shown: Controls, form: str, typed: str, refusal: Refused, *, hold: str = "") -> Controls:
+def refused_controls(
+    shown: Controls, form: str, typed: str, refusal: RequestRefused, *, hold: str = ""
+) -> Controls:
     """The controls again, with what was typed or chosen and why it was refused; a conflict can be tried again."""
-    conflict = refusal if isinstance(refusal, Conflict) else None
+    conflict = refusal if isinstance(refusal, VersionConflict) else None
     answer = replace(shown, conflict=conflict, retried=form)
     error = "" if conflict else str(refusal)
     if form == "budget":

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
-from holdfast_server.core.principal import Role, current
+from holdfast_server.core.principal import Role, current_principal
 from holdfast_web.assets import imports_of, static_url
 from holdfast_web.filters import FILTERS
 
@@ -20,7 +20,7 @@ HEADERS = {"Cache-Control": "no-store", "Vary": "HX-Request"}
 
 def _sees(project: str) -> bool:
     """Whether a job of the project may be named to whoever asked."""
-    return current.get().role_in(project) is not None
+    return current_principal.get().role_in(project) is not None
 
 
 def _module(script: str) -> Markup:
@@ -40,12 +40,12 @@ _environment = Environment(
 _environment.filters.update(FILTERS)
 _environment.globals["static"] = static_url
 _environment.globals["module"] = _module
-_environment.globals["me"] = current.get
+_environment.globals["me"] = current_principal.get
 """Whoever asked for the page."""
 _environment.globals["sees"] = _environment.tests["visible"] = _sees
-_environment.globals["operates"] = lambda project: (current.get().role_in(project) or 0) >= Role.operator
+_environment.globals["operates"] = lambda project: (current_principal.get().role_in(project) or 0) >= Role.operator
 """Whether they may change what a job of the project is to do: what they may not do is not offered to them."""
-_environment.globals["administers"] = lambda project: (current.get().role_in(project) or 0) >= Role.admin
+_environment.globals["administers"] = lambda project: (current_principal.get().role_in(project) or 0) >= Role.admin
 """Whether they may delete a job of the project."""
 
 

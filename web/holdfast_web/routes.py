@@ -12,9 +12,16 @@ from fastapi.responses import RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast.protocol.messages import DEFAULT_PORT
-from holdfast_server.api.responses import Packed, encoding_for
+from holdfast_server.api.responses import EncodedBody, encoding_for
 from holdfast_server.control import control, deletion
-from holdfast_server.core.errors import NotCancellable, NotPossible, OpenOrder, Refused, UnknownJob, UnknownOrder
+from holdfast_server.core.errors import (
+    NotCancellable,
+    NotPossible,
+    OpenOrder,
+    RequestRefused,
+    UnknownJob,
+    UnknownOrder,
+)
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, SharedAnswers, StreamPlace, Who
 from holdfast_server.queries import summaries
 from holdfast_server.queries.fleet import Question
@@ -128,14 +135,14 @@ async def job_live(
     limits = {"points_limit": _points_limit(points), "edits_limit": _edits_limit(edits)}
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
 
-    async def ask() -> Packed:
+    async def ask() -> EncodedBody:
         facts = await shared.answer(
             job, ("facts", *limits.values()), lambda: pages.job_facts(db, job, now=clock(), **limits)
         )
-        return await Packed.of_page(facts.html(), encoding)
+        return await EncodedBody.of_page(facts.html(), encoding)
 
     # what it shows and offers goes by what whoever asks may see and do
-    packed = await shared.answer(job, ("live", *limits.values(), asker.rights, encoding), ask)
+    packed = await shared.answer(job, ("live", *limits.values(), asker.permissions, encoding), ask)
     return packed.response(HEADERS)
 
 
@@ -200,7 +207,7 @@ async def order_restore(
         await control.order_restore(db, job, checkpoint=checkpoint, iteration=None, key=key, who=who, now=now)
     except (UnknownJob, UnknownOrder):
         raise
-    except Refused as refusal:
+    except RequestRefused as refusal:
         dialog = await pages.restore_dialog(db, job, now=now, checkpoint=checkpoint, refusal=str(refusal))
         return _dialog_response(dialog, 409 if isinstance(refusal, OpenOrder) else 422, htmx)
     if not htmx:

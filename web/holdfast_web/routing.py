@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -13,22 +12,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from holdfast_server.core.errors import (
-    Conflict,
-    NotPermitted,
-    NotThere,
-    Refused,
-    RetryLater,
-    UnknownJob,
-    UnknownOrder,
-)
+from holdfast_server.api.responses import retry_after
+from holdfast_server.core.errors import RequestRefused
 from holdfast_web.render import View
 
 Htmx = Annotated[bool, Header(alias="HX-Request")]
 Text = Annotated[str, Form()]
 
 _TITLES = {
-    403: "Not for you", 404: "Nothing here", 500: "Something broke", 503: "Not now", 507: "The disk is full",
+    403: "Permission denied", 404: "Page not found", 422: "Invalid request", 429: "Too many requests",
+    500: "Internal server error", 503: "Service unavailable", 507: "Disk full",
 }  # fmt: skip
 
 
@@ -44,24 +37,15 @@ def error_page(refused: Response) -> Response:
     """The page of a refusal that was made for programs."""
     status, detail = refused.status_code, json.loads(bytes(refused.body))["message"]
     kept = {name: value for name, value in refused.headers.items() if not name.startswith("content-")}
-    title = "Not possible" if status == 403 else _TITLES.get(status, "Not possible")
-    return ErrorPage(status=status, title=title, detail=detail).response(status, headers=kept)
+    return ErrorPage(status=status, title=title_of(status), detail=detail).response(status, headers=kept)
 
 
-def status_of(refusal: Refused) -> int:
-    if isinstance(refusal, UnknownJob | UnknownOrder | NotThere):
-        return 404
-    if isinstance(refusal, NotPermitted):
-        return 403
-    if isinstance(refusal, RetryLater):
-        return 429
-    return 409 if isinstance(refusal, Conflict) else 422
+def title_of(status: int) -> str:
+    return _TITLES.get(status, "Not possible")
 
 
-def headers_of(refusal: Refused) -> dict[str, str]:
-    if isinstance(refusal, RetryLater):
-        return {"Retry-After": str(max(1, math.ceil(refusal.retry_seconds)))}
-    return {}
+def headers_of(refusal: RequestRefused) -> dict[str, str]:
+    return {} if refusal.retry_seconds is None else retry_after(refusal.retry_seconds)
 
 
 class PageRoute(APIRoute):
@@ -73,14 +57,12 @@ class PageRoute(APIRoute):
         async def answer(request: Request) -> Response:
             try:
                 return await handle(request)
-            except Refused as refusal:
-                status = status_of(refusal)
-                title = _TITLES.get(status, "Not possible")
-                page = ErrorPage(status=status, title=title, detail=str(refusal))
-                return page.response(status, headers_of(refusal))
+            except RequestRefused as refusal:
+                page = ErrorPage(status=refusal.status, title=title_of(refusal.status), detail=str(refusal))
+                return page.response(refusal.status, headers_of(refusal))
             except RequestValidationError as error:
                 detail = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
-                return ErrorPage(status=422, title="Not understood", detail=detail).response(422)
+                return ErrorPage(status=422, title=title_of(422), detail=detail).response(422)
 
         return answer
 

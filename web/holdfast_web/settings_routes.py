@@ -9,17 +9,17 @@ from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import RedirectResponse, Response
 
 from holdfast.pacing.quantities import parse_positive_seconds
-from holdfast.protocol.administration import PersonRow, TokenRow
+from holdfast.protocol.administration import Person, Token
 from holdfast_server.accounts import people, projects, sign_ins, tokens
-from holdfast_server.accounts.auth_backends import SharedSecret
-from holdfast_server.accounts.projects import MemberRow, ProjectRow
-from holdfast_server.accounts.sign_ins import SignInRow
-from holdfast_server.core.errors import InvalidSetting, NotPossible, Refused
+from holdfast_server.accounts.auth_backends import SharedSecretAuth
+from holdfast_server.accounts.projects import ProjectMember, ProjectSummary
+from holdfast_server.accounts.sign_ins import BrowserSession
+from holdfast_server.core.errors import InvalidSetting, NotPossible, RequestRefused
 from holdfast_server.core.principal import SCOPES, Principal, Role
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.http.dependencies import Asker, Clock, Config, Db
 from holdfast_web.render import View
-from holdfast_web.routing import PageRoute, Text, headers_of, status_of
+from holdfast_web.routing import PageRoute, Text, headers_of
 from holdfast_web.signing_in import public_address, remember_device, sentence, visitor
 
 NO_ACCOUNTS = "this server has no accounts: start it with `holdfast serve --accounts`"
@@ -49,14 +49,14 @@ class NoAccountsPage(View):
 @dataclass(frozen=True, kw_only=True)
 class YouPage(Settings):
     template: ClassVar[str] = "settings_you.html"
-    sign_ins: list[SignInRow]
+    sign_ins: list[BrowserSession]
     by_provider: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeysPage(Settings):
     template: ClassVar[str] = "settings_keys.html"
-    keys: list[TokenRow]
+    keys: list[Token]
     projects: list[str]
     """In which the asker may make one."""
     secret: str = ""
@@ -67,7 +67,7 @@ class KeysPage(Settings):
 @dataclass(frozen=True, kw_only=True)
 class PeoplePage(Settings):
     template: ClassVar[str] = "settings_people.html"
-    people: list[PersonRow]
+    people: list[Person]
     link: str = ""
     """The address with which somebody chooses a password: told here and never again."""
     link_for: str = ""
@@ -77,7 +77,7 @@ class PeoplePage(Settings):
 @dataclass(frozen=True, kw_only=True)
 class ProjectsPage(Settings):
     template: ClassVar[str] = "settings_projects.html"
-    projects: list[ProjectRow]
+    projects: list[ProjectSummary]
     typed: str = ""
 
 
@@ -85,7 +85,7 @@ class ProjectsPage(Settings):
 class ProjectPage(Settings):
     template: ClassVar[str] = "settings_project.html"
     project: str
-    members: list[MemberRow]
+    members: list[ProjectMember]
     roles: tuple[str, ...] = ROLES
     typed: str = ""
 
@@ -100,24 +100,24 @@ class _Asked:
     now: float
 
     async def you(self) -> YouPage:
-        found = await sign_ins.rows(self.db, self.asker, now=self.now)
-        by_provider = await people.by_provider(self.db, self.asker.name)
+        found = await sign_ins.list_sessions(self.db, self.asker, now=self.now)
+        by_provider = await people.uses_identity_provider(self.db, self.asker.name)
         return YouPage(asker=self.asker, now=self.now, sign_ins=found, by_provider=by_provider)
 
     async def keys(self) -> KeysPage:
-        found = await tokens.rows(self.db, asker=self.asker, now=self.now)
-        of = [row.name for row in await projects.rows(self.db, self.asker)]
+        found = await tokens.list_tokens(self.db, asker=self.asker, now=self.now)
+        of = [row.name for row in await projects.list_projects(self.db, self.asker)]
         return KeysPage(asker=self.asker, now=self.now, keys=found, projects=of)
 
     async def people(self) -> PeoplePage:
-        return PeoplePage(asker=self.asker, now=self.now, people=await people.rows(self.db))
+        return PeoplePage(asker=self.asker, now=self.now, people=await people.list_people(self.db))
 
     async def projects(self) -> ProjectsPage:
-        found = await projects.rows(self.db, self.asker, role=Role.admin)
+        found = await projects.list_projects(self.db, self.asker, role=Role.admin)
         return ProjectsPage(asker=self.asker, now=self.now, projects=found)
 
     async def project(self, name: str) -> ProjectPage:
-        found = await projects.members(self.db, name)
+        found = await projects.list_members(self.db, name)
         return ProjectPage(asker=self.asker, now=self.now, project=name, members=found)
 
     async def link(self, config: ServerSettings, code: str, person: str) -> Response:
@@ -131,7 +131,7 @@ async def _asked(request: Request, db: Db, clock: Clock, asker: Asker) -> _Asked
 
 
 async def _of_accounts(request: Request, db: Db, clock: Clock, asker: Asker) -> _Asked:
-    if not request.app.state.door.accounts:
+    if not request.app.state.auth.has_accounts:
         raise NotPossible(NO_ACCOUNTS)
     return _Asked(request, db, asker, clock())
 
@@ -140,10 +140,10 @@ Accounts = Annotated[_Asked, Depends(_of_accounts)]
 """On a server with accounts only."""
 
 
-def _again(page: Settings, refusal: Refused, **typed: Any) -> Response:
+def _again(page: Settings, refusal: RequestRefused, **typed: Any) -> Response:
     """The page as it is now, with what was typed, and why what was asked for was not done."""
     shown = replace(page, refused=sentence(refusal), **typed)
-    return shown.response(status_of(refusal), headers_of(refusal))
+    return shown.response(refusal.status, headers_of(refusal))
 
 
 # ---- you ------------------------------------------------------------------------------------
@@ -151,19 +151,19 @@ def _again(page: Settings, refusal: Refused, **typed: Any) -> Response:
 
 @router.get("")
 async def you(asked: Annotated[_Asked, Depends(_asked)]) -> Response:
-    door = asked.request.app.state.door
-    if not door.accounts:
-        return NoAccountsPage(shared=isinstance(door, SharedSecret)).response()
+    auth = asked.request.app.state.auth
+    if not auth.has_accounts:
+        return NoAccountsPage(shared=isinstance(auth, SharedSecretAuth)).response()
     return (await asked.you()).response()
 
 
 @router.post("/password")
 async def change_password(asked: Accounts, present: Text = "", password: Text = "") -> Response:
-    db, name, session = asked.db, asked.asker.name, asked.asker.session
+    db, name, session = asked.db, asked.asker.name, asked.asker.sign_in_id
     try:
         await sign_ins.check_password(db, name, present, visitor(asked.request), now=asked.now)
         await people.change_password(db, name, password, keep=session, now=asked.now)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         return _again(await asked.you(), refusal)
     done = "Your password is changed, and your other browsers are signed out."
     response = replace(await asked.you(), done=done).response()
@@ -203,12 +203,12 @@ async def create_key(
     wished = [scope for scope in scopes or [] if scope in SCOPES]
     typed = {"name": name, "project": project, "job": job, "expires": expires, "scopes": " ".join(wished)}
     try:
-        wish = tokens.Wish(
+        wish = tokens.TokenRequest(
             name=name, scopes=[scope for scope in SCOPES if scope in wished], project=project or None,
             job=job.strip() or None, seconds=_seconds(expires),
         )  # fmt: skip
         secret, _ = await tokens.create(asked.db, wish, maker=asked.asker, now=asked.now)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         return _again(await asked.keys(), refusal, typed=typed)
     return replace(await asked.keys(), secret=secret).response()
 
@@ -238,7 +238,7 @@ async def everybody(asked: Accounts) -> Response:
 async def add_person(asked: Accounts, config: Config, name: Text = "") -> Response:
     try:
         added, link = await people.add(asked.db, name, who=asked.asker.name, now=asked.now)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         return _again(await asked.people(), refusal, typed=name)
     return await asked.link(config, link, added)
 
@@ -279,7 +279,7 @@ async def all_projects(asked: Accounts) -> Response:
 async def add_project(asked: Accounts, name: Text = "") -> Response:
     try:
         added = await projects.add(asked.db, name, who=asked.asker.name, now=asked.now)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         return _again(await asked.projects(), refusal, typed=name)
     return RedirectResponse(f"/settings/projects/{added}", 303)
 
@@ -294,7 +294,7 @@ async def set_member(project: str, asked: Accounts, person: Text = "", role: Tex
     try:
         name, held = person.strip().lower(), _role(role)
         await people.set_role(asked.db, name, project, held, who=asked.asker.name, now=asked.now)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         return _again(await asked.project(project), refusal, typed=person)
     return RedirectResponse(f"/settings/projects/{project}", 303)
 
@@ -311,6 +311,6 @@ def _role(text: str) -> Role | None:
 async def move_job(project: str, asked: Accounts, job: Text = "") -> Response:
     try:
         await projects.move_job(asked.db, job.strip(), project, who=asked.asker.name, now=asked.now)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         return _again(await asked.project(project), refusal)
     return RedirectResponse(f"/settings/projects/{project}", 303)

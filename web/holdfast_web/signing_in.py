@@ -9,7 +9,7 @@ from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from holdfast_server.accounts import people, rate_limits, sign_ins
-from holdfast_server.accounts.auth_backends import SharedSecret
+from holdfast_server.accounts.auth_backends import SharedSecretAuth
 from holdfast_server.accounts.auth_middleware import (
     COOKIE,
     DEVICE_COOKIE,
@@ -18,9 +18,9 @@ from holdfast_server.accounts.auth_middleware import (
     cookie_of,
     over_https,
 )
-from holdfast_server.accounts.oidc import CALLBACK, HANDSHAKE_SECONDS, Provider
+from holdfast_server.accounts.oidc import CALLBACK, FLOW_SECONDS, Provider
 from holdfast_server.accounts.sign_ins import Visitor
-from holdfast_server.core.errors import DeadLink, NotSignedIn, Refused, TooManyTries
+from holdfast_server.core.errors import LinkExpired, RequestRefused, TooManySignInAttempts
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.http.dependencies import Asker, Clock, Config, Db
 from holdfast_web.render import View
@@ -69,12 +69,12 @@ async def login_page(
 
 
 async def _login_page(request: Request, db: Db, then: str, *, refused: str = "", name: str = "") -> LoginPage:
-    accounts = request.app.state.door.accounts
+    accounts = request.app.state.auth.has_accounts
     provider: Provider | None = request.app.state.provider
     empty = False
     if accounts and provider is None:
         async with db.read() as session:
-            empty = not await people.anybody(session)
+            empty = not await people.has_people(session)
     return LoginPage(
         accounts=accounts,
         then=local(then),
@@ -96,42 +96,42 @@ async def login(
     token: Text = "",
     then: Then = "/",
 ) -> Response:
-    now, door = clock(), request.app.state.door
-    if not door.accounts:
+    now, auth = clock(), request.app.state.auth
+    if not auth.has_accounts:
         return await _shared(request, db, token, then, now=now)
     try:
         secret = await sign_ins.with_password(db, name, password, visitor(request), now=now)
-    except (NotSignedIn, TooManyTries) as refusal:
+    except RequestRefused as refusal:
         page = await _login_page(request, db, then, refused=sentence(refusal), name=name)
         return _refused(page, refusal, 401)
     return signed_in(request, secret, then, device=await sign_ins.new_device(db, name))
 
 
 async def _shared(request: Request, db: Db, token: str, then: str, *, now: float) -> Response:
-    door = request.app.state.door
-    if not isinstance(door, SharedSecret):
+    auth = request.app.state.auth
+    if not isinstance(auth, SharedSecretAuth):
         return RedirectResponse(local(then), 303)  # nobody has to sign in here
     try:
-        await rate_limits.take_from_address(db, visitor(request).address, now=now)
-    except TooManyTries as refusal:
+        await rate_limits.take_address_attempt(db, visitor(request).address, now=now)
+    except TooManySignInAttempts as refusal:
         return _refused(await _login_page(request, db, then, refused=sentence(refusal)), refusal, 401)
-    if not door.is_it(token):
+    if not auth.matches(token):
         refused = "This is not the server's token." if token.strip() else "Type the server's token."
         return (await _login_page(request, db, then, refused=refused)).response(401)
-    return signed_in(request, await door.begin(now=now), then)
+    return signed_in(request, await auth.begin_session(now=now), then)
 
 
-def _refused(page: LoginPage | LinkPage, refusal: Refused, status: int) -> Response:
-    return page.response(429 if isinstance(refusal, TooManyTries) else status, headers_of(refusal))
+def _refused(page: LoginPage | LinkPage, refusal: RequestRefused, status: int) -> Response:
+    return page.response(status if refusal.retry_seconds is None else refusal.status, headers_of(refusal))
 
 
 @router.post("/logout")
 async def logout(request: Request, db: Db, clock: Clock, asker: Asker) -> Response:
-    door, cookie = request.app.state.door, cookie_of(request.scope, COOKIE)
-    if asker.session is not None:
-        await sign_ins.end(db, asker, asker.session, now=clock())
-    elif isinstance(door, SharedSecret) and cookie is not None:
-        await door.end(cookie)
+    auth, cookie = request.app.state.auth, cookie_of(request.scope, COOKIE)
+    if asker.sign_in_id is not None:
+        await sign_ins.end(db, asker, asker.sign_in_id, now=clock())
+    elif isinstance(auth, SharedSecretAuth) and cookie is not None:
+        await auth.end_session(cookie)
     response = RedirectResponse("/login", 303)
     _delete_cookie(request, response, COOKIE)
     return response
@@ -151,10 +151,10 @@ async def setup(
 ) -> Response:
     now = clock()
     try:
-        person = await people.set_up(db, code, name, password, now=now)
+        person = await people.create_first_admin(db, code, name, password, now=now)
         secret = await sign_ins.begin(db, person, visitor(request), by="setup link", now=now)
-    except Refused as refusal:
-        kept = "" if isinstance(refusal, DeadLink) else code
+    except RequestRefused as refusal:
+        kept = "" if isinstance(refusal, LinkExpired) else code
         return _refused(LinkPage(setup=True, refused=sentence(refusal), name=name, code=kept), refusal, 422)
     return signed_in(request, secret, "/", device=await sign_ins.new_device(db, person))
 
@@ -170,8 +170,8 @@ async def reset(request: Request, db: Db, clock: Clock, code: Text = "", passwor
     try:
         person = await people.choose_password(db, code, password, now=now)
         secret = await sign_ins.begin(db, person, visitor(request), by="link", now=now)
-    except Refused as refusal:
-        kept = "" if isinstance(refusal, DeadLink) else code
+    except RequestRefused as refusal:
+        kept = "" if isinstance(refusal, LinkExpired) else code
         return _refused(LinkPage(setup=False, refused=sentence(refusal), code=kept), refusal, 422)
     return signed_in(request, secret, "/", device=await sign_ins.new_device(db, person))
 
@@ -184,13 +184,13 @@ async def to_provider(
     request: Request, db: Db, config: Config, clock: Clock, then: Annotated[str, Query(alias="next")] = "/"
 ) -> Response:
     provider: Provider | None = request.app.state.provider
-    if provider is None or not request.app.state.door.accounts:
+    if provider is None or not request.app.state.auth.has_accounts:
         return RedirectResponse("/login", 303)
     address, state = await provider.begin(
         db, visitor(request), back=_back(request, config), then=local(then), now=clock()
     )
     response = RedirectResponse(address, 303)
-    _set_cookie(request, response, STATE_COOKIE, state, seconds=int(HANDSHAKE_SECONDS))
+    _set_cookie(request, response, STATE_COOKIE, state, seconds=int(FLOW_SECONDS))
     return response
 
 
@@ -199,14 +199,14 @@ async def from_provider(
     request: Request, db: Db, config: Config, clock: Clock, code: str = "", state: str = ""
 ) -> Response:
     provider: Provider | None = request.app.state.provider
-    if provider is None or not request.app.state.door.accounts:
+    if provider is None or not request.app.state.auth.has_accounts:
         return RedirectResponse("/login", 303)
     try:
         secret, then = await provider.finish(
             db, visitor(request), back=_back(request, config), code=code, state=state,
             kept=cookie_of(request.scope, STATE_COOKIE) or "", now=clock(),
         )  # fmt: skip
-    except Refused as refusal:
+    except RequestRefused as refusal:
         response: Response = (await _login_page(request, db, "/", refused=sentence(refusal))).response(403)
     else:
         response = signed_in(request, secret, then)
@@ -258,6 +258,6 @@ def _delete_cookie(request: Request, response: Response, name: str) -> None:
     response.delete_cookie(cookie_name(request.scope, name), secure=secure, httponly=True, samesite="lax")
 
 
-def sentence(refusal: Refused) -> str:
+def sentence(refusal: RequestRefused) -> str:
     text = str(refusal)
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

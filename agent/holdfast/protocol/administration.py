@@ -95,7 +95,7 @@ class AlertDelivery(Struct, kw_only=True, frozen=True):
     """What went wrong last. What the other side answered is not in it."""
 
 
-class TokenRow(Struct, kw_only=True, frozen=True):
+class Token(Struct, kw_only=True, frozen=True):
     """A key as it is listed: all but the key."""
 
     prefix: str
@@ -112,7 +112,7 @@ class TokenRow(Struct, kw_only=True, frozen=True):
     """`works`, `expired` or `revoked`."""
 
 
-class PersonRow(Struct, kw_only=True, frozen=True):
+class Person(Struct, kw_only=True, frozen=True):
     """Somebody who may sign in."""
 
     name: str
@@ -129,7 +129,7 @@ class NewToken(Struct, kw_only=True, frozen=True):
     """A key, told once, and how it is listed."""
 
     token: str
-    listed: TokenRow
+    listed: Token
 
 
 class AuditEntry(Struct, kw_only=True, frozen=True):

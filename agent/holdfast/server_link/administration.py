@@ -9,8 +9,8 @@ from holdfast.protocol.administration import (
     AlertRule,
     AuditEntry,
     NewToken,
-    PersonRow,
-    TokenRow,
+    Person,
+    Token,
 )
 from holdfast.protocol.questions import Kept
 from holdfast.server_link.json_client import JsonClient
@@ -106,13 +106,13 @@ class Administration(JsonClient):
 
     # ---- people, keys, the audit log ----------------------------------------------------------
 
-    def people(self) -> list[PersonRow]:
+    def people(self) -> list[Person]:
         """Who may sign in; for those who look after the server. Raises NotPermitted."""
-        return self._rows(PersonRow, "people", "/people")
+        return self._rows(Person, "people", "/people")
 
-    def tokens(self) -> list[TokenRow]:
+    def tokens(self) -> list[Token]:
         """Keys that whoever asks may revoke, the newest first. Raises NotPermitted."""
-        return self._rows(TokenRow, "tokens", "/tokens")
+        return self._rows(Token, "tokens", "/tokens")
 
     def create_token(
         self,
@@ -127,9 +127,9 @@ class Administration(JsonClient):
         body = {"name": name, "scopes": scopes, "project": project, "job": job, "seconds": seconds}
         return self._ask(NewToken, "POST", "/tokens", body=body)
 
-    def revoke_token(self, prefix: str) -> TokenRow:
+    def revoke_token(self, prefix: str) -> Token:
         """No instance takes it 5 seconds later. Revoked twice is revoked. Raises NotFound."""
-        return self._ask(TokenRow, "POST", "/tokens/{prefix}/revoke", prefix, twice=True)
+        return self._ask(Token, "POST", "/tokens/{prefix}/revoke", prefix, twice=True)
 
     def audit(
         self,

@@ -1,4 +1,4 @@
-"""How a server finds out who asks: it does not (loopback), by one shared secret, or by accounts."""
+"""Authentication backends: none (on loopback), a shared secret, or accounts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_server import models
 from holdfast_server.accounts import people, rate_limits, sign_ins, tokens
 from holdfast_server.accounts.secrets import digest, new_session
-from holdfast_server.core.errors import TooManyTries
-from holdfast_server.core.principal import NOBODY, OPERATOR, Principal
+from holdfast_server.core.errors import TooManySignInAttempts
+from holdfast_server.core.principal import ANONYMOUS, OPERATOR, Principal
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database, DatabaseBusy, DatabaseClosed, DatabaseUnavailable
 
-REMEMBERED_SECONDS = 2.0
-"""How long an instance goes by what it knows of a key: one that was revoked elsewhere works for no longer."""
-MOST_REMEMBERED = 10_000
-SHARED_SESSION_SECONDS = sign_ins.LASTS_SECONDS
-WRONG_SECONDS = 3600.0
-"""How long a wrong token is remembered: an agent that repeats it all day guesses nothing, and uses up no tries."""
-TRUSTED_SECONDS = 3600.0
-"""How long guesses from a network do not lock out its holders of the token, after one of them showed it."""
+CACHE_SECONDS = 2.0
+"""How long an instance trusts a cached key: a key that another instance revoked works no longer than this."""
+MAX_CACHED = 10_000
+WRONG_SECRET_SECONDS = 3600.0
+"""How long a wrong secret is remembered: a misconfigured agent that repeats it all day guesses nothing."""
+TRUSTED_NETWORK_SECONDS = 3600.0
+"""After the right secret came from a network, how long guesses from there do not lock its other clients out."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -37,105 +36,105 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a request shows of who sent it."""
+class Credentials:
+    """The parts of a request that authenticate it."""
 
     bearer: str | None
     cookie: str | None
     address: str = "unknown"
 
 
-class Door(Protocol):
-    """Answers one question; what follows from the answer is the policy's."""
+class AuthBackend(Protocol):
+    """Identifies clients. The access policy decides what they may do."""
 
     @property
-    def accounts(self) -> bool:
-        """Whether there are people, keys and rights to speak of."""
+    def has_accounts(self) -> bool:
+        """Whether there are people, keys and roles."""
 
     @property
-    def asks(self) -> bool:
-        """Whether anybody has to show who they are."""
+    def requires_authentication(self) -> bool: ...
 
-    async def who(self, shown: Shown, *, now: float) -> Principal: ...
+    async def authenticate(self, credentials: Credentials, *, now: float) -> Principal: ...
 
 
-async def door_for(settings: ServerSettings, db: Database) -> Door:
-    """Choose accounts where they are configured, where people exist, and where an exposed server has no token."""
-    unguarded = settings.exposed_by if settings.token is None else None
+async def choose_backend(settings: ServerSettings, db: Database) -> AuthBackend:
+    """Choose accounts if they are configured, if people exist, or if the server is exposed without a secret."""
+    exposed_by = settings.exposed_by if settings.token is None else None
     accounts = settings.accounts
     if accounts is None:
         async with db.read() as session:
-            accounts = unguarded is not None or await people.anybody(session)
+            accounts = exposed_by is not None or await people.has_people(session)
     if accounts:
-        return Accounts(db)
+        return AccountsAuth(db)
     if settings.token is not None:
-        return SharedSecret(settings.token, db)
-    if unguarded:
-        raise ValueError(f"{unguarded} lets other machines reach this server: it needs accounts")
-    return OpenDoor()
+        return SharedSecretAuth(settings.token, db)
+    if exposed_by:
+        raise ValueError(f"{exposed_by} lets other machines reach this server: it needs accounts")
+    return NoAuth()
 
 
-class OpenDoor:
-    """No authentication: every client of a server on loopback is its operator."""
+class NoAuth:
+    """Treats every client as the operator: only this machine can reach the server."""
 
-    accounts = asks = False
+    has_accounts = requires_authentication = False
 
-    async def who(self, shown: Shown, *, now: float) -> Principal:
+    async def authenticate(self, credentials: Credentials, *, now: float) -> Principal:
         return OPERATOR
 
 
-class SharedSecret:
-    """One secret for agents, the command line and people; who has it may do everything."""
+class SharedSecretAuth:
+    """Treats every client that knows the secret as the operator."""
 
-    accounts = False
-    asks = True
+    has_accounts = False
+    requires_authentication = True
 
     def __init__(self, secret: str, db: Database, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._secret = secret.encode()
         self._db = db
-        self._wrong: Remembered[bytes, None] = Remembered(WRONG_SECONDS, seconds)
-        self._trusted: Remembered[str, None] = Remembered(TRUSTED_SECONDS, seconds)
-        """Networks from which the right token came."""
-        self._refused_until: dict[str, float] = {}
-        """By network, when it may send a token again."""
+        self._wrong: ExpiringCache[bytes, None] = ExpiringCache(WRONG_SECRET_SECONDS, seconds)
+        self._trusted: ExpiringCache[str, None] = ExpiringCache(TRUSTED_NETWORK_SECONDS, seconds)
+        self._blocked_until: dict[str, float] = {}
+        """By network."""
 
-    async def who(self, shown: Shown, *, now: float) -> Principal:
-        """Raises TooManyTries from a network that guesses: there a token works only if it worked lately."""
-        if shown.bearer is not None and await self._opens(shown.bearer, shown.address, now=now):
+    async def authenticate(self, credentials: Credentials, *, now: float) -> Principal:
+        """Raises TooManySignInAttempts for a blocked network that has not sent the right secret recently."""
+        if credentials.bearer is not None and await self._accepts(
+            credentials.bearer, credentials.address, now=now
+        ):
             return OPERATOR
-        if shown.cookie is not None and await self._in_session(shown.cookie, now=now):
+        if credentials.cookie is not None and await self._has_session(credentials.cookie, now=now):
             return OPERATOR
-        return NOBODY
+        return ANONYMOUS
 
-    async def _opens(self, text: str, address: str, *, now: float) -> bool:
+    async def _accepts(self, secret: str, address: str, *, now: float) -> bool:
         network = rate_limits.network_of(address)
-        right = self.is_it(text)
-        # All clients of a NAT, or of a proxy that hides them, have one address: a guesser must not lock them out.
-        if not (right and network in self._trusted) and (wait := self._refused_until.get(network, now) - now) > 0:
-            raise TooManyTries(wait)
+        right = self.matches(secret)
+        # All clients behind a NAT or a proxy may share one address: a client that guesses must not lock them out.
+        if not (right and network in self._trusted) and (wait := self._blocked_until.get(network, now) - now) > 0:
+            raise TooManySignInAttempts(wait)
         if right:
             self._trusted[network] = None
             return True
-        known = digest(text)
+        known = digest(secret)
         if known not in self._wrong:
             self._wrong[known] = None
             try:
-                await rate_limits.take_from_address(self._db, address, now=now)
-            except TooManyTries as refusal:
-                if len(self._refused_until) >= MOST_REMEMBERED:
-                    self._refused_until.clear()
-                self._refused_until[network] = now + refusal.retry_seconds
+                await rate_limits.take_address_attempt(self._db, address, now=now)
+            except TooManySignInAttempts as refusal:
+                if len(self._blocked_until) >= MAX_CACHED:
+                    self._blocked_until.clear()
+                self._blocked_until[network] = now + (refusal.retry_seconds or 0.0)
                 raise
         return False
 
-    def is_it(self, text: str) -> bool:
-        """Whether this is the secret; takes as long for a near miss as for a far one."""
+    def matches(self, text: str) -> bool:
+        """Compare with the secret in constant time."""
         return hmac.compare_digest(text.strip().encode("utf-8", "surrogatepass"), self._secret)
 
-    async def begin(self, *, now: float) -> str:
-        """The cookie of a browser in which somebody has typed the secret."""
+    async def begin_session(self, *, now: float) -> str:
+        """Return the cookie for a browser in which a user has entered the secret."""
         cookie = new_session()
-        row = models.SharedSessionRecord(digest=self._digest(cookie), expires_at=now + SHARED_SESSION_SECONDS)
+        row = models.SharedSessionRecord(digest=self._digest(cookie), expires_at=now + sign_ins.LASTS_SECONDS)
 
         async def work(session: AsyncSession) -> None:
             session.add(row)
@@ -143,7 +142,7 @@ class SharedSecret:
         await self._db.write(work)
         return cookie
 
-    async def end(self, cookie: str) -> None:
+    async def end_session(self, cookie: str) -> None:
         rows = models.SharedSessionRecord
 
         async def work(session: AsyncSession) -> None:
@@ -151,33 +150,33 @@ class SharedSecret:
 
         await self._db.write(work)
 
-    async def _in_session(self, cookie: str, *, now: float) -> bool:
+    async def _has_session(self, cookie: str, *, now: float) -> bool:
         async with self._db.read() as session:
             row = await session.get(models.SharedSessionRecord, self._digest(cookie))
         return row is not None and row.expires_at > now
 
     def _digest(self, cookie: str) -> bytes:
-        """With the secret as its key: a new secret ends every session."""
+        """Return the digest, keyed with the secret: a new secret ends every session."""
         return hmac.new(self._secret, cookie.encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
 
 
-class Accounts:
-    """People with sessions and programs with keys, as the database has them."""
+class AccountsAuth:
+    """Identifies people by their browser sessions, and programs by their keys."""
 
-    accounts = asks = True
+    has_accounts = requires_authentication = True
 
     def __init__(self, db: Database, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._db = db
-        self._keys: Remembered[bytes, models.TokenRecord | None] = Remembered(REMEMBERED_SECONDS, seconds)
+        self._keys: ExpiringCache[bytes, models.TokenRecord | None] = ExpiringCache(CACHE_SECONDS, seconds)
 
-    async def who(self, shown: Shown, *, now: float) -> Principal:
-        if shown.bearer is not None:
-            return await self._program(shown.bearer, now=now)
-        if shown.cookie is not None:
-            return await self._person(shown.cookie, now=now)
-        return NOBODY
+    async def authenticate(self, credentials: Credentials, *, now: float) -> Principal:
+        if credentials.bearer is not None:
+            return await self._key(credentials.bearer, now=now)
+        if credentials.cookie is not None:
+            return await self._person(credentials.cookie, now=now)
+        return ANONYMOUS
 
-    async def _program(self, secret: str, *, now: float) -> Principal:
+    async def _key(self, secret: str, *, now: float) -> Principal:
         known = digest(secret)
         if known in self._keys:
             row = self._keys[known]
@@ -186,32 +185,33 @@ class Accounts:
                 row = await tokens.find(session, secret, now=now)
             self._keys[known] = row
         if row is None or (row.expires_at is not None and row.expires_at <= now):
-            return NOBODY
-        if now - (row.last_used_at or 0.0) >= tokens.USED_SECONDS:
+            return ANONYMOUS
+        if now - (row.last_used_at or 0.0) >= tokens.LAST_USED_SECONDS:
             row.last_used_at = now
-            await self._note(tokens.note_use(self._db, row.prefix, now=now))
+            await _try_to_note(tokens.note_use(self._db, row.prefix, now=now))
         return tokens.principal_of(row)
 
     async def _person(self, secret: str, *, now: float) -> Principal:
         async with self._db.read() as session:
             found = await sign_ins.find(session, secret, now=now)
         if found is None:
-            return NOBODY
+            return ANONYMOUS
         principal, seen_at = found
-        if now - seen_at >= sign_ins.SEEN_SECONDS and principal.session is not None:
-            await self._note(sign_ins.seen(self._db, principal.session, now=now))
+        if now - seen_at >= sign_ins.SEEN_SECONDS and principal.sign_in_id is not None:
+            await _try_to_note(sign_ins.note_seen(self._db, principal.sign_in_id, now=now))
         return principal
 
-    async def _note(self, note: Awaitable[None]) -> None:
-        try:
-            await note
-        except (DatabaseBusy, DatabaseClosed, DatabaseUnavailable, SQLAlchemyError) as error:
-            # a server that can be read goes on answering, though it cannot write down who asked
-            logger.warning("when a key or a browser was last seen could not be stored: %s", error)
+
+async def _try_to_note(note: Awaitable[None]) -> None:
+    """Store when a client was last seen. A database that is read-only for now must not refuse the request."""
+    try:
+        await note
+    except (DatabaseBusy, DatabaseClosed, DatabaseUnavailable, SQLAlchemyError) as error:
+        logger.warning("could not store when a key or a browser was last used: %s", error)
 
 
-class Remembered(Generic[K, V]):
-    """What was looked up a moment ago."""
+class ExpiringCache(Generic[K, V]):
+    """A mapping that forgets an entry after a while, and everything when it is full."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -226,6 +226,6 @@ class Remembered(Generic[K, V]):
         return self._values[key][1]
 
     def __setitem__(self, key: K, value: V) -> None:
-        if len(self._values) >= MOST_REMEMBERED:
+        if len(self._values) >= MAX_CACHED:
             self._values.clear()
         self._values[key] = (self._clock() + self._seconds, value)

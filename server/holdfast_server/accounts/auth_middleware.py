@@ -1,4 +1,4 @@
-"""The gate: before any route, who asks and whether they may; nothing passes that the policy does not name."""
+"""Middleware that authenticates each request and refuses it if the access policy does not allow it."""
 
 from __future__ import annotations
 
@@ -20,118 +20,113 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast_server.accounts import policy
-from holdfast_server.accounts.auth_backends import Shown
-from holdfast_server.core.errors import TooManyTries, UnknownJob
-from holdfast_server.core.principal import NOBODY, OPERATOR, Principal, current
+from holdfast_server.accounts.auth_backends import Credentials
+from holdfast_server.core.errors import TooManySignInAttempts, UnknownJob
+from holdfast_server.core.principal import ANONYMOUS, OPERATOR, Principal, current_principal
 from holdfast_server.db import DatabaseBusy, DatabaseClosed, DatabaseUnavailable
 
 COOKIE, DEVICE_COOKIE = "holdfast_session", "holdfast_device"
 HOST_PREFIX = "__Host-"
-"""Over HTTPS, the names of our cookies begin with it: browsers then accept them from this very host only."""
+"""Prefix of our cookies over HTTPS: browsers then accept them from this host only."""
 RECHECK_SECONDS = 2.0
-"""How often the asker of a stream, or of a long poll, is looked at again: a right that was taken ends it."""
+"""Time between two checks of the client of a stream or a long poll: losing the right to it ends it."""
 UNKNOWN = "unknown"
-COMPLAINT_SECONDS = 60.0
-"""From one line in the log to the next: thousands listen, and all of them cannot be looked up at once."""
+WARNING_SECONDS = 60.0
+"""Shortest time between two warnings: thousands of clients may be waiting."""
 
 logger = logging.getLogger(__name__)
 
-UNANSWERED = (DatabaseClosed, DatabaseUnavailable, SQLAlchemyError)
-"""What a database says that cannot be asked."""
+UNREACHABLE = (DatabaseClosed, DatabaseUnavailable, SQLAlchemyError)
+"""Errors of a database that cannot be read."""
 
 Refuse = Callable[[Request, Exception], Awaitable[Response]]
+RequestCheck = Callable[[Scope], Response | None]
 
 
-class IdentityMiddleware:
-    """Finds out who asks, and refuses only an address that guesses tokens."""
+class AuthMiddleware:
+    """Authenticates the client, applies the request checks, and lets through what the policy allows.
 
-    def __init__(self, app: ASGIApp, *, refuse: Refuse) -> None:
+    Args:
+        app: the application behind it.
+        refuse: makes the answer to a refused request from an exception.
+        checks: refusals that do not depend on the policy, such as an unknown host name.
+    """
+
+    def __init__(self, app: ASGIApp, *, refuse: Refuse, checks: tuple[RequestCheck, ...] = ()) -> None:
         self.app = app
         self.refuse = refuse
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        try:
-            asker = await self._asker(scope)
-        except (*UNANSWERED, DatabaseBusy, TooManyTries) as error:
-            await (await self.refuse(Request(scope), error))(scope, receive, send)
-            return
-        scope.setdefault("state", {})["principal"] = asker
-        token = current.set(asker)
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            current.reset(token)
-
-    async def _asker(self, scope: Scope) -> Principal:
-        state = cast("State", scope["app"].state)
-        found = policy.find(scope["method"], scope["path"])
-        if state.door.accounts and found is not None and found.rule.where == "anybody":
-            return NOBODY  # it makes no difference, and saves a look into the database
-        asker: Principal = await state.door.who(shown_by(scope), now=state.clock())
-        return asker
-
-
-class PolicyMiddleware:
-    """Lets through what the policy allows."""
-
-    def __init__(self, app: ASGIApp, *, refuse: Refuse) -> None:
-        self.app = app
-        self.refuse = refuse
-        self._complained_at = -math.inf
+        self.checks = checks
+        self._warned_at = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            return  # there are no other conversations: unanswered, a websocket is refused
-        found = policy.find(scope["method"], scope["path"])
-        asker = cast("Principal", scope["state"]["principal"])
-        try:
-            refused = await self._refused(scope, found, asker)
-        except UNANSWERED as error:
-            refused = await self.refuse(Request(scope), error)
-        if refused is not None:
-            await refused(scope, receive, send)
-        elif found is not None and found.rule.lasting and asker is not OPERATOR:
-            await self._watched(found, scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+        elif scope["type"] == "http":  # a websocket that gets no answer is refused
+            await self._handle(scope, receive, send)
 
-    async def _refused(self, scope: Scope, found: policy.Found | None, asker: Principal) -> Response | None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match = policy.match_of(scope)
+        try:
+            asker = scope["state"]["principal"] = await self._authenticated(scope, match)
+        except (*UNREACHABLE, DatabaseBusy, TooManySignInAttempts) as error:
+            await (await self.refuse(Request(scope), error))(scope, receive, send)
+            return
+        token = current_principal.set(asker)  # before a refusal, which may be a page
+        try:
+            refused = next(filter(None, (check(scope) for check in self.checks)), None)
+            if refused is None:
+                refused = await self._refused(scope, match, asker)
+            if refused is not None:
+                await refused(scope, receive, send)
+            elif match is not None and match.rule.long_lived and asker is not OPERATOR:
+                await self._answer_while_allowed(match, scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
+        finally:
+            current_principal.reset(token)
+
+    async def _authenticated(self, scope: Scope, match: policy.RouteMatch | None) -> Principal:
+        state = cast("State", scope["app"].state)
+        if state.auth.has_accounts and match is not None and match.rule.audience == "public":
+            return ANONYMOUS  # saves a database query: public routes do not depend on the client
+        asker: Principal = await state.auth.authenticate(credentials_of(scope), now=state.clock())
+        return asker
+
+    async def _refused(self, scope: Scope, match: policy.RouteMatch | None, asker: Principal) -> Response | None:
         request = Request(scope)
-        if found is None:
-            return ask_to_sign_in(request) if asker is NOBODY else await self._nothing_there(request)
-        match await self._judged(scope, found, asker):
-            case "allow" if policy.is_fresh(found, asker, now=scope["app"].state.clock()):
-                return None
+        if match is None:
+            return ask_to_sign_in(request) if asker is ANONYMOUS else await self._no_route(request)
+        try:
+            decision = await self._decision(scope, match, asker)
+        except UNREACHABLE as error:
+            return await self.refuse(request, error)
+        match decision:
             case "allow":
-                return ask_to_sign_in_again(request)
+                expired = policy.needs_password(match, asker, now=scope["app"].state.clock())
+                return ask_for_password(request) if expired else None
             case "sign in":
                 return ask_to_sign_in(request)
-            case "hide" if found.job is not None:
-                return await self.refuse(request, UnknownJob(found.job))
             case "hide":
-                return await self.refuse(request, HTTPException(404))
-            case _:
-                return await self.refuse(request, HTTPException(403, _too_little(asker)))
+                hidden = UnknownJob(match.job) if match.job is not None else HTTPException(404)
+                return await self.refuse(request, hidden)
+            case "forbid":
+                return await self.refuse(request, HTTPException(403, _missing_rights(asker)))
 
-    async def _judged(self, scope: Scope, found: policy.Found, asker: Principal) -> policy.Verdict:
-        alone = found.job is None or asker.kind == "nobody" or (asker.admin and asker.kind == "person")
-        project = None if alone else await scope["app"].state.belonging.project_of(found.job)
-        return policy.judge(found, asker, project)
+    async def _decision(self, scope: Scope, match: policy.RouteMatch, asker: Principal) -> policy.AccessDecision:
+        needless = match.job is None or asker.kind == "anonymous" or (asker.admin and asker.kind == "person")
+        project = None if needless else await scope["app"].state.job_projects.project_of(match.job)
+        return policy.decide(match, asker, project)
 
-    async def _nothing_there(self, request: Request) -> Response:
+    async def _no_route(self, request: Request) -> Response:
         others = [method for method in sorted(policy.METHODS) if policy.find(method, request.url.path)]
         if others:
             return await self.refuse(request, HTTPException(405, headers={"Allow": ", ".join(others)}))
         return await self.refuse(request, HTTPException(404))
 
-    async def _watched(self, found: policy.Found, scope: Scope, receive: Receive, send: Send) -> None:
-        """Breaks the answer off once whoever asked for it no longer may."""
+    async def _answer_while_allowed(
+        self, match: policy.RouteMatch, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer, and end the answer once the client may no longer have it."""
         started = False
 
         async def send_on(message: Message) -> None:
@@ -139,55 +134,51 @@ class PolicyMiddleware:
             started = True
             await send(message)
 
-        answering = asyncio.create_task(self._answer(scope, receive, send_on))
-        watching = asyncio.create_task(self._until_refused(found, scope))
+        answering = asyncio.ensure_future(self.app(scope, receive, send_on))
+        watching = asyncio.create_task(self._until_refused(match, scope))
         try:
             await asyncio.wait([answering, watching], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # the answer has ended, its asker has lost the right to it, or has gone
             for task in (watching, answering):
                 if not task.done():
                     task.cancel()
-            ended = await asyncio.gather(answering, watching, return_exceptions=True)
+            results = await asyncio.gather(answering, watching, return_exceptions=True)
         if watching.done() and not watching.cancelled() and not started:
             await ask_to_sign_in(Request(scope))(scope, receive, send)
-        elif isinstance(ended[0], Exception):
-            raise ended[0]
+        elif isinstance(results[0], Exception):
+            raise results[0]
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, send)
-
-    async def _until_refused(self, found: policy.Found, scope: Scope) -> None:
+    async def _until_refused(self, match: policy.RouteMatch, scope: Scope) -> None:
         state, known = scope["app"].state, scope["state"]["principal"]
         while True:
             await asyncio.sleep(RECHECK_SECONDS)
             try:
-                asker = await state.door.who(shown_by(scope), now=state.clock())
-                # thousands of agents wait at once, and what a key may do does not change
-                unchanged = asker == known and asker.kind == "agent"
-                if not unchanged and await self._judged(scope, found, asker) != "allow":
+                asker = await state.auth.authenticate(credentials_of(scope), now=state.clock())
+                # The rights of a key never change, and thousands of agents wait at once: skip the decision.
+                unchanged = asker == known and asker.kind == "key"
+                if not unchanged and await self._decision(scope, match, asker) != "allow":
                     return
-            except UNANSWERED as error:
-                self._complain(error)
+            except UNREACHABLE as error:
+                self._warn(error)
 
-    def _complain(self, error: Exception) -> None:
+    def _warn(self, error: Exception) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._complained_at >= COMPLAINT_SECONDS:
-            self._complained_at = now
-            logger.warning("whether those who listen still may could not be looked up: %s", error)
+        if now - self._warned_at >= WARNING_SECONDS:
+            self._warned_at = now
+            logger.warning("could not check the rights of clients with open streams: %s", error)
 
 
-def shown_by(scope: Scope) -> Shown:
+def credentials_of(scope: Scope) -> Credentials:
     headers = Headers(scope=scope)
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ("" if "authorization" in headers else None)
-    return Shown(bearer, cookie_of(scope, COOKIE), address_of(scope))
+    return Credentials(bearer, cookie_of(scope, COOKIE), address_of(scope))
 
 
 def address_of(scope: Scope) -> str:
-    """The client's address, which a proxy that is trusted says in `X-Forwarded-For`; `unknown` where that is none.
+    """Return the client's address, which a trusted proxy sends in `X-Forwarded-For`, or `unknown`.
 
-    What is no address would get around the limits for addresses, and into the audit log.
+    Any other text would evade the rate limits by address, and would end up in the audit log.
     """
     client = scope.get("client")
     try:
@@ -198,7 +189,7 @@ def address_of(scope: Scope) -> str:
 
 
 def over_https(scope: Scope) -> bool:
-    """Whether browsers reach this server over HTTPS, by what the connection says or by its public address."""
+    """Return whether browsers reach this server over HTTPS, by the connection or by the public address."""
     address: str | None = scope["app"].state.settings.address
     return scope["scheme"] == "https" or (address or "").startswith("https://")
 
@@ -208,7 +199,8 @@ def cookie_name(scope: Scope, name: str) -> str:
 
 
 def cookie_of(scope: Scope, name: str) -> str | None:
-    """The value of our cookie. Over HTTPS only the prefixed one counts: a sibling domain can set the plain one."""
+    """Return our cookie's value. Over HTTPS only the prefixed one counts: a sibling domain can set the plain
+    one."""
     cookies = SimpleCookie()
     with contextlib.suppress(CookieError):
         cookies.load(Headers(scope=scope).get("cookie", ""))
@@ -217,39 +209,38 @@ def cookie_of(scope: Scope, name: str) -> str | None:
 
 
 def ask_to_sign_in(request: Request) -> Response:
-    """A page for people, a redirect for fragments, a sentence for programs."""
+    """Redirect pages and fragments to the sign-in page; explain to programs what to send."""
     if request.headers.get("hx-request") == "true":
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
         query = request.url.query
         target = request.url.path + (f"?{query}" if query else "")
         return RedirectResponse(f"/login?next={quote(target, safe='/')}", status_code=303)
-    accounts = request.app.state.door.accounts
-    kind = "a key of its own" if accounts else "its token"
-    error, message = (
-        "unauthorized",
-        (f"this server asks for {kind}: send Authorization: Bearer TOKEN (agents read HOLDFAST_TOKEN)"),
-    )
-    if "authorization" in request.headers:
+    accounts = request.app.state.auth.has_accounts
+    if "authorization" not in request.headers:
+        kind = "a key" if accounts else "the shared secret"
+        error = "unauthorized"
+        message = f"this server requires {kind}: send Authorization: Bearer TOKEN (agents read HOLDFAST_TOKEN)"
+    else:
         error = "wrong_token"
         message = (
-            "this key does not work here, or no more: `holdfast token list` on the server's machine says which do"
+            "this key is unknown, expired or revoked: `holdfast token list` on the server lists the valid ones"
             if accounts
-            else "this is not the token of this server: compare HOLDFAST_TOKEN here and where it was started"
+            else "wrong shared secret: HOLDFAST_TOKEN must have the same value here and on the server"
         )
     return JSONResponse({"error": error, "message": message}, 401, {"WWW-Authenticate": "Bearer"})
 
 
-def ask_to_sign_in_again(request: Request) -> Response:
-    """For somebody who may, and whose sign-in is too long ago for what they ask; afterwards they ask again."""
+def ask_for_password(request: Request) -> Response:
+    """Ask a person, who may do this, to enter the password again because the last time is too long ago."""
     shown = request.headers.get("hx-current-url") or request.headers.get("referer") or "/"
     address = f"/login?again=true&next={quote(_path_of(shown), safe='/')}"
     if request.headers.get("hx-request") == "true":
         return Response(status_code=401, headers={"HX-Redirect": address})
     if "text/html" in request.headers.get("accept", ""):
         return RedirectResponse(address, 303)
-    minutes = f"{policy.FRESH_SECONDS / 60:.0f} minutes"
-    message = f"this asks for a sign-in of the last {minutes}: sign in again, or use a key"
+    minutes = f"{policy.RECENT_PASSWORD_SECONDS / 60:.0f} minutes"
+    message = f"this requires a sign-in within the last {minutes}: sign in again, or use a key"
     return JSONResponse({"error": "sign_in_again", "message": message}, 401)
 
 
@@ -260,8 +251,8 @@ def _path_of(address: str) -> str:
         return "/"
 
 
-def _too_little(asker: Principal) -> str:
-    if asker.kind == "agent":
-        held = ", ".join(sorted(asker.scopes)) or "nothing"
-        return f"this key may {held} and no more: ask for one with the scope that this needs"
-    return "you may look at this and not change it: an admin of the project can give you the role that it takes"
+def _missing_rights(asker: Principal) -> str:
+    if asker.kind == "key":
+        held = ", ".join(sorted(asker.scopes)) or "none"
+        return f"the scopes of this key ({held}) do not allow this: use a key with the required scope"
+    return "your role does not allow this: an admin of the project can give you a higher one"

@@ -1,4 +1,4 @@
-"""What has ended is taken out of the database, and the end of the audit log is told to whoever keeps the logs."""
+"""Background jobs of accounts: delete expired rows, and log the head of the audit log."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ ANCHOR_SECONDS = 3600.0
 logger = logging.getLogger(__name__)
 
 
-async def tidy(db: Database, now: float) -> None:
-    """Browsers that are signed out, links that are dead, sign-ins that nobody came back from, tries forgiven."""
+async def delete_expired(db: Database, now: float) -> None:
+    """Delete expired sessions, one-time links, OIDC flows and rate limits."""
 
     async def work(session: AsyncSession) -> None:
         rows = models.SignInRecord
-        over = or_(rows.seen_at <= now - IDLE_SECONDS, rows.created_at <= now - LASTS_SECONDS)
-        await session.execute(delete(rows).where(over))
-        shared = models.SharedSessionRecord
-        await session.execute(delete(shared).where(shared.expires_at <= now))
-        await session.execute(delete(models.LinkRecord).where(models.LinkRecord.expires_at <= now))
-        await session.execute(delete(models.HandshakeRecord).where(models.HandshakeRecord.expires_at <= now))
-        await rate_limits.tidy(session, now=now)
+        ended = or_(rows.seen_at <= now - IDLE_SECONDS, rows.created_at <= now - LASTS_SECONDS)
+        await session.execute(delete(rows).where(ended))
+        for table in (models.SharedSessionRecord, models.LinkRecord, models.HandshakeRecord):
+            await session.execute(delete(table).where(table.expires_at <= now))
+        await rate_limits.delete_full(session, now=now)
 
     await db.write(work)
 
 
-async def anchor(db: Database, _: float) -> None:
-    """A log that is written anew in the database differs from what stands in the server's own log."""
+async def log_audit_head(db: Database, _: float) -> None:
+    """Log the newest row's digest: an audit log that was rewritten in the database no longer contains it."""
     head = models.AuditHeadRecord
     async with db.read() as session:
         row, digest = (await session.execute(select(head.id, head.digest))).one()

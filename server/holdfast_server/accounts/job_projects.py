@@ -1,4 +1,4 @@
-"""Which project a job belongs to, as it was a moment ago: rights go by it, at each request."""
+"""The project of each job, cached for a moment: every request's access decision depends on it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Callable
 from sqlalchemy import select
 
 from holdfast_server import models
-from holdfast_server.accounts.auth_backends import REMEMBERED_SECONDS, Remembered
+from holdfast_server.accounts.auth_backends import CACHE_SECONDS, ExpiringCache
 from holdfast_server.core.errors import UnknownJob
 from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
 
 
-class Belonging:
-    """One for an application; a job that was moved elsewhere is known there within seconds."""
+class JobProjects:
+    """Shared by an application's requests. A job that moves is seen in its new project within seconds."""
 
     def __init__(self, db: Database, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._db = db
-        self._projects: Remembered[str, str] = Remembered(REMEMBERED_SECONDS, seconds)
+        self._projects: ExpiringCache[str, str] = ExpiringCache(CACHE_SECONDS, seconds)
 
     async def project_of(self, job: str) -> str | None:
-        """None for a job that nobody has heard of: it may report in a moment."""
+        """Return the job's project, or `None` for an unknown job. That is not cached: it may report in a
+        moment."""
         if job in self._projects:
             return self._projects[job]
         async with self._db.read() as session:
@@ -31,16 +32,16 @@ class Belonging:
             self._projects[job] = found
         return found
 
-    async def hidden(self, asker: Principal, job: str) -> bool:
-        """Whether a job is of a project in which the asker has no rights, so that they must not learn of it."""
+    async def is_hidden(self, asker: Principal, job: str) -> bool:
+        """Return whether the job belongs to a project in which the asker has no rights."""
         project = await self.project_of(job)
         return project not in (None, asker.project) and asker.role_in(str(project)) is None
 
-    async def reporting(self, asker: Principal, job: str) -> str | None:
-        """The project that a report of this job is for; None for one who may report of any.
+    async def project_for_report(self, asker: Principal, job: str) -> str | None:
+        """Return the project that a report on the job is stored in, or `None` if the asker may report on any job.
 
         Raises:
-            UnknownJob: it is not the asker's to report of.
+            UnknownJob: the asker may not report on it.
         """
         if asker.admin and asker.kind == "person":
             return None

@@ -1,4 +1,4 @@
-"""Passwords: what may be one, and Argon2id, off the event loop and one at a time."""
+"""Passwords: rules for new ones, and Argon2id hashing in a thread, one at a time."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from importlib.resources import files
 
 from pwdlib import PasswordHash
 
-from holdfast_server.core.errors import TooManyTries, WeakPassword
+from holdfast_server.core.errors import PasswordQueueFull, WeakPassword
 
 SHORTEST, LONGEST = 8, 1024
 
 _hasher = PasswordHash.recommended()
 _one_at_a_time = asyncio.Semaphore(1)
-"""A hash takes 64 MiB and a processor for a quarter of a second."""
+"""A hash takes 64 MiB and a CPU core for a quarter of a second."""
 MOST_QUEUED = 16
-"""Passwords being hashed or waiting for it: the last waits some four seconds, and the next is refused."""
-BUSY_SECONDS = 4.0
+"""Passwords being hashed or waiting for it: the last waits about four seconds, and further ones are refused."""
 _queued: set[object] = set()
 
 
 def check(password: str, name: str) -> None:
-    """WeakPassword, with the reason, for one that would be guessed first."""
+    """Raise WeakPassword, with the reason, if the password is easy to guess."""
     if not SHORTEST <= len(password) <= LONGEST:
-        raise WeakPassword(f"a password has {SHORTEST} to {LONGEST:,} characters; this one has {len(password):,}")
+        raise WeakPassword(
+            f"use a passphrase of {SHORTEST} to {LONGEST:,} characters; this one has {len(password):,}"
+        )
     if password.casefold() in _common():
-        raise WeakPassword("this password is among the first that anybody tries: take another one")
+        raise WeakPassword("this is one of the most common passwords: choose another one")
     if password.casefold() in (name.casefold(), name.casefold() * 2):
-        raise WeakPassword("the password is the name: take another one")
+        raise WeakPassword("the password is the user name: choose another one")
     if len(set(password)) < 3:
-        raise WeakPassword("this password is one or two characters again and again: take another one")
+        raise WeakPassword("the password repeats one or two characters: choose another one")
 
 
 def require_room() -> None:
-    """TooManyTries while so many passwords are queued that another one would wait too long."""
+    """Raise PasswordQueueFull if another password would wait too long."""
     if len(_queued) >= MOST_QUEUED:
-        raise TooManyTries(BUSY_SECONDS)
+        raise PasswordQueueFull
 
 
 @asynccontextmanager
@@ -54,13 +55,13 @@ async def _turn() -> AsyncIterator[None]:
 
 
 async def hashed(password: str) -> str:
-    """The Argon2id hash to store. Raises TooManyTries."""
+    """Return the Argon2id hash to store. Raises PasswordQueueFull."""
     async with _turn():
         return await asyncio.to_thread(_hasher.hash, _bytes(password))
 
 
 async def verify(password: str, stored: str | None) -> bool:
-    """Whether it is the one; where none is stored, it takes as long to say no. Raises TooManyTries."""
+    """Compare with the stored hash; without one, return False after the same time. Raises PasswordQueueFull."""
     async with _turn():
         against = await asyncio.to_thread(_dummy) if stored is None else stored
         right = await asyncio.to_thread(_hasher.verify, _bytes(password), against)
@@ -69,11 +70,11 @@ async def verify(password: str, stored: str | None) -> bool:
 
 @cache
 def _dummy() -> str:
-    return _hasher.hash("nobody has this password")
+    return _hasher.hash("the hash for accounts without a password")
 
 
 def _bytes(password: str) -> bytes:
-    # a form can hold half of a surrogate pair, which is no text that UTF-8 knows
+    # a form may contain a lone surrogate, which UTF-8 cannot encode
     return password.encode("utf-8", "surrogatepass")
 
 

@@ -1,4 +1,4 @@
-"""People: who they are, what they may do in which project, and how they choose a password."""
+"""People: their names, roles and passwords, and the one-time links with which they choose a password."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from types import MappingProxyType
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.administration import PersonRow
+from holdfast.protocol.administration import Person
 from holdfast_server import models
 from holdfast_server.accounts import passwords, tokens
 from holdfast_server.accounts.secrets import digest, new_link
-from holdfast_server.core.errors import DeadLink, InvalidSetting, NotPossible, UnknownPerson, UnknownProject
+from holdfast_server.core.encoding import answer_from
+from holdfast_server.core.errors import InvalidSetting, LinkExpired, NotPossible, UnknownPerson, UnknownProject
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
 from holdfast_server.records import audit
@@ -22,50 +23,47 @@ SETUP_LINK_SECONDS = 3600.0
 RESET_LINK_SECONDS = 24 * 3600.0
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._@+-]{0,99}")
-_TAKEN = frozenset({"operator", "agent", "nobody", "server", "holdfast", "key"})
-"""What the log and the pages call those who are nobody in particular."""
+_RESERVED = frozenset({"operator", "agent", "anonymous", "server", "holdfast", "key"})
+"""Names that the audit log and the pages use for clients without an account."""
 
 
 def valid_name(text: str) -> str:
-    """The name as it is kept, in small letters; InvalidSetting for what cannot be one."""
+    """Return the name as it is stored, in lower case. Raises InvalidSetting."""
     name = text.strip().lower()
     if _NAME.fullmatch(name) is None:
-        reason = "a name has 1 to 100 letters a to z, digits and . _ @ + -, and begins with a letter or a digit"
+        reason = "use 1 to 100 letters a to z, digits and . _ @ + -, starting with a letter or a digit"
         raise InvalidSetting("name", reason)
-    if name in _TAKEN:
-        raise InvalidSetting("name", f"{name!r} is what this server calls others: take another name")
+    if name in _RESERVED:
+        raise InvalidSetting("name", f"the name {name!r} is reserved: choose another one")
     return name
 
 
-async def anybody(session: AsyncSession) -> bool:
+async def has_people(session: AsyncSession) -> bool:
     return await session.scalar(select(models.PersonRecord.name).limit(1)) is not None
 
 
-async def any_admin(session: AsyncSession) -> bool:
-    """Whether somebody can look after this server: until then, its setup link makes the first one."""
+async def has_admin(session: AsyncSession) -> bool:
     return bool(await session.scalar(select(func.count()).where(models.PersonRecord.admin)))
 
 
 async def principal_of(
-    session: AsyncSession, person: models.PersonRecord, *, sign_in: str | None = None
+    session: AsyncSession, person: models.PersonRecord, *, sign_in_id: str | None = None
 ) -> Principal:
     members = models.MembershipRecord
     rows = await session.execute(select(members.project, members.role).where(members.person == person.name))
-    roles = {project: Role[role] for project, role in rows}
-    return Principal(
-        kind="person", name=person.name, admin=person.admin, roles=MappingProxyType(roles), session=sign_in
-    )
+    roles = MappingProxyType({project: Role[role] for project, role in rows})
+    return Principal(kind="person", name=person.name, admin=person.admin, roles=roles, sign_in_id=sign_in_id)
 
 
-async def by_provider(db: Database, name: str) -> bool:
-    """Whether they sign in through the identity provider, and have no password here."""
+async def uses_identity_provider(db: Database, name: str) -> bool:
+    """Return whether the person signs in through the identity provider, and thus has no password here."""
     async with db.read() as session:
         person = await session.get(models.PersonRecord, name)
     return person is not None and person.issuer is not None
 
 
-async def rows(db: Database) -> list[PersonRow]:
-    """By name."""
+async def list_people(db: Database) -> list[Person]:
+    """List all people by name."""
     people, members = models.PersonRecord, models.MembershipRecord
     async with db.read() as session:
         found = (await session.scalars(select(people).order_by(people.name))).all()
@@ -73,13 +71,11 @@ async def rows(db: Database) -> list[PersonRow]:
         for row in await session.scalars(select(members).order_by(members.project)):
             roles[row.person][row.project] = row.role
     return [
-        PersonRow(
-            name=person.name,
-            admin=person.admin,
+        answer_from(
+            person,
+            Person,
             roles=roles[person.name],
             signs_in_by="identity provider" if person.issuer else "password" if person.password else "link",
-            created_at=person.created_at,
-            signed_in_at=person.signed_in_at,
         )
         for person in found
     ]
@@ -88,28 +84,28 @@ async def rows(db: Database) -> list[PersonRow]:
 async def add(
     db: Database, name: str, *, admin: bool = False, roles: Mapping[str, Role] | None = None, who: str, now: float
 ) -> tuple[str, str]:
-    """A person without a password: their name as it is kept, and the secret of a link to choose one.
+    """Add a person without a password.
 
     Args:
-        db: where it is stored.
-        name: what they are called.
-        admin: whether they look after the whole server.
-        roles: what they may do, by project.
-        who: the name of the one who asked.
+        db: the database.
+        name: the new person's name.
+        admin: whether they are a server administrator.
+        roles: their roles by project.
+        who: the name of the client that adds them.
         now: seconds since the epoch.
 
+    Returns:
+        The name as it is stored, and the secret of a link with which they choose a password.
+
     Raises:
-        InvalidSetting: not a name.
-        NotPossible: somebody has it.
-        UnknownProject: nobody is added.
+        InvalidSetting: the name is not valid.
+        NotPossible: the name exists.
+        UnknownProject: there is no such project; nothing is stored.
     """
     name, roles = valid_name(name), roles or {}
 
     async def work(session: AsyncSession) -> str:
-        if await session.get(models.PersonRecord, name) is not None:
-            raise NotPossible(f"somebody here is called {name} already")
-        session.add(models.PersonRecord(name=name, admin=admin, created_at=now))
-        await session.flush()
+        await _insert(session, models.PersonRecord(name=name, admin=admin, created_at=now))
         for project, role in roles.items():
             if await session.get(models.ProjectRecord, project) is None:
                 raise UnknownProject(project)
@@ -125,17 +121,20 @@ async def add(
 
 
 async def remove(db: Database, name: str, *, who: str, now: float) -> int:
-    """Take a person's rights, sign-ins and keys; returns how many keys that were. What they did stays in the log.
+    """Remove a person with their browser sessions, and revoke their keys. The audit log keeps what they did.
+
+    Returns:
+        The number of keys that were revoked.
 
     Raises:
-        UnknownPerson.
-        NotPossible: the last one who can look after this server.
+        UnknownPerson: there is no such person.
+        NotPossible: they are the last server administrator.
     """
 
     async def work(session: AsyncSession) -> int:
         person = await _locked(session, name)
         if person.admin:
-            await _another_admin(session, name)
+            await _require_another_admin(session, name)
         revoked = await tokens.revoke_of(session, name, now=now)
         await session.execute(delete(models.PersonRecord).where(models.PersonRecord.name == name))
         await audit.record(
@@ -147,14 +146,19 @@ async def remove(db: Database, name: str, *, who: str, now: float) -> int:
 
 
 async def set_admin(db: Database, name: str, admin: bool, *, who: str, now: float) -> None:
-    """Whether they look after the whole server. Raises UnknownPerson, NotPossible for the last one who does."""
+    """Make a person a server administrator, or an ordinary user.
+
+    Raises:
+        UnknownPerson: there is no such person.
+        NotPossible: they are the last server administrator.
+    """
 
     async def work(session: AsyncSession) -> None:
         person = await _locked(session, name)
         if person.admin == admin:
             return
         if not admin:
-            await _another_admin(session, name)
+            await _require_another_admin(session, name)
         person.admin = admin
         await session.flush()
         revoked = 0
@@ -162,14 +166,14 @@ async def set_admin(db: Database, name: str, admin: bool, *, who: str, now: floa
             revoked = await tokens.revoke_above(session, await principal_of(session, person), now=now)
         await audit.record(
             session, who=who, action="person.admin", now=now, before={"name": name, "admin": not admin},
-            after={"name": name, "admin": admin} | _with_keys(revoked),
+            after={"name": name, "admin": admin} | keys_revoked(revoked),
         )  # fmt: skip
 
     await db.write(work)
 
 
 async def set_role(db: Database, name: str, project: str, role: Role | None, *, who: str, now: float) -> None:
-    """What they may do in a project; None: nothing. Keys of theirs that may do more are revoked.
+    """Set or remove (`None`) a person's role in a project, and revoke those of their keys that exceed it.
 
     Raises:
         UnknownPerson, UnknownProject.
@@ -186,20 +190,21 @@ async def set_role(db: Database, name: str, project: str, role: Role | None, *, 
         await audit.record(
             session, who=who, action="person.role", now=now, project=project,
             before={"name": name, "role": before.name if before else None},
-            after={"name": name, "role": role.name if role else None} | _with_keys(revoked),
+            after={"name": name, "role": role.name if role else None} | keys_revoked(revoked),
         )  # fmt: skip
 
     await db.write(work)
 
 
-def _with_keys(revoked: int) -> dict[str, object]:
-    return {"keys_revoked": revoked} if revoked else {}
+def keys_revoked(count: int) -> dict[str, object]:
+    """Return the field of an audit row that says how many keys a change revoked."""
+    return {"keys_revoked": count} if count else {}
 
 
 async def change_role(
     session: AsyncSession, person: models.PersonRecord, project: str, role: Role | None
 ) -> Role | None:
-    """What it was before."""
+    """Store the role and return the previous one."""
     row = await session.get(models.MembershipRecord, (person.name, project))
     before = Role[row.role] if row else None
     if row is not None and role is None:
@@ -213,15 +218,15 @@ async def change_role(
 
 
 async def reset_link(db: Database, name: str, *, who: str, now: float) -> str:
-    """The secret of a link with which they choose a new password; the links before it are dead.
+    """Return the secret of a link with which the person chooses a new password. It replaces earlier links.
 
     Raises:
-        UnknownPerson.
+        UnknownPerson: there is no such person.
         NotPossible: they sign in through the identity provider.
     """
 
     async def work(session: AsyncSession) -> str:
-        _require_password_here(await _locked(session, name))
+        _require_local_password(await _locked(session, name))
         link = await _new_link(session, name, now=now)
         await audit.record(session, who=who, action="person.reset_link", now=now, after={"name": name})
         return link
@@ -230,10 +235,10 @@ async def reset_link(db: Database, name: str, *, who: str, now: float) -> str:
 
 
 async def setup_link(db: Database, *, who: str, now: float) -> str | None:
-    """The secret of a link that makes the first admin; None where there is one. The links before it are dead."""
+    """Return the secret of a link that creates the first administrator; `None` if there is one already."""
 
     async def work(session: AsyncSession) -> str | None:
-        if await any_admin(session):
+        if await has_admin(session):
             return None
         link = await _new_link(session, None, now=now)
         await audit.record(session, who=who, action="server.setup_link", now=now)
@@ -242,25 +247,21 @@ async def setup_link(db: Database, *, who: str, now: float) -> str | None:
     return await db.write(work)
 
 
-async def set_up(db: Database, link: str, name: str, password: str, *, now: float) -> str:
-    """The first admin's name as it is kept.
+async def create_first_admin(db: Database, link: str, name: str, password: str, *, now: float) -> str:
+    """Create the first administrator with a setup link, and return the name as it is stored.
 
     Raises:
-        DeadLink, InvalidSetting, WeakPassword, NotPossible.
+        LinkExpired, InvalidSetting, WeakPassword, NotPossible.
     """
     name = valid_name(name)
     passwords.check(password, name)
-    await _living(db, link, now=now)
+    await _owner_of(db, link, now=now)
     hashed = await passwords.hashed(password)
 
     async def work(session: AsyncSession) -> str:
-        person = await _used(session, link, now=now)
-        if person is not None or await any_admin(session):
-            raise DeadLink
-        if await session.get(models.PersonRecord, name) is not None:
-            raise NotPossible(f"somebody here is called {name} already")
-        session.add(models.PersonRecord(name=name, password=hashed, admin=True, created_at=now))
-        await session.flush()
+        if await _use(session, link, now=now) is not None or await has_admin(session):
+            raise LinkExpired
+        await _insert(session, models.PersonRecord(name=name, password=hashed, admin=True, created_at=now))
         await audit.record(session, who=name, action="server.setup", now=now, after={"name": name, "admin": True})
         return name
 
@@ -268,23 +269,23 @@ async def set_up(db: Database, link: str, name: str, password: str, *, now: floa
 
 
 async def choose_password(db: Database, link: str, password: str, *, now: float) -> str:
-    """By a link that somebody was given; returns whose it was. Every browser of theirs is signed out.
+    """Set the password of a link's owner, sign out all their browsers, and return their name.
 
     Raises:
-        DeadLink, WeakPassword.
+        LinkExpired, WeakPassword.
         NotPossible: they sign in through the identity provider.
     """
-    owner = await _living(db, link, now=now)
+    owner = await _owner_of(db, link, now=now)
     if owner is None:
-        raise DeadLink
+        raise LinkExpired
     passwords.check(password, owner)
     hashed = await passwords.hashed(password)
 
     async def work(session: AsyncSession) -> str:
-        if await _used(session, link, now=now) != owner:
-            raise DeadLink
+        if await _use(session, link, now=now) != owner:
+            raise LinkExpired
         person = await _locked(session, owner)
-        _require_password_here(person)
+        _require_local_password(person)
         person.password = hashed
         await session.execute(delete(models.SignInRecord).where(models.SignInRecord.person == owner))
         await audit.record(session, who=owner, action="person.password", now=now, after={"by": "link"})
@@ -294,7 +295,7 @@ async def choose_password(db: Database, link: str, password: str, *, now: float)
 
 
 async def change_password(db: Database, name: str, password: str, *, keep: str | None, now: float) -> None:
-    """Every browser but the one of the sign-in `keep` is signed out. Raises UnknownPerson, WeakPassword."""
+    """Set a password and sign out all browsers but the session `keep`. Raises UnknownPerson, WeakPassword."""
     passwords.check(password, name)
     hashed = await passwords.hashed(password)
 
@@ -311,6 +312,13 @@ async def change_password(db: Database, name: str, password: str, *, keep: str |
     await db.write(work)
 
 
+async def _insert(session: AsyncSession, person: models.PersonRecord) -> None:
+    if await session.get(models.PersonRecord, person.name) is not None:
+        raise NotPossible(f"the name {person.name} is taken")
+    session.add(person)
+    await session.flush()
+
+
 async def _locked(session: AsyncSession, name: str) -> models.PersonRecord:
     row = await session.get(models.PersonRecord, name, with_for_update=True)
     if row is None:
@@ -318,16 +326,16 @@ async def _locked(session: AsyncSession, name: str) -> models.PersonRecord:
     return row
 
 
-def _require_password_here(person: models.PersonRecord) -> None:
-    """A password would outlive the account at the identity provider, with the roles that it gave last."""
+def _require_local_password(person: models.PersonRecord) -> None:
+    """Refuse a password that would outlive the account at the identity provider, with its last roles."""
     if person.issuer is not None:
         raise NotPossible(
             f"{person.name} signs in through the identity provider and has no password here: reset it there"
         )
 
 
-async def _another_admin(session: AsyncSession, name: str) -> None:
-    # All of them are locked, so that the last two cannot take the role from each other at the same moment.
+async def _require_another_admin(session: AsyncSession, name: str) -> None:
+    # Lock all administrators, so that the last two cannot remove each other at the same moment.
     query = (
         select(models.PersonRecord.name)
         .where(models.PersonRecord.admin)
@@ -335,9 +343,7 @@ async def _another_admin(session: AsyncSession, name: str) -> None:
         .with_for_update()
     )
     if set(await session.scalars(query)) <= {name}:
-        raise NotPossible(
-            f"{name} is the only one who looks after this server: give the role to another one first"
-        )
+        raise NotPossible(f"{name} is the only server administrator: give the role to another person first")
 
 
 async def _new_link(session: AsyncSession, person: str | None, *, now: float) -> str:
@@ -349,23 +355,23 @@ async def _new_link(session: AsyncSession, person: str | None, *, now: float) ->
     return secret
 
 
-async def _living(db: Database, link: str, *, now: float) -> str | None:
-    """Whose it is, before a password is hashed for it. Raises DeadLink."""
+async def _owner_of(db: Database, link: str, *, now: float) -> str | None:
+    """Return a valid link's owner, before the server spends time on hashing a password. Raises LinkExpired."""
     async with db.read() as session:
         row = await session.get(models.LinkRecord, digest(link.strip()))
     if row is None or row.expires_at <= now:
-        raise DeadLink
+        raise LinkExpired
     return row.person
 
 
-async def _used(session: AsyncSession, link: str, *, now: float) -> str | None:
-    """Claims the link: of two who come with it, one finds it gone. Raises DeadLink."""
+async def _use(session: AsyncSession, link: str, *, now: float) -> str | None:
+    """Delete the link and return its owner. Of two concurrent uses, one raises LinkExpired."""
     links = models.LinkRecord
     claim = (
         delete(links).where(links.digest == digest(link.strip()), links.expires_at > now).returning(links.person)
     )
     found = (await session.execute(claim)).one_or_none()
     if found is None:
-        raise DeadLink
+        raise LinkExpired
     person: str | None = found[0]
     return person

@@ -1,6 +1,6 @@
-"""Who may ask for what: every route of the server, and nothing that is not here.
+"""Access rules for every route of the server.
 
-A route without a line in this table answers 404 to everybody, and a test that walks the routes fails.
+A route without a rule answers 404 to every client, and a test that compares this table with the routes fails.
 """
 
 from __future__ import annotations
@@ -10,48 +10,49 @@ from dataclasses import dataclass
 from typing import Literal
 
 from starlette.routing import compile_path
+from starlette.types import Scope
 
 from holdfast_server.core.principal import Principal, Role
 
-Verdict = Literal["allow", "sign in", "forbid", "hide"]
+AccessDecision = Literal["allow", "sign in", "forbid", "hide"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Who may ask for a route."""
+class AccessRule:
+    """The clients that may use a route."""
 
-    where: Literal["anybody", "signed in", "lists", "job", "project", "any project", "server", "reports"]
-    """`anybody`: without a word. `signed in`: people, about themselves. `lists`: people and keys, each of whom is
-    shown what they may see. `job`, `project`: who has the role in the project of the path. `any project`: who has
-    it in one. `server`: who looks after the whole server. `reports`: agents; that the report is of a job of theirs
-    is seen to where it is taken in."""
+    audience: Literal["public", "person", "lists", "job", "project", "any project", "server", "report"]
+    """`public`: all clients. `person`: signed-in people, for their own account. `lists`: people and keys; the
+    answer holds what they may see. `job`, `project`: principals with the role in the project of the path. `any
+    project`: principals with the role in at least one project. `server`: administrators of the server. `report`:
+    keys that may report; the route checks whether the key may report on the job."""
     role: Role = Role.viewer
-    reports: bool = False
-    """Agents may ask for it too. That a job of another project looks like one that nobody has heard of is seen to
-    by the route: a refusal would tell that it is there."""
-    fresh: bool = False
-    """It goes far: a person who came by a password shows it again, unless that was a moment ago."""
-    lasting: bool = False
-    """Its answer takes its time, so whether the asker still may is looked at again and again."""
+    agents: bool = False
+    """Keys that may only report are allowed too. The route makes a job of another project look unknown: a refusal
+    would reveal that it exists."""
+    recent_password: bool = False
+    """Has far-reaching effects: a person with a password must have entered it recently."""
+    long_lived: bool = False
+    """The answer takes long, so the client's rights are checked repeatedly while it lasts."""
 
 
-ANYBODY, SIGNED_IN, LISTS = Rule(where="anybody"), Rule(where="signed in"), Rule(where="lists")
-DOWNLOAD = Rule(where="job", lasting=True)
-VIEW, OPERATE = Rule(where="job"), Rule(where="job", role=Role.operator)
-RESTORE = Rule(where="job", role=Role.operator, fresh=True)
-ADMINISTER = Rule(where="job", role=Role.admin, fresh=True)
-PROJECT_VIEW, PROJECT_OPERATE = Rule(where="project"), Rule(where="project", role=Role.operator)
-PROJECT_ADMIN = Rule(where="project", role=Role.admin)
-SOME_PROJECT_ADMIN = Rule(where="any project", role=Role.admin)
-SERVER_ADMIN = Rule(where="server", role=Role.admin)
-PROJECT_RULE = Rule(where="project", role=Role.admin, fresh=True)
-SERVER_RULE = Rule(where="server", role=Role.admin, fresh=True)
+PUBLIC, PERSON, LISTS = AccessRule(audience="public"), AccessRule(audience="person"), AccessRule(audience="lists")
+DOWNLOAD = AccessRule(audience="job", long_lived=True)
+VIEW, OPERATE = AccessRule(audience="job"), AccessRule(audience="job", role=Role.operator)
+RESTORE = AccessRule(audience="job", role=Role.operator, recent_password=True)
+ADMINISTER = AccessRule(audience="job", role=Role.admin, recent_password=True)
+PROJECT_VIEW, PROJECT_OPERATE = AccessRule(audience="project"), AccessRule(audience="project", role=Role.operator)
+PROJECT_ADMIN = AccessRule(audience="project", role=Role.admin)
+ANY_PROJECT_ADMIN = AccessRule(audience="any project", role=Role.admin)
+SERVER_ADMIN = AccessRule(audience="server", role=Role.admin)
+PROJECT_GRANT = AccessRule(audience="project", role=Role.admin, recent_password=True)
+SERVER_GRANT = AccessRule(audience="server", role=Role.admin, recent_password=True)
 
-TABLE: dict[tuple[str, str], Rule] = {
-    # what agents do
-    ("POST", "/api/v1/ingest"): Rule(where="reports", reports=True),
-    ("GET", "/api/v1/jobs/{job}/desired"): Rule(where="job", reports=True, lasting=True),
-    # what programs ask, and operators order
+TABLE: dict[tuple[str, str], AccessRule] = {
+    # agents
+    ("POST", "/api/v1/ingest"): AccessRule(audience="report", agents=True),
+    ("GET", "/api/v1/jobs/{job}/desired"): AccessRule(audience="job", agents=True, long_lived=True),
+    # jobs
     ("GET", "/api/v1/jobs"): LISTS,
     ("GET", "/api/v1/jobs/{job}"): VIEW,
     ("DELETE", "/api/v1/jobs/{job}"): ADMINISTER,
@@ -74,7 +75,7 @@ TABLE: dict[tuple[str, str], Rule] = {
     ("GET", "/api/v1/jobs/{job}/edits"): VIEW,
     ("GET", "/api/v1/jobs/{job}/notices"): VIEW,
     ("GET", "/api/v1/jobs/{job}/preview"): VIEW,
-    ("GET", "/api/v1/jobs/{job}/stream"): Rule(where="job", lasting=True),
+    ("GET", "/api/v1/jobs/{job}/stream"): AccessRule(audience="job", long_lived=True),
     ("PATCH", "/api/v1/jobs/{job}/desired"): OPERATE,
     ("GET", "/api/v1/jobs/{job}/restores"): VIEW,
     ("POST", "/api/v1/jobs/{job}/restores"): RESTORE,
@@ -88,7 +89,7 @@ TABLE: dict[tuple[str, str], Rule] = {
     ("POST", "/api/v1/jobs/{job}/alerts/{alert}/silence"): OPERATE,
     ("POST", "/api/v1/jobs/{job}/alerts/{alert}/unsilence"): OPERATE,
     ("GET", "/api/v1/projects/{project}/retention"): PROJECT_VIEW,
-    ("PATCH", "/api/v1/projects/{project}/retention"): PROJECT_RULE,
+    ("PATCH", "/api/v1/projects/{project}/retention"): PROJECT_GRANT,
     ("GET", "/api/v1/projects/{project}/alert-rules"): PROJECT_VIEW,
     ("PUT", "/api/v1/projects/{project}/alert-rules/{rule}"): PROJECT_OPERATE,
     ("DELETE", "/api/v1/projects/{project}/alert-rules/{rule}"): PROJECT_OPERATE,
@@ -97,36 +98,36 @@ TABLE: dict[tuple[str, str], Rule] = {
     ("DELETE", "/api/v1/projects/{project}/alert-channels/{channel}"): PROJECT_ADMIN,
     ("POST", "/api/v1/projects/{project}/alert-channels/{channel}/test"): PROJECT_ADMIN,
     ("GET", "/api/v1/projects/{project}/alert-channels/{channel}/deliveries"): PROJECT_ADMIN,
-    # people, keys and the log, for programs
+    # people, keys and the audit log
     ("GET", "/api/v1/people"): SERVER_ADMIN,
     ("GET", "/api/v1/tokens"): LISTS,
-    # what a key may do is held to what its maker may, where it is made
-    ("POST", "/api/v1/tokens"): Rule(where="lists", fresh=True),
-    ("POST", "/api/v1/tokens/{prefix}/revoke"): LISTS,  # of another's key, nobody learns that it is there
-    ("GET", "/api/v1/audit"): SOME_PROJECT_ADMIN,
-    # whoever watches the server
-    ("GET", "/healthz"): ANYBODY,
-    ("GET", "/readyz"): ANYBODY,
+    # the route limits a new key to the rights of its maker
+    ("POST", "/api/v1/tokens"): AccessRule(audience="lists", recent_password=True),
+    ("POST", "/api/v1/tokens/{prefix}/revoke"): LISTS,  # an unknown key and another person's look the same
+    ("GET", "/api/v1/audit"): ANY_PROJECT_ADMIN,
+    # monitoring and documentation
+    ("GET", "/healthz"): PUBLIC,
+    ("GET", "/readyz"): PUBLIC,
     ("GET", "/metrics"): LISTS,
     ("GET", "/openapi.json"): LISTS,
     ("GET", "/docs"): LISTS,
     ("GET", "/docs/style.css"): LISTS,
-    ("GET", "/static"): ANYBODY,
+    ("GET", "/static"): PUBLIC,
     # pages: signing in
-    ("GET", "/login"): ANYBODY,
-    ("POST", "/login"): ANYBODY,
-    ("GET", "/login/provider"): ANYBODY,
-    ("GET", "/login/provider/back"): ANYBODY,
-    ("GET", "/setup"): ANYBODY,
-    ("POST", "/setup"): ANYBODY,
-    ("GET", "/reset"): ANYBODY,
-    ("POST", "/reset"): ANYBODY,
-    ("POST", "/logout"): SIGNED_IN,
+    ("GET", "/login"): PUBLIC,
+    ("POST", "/login"): PUBLIC,
+    ("GET", "/login/provider"): PUBLIC,
+    ("GET", "/login/provider/back"): PUBLIC,
+    ("GET", "/setup"): PUBLIC,
+    ("POST", "/setup"): PUBLIC,
+    ("GET", "/reset"): PUBLIC,
+    ("POST", "/reset"): PUBLIC,
+    ("POST", "/logout"): PERSON,
     # pages: jobs
     ("GET", "/"): LISTS,
     ("GET", "/fleet/live"): LISTS,
-    ("POST", "/fleet/budget"): LISTS,  # of each job it is asked for itself
-    ("GET", "/fleet/stream"): Rule(where="lists", lasting=True),
+    ("POST", "/fleet/budget"): LISTS,  # the route checks each job
+    ("GET", "/fleet/stream"): AccessRule(audience="lists", long_lived=True),
     ("GET", "/jobs/{job}"): VIEW,
     ("GET", "/jobs/{job}/live"): VIEW,
     ("GET", "/jobs/{job}/history"): VIEW,
@@ -144,7 +145,7 @@ TABLE: dict[tuple[str, str], Rule] = {
     ("GET", "/jobs/{job}/plan"): VIEW,
     ("GET", "/jobs/{job}/ranks"): VIEW,
     ("GET", "/jobs/{job}/plan/answer"): VIEW,
-    ("GET", "/jobs/{job}/restore"): RESTORE,  # the dialog too, so that nobody is stopped at its end
+    ("GET", "/jobs/{job}/restore"): RESTORE,  # so that the dialog, not its last step, asks for the password
     ("POST", "/jobs/{job}/budget"): OPERATE,
     ("POST", "/jobs/{job}/interval"): OPERATE,
     ("POST", "/jobs/{job}/policy"): OPERATE,
@@ -172,44 +173,46 @@ TABLE: dict[tuple[str, str], Rule] = {
     ("POST", "/projects/{project}/alert-channels/{channel}/remove"): PROJECT_ADMIN,
     ("POST", "/projects/{project}/alert-channels/{channel}/test"): PROJECT_ADMIN,
     # pages: settings and the log
-    ("GET", "/settings"): SIGNED_IN,
-    ("POST", "/settings/password"): SIGNED_IN,
-    ("POST", "/settings/sessions/end"): SIGNED_IN,
-    ("POST", "/settings/sessions/{sign_in}/end"): SIGNED_IN,
-    ("GET", "/settings/keys"): SIGNED_IN,
-    ("POST", "/settings/keys"): Rule(where="signed in", fresh=True),
-    ("POST", "/settings/keys/{prefix}/revoke"): SIGNED_IN,
+    ("GET", "/settings"): PERSON,
+    ("POST", "/settings/password"): PERSON,
+    ("POST", "/settings/sessions/end"): PERSON,
+    ("POST", "/settings/sessions/{sign_in}/end"): PERSON,
+    ("GET", "/settings/keys"): PERSON,
+    ("POST", "/settings/keys"): AccessRule(audience="person", recent_password=True),
+    ("POST", "/settings/keys/{prefix}/revoke"): PERSON,
     ("GET", "/settings/people"): SERVER_ADMIN,
-    ("POST", "/settings/people"): SERVER_RULE,
-    ("POST", "/settings/people/{person}/admin"): SERVER_RULE,
-    ("POST", "/settings/people/{person}/remove"): SERVER_RULE,
-    ("POST", "/settings/people/{person}/link"): SERVER_RULE,
-    ("GET", "/settings/projects"): SOME_PROJECT_ADMIN,
+    ("POST", "/settings/people"): SERVER_GRANT,
+    ("POST", "/settings/people/{person}/admin"): SERVER_GRANT,
+    ("POST", "/settings/people/{person}/remove"): SERVER_GRANT,
+    ("POST", "/settings/people/{person}/link"): SERVER_GRANT,
+    ("GET", "/settings/projects"): ANY_PROJECT_ADMIN,
     ("POST", "/settings/projects"): SERVER_ADMIN,
     ("GET", "/settings/projects/{project}"): PROJECT_ADMIN,
-    ("POST", "/settings/projects/{project}/members"): PROJECT_RULE,
-    ("POST", "/settings/projects/{project}/jobs"): SERVER_RULE,
-    ("GET", "/audit"): SOME_PROJECT_ADMIN,
-    ("GET", "/audit/export"): SOME_PROJECT_ADMIN,
+    ("POST", "/settings/projects/{project}/members"): PROJECT_GRANT,
+    ("POST", "/settings/projects/{project}/jobs"): SERVER_GRANT,
+    ("GET", "/audit"): ANY_PROJECT_ADMIN,
+    ("GET", "/audit/export"): ANY_PROJECT_ADMIN,
 }
 
-FRESH_SECONDS = 3600.0
-"""How long ago a password may have been typed for what goes far."""
+RECENT_PASSWORD_SECONDS = 3600.0
+"""How long an entered password counts as recent."""
+HEALTH_CHECKS = ("/healthz", "/readyz")
 _MOUNTS = ("/static",)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The line of the table that a request is about."""
+class RouteMatch:
+    """The rule for a request, with the job and project in its path."""
 
     path: str
-    rule: Rule
+    """The route's template, as in `/jobs/{job}`."""
+    rule: AccessRule
     job: str | None
     project: str | None
 
 
-def _compiled() -> dict[str, list[tuple[re.Pattern[str], str, Rule]]]:
-    by_method: dict[str, list[tuple[re.Pattern[str], str, Rule]]] = {}
+def _compiled() -> dict[str, list[tuple[re.Pattern[str], str, AccessRule]]]:
+    by_method: dict[str, list[tuple[re.Pattern[str], str, AccessRule]]] = {}
     for (method, path), rule in TABLE.items():
         pattern = compile_path(f"{path}/{{rest:path}}" if path in _MOUNTS else path)[0]
         by_method.setdefault(method, []).append((pattern, path, rule))
@@ -220,61 +223,68 @@ _PATTERNS = _compiled()
 METHODS = frozenset(_PATTERNS)
 
 
-def find(method: str, path: str) -> Found | None:
-    """The first line that fits, as the router takes its first route that does."""
+def find(method: str, path: str) -> RouteMatch | None:
+    """Return the first rule that matches, as the router takes the first route that does."""
     for pattern, template, rule in _PATTERNS.get("GET" if method == "HEAD" else method, ()):
         if (match := pattern.match(path)) is not None:
             named = match.groupdict()
-            return Found(template, rule, named.get("job"), named.get("project"))
+            return RouteMatch(template, rule, named.get("job"), named.get("project"))
     return None
 
 
-def judge(found: Found, asker: Principal, project: str | None) -> Verdict:
-    """Whether `asker` may have it.
+def match_of(scope: Scope) -> RouteMatch | None:
+    """Return the match of a request, which is searched for once."""
+    state = scope.setdefault("state", {})
+    if "route" not in state:
+        state["route"] = find(scope["method"], scope["path"])
+    match: RouteMatch | None = state["route"]
+    return match
 
-    Args:
-        found: the line of the table.
-        asker: who asks.
-        project: that of the job in the path; None for a job that nobody has heard of.
-    """
-    rule = found.rule
-    if rule.where == "anybody":
+
+def decide(match: RouteMatch, asker: Principal, project: str | None) -> AccessDecision:
+    """Decide whether `asker` may use a route. `project` is that of the job in the path; `None` if it is
+    unknown."""
+    rule = match.rule
+    if rule.audience == "public":
         return "allow"
-    if asker.kind == "nobody":
+    if asker.kind == "anonymous":
         return "sign in"
-    if rule.where == "job":
-        return _of_job(found, asker, project)
-    match rule.where:
-        case "reports":
-            return "allow" if "report" in asker.scopes else "forbid"
-        case "signed in":
-            return "allow" if asker.kind == "person" else "forbid"
+    match rule.audience:
+        case "job":
+            return _decide_for_job(match, asker, project)
+        case "report":
+            allowed = "report" in asker.scopes
+        case "person":
+            allowed = asker.kind == "person"
         case "lists":
-            return "allow" if asker.kind == "person" or (asker.job is None and asker.everywhere) else "forbid"
+            allowed = asker.kind == "person" or (asker.job is None and asker.highest_role is not None)
         case "server":
-            return "allow" if asker.admin else "forbid"
+            allowed = asker.admin
         case "any project":
-            return "allow" if asker.job is None and (asker.everywhere or 0) >= rule.role else "forbid"
+            allowed = asker.job is None and (asker.highest_role or 0) >= rule.role
         case "project":
-            role = None if asker.job is not None or found.project is None else asker.role_in(found.project)
-            return "hide" if role is None else "allow" if role >= rule.role else "forbid"
-    raise AssertionError(rule.where)
+            role = None if asker.job is not None or match.project is None else asker.role_in(match.project)
+            if role is None:
+                return "hide"
+            allowed = role >= rule.role
+    return "allow" if allowed else "forbid"
 
 
-def is_fresh(found: Found, asker: Principal, *, now: float) -> bool:
-    """Whether `asker`, who may have it, need not show again who they are."""
-    typed_at = asker.password_typed_at
-    return not found.rule.fresh or typed_at is None or now - typed_at <= FRESH_SECONDS
+def needs_password(match: RouteMatch, asker: Principal, *, now: float) -> bool:
+    """Return whether `asker`, who may use the route, has to enter their password again first."""
+    entered_at = asker.password_entered_at
+    return match.rule.recent_password and entered_at is not None and now - entered_at > RECENT_PASSWORD_SECONDS
 
 
-def _of_job(found: Found, asker: Principal, project: str | None) -> Verdict:
+def _decide_for_job(match: RouteMatch, asker: Principal, project: str | None) -> AccessDecision:
     if asker.admin and asker.kind == "person":
         return "allow"
-    mine = asker.job in (None, found.job)
-    if found.rule.reports and "report" in asker.scopes and mine:
+    covers_job = asker.job in (None, match.job)
+    may_report = covers_job and "report" in asker.scopes
+    if match.rule.agents and may_report:
         return "allow"
-    role = asker.role_in(project) if project is not None and mine else None
+    role = asker.role_in(project) if project is not None and covers_job else None
     if role is None:
-        reporter = project is not None and mine and "report" in asker.scopes and project == asker.project
-        return "forbid" if reporter else "hide"
-    return "allow" if role >= found.rule.role else "forbid"
+        # A key that reports on the job knows that it exists.
+        return "forbid" if may_report and project is not None and project == asker.project else "hide"
+    return "allow" if role >= match.rule.role else "forbid"

@@ -1,7 +1,8 @@
-"""How often somebody may try to sign in: token buckets in the database, shared by all instances.
+"""Rate limits for sign-in attempts: token buckets in the database, shared by all instances.
 
-A bucket is kept as the moment at which it is full again: each try moves that on by the time it takes to earn one,
-and is refused where the moment would be further off than the bucket is deep. A bucket that is full needs no row.
+A row holds the time at which its bucket is full again. Each attempt moves that time forward by the seconds in
+which the bucket earns one attempt. An attempt is refused if the time would lie further ahead than the bucket is
+deep. A full bucket needs no row.
 """
 
 from __future__ import annotations
@@ -14,56 +15,54 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
-from holdfast_server.core.errors import TooManyTries
+from holdfast_server.core.errors import TooManySignInAttempts
 from holdfast_server.db import Database, insert
 
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    tries: int
-    earned_seconds: float
-    """From try to try, once those are used up."""
+    attempts: int
+    seconds_per_attempt: float
+    """Time in which a used-up bucket earns one attempt."""
 
 
-_FROM_ONE_PLACE = _Bucket(tries=8, earned_seconds=30.0)
-"""For one name from one address, and for a browser that signed in to it before: 2,880 tries a day."""
-_NAME = _Bucket(tries=100, earned_seconds=10.0)
-"""For one name from all addresses. Several addresses that guess together can use it up, but not the tries of the
-browsers that its owner has used."""
-_ADDRESS = _Bucket(tries=40, earned_seconds=5.0)
-"""Many people may come from one address."""
+_NAME_AND_ADDRESS = _Bucket(attempts=8, seconds_per_attempt=30.0)
+"""For a name from one address, and for a browser with a device cookie of that name: 2,880 attempts a day."""
+_NAME = _Bucket(attempts=100, seconds_per_attempt=10.0)
+"""For a name from all addresses. A distributed attack can use it up, but not the attempts of the owner's
+browsers."""
+_ADDRESS = _Bucket(attempts=40, seconds_per_attempt=5.0)
+"""For all names from an address, which many people may share."""
 
 
-async def take(db: Database, name: str, address: str, *, device: str | None = None, now: float) -> None:
-    """Take one try to sign in. Raises TooManyTries when the name, the address or the device has none left.
+async def take_attempt(db: Database, name: str, address: str, *, device: str | None = None, now: float) -> None:
+    """Count one attempt to sign in.
 
     Args:
-        db: where the tries are counted.
+        db: the database with the buckets.
         name: the account.
-        address: the client's.
-        device: the browser's device cookie, once it is verified to be of this account. Such a browser has tries of
-            its own, so that guesses from elsewhere do not lock the owner out.
+        address: the client's address.
+        device: the browser's device cookie, verified for this account. The browser then has a bucket of its own,
+            so that guesses from elsewhere do not lock the owner out.
         now: seconds since the epoch.
+
+    Raises:
+        TooManySignInAttempts: the name, the address or the device has none left.
     """
-    buckets = [(_own_key(name, address, device), _FROM_ONE_PLACE)]
+    buckets = [(_own_key(name, address, device), _NAME_AND_ADDRESS)]
     if device is None:
         buckets += [(_key("name", name), _NAME), (_key("address", network_of(address)), _ADDRESS)]
-    # in one order, so that two who take from the same buckets do not wait for each other
-    wait = await db.write(lambda session: _take(session, sorted(buckets), now=now))
-    if wait > 0:
-        raise TooManyTries(wait)
+    # Lock the rows in one order: two attempts with the same buckets must not wait for each other.
+    await _take(db, sorted(buckets), now=now)
 
 
-async def take_from_address(db: Database, address: str, *, now: float) -> None:
-    """As `take`, for what is asked without a name."""
-    bucket = (_key("address", network_of(address)), _ADDRESS)
-    wait = await db.write(lambda session: _take(session, [bucket], now=now))
-    if wait > 0:
-        raise TooManyTries(wait)
+async def take_address_attempt(db: Database, address: str, *, now: float) -> None:
+    """Count one attempt without a name. Raises TooManySignInAttempts."""
+    await _take(db, [(_key("address", network_of(address)), _ADDRESS)], now=now)
 
 
-async def forgive(db: Database, name: str, address: str, *, device: str | None = None) -> None:
-    """Give back all tries of this name from this address, or of this device, after a sign-in."""
+async def reset(db: Database, name: str, address: str, *, device: str | None = None) -> None:
+    """Refill the bucket of this name and address, or of this device, after a sign-in."""
     key = _own_key(name, address, device)
 
     async def work(session: AsyncSession) -> None:
@@ -72,26 +71,29 @@ async def forgive(db: Database, name: str, address: str, *, device: str | None =
     await db.write(work)
 
 
-async def tidy(session: AsyncSession, *, now: float) -> None:
+async def delete_full(session: AsyncSession, *, now: float) -> None:
     await session.execute(delete(models.AllowanceRecord).where(models.AllowanceRecord.full_at <= now))
 
 
-async def _take(session: AsyncSession, buckets: list[tuple[bytes, _Bucket]], *, now: float) -> float:
-    """Seconds to wait; 0 for a try that was taken. A refused one costs nothing, so that waiting helps."""
+async def _take(db: Database, buckets: list[tuple[bytes, _Bucket]], *, now: float) -> None:
     rows = models.AllowanceRecord
-    full_at = []
-    for key, bucket in buckets:
-        fresh = insert(session, rows).values(key=key, full_at=now).on_conflict_do_nothing()
-        await session.execute(fresh)
-        row = await session.get(rows, key, with_for_update=True)
-        assert row is not None
-        full_at.append((row, max(row.full_at, now) + bucket.earned_seconds, bucket))
-    wait = max(at - now - bucket.tries * bucket.earned_seconds for _, at, bucket in full_at)
-    if wait <= 0:
-        for row, at, _ in full_at:
-            row.full_at = at
-        await session.flush()
-    return max(0.0, wait)
+
+    async def work(session: AsyncSession) -> float:
+        full_at = []
+        for key, bucket in buckets:
+            await session.execute(insert(session, rows).values(key=key, full_at=now).on_conflict_do_nothing())
+            row = await session.get(rows, key, with_for_update=True)
+            assert row is not None
+            full_at.append((row, max(row.full_at, now) + bucket.seconds_per_attempt, bucket))
+        wait = max(at - now - bucket.attempts * bucket.seconds_per_attempt for _, at, bucket in full_at)
+        if wait <= 0:  # a refused attempt costs nothing, so that waiting helps
+            for row, at, _ in full_at:
+                row.full_at = at
+            await session.flush()
+        return wait
+
+    if (wait := await db.write(work)) > 0:
+        raise TooManySignInAttempts(wait)
 
 
 def _own_key(name: str, address: str, device: str | None) -> bytes:
@@ -99,7 +101,7 @@ def _own_key(name: str, address: str, device: str | None) -> bytes:
 
 
 def network_of(address: str) -> str:
-    """Whoever has an address of IPv6 has a whole network of them: 2^64 to try from, counted as one."""
+    """Return the address, or for IPv6 its /64 network: one client usually has all 2^64 addresses of it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -110,5 +112,5 @@ def network_of(address: str) -> str:
 
 
 def _key(kind: str, text: str) -> bytes:
-    # a digest, since a password may have been typed into the field of the name
+    # Store a digest: a user may have typed a password into the name field.
     return hashlib.sha256(f"{kind} {text}".encode("utf-8", "surrogatepass")).digest()

@@ -1,4 +1,4 @@
-"""Secrets that this server makes: 256 bits each, kept as digests, shown once."""
+"""Secrets that this server makes: 256 bits each, stored as digests, shown once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import hmac
 import secrets
 
 TOKEN_MARK, LINK_MARK = "hf_", "hfl_"
-"""So that people, and scanners of what was published by mistake, know one when they see it."""
+"""Prefixes by which people, and scanners of published code, recognize our secrets."""
 _PUBLIC_BYTES, _SECRET_BYTES = 5, 32
 PREFIX_CHARACTERS = len(TOKEN_MARK) + 2 * _PUBLIC_BYTES
-"""Of a token: what it is found and named by. It says nothing of the rest."""
+"""Length of the public part of a token, which identifies it and reveals nothing of the rest."""
 
 
 def new_token() -> str:
-    """`hf_0123456789_` and 64 digits: no character that a terminal or a shell would stumble over."""
+    """Return `hf_0123456789_` and 64 hex digits: no character needs quoting in a shell."""
     return f"{TOKEN_MARK}{secrets.token_hex(_PUBLIC_BYTES)}_{secrets.token_hex(_SECRET_BYTES)}"
 
 
@@ -27,10 +27,10 @@ def new_session() -> str:
 
 
 def new_device(name: str, password_hash: str) -> str:
-    """A device cookie: it shows that a browser signed in to this account with its present password.
+    """Return a device cookie, which proves that a browser has signed in to this account with its current password.
 
-    It opens nothing. The stored hash is the key of its signature, so that nothing more has to be stored, and a new
-    password makes it void.
+    It grants no access. The password hash signs it, so that nothing else has to be stored, and a new password
+    invalidates it.
     """
     nonce = secrets.token_urlsafe(16)
     return f"{nonce}.{_device_signature(nonce, name, password_hash)}"
@@ -38,8 +38,8 @@ def new_device(name: str, password_hash: str) -> str:
 
 def is_device(cookie: str, name: str, password_hash: str) -> bool:
     nonce, _, signature = cookie.partition(".")
-    right = _device_signature(nonce, name, password_hash)
-    return hmac.compare_digest(signature.encode("utf-8", "surrogatepass"), right.encode())
+    expected = _device_signature(nonce, name, password_hash)
+    return hmac.compare_digest(signature.encode("utf-8", "surrogatepass"), expected.encode())
 
 
 def _device_signature(nonce: str, name: str, password_hash: str) -> str:
@@ -52,5 +52,5 @@ def prefix_of(token: str) -> str:
 
 
 def digest(secret: str) -> bytes:
-    """What is stored. A secret of 256 bits cannot be guessed, so that it needs no slow hash."""
+    """Return the digest to store. A secret of 256 bits cannot be guessed, so it needs no slow hash."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()

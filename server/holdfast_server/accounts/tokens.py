@@ -1,21 +1,22 @@
-"""Keys for programs: made, listed, revoked. What one may do never exceeds what whoever made it may."""
+"""Keys for programs. A key never has more rights than the person or the key that made it."""
 
 from __future__ import annotations
 
 import hmac
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from msgspec import Struct
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.administration import TokenRow
+from holdfast.protocol.administration import Token
 from holdfast.protocol.messages import validate_job
 from holdfast_server import models
 from holdfast_server.accounts.secrets import TOKEN_MARK, digest, new_token, prefix_of
-from holdfast_server.core.errors import InvalidSetting, NotPermitted, UnknownProject, UnknownToken
+from holdfast_server.core.encoding import answer_from
+from holdfast_server.core.errors import InvalidSetting, PermissionDenied, UnknownProject, UnknownToken
 from holdfast_server.core.principal import SCOPES, Principal, Role, Scope
 from holdfast_server.db import Database
 from holdfast_server.records import audit
@@ -26,53 +27,57 @@ NEEDED: dict[Scope, Role] = {
     "control": Role.operator,
     "admin": Role.admin,
 }
-"""What somebody must be in a project to make a key with the scope."""
-USED_SECONDS = 600.0
-"""How exactly it is known when a key was last used."""
+"""The role in a project that making a key with the scope requires."""
+LAST_USED_SECONDS = 600.0
+"""Resolution of the time of last use."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+-]{0,99}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What a new key is to be for."""
+class TokenRequest(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The rights of a new key."""
 
     name: str
     scopes: Collection[Scope]
-    project: str | None
+    project: str | None = None
+    """`null` for every project."""
     job: str | None = None
+    """`null` for every job of the project."""
     seconds: float | None = None
-    """How long it works; None: until it is revoked."""
+    """Lifetime; `null` until the key is revoked."""
 
 
-async def create(db: Database, wish: Wish, *, maker: Principal, now: float) -> tuple[str, TokenRow]:
-    """The key, which is told here and never again, and how it is listed.
+async def create(db: Database, request: TokenRequest, *, maker: Principal, now: float) -> tuple[str, Token]:
+    """Make a key and return its secret, which is not stored, and its entry in the list of keys.
 
     Raises:
-        InvalidSetting: what cannot be asked for.
-        UnknownProject: there is none of this name, or the maker has no right in it.
-        NotPermitted: it would do more than its maker may.
+        InvalidSetting: a field is not valid.
+        UnknownProject: there is no such project, or the maker has no rights in it.
+        PermissionDenied: the key would have more rights than its maker.
     """
-    name, scopes = _checked(wish)
-    _permitted(wish, maker)
+    name, scopes = _checked(request)
+    _require_rights(request, maker)
 
     async def work(session: AsyncSession) -> tuple[str, models.TokenRecord]:
-        if wish.project is not None and await session.get(models.ProjectRecord, wish.project) is None:
-            raise UnknownProject(wish.project)
+        if request.project is not None and await session.get(models.ProjectRecord, request.project) is None:
+            raise UnknownProject(request.project)
         secret = new_token()
         row = models.TokenRecord(
             prefix=prefix_of(secret),
             digest=digest(secret),
             name=name,
             scopes=" ".join(scopes),
-            project=wish.project,
-            job=wish.job or None,
+            project=request.project,
+            job=request.job or None,
             created_by=maker.owner,
             created_at=now,
-            expires_at=None if wish.seconds is None else now + wish.seconds,
+            expires_at=None if request.seconds is None else now + request.seconds,
         )
         session.add(row)
         await session.flush()
-        about = {"key": row.prefix, "name": name, "scopes": row.scopes, "until": _day(row.expires_at)}
+        until = (
+            "revoked" if row.expires_at is None else datetime.fromtimestamp(row.expires_at, UTC).date().isoformat()
+        )
+        about = {"key": row.prefix, "name": name, "scopes": row.scopes, "until": until}
         await audit.record(
             session, who=maker.name, action="key.create", now=now, job=row.job, project=row.project, after=about
         )
@@ -82,16 +87,17 @@ async def create(db: Database, wish: Wish, *, maker: Principal, now: float) -> t
     return secret, _listed(row, now)
 
 
-async def rows(db: Database, *, asker: Principal, now: float) -> list[TokenRow]:
-    """Those that the asker may revoke, the newest first."""
+async def list_tokens(db: Database, *, asker: Principal, now: float) -> list[Token]:
+    """List the keys that the asker may revoke, newest first."""
     tokens = models.TokenRecord
     async with db.read() as session:
         query = select(tokens).order_by(tokens.created_at.desc(), tokens.prefix)
         return [_listed(row, now) for row in await session.scalars(query) if _revocable(row, asker)]
 
 
-async def revoke(db: Database, prefix: str, *, asker: Principal, now: float) -> TokenRow:
-    """No instance takes it any more, within seconds; revoked twice is revoked. Raises UnknownToken."""
+async def revoke(db: Database, prefix: str, *, asker: Principal, now: float) -> Token:
+    """Revoke a key. Within seconds, no instance accepts it. Revoking it again has no effect. Raises
+    UnknownToken."""
 
     async def work(session: AsyncSession) -> models.TokenRecord:
         row = await session.get(models.TokenRecord, prefix, with_for_update=True)
@@ -100,36 +106,30 @@ async def revoke(db: Database, prefix: str, *, asker: Principal, now: float) -> 
         if row.revoked_at is None:
             row.revoked_at = now
             await session.flush()
-            about = {"key": row.prefix, "name": row.name}
             await audit.record(
-                session,
-                who=asker.name,
-                action="key.revoke",
-                now=now,
-                job=row.job,
-                project=row.project,
-                before=about,
-            )
+                session, who=asker.name, action="key.revoke", now=now, job=row.job, project=row.project,
+                before={"key": row.prefix, "name": row.name},
+            )  # fmt: skip
         return row
 
     return _listed(await db.write(work), now)
 
 
 async def revoke_of(session: AsyncSession, person: str, *, now: float) -> int:
-    """All of somebody's; how many those were."""
+    """Revoke all keys of a person and return their number."""
     tokens = models.TokenRecord
-    made = update(tokens).where(tokens.created_by == person, tokens.revoked_at.is_(None)).values(revoked_at=now)
-    return len((await session.execute(made.returning(tokens.prefix))).all())
+    revoked = update(tokens).where(tokens.created_by == person, tokens.revoked_at.is_(None)).values(revoked_at=now)
+    return len((await session.execute(revoked.returning(tokens.prefix))).all())
 
 
 async def revoke_above(session: AsyncSession, maker: Principal, *, now: float) -> int:
-    """Of somebody's, the ones that may do more than they may by now; how many those were."""
+    """Revoke the keys of a person that exceed their current rights, and return the number of these keys."""
     tokens = models.TokenRecord
     query = select(tokens).where(tokens.created_by == maker.name, tokens.revoked_at.is_(None)).with_for_update()
     above = [
         row
         for row in await session.scalars(query)
-        if any(not _may_give(maker, row.project, scope) for scope in row.scopes.split())
+        if any(not _may_grant(maker, row.project, scope) for scope in row.scopes.split())
     ]
     for row in above:
         row.revoked_at = now
@@ -138,11 +138,10 @@ async def revoke_above(session: AsyncSession, maker: Principal, *, now: float) -
 
 
 async def find(session: AsyncSession, secret: str, *, now: float) -> models.TokenRecord | None:
-    """The key that this is, while it works."""
+    """Return the key with this secret if it is valid."""
     if not secret.startswith(TOKEN_MARK):
         return None
     row = await session.get(models.TokenRecord, prefix_of(secret))
-    # The digest of a near miss is as far off as any other; it is compared in constant time all the same.
     if row is None or not hmac.compare_digest(row.digest, digest(secret)):
         return None
     return row if _listed(row, now).state == "works" else None
@@ -151,10 +150,10 @@ async def find(session: AsyncSession, secret: str, *, now: float) -> models.Toke
 def principal_of(row: models.TokenRecord) -> Principal:
     scopes = frozenset(scope for scope in SCOPES if scope in row.scopes.split())
     return Principal(
-        kind="agent",
-        # Two keys may be called the same; the log is to tell them apart.
+        kind="key",
+        # Two keys may have the same name: the prefix tells them apart in the audit log.
         name=f"key {row.name} ({row.prefix})",
-        belongs_to=row.created_by,
+        key_owner=row.created_by,
         admin="admin" in scopes and row.project is None and row.job is None,
         scopes=scopes,
         project=row.project,
@@ -170,44 +169,39 @@ async def note_use(db: Database, prefix: str, *, now: float) -> None:
     await db.write(work)
 
 
-def _day(at: float | None) -> str:
-    return "revoked" if at is None else datetime.fromtimestamp(at, UTC).date().isoformat()
-
-
-def _checked(wish: Wish) -> tuple[str, list[Scope]]:
-    name = wish.name.strip()
+def _checked(request: TokenRequest) -> tuple[str, list[Scope]]:
+    name = request.name.strip()
     if _NAME.fullmatch(name) is None:
-        reason = "a key's name has 1 to 100 letters, digits, blanks and . _ @ + -: say what it is for"
+        reason = "use 1 to 100 letters, digits, spaces and . _ @ + - for the name: say what the key is for"
         raise InvalidSetting("name", reason)
-    scopes = [scope for scope in SCOPES if scope in wish.scopes]
-    if not scopes or len(scopes) != len(set(wish.scopes)):
-        raise InvalidSetting("scopes", f"say what the key may do: one or more of {', '.join(SCOPES)}")
-    if "report" in scopes and wish.project is None:
-        raise InvalidSetting("project", "a key that reports is for one project: its new jobs belong there")
-    if wish.job is not None and wish.job:
-        if wish.project is None:
+    scopes = [scope for scope in SCOPES if scope in request.scopes]
+    if not scopes or len(scopes) != len(set(request.scopes)):
+        raise InvalidSetting("scopes", f"choose one or more scopes: {', '.join(SCOPES)}")
+    if "report" in scopes and request.project is None:
+        raise InvalidSetting("project", "a key with the scope report needs a project, to which new jobs belong")
+    if request.job:
+        if request.project is None:
             raise InvalidSetting("project", "a key for one job needs the project of that job")
         try:
-            validate_job(wish.job)
+            validate_job(request.job)
         except ValueError as error:
             raise InvalidSetting("job", str(error)) from None
-    if wish.seconds is not None and not 60 <= wish.seconds <= 3650 * 86400:
-        raise InvalidSetting("expires", "a key works for a minute to ten years, or until it is revoked")
+    if request.seconds is not None and not 60 <= request.seconds <= 3650 * 86400:
+        raise InvalidSetting("expires", "the lifetime of a key is a minute to ten years, or unlimited")
     return name, scopes
 
 
-def _permitted(wish: Wish, maker: Principal) -> None:
-    if wish.project is not None and maker.role_in(wish.project) is None:
-        raise UnknownProject(wish.project)
-    missing = [scope for scope in wish.scopes if not _may_give(maker, wish.project, scope)]
-    if missing or (maker.job is not None and maker.job != wish.job):
-        where = "for every project" if wish.project is None else f"in {wish.project}"
-        raise NotPermitted(
-            f"you may not give {' and '.join(sorted(missing)) or 'that'} {where}: you have less yourself"
-        )
+def _require_rights(request: TokenRequest, maker: Principal) -> None:
+    if request.project is not None and maker.role_in(request.project) is None:
+        raise UnknownProject(request.project)
+    missing = [scope for scope in request.scopes if not _may_grant(maker, request.project, scope)]
+    if missing or (maker.job is not None and maker.job != request.job):
+        where = "for every project" if request.project is None else f"in {request.project}"
+        scopes = " and ".join(sorted(missing)) or "this"
+        raise PermissionDenied(f"you may not grant {scopes} {where}: your own rights there are lower")
 
 
-def _may_give(maker: Principal, project: str | None, scope: str) -> bool:
+def _may_grant(maker: Principal, project: str | None, scope: str) -> bool:
     if maker.admin:
         return True
     role = None if project is None else maker.role_in(project)
@@ -219,23 +213,12 @@ def _revocable(row: models.TokenRecord, asker: Principal) -> bool:
         return True
     if asker.job is None and row.project is not None and asker.role_in(row.project) == Role.admin:
         return True
-    # A key sees to those of its owner that it could have made, and to none that may do more.
-    mine = row.created_by == asker.owner and asker.job in (None, row.job)
-    return mine and all(_may_give(asker, row.project, scope) for scope in row.scopes.split())
+    # A key may revoke the keys of its owner that it could have made.
+    same_owner = row.created_by == asker.owner and asker.job in (None, row.job)
+    return same_owner and all(_may_grant(asker, row.project, scope) for scope in row.scopes.split())
 
 
-def _listed(row: models.TokenRecord, now: float) -> TokenRow:
+def _listed(row: models.TokenRecord, now: float) -> Token:
     expired = row.expires_at is not None and row.expires_at <= now
-    return TokenRow(
-        prefix=row.prefix,
-        name=row.name,
-        scopes=row.scopes.split(),
-        project=row.project,
-        job=row.job,
-        created_by=row.created_by,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        last_used_at=row.last_used_at,
-        revoked_at=row.revoked_at,
-        state="revoked" if row.revoked_at is not None else "expired" if expired else "works",
-    )
+    state = "revoked" if row.revoked_at is not None else "expired" if expired else "works"
+    return answer_from(row, Token, scopes=row.scopes.split(), state=state)

@@ -1,6 +1,7 @@
-"""Alerts: rules on the state of jobs, the incidents that they find, and who is told of them.
+"""Alert rules on the state of jobs, the alerts that they raise, and the messages about them.
 
-kinds: what can be looked at, pure. facts: what is known of jobs, in a few queries. rules: what a project wants.
-incidents: from the first sign to the end. evaluation: the chore. channels, deliveries: who is told, and whether it
-arrived. egress: how a request leaves the house.
+kinds: what a rule can check, as pure functions. facts: the state of jobs, in a few queries. rules: those of a
+    project.
+incidents: the life cycle of alerts. evaluation: the background job. channels, deliveries: recipients and messages.
+egress: HTTP requests that cannot reach the server's own network.
 """

@@ -1,4 +1,4 @@
-"""Where a project's alerts are sent. Only its admins see and change it: a chat's URL is as good as a password."""
+"""Channels that a project's alerts are sent to. Only its admins see them: a chat's webhook URL is a secret."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import AlertChannel
 from holdfast_server import models
+from holdfast_server.accounts.projects import require_project
 from holdfast_server.alerts import egress
 from holdfast_server.alerts.conditions import SEVERITIES
-from holdfast_server.alerts.errors import MailOff, UnknownChannel, WebhooksOff
+from holdfast_server.alerts.errors import MailDisabled, UnknownChannel, WebhooksDisabled
 from holdfast_server.core.alert_settings import AlertSettings
-from holdfast_server.core.errors import InvalidSetting, UnknownProject
+from holdfast_server.core.encoding import answer_from
+from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.records import audit
 
@@ -29,72 +31,68 @@ _CHATS = {"hooks.slack.com": "slack", "discord.com": "discord", "discordapp.com"
 
 
 class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Addresses with commas between, or a URL."""
+    """A channel to create."""
 
     name: str
     target: str
+    """Mail addresses separated by commas, or a URL."""
     least_severity: str = "warning"
 
 
-async def listed(db: Database, project: str) -> list[AlertChannel]:
+async def list_channels(db: Database, project: str) -> list[AlertChannel]:
     """Raises UnknownProject."""
     rows = models.AlertChannelRecord
     async with db.read() as session:
-        if await session.get(models.ProjectRecord, project) is None:
-            raise UnknownProject(project)
+        await require_project(session, project)
         query = select(rows).where(rows.project == project).order_by(rows.created_at, rows.id)
-        return [_channel(row) for row in await session.scalars(query)]
+        return [_as_answer(row) for row in await session.scalars(query)]
 
 
 async def create(
-    db: Database,
-    settings: AlertSettings,
-    project: str,
-    asked: NewChannel,
-    *,
-    who: str,
-    request_id: str,
-    now: float,
+    db: Database, settings: AlertSettings, project: str, request: NewChannel, *, who: str, now: float
 ) -> AlertChannel:
-    """With the secret, which is not told again. Raises UnknownProject, InvalidSetting, WebhooksOff and MailOff."""
-    kind, target = _kind(asked.target.strip(), settings)
-    name = " ".join(asked.name.split())
+    """Create a channel and return it with its secret, which no other answer contains.
+
+    Raises:
+        UnknownProject, InvalidSetting, WebhooksDisabled, MailDisabled.
+    """
+    kind, target = _parse_target(request.target.strip(), settings)
+    name = " ".join(request.name.split())
     if not 1 <= len(name) <= MAX_NAME:
-        raise InvalidSetting("name", f"a channel's name has 1 to {MAX_NAME} characters")
-    if asked.least_severity not in SEVERITIES:
-        reason = f"severity {asked.least_severity!r} is none of {', '.join(SEVERITIES)}"
+        raise InvalidSetting("name", f"the name of a channel has 1 to {MAX_NAME} characters")
+    if request.least_severity not in SEVERITIES:
+        reason = f"severity {request.least_severity!r} is none of {', '.join(SEVERITIES)}"
         raise InvalidSetting("least_severity", reason)
-    identity, secret = uuid.uuid4().hex, secrets.token_hex(32) if kind == "webhook" else ""
+    row_id, secret = uuid.uuid4().hex, secrets.token_hex(32) if kind == "webhook" else ""
 
     async def work(session: AsyncSession) -> AlertChannel:
         rows = models.AlertChannelRecord
-        if await session.get(models.ProjectRecord, project) is None:
-            raise UnknownProject(project)
+        await require_project(session, project)
         known = await session.scalar(select(func.count()).where(rows.project == project))
         if (known or 0) >= MAX_CHANNELS:
-            raise InvalidSetting("name", f"a project has at most {MAX_CHANNELS} channels: remove one")
+            raise InvalidSetting("name", f"a project has at most {MAX_CHANNELS} channels: remove one first")
         row = rows(
-            id=identity,
+            id=row_id,
             project=project,
             name=name,
             kind=kind,
             target=target,
             secret=secret,
-            least_severity=asked.least_severity,
+            least_severity=request.least_severity,
             enabled=True,
             created_at=now,
             created_by=who,
         )
         session.add(row)
         await session.flush()
-        await _note(session, "alert.channel.create", row, who=who, request_id=request_id, now=now)
-        return _channel(row, secret=secret or None)
+        await _record(session, "alert.channel.create", row, who=who, now=now)
+        return _as_answer(row, secret=secret or None)
 
     return await db.write(work)
 
 
-async def remove(db: Database, project: str, channel: str, *, who: str, request_id: str, now: float) -> None:
-    """With what waits to be sent there. Raises UnknownChannel."""
+async def remove(db: Database, project: str, channel: str, *, who: str, now: float) -> None:
+    """Remove a channel with its queued messages. Raises UnknownChannel."""
 
     async def work(session: AsyncSession) -> None:
         row = await find(session, project, channel)
@@ -103,12 +101,13 @@ async def remove(db: Database, project: str, channel: str, *, who: str, request_
         )
         await session.delete(row)
         await session.flush()
-        await _note(session, "alert.channel.remove", row, who=who, request_id=request_id, now=now)
+        await _record(session, "alert.channel.remove", row, who=who, now=now)
 
     await db.write(work)
 
 
 async def find(session: AsyncSession, project: str, channel: str) -> models.AlertChannelRecord:
+    """Raises UnknownChannel."""
     row = await session.get(models.AlertChannelRecord, channel)
     if row is None or row.project != project:
         raise UnknownChannel(channel)
@@ -119,40 +118,34 @@ def recipients(target: str) -> list[str]:
     return [address.strip() for address in target.split(",")]
 
 
-def _kind(target: str, settings: AlertSettings) -> tuple[str, str]:
+def _parse_target(target: str, settings: AlertSettings) -> tuple[str, str]:
+    """Return the kind of the channel, and the target as it is stored."""
     if "://" not in target and "@" in target:
         addresses = recipients(target)
         bad = next((address for address in addresses if not _ADDRESS.fullmatch(address)), None)
         if bad is not None:
-            raise InvalidSetting("target", f"{bad[:80]!r} is no mail address")
+            raise InvalidSetting("target", f"{bad[:80]!r} is not a mail address")
         if len(addresses) > MAX_RECIPIENTS:
-            raise InvalidSetting("target", f"at most {MAX_RECIPIENTS} addresses: give a mailing list")
+            raise InvalidSetting("target", f"at most {MAX_RECIPIENTS} addresses: use a mailing list")
         if not settings.smtp_host:
-            raise MailOff
+            raise MailDisabled
         return "email", ", ".join(addresses)
     if not settings.webhooks:
-        raise WebhooksOff
+        raise WebhooksDisabled
     try:
         host = egress.parse(target, settings).host
-    except egress.Blocked as error:
+    except egress.UrlBlocked as error:
         raise InvalidSetting("target", str(error)) from None
     return _CHATS.get(host, "webhook"), target
 
 
-def _channel(row: models.AlertChannelRecord, *, secret: str | None = None) -> AlertChannel:
+def _as_answer(row: models.AlertChannelRecord, *, secret: str | None = None) -> AlertChannel:
     shown = row.target if row.kind == "email" else f"https://{urlsplit(row.target).hostname}/…"
-    own = ("target", "secret")
-    return AlertChannel(
-        **{name: getattr(row, name) for name in AlertChannel.__struct_fields__ if name not in own},
-        target=shown,
-        secret=secret,
-    )
+    return answer_from(row, AlertChannel, target=shown, secret=secret)
 
 
-async def _note(
-    session: AsyncSession, action: str, row: models.AlertChannelRecord, *, who: str, request_id: str, now: float
+async def _record(
+    session: AsyncSession, action: str, row: models.AlertChannelRecord, *, who: str, now: float
 ) -> None:
-    told = {"channel": row.id, "name": row.name, "kind": row.kind, "target": _channel(row).target}
-    await audit.record(
-        session, who=who, action=action, project=row.project, after=told, request_id=request_id, now=now
-    )
+    about = {"channel": row.id, "name": row.name, "kind": row.kind, "target": _as_answer(row).target}
+    await audit.record(session, who=who, action=action, project=row.project, after=about, now=now)

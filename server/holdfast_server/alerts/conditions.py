@@ -1,4 +1,4 @@
-"""What rules can look at. Pure functions from the facts of a job to a verdict."""
+"""The kinds of alert rules: pure functions from the facts of a job to a result."""
 
 from __future__ import annotations
 
@@ -9,268 +9,218 @@ from typing import get_args
 
 from holdfast.pacing.policy import duration, plural
 from holdfast.protocol.administration import LimitUnit, Severity
-from holdfast_server.alerts.facts import Facts
+from holdfast_server.alerts.facts import JobFacts
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 CLEAR = 0.9
-"""A figure has to come back by a tenth of its limit before an alert may end: one at the limit does not flap."""
+"""Fraction of the limit that a value must fall to before an alert may end: a value at the limit does not flap."""
 STUCK_ITERATIONS = 5
-"""A job whose iterations take minutes is not stuck because it trains."""
+"""A job is stuck only after this many of its longest iterations: some iterations take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RuleResult:
     broken: bool
-    """The rule is."""
     message: str
     value: float | None = None
     subject: str = ""
+    """The attempt or restore that the result is about: another one begins another alert."""
     clear: bool = True
-    """Where it is not broken: by enough that an alert may end."""
+    """Whether a rule that is not broken is so by enough that an alert may end."""
 
 
-FINE = Verdict(False, "")
-Judge = Callable[[Facts, float], Verdict | None]
-"""None: it cannot be told now, and what was so before stands."""
+OK = RuleResult(False, "")
+Judge = Callable[[JobFacts, float], RuleResult | None]
+"""Compares facts with a limit; `None` if they do not suffice: an open alert then stays as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """Something that a rule can look at."""
-
+class RuleKind:
     name: str
     title: str
     meaning: str
-    """Of the limit, in a sentence."""
+    """The limit, explained in a phrase."""
     unit: LimitUnit
-    """Of the limit; empty: it has none."""
-    limit: float = 0.0
-    for_seconds: float = 0.0
-    severity: Severity = "warning"
-    built_in: bool = True
-    """There is a rule of it in every project."""
+    """Unit of the limit; empty if there is none."""
+    limit: float
+    for_seconds: float
+    severity: Severity
+    built_in: bool
+    """Whether every project has a rule of this kind."""
     judge: Judge
 
 
-def _of_a_running_job(judge: Judge) -> Judge:
-    """What is said of a job that trains: when it has ended all is well, while it is silent nobody knows."""
-
-    def judged(facts: Facts, limit: float) -> Verdict | None:
-        if facts.status in ("finished", "stopped", "failed"):
-            return FINE
-        return None if facts.status == "silent" else judge(facts, limit)
-
-    return judged
+KINDS: dict[str, RuleKind] = {}
+"""All kinds by name, in the order in which pages list them."""
 
 
-def _above(value: float | None, limit: float, message: str) -> Verdict | None:
+def _kind(
+    name: str,
+    title: str,
+    meaning: str,
+    *,
+    unit: LimitUnit = "",
+    limit: float = 0.0,
+    for_seconds: float = 0.0,
+    severity: Severity = "warning",
+    built_in: bool = True,
+    while_training: bool = False,
+) -> Callable[[Judge], Judge]:
+    """Register a kind.
+
+    `while_training` limits it to jobs that train: it does not apply to a job that has ended, and its result for a
+    silent job is unknown.
+    """
+
+    def register(judge: Judge) -> Judge:
+        def judge_training(facts: JobFacts, limit: float) -> RuleResult | None:
+            if facts.status in ("finished", "stopped", "failed"):
+                return OK
+            return None if facts.status == "silent" else judge(facts, limit)
+
+        KINDS[name] = RuleKind(
+            name=name, title=title, meaning=meaning, unit=unit, limit=limit, for_seconds=for_seconds,
+            severity=severity, built_in=built_in, judge=judge_training if while_training else judge,
+        )  # fmt: skip
+        return judge
+
+    return register
+
+
+def _above(value: float | None, limit: float, message: str) -> RuleResult | None:
     if value is None:
         return None
-    return Verdict(value > limit, message, value, clear=value <= limit * CLEAR)
+    return RuleResult(value > limit, message, value, clear=value <= limit * CLEAR)
 
 
-def _no_progress(facts: Facts, limit: float) -> Verdict | None:
+@_kind(
+    "no_progress", "No progress",
+    "Longest time without a new iteration, or five of its longest iterations if that is more",
+    unit="seconds", limit=600, severity="critical", while_training=True,
+)  # fmt: skip
+def _no_progress(facts: JobFacts, limit: float) -> RuleResult | None:
     allowed = max(limit, STUCK_ITERATIONS * facts.longest_iteration_seconds)
     return _above(facts.stuck_seconds, allowed, f"no new iteration for more than {duration(allowed)}")
 
 
-def _exposure_iterations(facts: Facts, limit: float) -> Verdict | None:
-    told = f"more than {plural(round(limit))} would be lost if it died now"
-    return _above(facts.exposure_iterations, limit, told)
+@_kind(
+    "silent", "Agent silent", "Longest time without a report from a job that has not ended",
+    unit="seconds", limit=120, severity="critical",
+)  # fmt: skip
+def _silent(facts: JobFacts, limit: float) -> RuleResult | None:
+    if facts.status != "silent":
+        return OK
+    message = f"no report for more than {duration(limit)}: the process or its network may be down"
+    return RuleResult(facts.silent_seconds > limit, message, facts.silent_seconds)
 
 
-def _exposure_gpu_hours(facts: Facts, limit: float) -> Verdict | None:
-    told = f"more than {limit:,.4g} GPU-hours of work would be lost if it died now"
-    return _above(facts.exposure_gpu_hours, limit, told)
+@_kind("job_failed", "Job failed", "The job ended with an exception", severity="critical")
+def _job_failed(facts: JobFacts, limit: float) -> RuleResult | None:
+    return RuleResult(facts.status == "failed", f"ended with {facts.status_reason}", subject=facts.attempt_uid)
 
 
-def _overhead(facts: Facts, limit: float) -> Verdict | None:
-    if facts.measured_overhead is None or not facts.budget:
-        return None
-    told = f"checkpoints cost more than {limit:.3g} times the budget of {facts.budget * 100:.3g}%"
-    return _above(facts.measured_overhead / facts.budget, limit, told)
-
-
-def _persist_failing(facts: Facts, limit: float) -> Verdict | None:
+@_kind(
+    "persist_failing", "Checkpoints failing", "Number of consecutive failed checkpoints",
+    unit="checkpoints", limit=2, severity="critical", while_training=True,
+)  # fmt: skip
+def _persist_failing(facts: JobFacts, limit: float) -> RuleResult | None:
     if facts.failing is None:
-        return FINE
+        return OK
     count = facts.failing.count
-    told = f"{count} checkpoint{'s' * (count != 1)} in a row came to nothing: {facts.failing.reason}"
-    return Verdict(count >= limit, told, count)
+    message = f"{count} checkpoint{'s' * (count != 1)} in a row failed: {facts.failing.reason}"
+    return RuleResult(count >= limit, message, count)
 
 
-def _damaged(facts: Facts, limit: float) -> Verdict | None:
+@_kind(
+    "checkpoint_damaged", "Checkpoint damaged", "A checkpoint in the store was found damaged", severity="critical"
+)
+def _checkpoint_damaged(facts: JobFacts, limit: float) -> RuleResult | None:
     count = len(facts.damaged)
     if not count:
-        return FINE
-    more = f" and {count - 1} more" if count > 1 else ""
-    return Verdict(True, f"checkpoint {facts.damaged[0]}{more} cannot be read back whole", count)
+        return OK
+    more = f" and {count - 1} more are" if count > 1 else " is"
+    return RuleResult(True, f"checkpoint {facts.damaged[0]}{more} damaged", count)
 
 
-def _durable_age(facts: Facts, limit: float) -> Verdict | None:
+@_kind(
+    "durable_age", "Last durable checkpoint too old",
+    "Longest time since the last checkpoint became durable, or since the start",
+    unit="seconds", limit=7200, while_training=True,
+)  # fmt: skip
+def _durable_age(facts: JobFacts, limit: float) -> RuleResult | None:
+    return _above(facts.durable_age_seconds, limit, f"no new durable checkpoint for more than {duration(limit)}")
+
+
+@_kind(
+    "exposure_gpu_hours", "Too much unsaved work, in GPU-hours",
+    "Most GPU-hours, of all ranks, that a crash may cost",
+    unit="gpu_hours", limit=100, for_seconds=60, while_training=True,
+)  # fmt: skip
+def _exposure_gpu_hours(facts: JobFacts, limit: float) -> RuleResult | None:
     return _above(
-        facts.durable_age_seconds, limit, f"no checkpoint became durable for more than {duration(limit)}"
+        facts.exposure_gpu_hours, limit, f"a crash now would cost more than {limit:,.4g} GPU-hours of work"
     )
 
 
-def _loss_nan(facts: Facts, limit: float) -> Verdict | None:
-    if facts.loss is None:
+@_kind(
+    "exposure_iterations", "Too much unsaved work, in iterations", "Most iterations that a crash may cost",
+    unit="iterations", limit=1000, for_seconds=60, built_in=False, while_training=True,
+)  # fmt: skip
+def _exposure_iterations(facts: JobFacts, limit: float) -> RuleResult | None:
+    return _above(facts.exposure_iterations, limit, f"a crash now would cost more than {plural(round(limit))}")
+
+
+@_kind(
+    "overhead", "Overhead over budget", "Measured overhead, as a multiple of the budget",
+    unit="times_budget", limit=1.2, for_seconds=600, while_training=True,
+)  # fmt: skip
+def _overhead(facts: JobFacts, limit: float) -> RuleResult | None:
+    if facts.measured_overhead is None or not facts.budget:
         return None
-    return Verdict(not math.isfinite(facts.loss), f"the loss is {facts.loss}")
+    message = f"the overhead of checkpoints is more than {limit:.3g} times the budget of {facts.budget * 100:.3g}%"
+    return _above(facts.measured_overhead / facts.budget, limit, message)
 
 
-def _disk_filling(facts: Facts, limit: float) -> Verdict | None:
-    if facts.room_checkpoints is None or facts.store_free_bytes is None:
+@_kind(
+    "disk_filling", "Store filling up", "Least number of further checkpoints that fit into the store",
+    unit="checkpoints", limit=3, while_training=True,
+)  # fmt: skip
+def _disk_filling(facts: JobFacts, limit: float) -> RuleResult | None:
+    room = facts.room_checkpoints
+    if room is None or facts.store_free_bytes is None:
         return None
     free = f"{facts.store_free_bytes / 1e9:,.3g} GB"
-    told = f"{free} were free in the store at the last checkpoint, less than {limit:.3g} more of them take"
-    room = facts.room_checkpoints
-    return Verdict(room < limit, told, room, clear=room >= limit / CLEAR)
+    message = f"the store had {free} free at the last checkpoint, less than {limit:.3g} further checkpoints take"
+    return RuleResult(room < limit, message, room, clear=room >= limit / CLEAR)
 
 
-def _silent(facts: Facts, limit: float) -> Verdict | None:
-    if facts.status != "silent":
-        return FINE
-    told = f"nothing heard of it for more than {duration(limit)}: a process or a network that died without a word"
-    return Verdict(facts.silent_seconds > limit, told, facts.silent_seconds)
+@_kind("loss_nan", "Loss not finite", "The newest loss is nan or infinite", for_seconds=60, while_training=True)
+def _loss_nan(facts: JobFacts, limit: float) -> RuleResult | None:
+    if facts.loss is None:
+        return None
+    return RuleResult(not math.isfinite(facts.loss), f"the loss is {facts.loss}")
 
 
-def _failed(facts: Facts, limit: float) -> Verdict | None:
-    return Verdict(facts.status == "failed", f"it ended with {facts.status_reason}", subject=facts.attempt_uid)
-
-
-def _restored(facts: Facts, limit: float) -> Verdict | None:
-    order = facts.order
-    if order is None or order.state != "restored" or order.ago_seconds > limit:
-        return FINE
-    took = "" if order.seconds is None else f" in {duration(order.seconds)}"
-    return Verdict(True, f"went back to iteration {order.iteration:,}{took}", subject=order.id)
-
-
-def _restore_failed(facts: Facts, limit: float) -> Verdict | None:
+@_kind(
+    "restore_failed", "Restore failed", "How long the alert for a restore that failed or expired is open",
+    unit="seconds", limit=3600, severity="critical",
+)  # fmt: skip
+def _restore_failed(facts: JobFacts, limit: float) -> RuleResult | None:
     order = facts.order
     if order is None or order.state not in ("failed", "expired") or order.ago_seconds > limit:
-        return FINE
-    told = f"did not go back to iteration {order.iteration:,}: {order.reason or order.state}"
-    return Verdict(True, told, subject=order.id)
+        return OK
+    message = f"not restored to iteration {order.iteration:,}: {order.reason or order.state}"
+    return RuleResult(True, message, subject=order.id)
 
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind(
-            name="no_progress",
-            title="No progress",
-            meaning="Longest time without a new iteration; or five of its longest iterations, where that is more",
-            unit="seconds",
-            limit=600,
-            severity="critical",
-            judge=_of_a_running_job(_no_progress),
-        ),
-        Kind(
-            name="silent",
-            title="Agent silent",
-            meaning="Longest time without a word of a job that has not said that it ends",
-            unit="seconds",
-            limit=120,
-            severity="critical",
-            judge=_silent,
-        ),
-        Kind(
-            name="job_failed",
-            title="Job failed",
-            meaning="An exception ended it",
-            unit="",
-            severity="critical",
-            judge=_failed,
-        ),
-        Kind(
-            name="persist_failing",
-            title="Checkpoints failing",
-            meaning="How many in a row may come to nothing, this one included",
-            unit="checkpoints",
-            limit=2,
-            severity="critical",
-            judge=_of_a_running_job(_persist_failing),
-        ),
-        Kind(
-            name="checkpoint_damaged",
-            title="Checkpoint damaged",
-            meaning="One in the store was found damaged",
-            unit="",
-            severity="critical",
-            judge=_damaged,
-        ),
-        Kind(
-            name="durable_age",
-            title="Last durable checkpoint too old",
-            meaning="Longest time since the last checkpoint became durable, or since the start",
-            unit="seconds",
-            limit=7200,
-            judge=_of_a_running_job(_durable_age),
-        ),
-        Kind(
-            name="exposure_gpu_hours",
-            title="Too much at risk, in GPU-hours",
-            meaning="Most GPU-hours that may be lost if the job dies now, of all ranks together",
-            unit="gpu_hours",
-            limit=100,
-            for_seconds=60,
-            judge=_of_a_running_job(_exposure_gpu_hours),
-        ),
-        Kind(
-            name="exposure_iterations",
-            title="Too much at risk, in iterations",
-            meaning="Most iterations that may be lost if the job dies now",
-            unit="iterations",
-            limit=1000,
-            for_seconds=60,
-            built_in=False,
-            judge=_of_a_running_job(_exposure_iterations),
-        ),
-        Kind(
-            name="overhead",
-            title="Overhead over budget",
-            meaning="Measured overhead, as a multiple of the budget in force",
-            unit="times_budget",
-            limit=1.2,
-            for_seconds=600,
-            judge=_of_a_running_job(_overhead),
-        ),
-        Kind(
-            name="disk_filling",
-            title="Store filling up",
-            meaning="Room in the store for fewer further checkpoints than this",
-            unit="checkpoints",
-            limit=3,
-            judge=_of_a_running_job(_disk_filling),
-        ),
-        Kind(
-            name="loss_nan",
-            title="Loss not finite",
-            meaning="The newest loss is nan or infinite",
-            unit="",
-            for_seconds=60,
-            judge=_of_a_running_job(_loss_nan),
-        ),
-        Kind(
-            name="restore_failed",
-            title="Restore failed",
-            meaning="How long a restore that failed or expired is told of",
-            unit="seconds",
-            limit=3600,
-            severity="critical",
-            judge=_restore_failed,
-        ),
-        Kind(
-            name="restore_finished",
-            title="Restore finished",
-            meaning="How long a restore that came to its end is told of",
-            unit="seconds",
-            limit=600,
-            severity="info",
-            judge=_restored,
-        ),
-    )
-}
+@_kind(
+    "restore_finished", "Restore finished", "How long the alert for a completed restore is open",
+    unit="seconds", limit=600, severity="info",
+)  # fmt: skip
+def _restore_finished(facts: JobFacts, limit: float) -> RuleResult | None:
+    order = facts.order
+    if order is None or order.state != "restored" or order.ago_seconds > limit:
+        return OK
+    took = "" if order.seconds is None else f" in {duration(order.seconds)}"
+    return RuleResult(True, f"restored to iteration {order.iteration:,}{took}", subject=order.id)

@@ -1,6 +1,6 @@
-"""Messages from being written down, with what they tell of, to having arrived.
+"""Delivery of messages, from the transaction that stores them to the channel.
 
-At least once: a server that is killed after it has sent one and before it has noted so sends it again, under the
+At least once: a server that is killed after it sent a message, and before it stored that, sends it again under the
 same number.
 """
 
@@ -22,6 +22,7 @@ from holdfast_server import models
 from holdfast_server.alerts import channels, egress, incidents, messages, smtp
 from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import Database
 from holdfast_server.db.background_jobs import Chore
 from holdfast_server.http.metrics import ServerMeasures
@@ -29,27 +30,29 @@ from holdfast_server.http.metrics import ServerMeasures
 EVERY_SECONDS = 2.0
 AT_ONCE = 8
 RETRY_SECONDS = (10, 30, 120, 600, 1800, 7200)
-"""After each attempt that failed; after the last of them a message is given up."""
+"""Delays after failed tries. After the last one, the message is dropped."""
 MAX_ERROR = 300
 
 logger = logging.getLogger(__name__)
 
 
-async def tell(session: AsyncSession, row: models.AlertRecord, event: messages.Event, *, now: float) -> None:
-    """In the transaction that moves the alert: both are stored, or neither is."""
+async def enqueue(session: AsyncSession, row: models.AlertRecord, event: messages.Event, *, now: float) -> None:
+    """Store the messages in the transaction that changes the alert, so that both are committed or neither."""
     rows = models.AlertChannelRecord
-    told = messages.Told(event=event, project=row.project, alert=incidents.as_row(row, now=now))
+    message = messages.AlertMessage(event=event, project=row.project, alert=incidents.as_answer(row, now=now))
     for channel in await session.scalars(select(rows).where(rows.project == row.project, rows.enabled)):
         if SEVERITIES.index(row.severity) >= SEVERITIES.index(channel.least_severity):
-            session.add(_waiting(channel, told, now=now))
+            session.add(_queued(channel, message, now=now))
 
 
-def _waiting(channel: models.AlertChannelRecord, told: messages.Told, *, now: float) -> models.AlertDeliveryRecord:
+def _queued(
+    channel: models.AlertChannelRecord, message: messages.AlertMessage, *, now: float
+) -> models.AlertDeliveryRecord:
     return models.AlertDeliveryRecord(
         channel=channel.id,
-        alert=told.alert.id if told.alert else None,
-        event=told.event,
-        payload=msgspec.msgpack.encode(told),
+        alert=message.alert.id if message.alert else None,
+        event=message.event,
+        payload=msgspec.msgpack.encode(message),
         state="waiting",
         tries=0,
         created_at=now,
@@ -57,53 +60,46 @@ def _waiting(channel: models.AlertChannelRecord, told: messages.Told, *, now: fl
     )
 
 
-async def test(db: Database, project: str, channel: str, *, now: float) -> AlertDelivery:
-    """A message that says nothing but that it arrived; the log says whether it did. Raises UnknownChannel."""
+async def send_test(db: Database, project: str, channel: str, *, now: float) -> AlertDelivery:
+    """Queue a test message. Raises UnknownChannel."""
 
     async def work(session: AsyncSession) -> AlertDelivery:
         found = await channels.find(session, project, channel)
-        row = _waiting(found, messages.Told(event="test", project=project), now=now)
+        row = _queued(found, messages.AlertMessage(event="test", project=project), now=now)
         session.add(row)
         await session.flush()
-        return _as(row)
+        return answer_from(row, AlertDelivery)
 
     return await db.write(work)
 
 
-async def log(db: Database, project: str, channel: str, *, limit: int = 50) -> list[AlertDelivery]:
-    """The newest first. Raises UnknownChannel."""
+async def list_deliveries(db: Database, project: str, channel: str, *, limit: int = 50) -> list[AlertDelivery]:
+    """List a channel's messages, newest first. Raises UnknownChannel."""
     rows = models.AlertDeliveryRecord
     async with db.read() as session:
         await channels.find(session, project, channel)
         query = select(rows).where(rows.channel == channel).order_by(rows.id.desc()).limit(limit)
-        return [_as(row) for row in await session.scalars(query)]
+        return [answer_from(row, AlertDelivery) for row in await session.scalars(query)]
 
 
-def _as(row: models.AlertDeliveryRecord) -> AlertDelivery:
-    return AlertDelivery(
-        **{name: getattr(row, name) for name in AlertDelivery.__struct_fields__ if name != "tries"},
-        tries=row.tries or 0,
-    )
-
-
-# ---- the chore --------------------------------------------------------------------------------
+# ---- the background job -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
-    """How messages leave."""
+class MessageSender:
+    """Sends the messages that are due."""
 
     settings: AlertSettings
     address: str = ""
-    """Of this server, for links; empty: messages have none."""
+    """Public URL of the server, for links; empty for messages without links."""
     measures: ServerMeasures | None = None
     lookup: egress.Lookup = egress.look_up
 
     async def send_due(self, db: Database, now: float) -> int:
-        """Try what is due, several at once; how many were tried.
+        """Try to send messages that are due, several at once, and return their number.
 
-        The first message of each channel goes before the second of any: one that nobody answers at holds up
-        itself and not the others.
+        The first message of each channel precedes the second of any, so that a channel that does not answer delays
+        only its own messages.
         """
         rows, owner = models.AlertDeliveryRecord, models.AlertChannelRecord
         place = func.row_number().over(partition_by=rows.channel, order_by=(rows.next_at, rows.id))
@@ -119,38 +115,40 @@ class Post:
         )
         async with db.read() as session:
             due = (await session.execute(query)).all()
-        ends = await asyncio.gather(*(self._send(row, channel, now=now) for row, channel in due))
-        for (row, channel), end in zip(due, ends, strict=True):
-            await db.write(partial(_note, delivery=row.id, tries=row.tries + 1, end=end, now=now))
+        results = await asyncio.gather(*(self._send(row, channel, now=now) for row, channel in due))
+        for (row, channel), result in zip(due, results, strict=True):
+            await db.write(partial(_store, delivery=row.id, tries=row.tries + 1, result=result, now=now))
             if self.measures is not None:
-                self.measures.delivered(channel=channel.kind, taken=end.error is None)
+                self.measures.delivered(channel=channel.kind, taken=result.error is None)
         return len(due)
 
     async def _send(
         self, row: models.AlertDeliveryRecord, channel: models.AlertChannelRecord, *, now: float
-    ) -> _End:
-        told = msgspec.msgpack.decode(row.payload, type=messages.Told)
+    ) -> _SendResult:
+        message = msgspec.msgpack.decode(row.payload, type=messages.AlertMessage)
         try:
             if channel.kind == "email":
-                await self._mail(told, channel, row.id)
+                await self._mail(message, channel, row.id)
             else:
-                await self._post(told, channel, row.id, now=now)
-        except egress.Blocked as error:
-            return _End(str(error), hopeless=True)
-        except egress.NotTaken as error:
-            return _End(str(error))
-        except (OSError, smtplib.SMTPException) as error:  # a mail server says no in many ways
-            return _End(f"the mail server did not take it: {type(error).__name__}")
-        except Exception as error:  # whatever is wrong with this one, those behind it are to arrive
-            logger.exception("message %d could not be sent", row.id)
-            return _End(f"it could not be sent: {type(error).__name__}; the server's log says more")
-        return _End()
+                await self._post(message, channel, row.id, now=now)
+        except egress.UrlBlocked as error:
+            return _SendResult(str(error), permanent=True)
+        except egress.DeliveryFailed as error:
+            return _SendResult(str(error))
+        except (OSError, smtplib.SMTPException) as error:  # the ways in which a mail server refuses
+            return _SendResult(f"the mail server refused the message: {type(error).__name__}")
+        except Exception as error:  # one bad message must not delay the others
+            logger.exception("sending message %d failed", row.id)
+            return _SendResult(f"sending failed: {type(error).__name__}; the server's log has the details")
+        return _SendResult()
 
-    async def _mail(self, told: messages.Told, channel: models.AlertChannelRecord, delivery: int) -> None:
+    async def _mail(
+        self, message: messages.AlertMessage, channel: models.AlertChannelRecord, delivery: int
+    ) -> None:
         if not self.settings.smtp_host:
-            raise egress.NotTaken("this server sends no mail any more: HOLDFAST_SMTP_HOST is not set")
+            raise egress.DeliveryFailed("mail is disabled on this server: HOLDFAST_SMTP_HOST is not set")
         mail = messages.as_mail(
-            told,
+            message,
             sender=self.settings.smtp_from,
             recipients=channels.recipients(channel.target),
             address=self.address,
@@ -159,38 +157,38 @@ class Post:
         await asyncio.to_thread(smtp.send, mail, self.settings)
 
     async def _post(
-        self, told: messages.Told, channel: models.AlertChannelRecord, delivery: int, *, now: float
+        self, message: messages.AlertMessage, channel: models.AlertChannelRecord, delivery: int, *, now: float
     ) -> None:
         if not self.settings.webhooks:
-            raise egress.NotTaken("webhooks are off on this server: HOLDFAST_WEBHOOKS is not on")
+            raise egress.DeliveryFailed("webhooks are disabled on this server: HOLDFAST_WEBHOOKS is not on")
         headers = {"Content-Type": "application/json", "User-Agent": "holdfast"}
         match channel.kind:
             case "slack":
-                body = messages.as_slack(told, self.address)
+                body = messages.as_slack(message, self.address)
             case "discord":
-                body = messages.as_discord(told, self.address)
+                body = messages.as_discord(message, self.address)
             case _:
-                body = messages.as_webhook(told, delivery, self.address)
+                body = messages.as_webhook(message, delivery, self.address)
                 headers = messages.signed(body, channel.secret, delivery=delivery, now=now)
         await egress.post(channel.target, body, headers, self.settings, lookup=self.lookup)
 
 
 def chore(settings: AlertSettings, *, address: str, measures: ServerMeasures) -> Chore:
-    post = Post(settings=settings, address=address, measures=measures)
-    return Chore("alert deliveries", EVERY_SECONDS, post.send_due)
+    sender = MessageSender(settings=settings, address=address, measures=measures)
+    return Chore("alert deliveries", EVERY_SECONDS, sender.send_due)
 
 
-class _End(Struct, frozen=True):
+class _SendResult(Struct, frozen=True):
     error: str | None = None
-    hopeless: bool = False
+    permanent: bool = False
 
 
-async def _note(session: AsyncSession, *, delivery: int, tries: int, end: _End, now: float) -> None:
+async def _store(session: AsyncSession, *, delivery: int, tries: int, result: _SendResult, now: float) -> None:
     rows = models.AlertDeliveryRecord
-    values: dict[str, object] = {"tries": tries, "error": end.error[:MAX_ERROR] if end.error else None}
-    if end.error is None:
+    values: dict[str, object] = {"tries": tries, "error": result.error[:MAX_ERROR] if result.error else None}
+    if result.error is None:
         values |= {"state": "delivered", "ended_at": now}
-    elif end.hopeless or tries > len(RETRY_SECONDS):
+    elif result.permanent or tries > len(RETRY_SECONDS):
         values |= {"state": "failed", "ended_at": now}
     else:
         values |= {"next_at": now + RETRY_SECONDS[tries - 1]}

@@ -1,49 +1,53 @@
-"""What cannot be done with alerts, rules and channels."""
+"""Requests about alerts, rules and channels that the server refuses."""
 
 from __future__ import annotations
 
-from holdfast_server.core.errors import NotThere, Refused
+from holdfast_server.core.errors import NotFound, RequestRefused
 
 
-class UnknownAlert(NotThere):
-    """There is no alert of that number, or not for whoever asks."""
+class UnknownAlert(NotFound):
+    code, details = "unknown_alert", ("alert",)
 
     def __init__(self, alert: int) -> None:
         self.alert = alert
         super().__init__(f"there is no alert {alert}")
 
 
-class AlertOver(Refused):
-    """It has resolved: there is nothing left to acknowledge or to silence."""
+class AlertResolved(RequestRefused):
+    """A resolved alert can be neither acknowledged nor silenced."""
+
+    code, details = "alert_over", ("alert",)
 
     def __init__(self, alert: int) -> None:
         self.alert = alert
         super().__init__(f"alert {alert} has resolved already")
 
 
-class UnknownRule(NotThere):
+class UnknownRule(NotFound):
+    code = "unknown_rule"
+
     def __init__(self, project: str, name: str) -> None:
-        self.project, self.name = project, name
-        super().__init__(f"project {project!r} has no rule {name!r} of its own")
+        super().__init__(f"project {project!r} has no custom rule {name!r}")
 
 
-class UnknownChannel(NotThere):
+class UnknownChannel(NotFound):
+    code = "unknown_channel"
+
     def __init__(self, channel: str) -> None:
-        self.channel = channel
         super().__init__(f"there is no channel {channel!r}")
 
 
-class WebhooksOff(Refused):
-    """Nobody has allowed this server to send requests anywhere."""
+class WebhooksDisabled(RequestRefused):
+    code = "webhooks_off"
 
     def __init__(self) -> None:
         super().__init__(
-            "webhooks are off on this server: whoever runs it turns them on with HOLDFAST_WEBHOOKS=on"
+            "webhooks are off on this server: its administrator enables them with HOLDFAST_WEBHOOKS=on"
         )
 
 
-class MailOff(Refused):
-    """The server knows no mail server."""
+class MailDisabled(RequestRefused):
+    code = "mail_off"
 
     def __init__(self) -> None:
-        super().__init__("this server sends no mail: whoever runs it names a mail server in HOLDFAST_SMTP_HOST")
+        super().__init__("this server sends no mail: its administrator sets a mail server in HOLDFAST_SMTP_HOST")

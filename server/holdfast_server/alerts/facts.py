@@ -1,4 +1,4 @@
-"""What rules look at, of many jobs in a few queries."""
+"""The facts about jobs that rules check, for many jobs in a few queries."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from holdfast_server.records.job_status import (
     status_of,
 )
 
-LOOKED_AT_SECONDS = 7 * 86400.0
-"""A job that was not heard of for longer is looked at only as long as it has an open alert."""
-DAMAGED_SHOWN = 100
-"""Of one job."""
+CURRENT_SECONDS = 7 * 86400.0
+"""A job without reports for longer than this is evaluated only while it has an open alert."""
+MAX_DAMAGED = 100
+"""Damaged checkpoints that are listed per job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """The last restore order that ended."""
+class EndedRestore:
+    """The last restore that ended."""
 
     id: str
     state: str
@@ -41,8 +41,8 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """One job at one moment."""
+class JobFacts:
+    """The state of a job at one time."""
 
     job: str
     project: str
@@ -51,38 +51,38 @@ class Facts:
     attempt_uid: str = ""
     silent_seconds: float = 0.0
     stuck_seconds: float | None = None
-    """Since the server heard of a new iteration, or of the start."""
+    """Time since the last report with a new iteration, or since the start."""
     longest_iteration_seconds: float = 0.0
-    """Of the newest."""
+    """Longest of the newest iterations."""
     exposure_iterations: int = 0
     exposure_gpu_hours: float | None = None
     measured_overhead: float | None = None
     budget: float | None = None
     failing: Failing | None = None
     damaged: tuple[str, ...] = ()
-    """In the store, the newest first."""
+    """Damaged checkpoints in the store, newest first."""
     durable_age_seconds: float | None = None
-    """Since the last checkpoint became durable, or the attempt started where that is later."""
+    """Time since the last checkpoint became durable, or since the start of the attempt if that is later."""
     loss: float | None = None
     store_free_bytes: int | None = None
     room_checkpoints: float | None = None
-    """How many like the last one would fit into the store."""
-    order: Ended | None = None
+    """Number of further checkpoints of the last one's size that fit into the store."""
+    order: EndedRestore | None = None
 
 
 async def candidates(session: AsyncSession, *, at_rest: bool, now: float) -> list[str]:
-    """Jobs of which something new may be said; `at_rest`: those that have ended well and have no open alert, and
-    the others if not."""
+    """Return the jobs to evaluate: with `at_rest`, those that ended well and have no open alert; else the
+    others."""
     jobs, attempts, alerts = models.JobRecord, models.AttemptRecord, models.AlertRecord
     has_alert = jobs.name.in_(select(alerts.job).where(alerts.resolved_at.is_(None)))
     ended = func.coalesce(attempts.finished, "").in_(ENDED_WELL)
-    heard = jobs.last_contact_at > now - LOOKED_AT_SECONDS
+    heard = jobs.last_contact_at > now - CURRENT_SECONDS
     chosen = and_(heard, ended, not_(has_alert)) if at_rest else or_(and_(heard, not_(ended)), has_alert)
     query = select(jobs.name).outerjoin(attempts, current_attempt()).where(chosen)
     return list(await session.scalars(query.order_by(jobs.name)))
 
 
-async def gather(session: AsyncSession, names: list[str], *, now: float) -> list[Facts]:
+async def gather(session: AsyncSession, names: list[str], *, now: float) -> list[JobFacts]:
     jobs, attempts = models.JobRecord, models.AttemptRecord
     query = select(jobs, attempts).outerjoin(attempts, current_attempt()).where(jobs.name.in_(names))
     query = query.order_by(jobs.name)
@@ -112,9 +112,9 @@ def _facts(
     *,
     failing: Failing | None,
     damaged: tuple[str, ...],
-    order: Ended | None,
+    order: EndedRestore | None,
     now: float,
-) -> Facts:
+) -> JobFacts:
     recent, paced = recent_of(job), paced_of(job)
     status = status_of(job, attempt, now=now)
     exposed = max(0, job.iteration - (durable.iteration if durable else 0))
@@ -122,7 +122,7 @@ def _facts(
     ranks = max(1, attempt.world_size) if attempt else 1
     since = max(attempt.started_at if attempt else job.created_at, durable.at if durable else 0.0)
     free, size = (durable.store_free_bytes, durable.payload_bytes) if durable else (None, 0)
-    return Facts(
+    return JobFacts(
         job=job.name,
         project=job.project,
         status=status.status,
@@ -153,14 +153,14 @@ async def _damaged(session: AsyncSession, names: list[str]) -> dict[str, tuple[s
         .where(rows.job.in_(names), rows.state == "damaged")
         .subquery()
     )
-    query = select(ranked.c.job, ranked.c.id).where(ranked.c.place <= DAMAGED_SHOWN).order_by(ranked.c.place)
+    query = select(ranked.c.job, ranked.c.id).where(ranked.c.place <= MAX_DAMAGED).order_by(ranked.c.place)
     found: dict[str, tuple[str, ...]] = {}
     for job, checkpoint in await session.execute(query):
         found[job] = (*found.get(job, ()), checkpoint)
     return found
 
 
-async def _ended_orders(session: AsyncSession, names: Sequence[str], *, now: float) -> dict[str, Ended]:
+async def _ended_orders(session: AsyncSession, names: Sequence[str], *, now: float) -> dict[str, EndedRestore]:
     orders, moves = models.RestoreOrderRecord, models.OrderTransitionRecord
     newest = func.row_number().over(partition_by=orders.job, order_by=(orders.created_at.desc(), orders.id))
     ranked = (
@@ -171,7 +171,7 @@ async def _ended_orders(session: AsyncSession, names: Sequence[str], *, now: flo
     ended_at = select(func.max(moves.at)).where(moves.order_id == orders.id).correlate(orders).scalar_subquery()
     query = select(orders, ended_at).join(ranked, ranked.c.id == orders.id).where(ranked.c.place == 1)
     return {
-        row.job: Ended(
+        row.job: EndedRestore(
             id=row.id,
             state=row.state,
             iteration=row.iteration,

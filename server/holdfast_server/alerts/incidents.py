@@ -1,9 +1,9 @@
-"""Alerts from the first sign to the end, and what people do about them. Every move is made here."""
+"""The life cycle of alerts, and what people do with them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Literal
 
@@ -12,88 +12,87 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import Alert, AlertRule, AlertState
 from holdfast_server import models
-from holdfast_server.alerts.conditions import KINDS, SEVERITIES, Verdict
-from holdfast_server.alerts.errors import AlertOver, UnknownAlert
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleResult
+from holdfast_server.alerts.errors import AlertResolved, UnknownAlert
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, UnknownJob
 from holdfast_server.db import Database, locked_job, named_jobs
 from holdfast_server.records import audit
 
-Step = Literal["begin", "drop", "fire", "replace", "fires_on", "speak", "tell", "clears", "resolve"]
+Step = Literal[
+    "begin", "discard", "fire", "replace", "keep_firing", "end_silence", "update", "start_clearing", "resolve"
+]
 
 CLEAR_SECONDS = 60.0
-"""An alert ends when all has been well for so long."""
-MOST_SILENCE_SECONDS = 90 * 86400.0
+"""An alert resolves after its rule has not been broken for this long."""
+MAX_SILENCE_SECONDS = 90 * 86400.0
 MAX_ROWS = 500
 MAX_MESSAGE = 1000
-RULE_OFF = "the rule was switched off, or no longer looks at this job"
-ANOTHER = "another one followed"
 
 
-def step(row: models.AlertRecord | None, rule: AlertRule, verdict: Verdict | None, *, now: float) -> Step | None:
-    """What becomes of an alert, or of none, by what is the case now; None: nothing changes."""
+def next_step(
+    row: models.AlertRecord | None, rule: AlertRule, result: RuleResult | None, *, now: float
+) -> Step | None:
+    """Return the change that a rule's result makes to its open alert, or to none; `None` for no change."""
     if row is None:
-        return "begin" if verdict is not None and verdict.broken else None
+        return "begin" if result is not None and result.broken else None
     if row.fired_at is None:
-        if verdict is None:
+        if result is None:
             return None
-        if not verdict.broken or verdict.subject != row.subject:
-            return "drop"
+        if not result.broken or result.subject != row.subject:
+            return "discard"
         return "fire" if now - row.since >= rule.for_seconds else None
-    if verdict is None or verdict.broken:
-        return _still(row, verdict, now=now)
-    if not verdict.clear:
-        return "fires_on" if row.clear_since is not None else None
+    if result is None or result.broken:
+        return _step_while_broken(row, result, now=now)
+    if not result.clear:
+        return "keep_firing" if row.clear_since is not None else None
     if row.clear_since is None:
-        return "clears"
+        return "start_clearing"
     return "resolve" if now - row.clear_since >= CLEAR_SECONDS else None
 
 
-def _still(row: models.AlertRecord, verdict: Verdict | None, *, now: float) -> Step | None:
-    if verdict is not None and verdict.subject != row.subject:
+def _step_while_broken(row: models.AlertRecord, result: RuleResult | None, *, now: float) -> Step | None:
+    if result is not None and result.subject != row.subject:
         return "replace"
-    if verdict is not None and row.clear_since is not None:
-        return "fires_on"
+    if result is not None and row.clear_since is not None:
+        return "keep_firing"
     if row.silenced_until is not None and row.silenced_until <= now:
-        return "speak"
-    return "tell" if verdict is not None and verdict.message[:MAX_MESSAGE] != row.message else None
+        return "end_silence"
+    return "update" if result is not None and result.message[:MAX_MESSAGE] != row.message else None
 
 
 async def open_rows(session: AsyncSession, jobs: Iterable[str]) -> dict[tuple[str, str], models.AlertRecord]:
-    """By job and rule, those that have not been told of yet too."""
-    rows = await session.scalars(_of_open_rows(), {"jobs": list(jobs)})
+    """Return the unresolved alerts by job and rule, including those that have not fired yet."""
+    rows = await session.scalars(_open_rows_query(), {"jobs": list(jobs)})
     return {(row.job, row.rule): row for row in rows}
 
 
 @cache
-def _of_open_rows() -> Select[models.AlertRecord]:
+def _open_rows_query() -> Select[models.AlertRecord]:
     rows = models.AlertRecord
     return select(rows).where(rows.job.in_(named_jobs()), rows.resolved_at.is_(None))
 
 
-async def begin(
-    session: AsyncSession, job: str, rule: AlertRule, verdict: Verdict, *, now: float
-) -> models.AlertRecord:
-    row = models.AlertRecord(
+def begin(job: str, rule: AlertRule, result: RuleResult, *, now: float) -> models.AlertRecord:
+    return models.AlertRecord(
         project=rule.project,
         job=job,
         rule=rule.name,
         kind=rule.kind,
         severity=rule.severity,
-        subject=verdict.subject,
+        subject=result.subject,
         message="",
         since=now,
     )
-    session.add(row)
-    return row
 
 
 async def fire(
-    session: AsyncSession, row: models.AlertRecord, rule: AlertRule, verdict: Verdict, *, now: float
+    session: AsyncSession, row: models.AlertRecord, rule: AlertRule, result: RuleResult, *, now: float
 ) -> None:
-    """A silence of the same rule and job that is not over yet holds for this one too."""
+    """Fire an alert. An unexpired silence of the previous alert of this rule and job applies to it."""
     row.fired_at, row.severity = now, rule.severity
-    row.message = verdict.message[:MAX_MESSAGE]
-    row.value = verdict.value if verdict.value is not None and math.isfinite(verdict.value) else None
+    row.message = result.message[:MAX_MESSAGE]
+    row.value = result.value if result.value is not None and math.isfinite(result.value) else None
     earlier = models.AlertRecord
     query = (
         select(earlier)
@@ -102,42 +101,37 @@ async def fire(
         .limit(1)
     )
     before = (await session.scalars(query)).first()
-    if before is not None and before.silenced_until is not None and before.silenced_until > now:
+    if before is not None and is_silenced(before, now=now):
         row.silenced_until, row.silenced_by = before.silenced_until, before.silenced_by
 
 
-def resolve(row: models.AlertRecord, why: str, *, now: float) -> None:
-    row.resolved_at, row.resolved_why = now, why
-
-
-def quiet(row: models.AlertRecord, *, now: float) -> bool:
-    """Nobody wants to hear of it for now."""
+def is_silenced(row: models.AlertRecord, *, now: float) -> bool:
     return row.silenced_until is not None and row.silenced_until > now
 
 
 def state_of(row: models.AlertRecord, *, now: float) -> AlertState:
     if row.resolved_at is not None:
         return "resolved"
-    if quiet(row, now=now):
+    if is_silenced(row, now=now):
         return "silenced"
     return "acknowledged" if row.acknowledged_at is not None else "firing"
 
 
-def as_row(row: models.AlertRecord, *, now: float) -> Alert:
+def as_answer(row: models.AlertRecord, *, now: float) -> Alert:
     kind = KINDS.get(row.kind)
-    own = ("title", "state", "fired_at")
-    return Alert(
-        **{name: getattr(row, name) for name in Alert.__struct_fields__ if name not in own},
+    return answer_from(
+        row,
+        Alert,
         title=kind.title if kind else row.kind,
         state=state_of(row, now=now),
         fired_at=row.since if row.fired_at is None else row.fired_at,
     )
 
 
-# ---- what people ask and do -------------------------------------------------------------------
+# ---- reading ----------------------------------------------------------------------------------
 
 
-async def listed(
+async def list_alerts(
     db: Database,
     *,
     now: float,
@@ -148,7 +142,7 @@ async def listed(
     before: int | None = None,
     limit: int = 100,
 ) -> list[Alert]:
-    """The newest first; `before` is the number that the page before ended with."""
+    """List alerts, newest first; `before` is the id that the previous page ended with."""
     rows = models.AlertRecord
     query = select(rows).where(rows.fired_at.is_not(None)).order_by(rows.id.desc()).limit(min(limit, MAX_ROWS))
     if visible_projects is not None:
@@ -164,23 +158,23 @@ async def listed(
     async with db.read() as session:
         if job is not None and await session.get(models.JobRecord, job) is None:
             raise UnknownJob(job)
-        return [as_row(row, now=now) for row in await session.scalars(query)]
+        return [as_answer(row, now=now) for row in await session.scalars(query)]
 
 
 async def open_of_jobs(db: Database, jobs: Sequence[str], *, now: float) -> dict[str, list[Alert]]:
-    """What fires, by job: the gravest first. Those that are acknowledged or silenced too."""
+    """Return the unresolved alerts by job, the most severe first."""
     async with db.read() as session:
         rows = (await open_rows(session, jobs)).values()
     order = {"critical": 0, "warning": 1, "info": 2}
     found: dict[str, list[Alert]] = {}
     for row in sorted(rows, key=lambda row: (order.get(row.severity, 3), row.id)):
         if row.fired_at is not None:
-            found.setdefault(row.job, []).append(as_row(row, now=now))
+            found.setdefault(row.job, []).append(as_answer(row, now=now))
     return found
 
 
 async def open_by_severity(db: Database, *, visible_projects: Collection[str] | None = None) -> dict[str, int]:
-    """How many fire, acknowledged and silenced ones too."""
+    """Count the unresolved alerts, including acknowledged and silenced ones."""
     rows = models.AlertRecord
     query = select(rows.severity, func.count()).where(rows.resolved_at.is_(None), rows.fired_at.is_not(None))
     if visible_projects is not None:
@@ -191,80 +185,72 @@ async def open_by_severity(db: Database, *, visible_projects: Collection[str] | 
     return {severity: found.get(severity, 0) for severity in SEVERITIES}
 
 
-async def acknowledge(db: Database, job: str, alert: int, *, who: str, request_id: str, now: float) -> Alert:
-    """Somebody is at it. Twice is once. Raises UnknownJob, UnknownAlert, AlertOver."""
+# ---- what people do ---------------------------------------------------------------------------
 
-    async def work(session: AsyncSession) -> Alert:
-        row = await _open(session, job, alert)
+
+async def acknowledge(db: Database, job: str, alert: int, *, who: str, now: float) -> Alert:
+    """Acknowledge an alert, once. Raises UnknownJob, UnknownAlert, AlertResolved."""
+
+    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
         if row.acknowledged_at is None:
             row.acknowledged_at, row.acknowledged_by = now, who
-            await session.flush()
-            await _note(session, "alert.acknowledge", row, None, who=who, request_id=request_id, now=now)
-        return as_row(row, now=now)
+            await _record(session, "alert.acknowledge", row, who=who, now=now)
 
-    return await db.write(work, job=job)
+    return await _change(db, job, alert, change, now=now)
 
 
-async def silence(
-    db: Database, job: str, alert: int, *, until: float, who: str, request_id: str, now: float
-) -> Alert:
-    """Nobody is told of it, nor of the same again, until then. Raises as acknowledge does, and InvalidSetting."""
-    if not now < until <= now + MOST_SILENCE_SECONDS:
-        raise InvalidSetting("until", "a silence ends in the future, and within 90 days")
+async def silence(db: Database, job: str, alert: int, *, until: float, who: str, now: float) -> Alert:
+    """Suppress messages about this alert, and about further ones of the same rule and job, until a time.
 
-    async def work(session: AsyncSession) -> Alert:
-        row = await _open(session, job, alert)
+    Raises:
+        UnknownJob, UnknownAlert, AlertResolved, InvalidSetting.
+    """
+    if not now < until <= now + MAX_SILENCE_SECONDS:
+        raise InvalidSetting("until", "a silence ends in the future, within 90 days")
+
+    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
         row.silenced_until, row.silenced_by = until, who
-        await session.flush()
-        await _note(session, "alert.silence", row, until, who=who, request_id=request_id, now=now)
-        return as_row(row, now=now)
+        await _record(session, "alert.silence", row, who=who, now=now, until=until)
 
-    return await db.write(work, job=job)
+    return await _change(db, job, alert, change, now=now)
 
 
-async def unsilence(db: Database, job: str, alert: int, *, who: str, request_id: str, now: float) -> Alert:
-    """The silence is over at once, and who should hear of it does."""
+async def unsilence(db: Database, job: str, alert: int, *, who: str, now: float) -> Alert:
+    """End a silence. The next evaluation sends the message. Raises as acknowledge does."""
 
-    async def work(session: AsyncSession) -> Alert:
-        row = await _open(session, job, alert)
-        if quiet(row, now=now):
+    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
+        if is_silenced(row, now=now):
             row.silenced_until = now
-            await session.flush()
-            await _note(session, "alert.unsilence", row, None, who=who, request_id=request_id, now=now)
-        return as_row(row, now=now)
+            await _record(session, "alert.unsilence", row, who=who, now=now)
+
+    return await _change(db, job, alert, change, now=now)
+
+
+async def _change(
+    db: Database,
+    job: str,
+    alert: int,
+    change: Callable[[AsyncSession, models.AlertRecord], Awaitable[None]],
+    *,
+    now: float,
+) -> Alert:
+    async def work(session: AsyncSession) -> Alert:
+        if await locked_job(session, job) is None:
+            raise UnknownJob(job)
+        row = await session.get(models.AlertRecord, alert) if 0 <= alert < 2**63 else None
+        if row is None or row.job != job or row.fired_at is None:
+            raise UnknownAlert(alert)
+        if row.resolved_at is not None:
+            raise AlertResolved(alert)
+        await change(session, row)
+        return as_answer(row, now=now)
 
     return await db.write(work, job=job)
 
 
-async def _open(session: AsyncSession, job: str, alert: int) -> models.AlertRecord:
-    if await locked_job(session, job) is None:
-        raise UnknownJob(job)
-    row = await session.get(models.AlertRecord, alert) if 0 <= alert < 2**63 else None
-    if row is None or row.job != job or row.fired_at is None:
-        raise UnknownAlert(alert)
-    if row.resolved_at is not None:
-        raise AlertOver(alert)
-    return row
-
-
-async def _note(
-    session: AsyncSession,
-    action: str,
-    row: models.AlertRecord,
-    until: float | None,
-    *,
-    who: str,
-    request_id: str,
-    now: float,
+async def _record(
+    session: AsyncSession, action: str, row: models.AlertRecord, *, who: str, now: float, **more: float
 ) -> None:
-    after: dict[str, object] = {"alert": row.id, "rule": row.rule}
-    await audit.record(
-        session,
-        who=who,
-        action=action,
-        job=row.job,
-        project=row.project,
-        after=after if until is None else {**after, "until": until},
-        request_id=request_id,
-        now=now,
-    )
+    await session.flush()
+    after = {"alert": row.id, "rule": row.rule, **more}
+    await audit.record(session, who=who, action=action, job=row.job, project=row.project, after=after, now=now)

@@ -1,4 +1,4 @@
-"""What is told of an alert, in the form that each kind of channel understands. Pure functions."""
+"""Messages about alerts, in the format of each kind of channel. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,83 +15,83 @@ from holdfast_server.core.encoding import to_json
 
 Event = Literal["firing", "resolved", "test"]
 MAX_TEXT = 1500
-"""Discord takes no message of more than 2,000 characters."""
+"""Discord accepts at most 2,000 characters per message."""
 
 
-class Told(msgspec.Struct, kw_only=True, frozen=True):
-    """One message, as it is written down until it has arrived."""
+class AlertMessage(msgspec.Struct, kw_only=True, frozen=True):
+    """A message, as it is stored until it is delivered."""
 
     event: Event
     project: str
     alert: Alert | None = None
-    """None: a test."""
+    """`None` for a test."""
 
 
-def headline(told: Told) -> str:
-    if told.alert is None:
-        return f"A test from Holdfast, project {told.project}"
-    state = "resolved" if told.event == "resolved" else told.alert.severity
-    return f"[{state}] {told.alert.job}: {told.alert.title}"
+def headline(message: AlertMessage) -> str:
+    if message.alert is None:
+        return f"Test message from Holdfast, project {message.project}"
+    state = "resolved" if message.event == "resolved" else message.alert.severity
+    return f"[{state}] {message.alert.job}: {message.alert.title}"
 
 
-def details(told: Told) -> str:
-    alert = told.alert
+def details(message: AlertMessage) -> str:
+    alert = message.alert
     if alert is None:
-        return "Alerts of this project arrive here."
-    return (
-        f"{alert.resolved_why or 'It is over'} (it was: {alert.message})"
-        if told.event == "resolved"
-        else alert.message
-    )
+        return "This channel receives the alerts of the project."
+    if message.event == "resolved":
+        return f"{alert.resolved_why or 'Resolved'} (was: {alert.message})"
+    return alert.message
 
 
-def link(told: Told, address: str) -> str:
+def link(message: AlertMessage, address: str) -> str:
     if not address:
         return ""
-    return f"{address}/jobs/{quote(told.alert.job)}" if told.alert else f"{address}/alerts"
+    return f"{address}/jobs/{quote(message.alert.job)}" if message.alert else f"{address}/alerts"
 
 
-def as_text(told: Told, address: str) -> str:
-    lines = (headline(told), details(told)[:MAX_TEXT], link(told, address))
+def as_text(message: AlertMessage, address: str) -> str:
+    lines = (headline(message), details(message)[:MAX_TEXT], link(message, address))
     return "\n".join(line for line in lines if line)
 
 
-def as_webhook(told: Told, delivery: int, address: str) -> bytes:
+def as_webhook(message: AlertMessage, delivery: int, address: str) -> bytes:
     return to_json(
         {
-            "event": told.event,
+            "event": message.event,
             "delivery": delivery,
-            "project": told.project,
-            "text": as_text(told, address),
-            "url": link(told, address) or None,
-            "alert": told.alert,
+            "project": message.project,
+            "text": as_text(message, address),
+            "url": link(message, address) or None,
+            "alert": message.alert,
         }
     )
 
 
-def as_slack(told: Told, address: str) -> bytes:
-    text = as_text(told, address)
+def as_slack(message: AlertMessage, address: str) -> bytes:
+    text = as_text(message, address)
     for character, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(character, written)
     return msgspec.json.encode({"text": text})
 
 
-def as_discord(told: Told, address: str) -> bytes:
-    # Nobody is called by a name that somebody gave to a job or wrote into an error.
-    return msgspec.json.encode({"content": as_text(told, address), "allowed_mentions": {"parse": []}})
+def as_discord(message: AlertMessage, address: str) -> bytes:
+    # Disable mentions: the names of jobs and the text of errors come from users.
+    return msgspec.json.encode({"content": as_text(message, address), "allowed_mentions": {"parse": []}})
 
 
-def as_mail(told: Told, *, sender: str, recipients: list[str], address: str, delivery: int) -> EmailMessage:
+def as_mail(
+    message: AlertMessage, *, sender: str, recipients: list[str], address: str, delivery: int
+) -> EmailMessage:
     mail = EmailMessage()
-    mail["Subject"] = " ".join(headline(told).split())
+    mail["Subject"] = " ".join(headline(message).split())
     mail["From"], mail["To"] = sender, ", ".join(recipients)
     mail["Auto-Submitted"], mail["X-Holdfast-Delivery"] = "auto-generated", str(delivery)
-    mail.set_content(as_text(told, address) + "\n")
+    mail.set_content(as_text(message, address) + "\n")
     return mail
 
 
 def signed(body: bytes, secret: str, *, delivery: int, now: float) -> dict[str, str]:
-    """The headers of a webhook. Whoever checks them compares `signature(body, secret, timestamp)` and the time."""
+    """Return the headers of a webhook. A receiver checks the signature and the timestamp."""
     timestamp = str(int(now))
     return {
         "Content-Type": "application/json",
@@ -103,5 +103,5 @@ def signed(body: bytes, secret: str, *, delivery: int, now: float) -> dict[str, 
 
 
 def signature(body: bytes, secret: str, timestamp: str) -> str:
-    """HMAC-SHA256 of `timestamp.body`, in hexadecimal."""
+    """Return the HMAC-SHA256 of `timestamp.body` in hexadecimal."""
     return hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()

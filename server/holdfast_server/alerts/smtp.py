@@ -1,4 +1,4 @@
-"""Handing a mail to the mail server."""
+"""Mail over SMTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMEOUT_SECONDS = 10.0
 
 
 def send(mail: EmailMessage, settings: AlertSettings) -> None:
-    """Raises OSError and SMTPException; one for each recipient that is refused only when all are."""
+    """Send a mail. Raises OSError and SMTPException; refused recipients raise only if all are refused."""
     place = (settings.smtp_host, settings.smtp_port)
     if settings.smtp_security == "ssl":
         server: smtplib.SMTP = smtplib.SMTP_SSL(

@@ -1,4 +1,4 @@
-"""The HTTP API: it parses, calls and answers, and holds no rule."""
+"""The HTTP API. Routes parse the request and encode the answer; the logic is in the modules that they call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast_server.api import (
 )
 
 router = APIRouter()
-# First, since routes are tried in their order, and batches come a hundred times as often as all else.
+# The first route, because routes are matched in order and reports are by far the most frequent requests.
 router.include_router(ingest.router, prefix="/api/v1")
 router.include_router(system.router)
 for part in (jobs, exports, desired_state, checkpoints, restores, alerts, retention, stream, accounts):

@@ -1,4 +1,4 @@
-"""What operators change of one checkpoint."""
+"""Pins, labels and verification of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ router = APIRouter(prefix="/jobs/{job}/checkpoints/{checkpoint}", tags=["control
 
 
 class VerificationRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What is wanted of a checkpoint beside that it is read back."""
+    """Options of a verification."""
 
     against: str | None = None
-    """Tell how far each tensor is from this checkpoint, by id or iteration."""
+    """Id or iteration of a checkpoint to compare each tensor with."""
 
 
 @router.patch(
@@ -33,15 +33,15 @@ class VerificationRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unkn
     responses=returns(
         CheckpointRow,
         _404="No such job or checkpoint: `nearest` is the next earlier one that can be restored",
-        _409="It is not in the store, or as many are pinned as can be",
-        _422="Not a label, or nothing to change",
+        _409="It is not in the store, or the limit of pins is reached",
+        _422="Invalid label, or no change",
     ),
 )
 async def change(job: str, checkpoint: str, request: Request, db: Db, who: Who, clock: Clock) -> Response:
-    """Pin it, so that retention leaves it until it is unpinned, or label it. The last word wins.
+    """Pin or label a checkpoint. Retention keeps a pinned checkpoint. The last change wins.
 
-    `checkpoint` is its id, or the iteration that a restore would go back to. How far a pin has come is told by the
-    job's `applied_version`: from then on it holds in the agent, which notes it in the store.
+    `checkpoint` is its id, or the iteration that a restore would use. A pin is in effect once the job's
+    `applied_version` has reached it: the agent then stores it with the checkpoint.
     """
     changes = parse(await request.body(), CheckpointChanges)
     return Json(await control.change_checkpoint(db, job, checkpoint, changes, who=who, now=clock()))
@@ -49,7 +49,7 @@ async def change(job: str, checkpoint: str, request: Request, db: Db, who: Who, 
 
 @router.get("/verification", responses=returns(Verification, _404="No such job or checkpoint"))
 async def verification(job: str, checkpoint: str, db: Db) -> Response:
-    """Whether anybody asked for it to be read back, how far that is, and what was last found."""
+    """Return the state of a requested verification, and the last result."""
     return Json(await control.verification(db, job, checkpoint))
 
 
@@ -60,14 +60,14 @@ async def verification(job: str, checkpoint: str, db: Db) -> Response:
     responses=returns(
         Verification,
         _404="No such job or checkpoint: `nearest` is the next earlier one that can be restored",
-        _409="It is not in the store, or as many wait as can",
-        _422="Not a checkpoint",
+        _409="It is not in the store, or the limit of waiting verifications is reached",
+        _422="Invalid checkpoint",
     ),
 )
 async def verify(job: str, checkpoint: str, request: Request, db: Db, who: Who, clock: Clock) -> Response:
-    """Have its every byte compared with its digests, by the job itself: this server never reads a store.
+    """Request that the job compares all bytes with their digests. The server itself never reads a store.
 
-    The job does it in the background, one checkpoint after the other; one that is not running, at its next start.
+    The job verifies in the background, one checkpoint at a time; a job that is not running, at its next start.
     """
     asked = parse(await request.body(), VerificationRequest)
     return Json(await control.verify(db, job, checkpoint, against=asked.against, who=who, now=clock()))
@@ -75,15 +75,15 @@ async def verify(job: str, checkpoint: str, request: Request, db: Db, who: Who, 
 
 @router.delete("/verification", responses=returns(Verification, _404="No such job or checkpoint"))
 async def cancel(job: str, checkpoint: str, db: Db, who: Who, clock: Clock) -> Response:
-    """Take the open request back; what was found before stays."""
+    """Cancel the request; earlier results remain."""
     return Json(await control.cancel_verification(db, job, checkpoint, who=who, now=clock()))
 
 
 @router.get("/tensors", responses=returns(Tensors, _404="No such job or checkpoint"))
 async def tensors(job: str, checkpoint: str, db: Db, other: Annotated[str, Query(alias="with")] = "") -> Response:
-    """What its floating-point tensors come to, beside those of another checkpoint where one is given.
+    """Return a summary of the floating-point tensors, optionally compared with another checkpoint.
 
-    They are summed up when a checkpoint is verified. Those that hold what is not finite come first, then those
-    that differ most; the norm of the difference is known where one was verified against the other.
+    A verification computes it. Tensors with non-finite values come first, then those that differ most. The norm of
+    the difference is known if one checkpoint was verified against the other.
     """
     return Json(await control.tensors(db, job, checkpoint, other or None))

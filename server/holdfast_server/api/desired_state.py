@@ -1,4 +1,4 @@
-"""What people want a job to be: read by its agent in a long poll, edited from the version one has seen."""
+"""The desired state of a job: agents read it by long polling, people edit it with If-Match."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Jobs, W
 MAX_WAIT_SECONDS = 60.0
 MAX_EDIT_BYTES = 2**16
 NO_JOB = ""
-"""Stands for a job that the asker must not learn of. No job has this name, so the answers are those for any job
-that has not reported."""
+"""Stands for a job that is hidden from the client. No job has this name, so the answers are those for an unknown
+job."""
 
 router = APIRouter(prefix="/jobs/{job}", tags=["control"])
 
 
-@router.get("/desired", responses=returns(Desired, _204="No version after `after` yet"))
+@router.get("/desired", responses=returns(Desired, _204="No version after `after` so far"))
 async def read(
     job: str,
     db: Db,
@@ -38,17 +38,17 @@ async def read(
     asker: Asker,
     jobs: Jobs,
     clock: Clock,
-    after: Annotated[int, Query(description="Answer once there is a later version than this one")] = -1,
-    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="For at most so many seconds")] = 0,
+    after: Annotated[int, Query(description="answer once there is a version after this one")] = -1,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="for at most this many seconds")] = 0,
 ) -> Response:
-    """The newest version; with `after` and `wait` a long poll. An unknown job is one that nobody has edited.
+    """Return the newest version; with `after` and `wait`, by long polling. An unknown job has the default state.
 
-    An agent that waits for what comes after a version has that version: the pages then say that it was delivered.
+    `after` confirms the delivery of that version, which the pages then show.
     """
-    if await jobs.hidden(asker, job):
+    if await jobs.is_hidden(asker, job):
         job = NO_JOB
     if wait and after > 0 and "report" in asker.scopes:
-        # What is not noted now is with the agent's next question; its answer matters more.
+        # The agent's next request confirms it again: answering matters more.
         with suppress(DatabaseBusy, DatabaseUnavailable):
             await control.delivered(db, job, after)
     desired = await _later(db, changes, clock, job, after, wait)
@@ -59,7 +59,7 @@ async def _later(
     db: Database, changes: LocalBus, clock: Clock, job: str, after: int, wait_seconds: float
 ) -> Desired | None:
     deadline = asyncio.get_running_loop().time() + wait_seconds
-    # Listening starts before the first look, so that no edit falls between the two.
+    # Subscribe before the first read, so that no edit between the two is missed.
     with changes.subscribe(job, samples=False) as subscription:
         while True:
             desired = await control.desired(db, job, now=clock())
@@ -77,8 +77,8 @@ async def _later(
     responses=returns(
         Desired,
         _404="No such job",
-        _409="Somebody changed a setting since that version; a restore that came or went does not count",
-        _422="A value that cannot be a setting",
+        _409="A setting changed after that version; restores do not count",
+        _422="Invalid setting",
         _428="No If-Match",
     ),
 )
@@ -88,21 +88,22 @@ async def edit(
     db: Db,
     who: Who,
     clock: Clock,
-    if_match: Annotated[str | None, Header(description='The version edited, as in "3"')] = None,
+    if_match: Annotated[str | None, Header(description='the version that the edit is based on, as in "3"')] = None,
 ) -> Response:
-    """Change what is desired, from the version that If-Match names. null: back to the script's own setting."""
+    """Change the desired state, based on the version in If-Match. `null` resets a setting to that of the
+    script."""
     if if_match is None:
-        message = 'say in If-Match which version you edit, as in If-Match: "3": GET shows it as its ETag'
+        message = 'send the version that you edit, as in If-Match: "3": it is the ETag of GET'
         return refusal(428, "version_required", message)
     changes = parse(await request.body(), DesiredChanges)
     return _tagged(await control.edit(db, job, changes, version=_version(if_match), who=who, now=clock()))
 
 
-@router.get("/preview", responses=returns(SettingsPreview, _404="No such job", _422="Not a setting"))
+@router.get("/preview", responses=returns(SettingsPreview, _404="No such job", _422="Invalid setting"))
 async def preview(
     job: str, db: Db, clock: Clock, budget: float | None = None, every: int | None = None
 ) -> Response:
-    """The interval, overhead and exposure that these settings would lead to."""
+    """Predict the interval, overhead and exposure for these settings."""
     return Json(await plans.preview_settings(db, job, budget=budget, every=every, now=clock()))
 
 

@@ -1,4 +1,4 @@
-"""A window of a job as files."""
+"""Exports of a part of a job as files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ NOT_FOUND = "No such job"
 CSV, PARQUET = "text/csv; charset=utf-8", "application/vnd.apache.parquet"
 
 First = Annotated[
-    int | None, Query(alias="from", ge=0, le=MAX_ITERATION, description="iteration; none: the first")
+    int | None,
+    Query(alias="from", ge=0, le=MAX_ITERATION, description="first iteration; by default, that of the job"),
 ]
-Last = Annotated[int | None, Query(alias="to", ge=0, le=MAX_ITERATION, description="iteration; none: the last")]
+Last = Annotated[
+    int | None,
+    Query(alias="to", ge=0, le=MAX_ITERATION, description="last iteration; by default, that of the job"),
+]
 
 router = APIRouter(prefix="/jobs/{job}/export", tags=["jobs"])
 
@@ -36,13 +40,14 @@ def _file(kind: str, example: str, **others: str) -> dict[int | str, dict[str, A
 
 
 def _named(job: str, name: str) -> dict[str, str]:
-    # A job's name is made of letters, digits and a few signs that a file's name may have.
+    # All other characters of a job's name are valid in a file name.
     return {"Content-Disposition": f'attachment; filename="{job.replace("/", "-")}-{name}"'}
 
 
 @router.get("/samples.csv", responses=_file(CSV, "iteration,loss\r\n1,2.5\r\n"), response_class=Response)
 async def samples_csv(job: str, db: Db, room: Exporting, first: First = None, last: Last = None) -> Response:
-    """A row for each iteration of rank 0; of what was thinned, for each bucket: `iterations` says of how many."""
+    """Export a row per iteration of rank 0, or per bucket of `iterations` iterations where data was
+    downsampled."""
     wanted = await exports.samples(db, job, first, last)
     return StreamingResponse(exports.csv_of(db, room, wanted), media_type=CSV, headers=_named(job, "samples.csv"))
 
@@ -53,7 +58,7 @@ async def samples_csv(job: str, db: Db, room: Exporting, first: First = None, la
     response_class=Response,
 )
 async def samples_parquet(job: str, db: Db, room: Exporting, first: First = None, last: Last = None) -> Response:
-    """The same by column; 409 where the server has no pyarrow, which the extra `parquet` installs."""
+    """Export the same as Parquet. Requires pyarrow on the server, which the extra `parquet` installs."""
     wanted = await exports.samples(db, job, first, last)
     file = await exports.parquet_of(db, room, wanted)
     about = _named(job, "samples.parquet") | {"Content-Length": str(file.seek(0, os.SEEK_END))}
@@ -66,25 +71,25 @@ async def samples_parquet(job: str, db: Db, room: Exporting, first: First = None
     response_class=Response,
 )
 async def checkpoints_csv(job: str, db: Db, room: Exporting, first: First = None, last: Last = None) -> Response:
-    """All checkpoints of the window, in every state."""
+    """Export all checkpoints, in every state."""
     wanted = await exports.taken(db, job, first, last)
     rows = exports.checkpoints_csv(db, room, wanted)
     return StreamingResponse(rows, media_type=CSV, headers=_named(job, "checkpoints.csv"))
 
 
 @router.get("/trace.json", responses=returns(dict[str, Any], _404=NOT_FOUND, _422="No such attempt"))
-async def trace(
+async def export_trace(
     job: str,
     db: Db,
     room: Exporting,
     attempt: Annotated[
-        int | None, Query(ge=0, le=MAX_ITERATION, description="none: the one at the window's end, or the newest")
+        int | None, Query(ge=0, le=MAX_ITERATION, description="by default, the one at `to`, or the newest")
     ] = None,
     first: First = None,
     last: Last = None,
 ) -> Response:
-    """An attempt in Chrome's trace format, for ui.perfetto.dev."""
-    told = await traces.trace(db, room, job, attempt, first, last)
-    answer = await asyncio.to_thread(Json, told)
+    """Export an attempt in Chrome's trace format, for ui.perfetto.dev."""
+    trace = await traces.trace(db, room, job, attempt, first, last)
+    answer = await asyncio.to_thread(Json, trace)
     answer.headers.update(_named(job, "trace.json"))
     return answer

@@ -1,4 +1,4 @@
-"""What is known of jobs."""
+"""Jobs: lists, summaries, timelines and analyses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.protocol.questions import Goodput, JobPlan, RankTimes
 from holdfast.protocol.timeline import ShortWindow, Timeline, Window
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
-from holdfast_server.api.responses import Json, Packed, encoding_for, parse
+from holdfast_server.api.responses import EncodedBody, Json, encoding_for, parse
 from holdfast_server.control import control, deletion, plans
 from holdfast_server.http.dependencies import Asker, Clock, Db, SharedAnswers, Who
 from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
@@ -37,19 +37,19 @@ Limit = Annotated[int, Query(ge=1, le=500)]
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
-@router.get("", responses=returns(Fleet, _422="What cannot be"))
+@router.get("", responses=returns(Fleet, _422="Invalid parameter"))
 async def jobs(
     db: Db,
     clock: Clock,
     asker: Asker,
-    search: Annotated[str, Query(description="part of a job's name, in capitals or not")] = "",
+    search: Annotated[str, Query(description="part of a job's name, case-insensitive")] = "",
     status: JobStatus | None = None,
     project: str | None = None,
-    sort: Annotated[fleet.Order, Query(description="`living`: living jobs by name, then the others")] = "heard",
+    sort: Annotated[fleet.Order, Query(description="`living`: running jobs by name, then the others")] = "heard",
     page: Annotated[int, Query(ge=1, le=MAX_INTEGER)] = 1,
-    size: Annotated[int, Query(ge=1, le=fleet.MOST_ROWS, description="most jobs on a page")] = fleet.PAGE_ROWS,
+    size: Annotated[int, Query(ge=1, le=fleet.MOST_ROWS, description="jobs per page")] = fleet.PAGE_ROWS,
 ) -> Response:
-    """One page of the jobs that match, and how many there are by status."""
+    """List one page of the jobs that match, with their number by status."""
     question = fleet.Question(
         search=search,
         status=status,
@@ -73,11 +73,11 @@ async def summary(job: str, db: Db, clock: Clock) -> Response:
     responses={
         204: {"description": "Deleted"},
         404: {"description": NOT_FOUND},
-        409: {"description": "It is running, or it reported meanwhile"},
+        409: {"description": "It is running, or has reported in the meantime"},
     },
 )
 async def delete(job: str, db: Db, clock: Clock, who: Who) -> Response:
-    """Remove a job and all that is stored of it. Its store, and its rows in the audit log, stay."""
+    """Delete a job with all its data on the server. Its store and its rows in the audit log remain."""
     await deletion.delete_job(db, job, who=who, now=clock())
     return Response(status_code=204)
 
@@ -86,10 +86,10 @@ async def delete(job: str, db: Db, clock: Clock, who: Who) -> Response:
     "/{job}/numbers",
     max_body_size=MAX_EDIT_BYTES,
     openapi_extra=body(NumberChanges),
-    responses=returns(JobNumbers, _404=NOT_FOUND, _422="A number that cannot be"),
+    responses=returns(JobNumbers, _404=NOT_FOUND, _422="Invalid number"),
 )
 async def numbers(job: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
-    """Set the largest attempt and lineage numbers known of a job, after a report with wrong ones."""
+    """Correct the largest attempt and lineage numbers of a job, after a report with wrong ones."""
     changes = parse(await request.body(), NumberChanges)
     return Json(await control.set_numbers(db, job, changes, who=who, now=clock()))
 
@@ -104,74 +104,74 @@ async def job_timeline(
     first: Annotated[float | None, Query(alias="from", ge=0, le=MAX_ITERATION)] = None,
     last: Annotated[float | None, Query(alias="to", ge=0, le=MAX_ITERATION)] = None,
     x: Annotated[
-        Axis, Query(description="what `from` and `to` count: iterations, or seconds since 1970")
+        Axis, Query(description="unit of `from` and `to`: iterations, or seconds since 1970")
     ] = "iteration",
     points: Annotated[int, Query(ge=2, le=timeline.MAX_POINTS)] = 1200,
-    metric: Annotated[list[str] | None, Query(description="only these; all of them if none is named")] = None,
-    marks: Annotated[int, Query(ge=10, le=timeline.MAX_MARKS, description="rows of a kind told one by one")] = 500,
-    digits: Annotated[
-        int | None, Query(ge=2, le=17, description="significant ones; all of them if not given")
-    ] = None,
+    metric: Annotated[list[str] | None, Query(description="only these metrics; by default, all")] = None,
+    marks: Annotated[
+        int, Query(ge=10, le=timeline.MAX_MARKS, description="limit of annotations of each kind")
+    ] = 500,
+    digits: Annotated[int | None, Query(ge=2, le=17, description="significant digits; by default, all")] = None,
 ) -> Response:
-    """What happened from one iteration, or time, to another, in at most `points` buckets a lineage."""
+    """Return metrics and annotations of a range, in at most `points` buckets per lineage."""
     names = None if metric is None else tuple(metric)
     asked = timeline.Question(
         start=first, end=last, axis=x, points=points, metrics=names, marks=marks, digits=digits
     )
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
 
-    async def ask() -> Packed:
-        return await Packed.of(await timeline.timeline(db, job, asked, now=clock()), encoding)
+    async def ask() -> EncodedBody:
+        return await EncodedBody.of(await timeline.timeline(db, job, asked, now=clock()), encoding)
 
     answer = await shared.answer(job, (asked, encoding), ask)
     return answer.response()
 
 
-@router.get("/{job}/goodput", responses=returns(Goodput, _404=NOT_FOUND, _422="Not a window"))
+@router.get("/{job}/goodput", responses=returns(Goodput, _404=NOT_FOUND, _422="Invalid window"))
 async def job_goodput(job: str, db: Db, clock: Clock, window: Window = "24h") -> Response:
-    """Where the time of a window went: productive, waiting, lost, restoring, starting, down, unexplained."""
+    """Break down the time of a window: productive, waiting, lost, restoring, starting, down, unexplained."""
     return Json(await goodput.goodput(db, job, window, now=clock()))
 
 
 @router.get("/{job}/forks", responses=returns(Family, _404=NOT_FOUND))
 async def job_forks(job: str, db: Db, asker: Asker) -> Response:
-    """Which job it was forked from, and which were forked from it, as far as whoever asks may see those."""
+    """Return the job that it was forked from, and its own forks, as far as you may see them."""
     return Json(await summaries.family(db, job, visible=asker.visible_projects))
 
 
-@router.get("/{job}/ranks", responses=returns(RankTimes, _404=NOT_FOUND, _422="Not a window"))
+@router.get("/{job}/ranks", responses=returns(RankTimes, _404=NOT_FOUND, _422="Invalid window"))
 async def job_ranks(job: str, db: Db, clock: Clock, window: ShortWindow = "1h") -> Response:
-    """How the ranks compare, and which of them the others wait for."""
+    """Compare the ranks, and name those that the others wait for."""
     return Json(await ranks.rank_times(db, job, window, now=clock()))
 
 
-@router.get("/{job}/plan", responses=returns(JobPlan, _404=NOT_FOUND, _422="What cannot be"))
+@router.get("/{job}/plan", responses=returns(JobPlan, _404=NOT_FOUND, _422="Invalid parameter"))
 async def plan(
     job: str,
     db: Db,
     budget: Annotated[str | None, Query(description="0.035 or 3.5%")] = None,
-    every: Annotated[str | None, Query(description="an interval to look at, in iterations")] = None,
+    every: Annotated[str | None, Query(description="an interval to evaluate, in iterations")] = None,
     mtbf: Annotated[str | None, Query(description="time between failures of the whole job: 3h")] = None,
-    ranks: Annotated[str | None, Query(description="how many GPUs it runs on")] = None,
-    restart: Annotated[str | None, Query(description="from a failure until it trains again: 3min")] = None,
+    ranks: Annotated[str | None, Query(description="number of GPUs")] = None,
+    restart: Annotated[str | None, Query(description="time from a failure until training resumes: 3min")] = None,
 ) -> Response:
-    """What if: every interval weighed by the time that moves training forward. What is not given is as it is."""
+    """Evaluate checkpoint intervals by goodput. Parameters that are not given have their current value."""
     asked = plans.what_if(budget=budget, every=every, mtbf=mtbf, ranks=ranks, restart=restart)
     return Json(await plans.plan_job(db, job, asked))
 
 
 @router.get(
     "/{job}/checkpoints",
-    responses=returns(dict[str, list[CheckpointRow]], _404=NOT_FOUND, _422="No checkpoint `before`"),
+    responses=returns(dict[str, list[CheckpointRow]], _404=NOT_FOUND, _422="Invalid `before`"),
 )
 async def restore_points(job: str, db: Db, limit: Limit = 50, before: str | None = None) -> Response:
-    """The last taken first, in every state; `before` is the id that the page before ended with."""
+    """List checkpoints in every state, newest first; `before` is the id that the previous page ended with."""
     return Json({"checkpoints": await timeline.restore_points(db, job, limit=limit, before=before)})
 
 
 @router.get("/{job}/edits", responses=returns(dict[str, list[Edit]], _404=NOT_FOUND))
 async def edits(job: str, db: Db, limit: Limit = 20) -> Response:
-    """The versions of what was desired, newest first."""
+    """List the versions of the desired state, newest first."""
     return Json({"edits": await timeline.edits(db, job, limit=limit)})
 
 

@@ -1,4 +1,4 @@
-"""Our structs in the OpenAPI document: FastAPI knows pydantic's models only."""
+"""The msgspec structs of the API in the OpenAPI document: FastAPI supports pydantic models only."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _REFERENCE = "#/components/schemas/{name}"
 _described: set[Any] = set()
 
 
-class Refusal(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a request was refused, and the way out; some refusals tell more."""
+class ErrorAnswer(msgspec.Struct, kw_only=True, frozen=True):
+    """The reason for refusing a request. Some errors have further fields."""
 
     error: str
     message: str
 
 
 def returns(kind: Any, status: int = 200, **others: str) -> dict[int | str, dict[str, Any]]:
-    """`responses=` of a route that answers with `kind`, and `_404="why"` for what else it may answer."""
+    """Return `responses=` for a route that answers with `kind`; `_404="why"` adds an error."""
     content = {"schema": _schema(kind), "example": _named(kind)}
     answers: dict[int | str, dict[str, Any]] = {
         status: {"description": "Success", "content": {"application/json": content}}
@@ -34,21 +34,21 @@ def returns(kind: Any, status: int = 200, **others: str) -> dict[int | str, dict
 
 
 def body(kind: Any) -> dict[str, Any]:
-    """`openapi_extra=` of a route that reads `kind`."""
+    """Return `openapi_extra=` for a route whose body is `kind`."""
     content = {"schema": _schema(kind), "example": examples.example_of(kind)}
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 _ROWS = {
     "Alert": "alerts", "AlertChannel": "channels", "CheckpointRow": "checkpoints", "AlertDelivery": "deliveries",
-    "Edit": "edits", "AuditEntry": "entries", "NoticeRow": "notices", "Order": "restores", "PersonRow": "people",
-    "AlertRule": "rules", "TokenRow": "tokens",
+    "Edit": "edits", "AuditEntry": "entries", "NoticeRow": "notices", "Order": "restores", "Person": "people",
+    "AlertRule": "rules", "Token": "tokens",
 }  # fmt: skip
-"""Under which name a list of these is answered."""
+"""Name of the list in an answer with several of them."""
 
 
 def _named(kind: Any) -> Any:
-    """An example of an answer; lists are answered under a name, so that more can be told beside them one day."""
+    """Return an example of an answer. Lists are wrapped in an object, so that fields can be added later."""
     inner = get_args(get_args(kind)[1]) if get_origin(kind) is dict else ()
     if inner and inner[0].__name__ in _ROWS:
         return {_ROWS[inner[0].__name__]: [examples.example_of(inner[0])]}
@@ -62,14 +62,14 @@ def _schema(kind: Any) -> dict[str, Any]:
 
 
 def install(app: FastAPI) -> None:
-    """Have /openapi.json describe the structs that routes were declared with."""
+    """Add the structs that routes use to /openapi.json."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(
                 title=app.title, version=app.version, description=app.description, routes=app.routes
             )
-            _say_what_we_refuse(document)
+            _add_errors(document)
             _, components = msgspec.json.schema_components(list(_described), ref_template=_REFERENCE)
             document.setdefault("components", {}).setdefault("schemas", {}).update(components)
             app.openapi_schema = document
@@ -78,40 +78,42 @@ def install(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-_AT_THE_DOOR = {
-    "401": "Nobody has said who asks, the key does not work, or the sign-in was too long ago",
-    "403": "Whoever asks may not, or the request comes from another site",
+_AUTH_ERRORS = {
+    "401": "Not authenticated, invalid key, or the password was entered too long ago",
+    "403": "Permission denied, or cross-origin request",
 }
-"""What any route may answer that is not for everybody."""
-_ANYWHERE = {
-    "421": "The server does not answer to this name",
-    "429": "Too much at once: Retry-After says when to come back",
-    "503": "The database is busy or stopping: Retry-After says when to come back",
-    "507": "The disk of the server is full",
+"""Errors of every route that is not public."""
+_API_ERRORS = {
+    "421": "Unknown host name",
+    "429": "Too many requests: see Retry-After",
+    "503": "The database is busy or shutting down: see Retry-After",
+    "507": "The server's disk is full",
 }
-"""What any route under /api may answer."""
-_WITH_A_BODY = {
-    "408": "The body did not come in time",
-    "413": "The body is larger than the server takes",
-    "422": "The body is not what this route reads",
+"""Errors of every route under /api."""
+_BODY_ERRORS = {
+    "408": "The body did not arrive in time",
+    "413": "The body is too large",
+    "422": "Invalid body",
 }
 
 
-def _say_what_we_refuse(document: dict[str, Any]) -> None:
-    """Every refusal has our shape; FastAPI writes down its own for parameters that cannot be."""
+def _add_errors(document: dict[str, Any]) -> None:
+    """Add the errors that several routes share, with our schema instead of FastAPI's for invalid parameters."""
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             answers = operation["responses"]
-            if policy.TABLE[method.upper(), path].where != "anybody":
-                _add(answers, _AT_THE_DOOR)
+            if policy.TABLE[method.upper(), path].audience != "public":
+                _add(answers, _AUTH_ERRORS)
             if path.startswith("/api/"):
-                _add(answers, _ANYWHERE)
-                _add(answers, _WITH_A_BODY if "requestBody" in operation else {})
-                _add(answers, {"404": "Nothing here, or not for whoever asks"} if "{" in path else {})
+                _add(answers, _API_ERRORS)
+                _add(answers, _BODY_ERRORS if "requestBody" in operation else {})
+                _add(answers, {"404": "Not found, or hidden from you"} if "{" in path else {})
             for status, response in answers.items():
                 if status.startswith(("4", "5")):
                     example = {"error": "not_found", "message": response["description"]}
-                    response["content"] = {"application/json": {"schema": _schema(Refusal), "example": example}}
+                    response["content"] = {
+                        "application/json": {"schema": _schema(ErrorAnswer), "example": example}
+                    }
     for name in ("HTTPValidationError", "ValidationError"):
         document.get("components", {}).get("schemas", {}).pop(name, None)
 

@@ -1,4 +1,4 @@
-"""Restore orders."""
+"""Restore requests."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ router = APIRouter(prefix="/jobs/{job}/restores", tags=["restores"])
 
 
 class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Where to go back to: an iteration, or a checkpoint by its id."""
+    """The target of a restore: an iteration, or the id of a checkpoint."""
 
     iteration: int | None = None
     checkpoint: str | None = None
     key: str | None = None
-    """Names the wish: sent again with the same key, it is the same order."""
+    """Idempotency key: a repeated request with the same key returns the same restore."""
     expires_seconds: float | None = None
-    """After which it ends unless an attempt has taken it up; a week, if nothing is said."""
+    """Time after which it expires unless an attempt has begun it; by default, a week."""
 
 
 @router.post(
@@ -41,10 +41,10 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     responses=returns(
         Order,
         201,
-        _200="The order that this key, or the first click, has made already",
+        _200="The restore that an earlier request with this key, or the same open restore, has created",
         _404="No such job, or no restorable checkpoint there: `nearest` is the next earlier one",
-        _409="Another restore is under way, or this checkpoint cannot be restored",
-        _422="Not a restore",
+        _409="Another restore is in progress, or this checkpoint cannot be restored",
+        _422="Invalid request",
     ),
 )
 async def place(job: str, request: Request, db: Db, who: Who, clock: Clock) -> Response:
@@ -64,17 +64,17 @@ async def place(job: str, request: Request, db: Db, who: Who, clock: Clock) -> R
 
 @router.get("", responses=returns(dict[str, list[Order]], _404="No such job"))
 async def orders(job: str, db: Db, limit: Annotated[int, Query(ge=1, le=200)] = 20) -> Response:
-    """Newest first."""
+    """List restores, newest first."""
     return Json({"restores": await timeline.orders(db, job, limit=limit)})
 
 
 @router.get("/preview", responses=returns(RestorePreview, _404="No such job or checkpoint"))
 async def preview(job: str, checkpoint: str, db: Db, clock: Clock) -> Response:
-    """What a restore to this checkpoint would give up, and take."""
+    """Predict what a restore to this checkpoint would discard, and how long it would take."""
     return Json(await previews.preview_restore(db, job, checkpoint, now=clock()))
 
 
-@router.get("/{order}", responses=returns(Order, _404="No such order"))
+@router.get("/{order}", responses=returns(Order, _404="No such restore"))
 async def order(job: str, order: str, db: Db) -> Response:
     return Json(await timeline.order(db, job, order))
 
@@ -85,17 +85,17 @@ async def order(job: str, order: str, db: Db) -> Response:
     responses=returns(
         Order,
         201,
-        _200="The order that an undo before has made already",
-        _404="No such order",
-        _409="Another restore is under way, or there is nothing to undo",
+        _200="The restore that an earlier undo has created",
+        _404="No such restore",
+        _409="Another restore is in progress, or there is nothing to undo",
     ),
 )
 async def undo(job: str, order: str, db: Db, who: Who, clock: Clock) -> Response:
-    """Go back to the state that this restore left, by another restore, which can be undone as well."""
+    """Return to the state before this restore, by another restore, which can be undone as well."""
     placed, new = await control.undo_restore(db, job, order, who=who, now=clock())
     return Json(placed, status_code=201 if new else 200)
 
 
-@router.post("/{order}/cancel", responses=returns(Order, _404="No such order", _409="It has gone too far"))
+@router.post("/{order}/cancel", responses=returns(Order, _404="No such restore", _409="It has started or ended"))
 async def cancel(job: str, order: str, db: Db, who: Who, clock: Clock) -> Response:
     return Json(await control.cancel_restore(db, job, order, who=who, now=clock()))

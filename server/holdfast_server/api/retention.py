@@ -1,4 +1,4 @@
-"""How long a project keeps what its jobs reported."""
+"""Limits on the data that a project keeps."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def kept(project: str, db: Db) -> Response:
     "",
     max_body_size=MAX_EDIT_BYTES,
     openapi_extra=body(RetentionChanges),
-    responses=returns(Kept, _404="No such project", _422="A limit that cannot be"),
+    responses=returns(Kept, _404="No such project", _422="Invalid limit"),
 )
 async def change(project: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
-    """Change some limits; `null` is none. What is beyond one goes within minutes, and does not come back."""
+    """Change limits; `null` removes one. Data beyond a limit is deleted within minutes, irreversibly."""
     changes = parse(await request.body(), RetentionChanges)
     return Json(await retention.change(db, project, changes, who=who, request_id=request_id(), now=clock()))

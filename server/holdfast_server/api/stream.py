@@ -1,4 +1,4 @@
-"""A job's summary, again whenever it changes."""
+"""A job's summary as a stream."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from holdfast_server.http.dependencies import Changes, Clock, Db, SharedAnswers,
 from holdfast_server.queries import summaries
 
 TICK_SECONDS = 5.0
-"""A job of which nothing is heard grows older all the same."""
+"""Longest time between ticks: the age of a silent job's last report changes too."""
 PAUSE_SECONDS = 0.25
-"""Shortest time from tick to tick; changes in between are one."""
+"""Shortest time between ticks."""
 
 
-async def _told(job: str, db: Db, now: float) -> str:
+async def _tick(job: str, db: Db, now: float) -> str:
     return to_json(await summaries.job_summary(db, job, now=now)).decode()
 
 
@@ -29,7 +29,7 @@ router = APIRouter(prefix="/jobs/{job}", tags=["jobs"])
 
 
 async def _known(job: str, db: Db, clock: Clock) -> str:
-    # Before the stream begins, so that an unknown job is a 404 and not a stream that breaks off.
+    # Before the stream begins: an unknown job is answered with 404 instead of a stream that ends.
     await summaries.job_summary(db, job, now=clock())
     return job
 
@@ -38,15 +38,15 @@ async def _known(job: str, db: Db, clock: Clock) -> str:
     "/stream",
     response_class=EventSourceResponse,
     dependencies=[StreamPlace],
-    responses={429: {"description": "As many streams are open for you as may be"}},
+    responses={429: {"description": "You have reached the limit of open streams"}},
 )
 async def stream(
     job: Annotated[str, Depends(_known)], db: Db, changes: Changes, clock: Clock, shared: SharedAnswers
 ) -> AsyncIterator[ServerSentEvent]:
-    """Server-sent events named `tick`, each with the job's summary as JSON; they end when the job is deleted."""
+    """Stream server-sent events named `tick`, each with the job's summary as JSON, until the job is deleted."""
     with suppress(UnknownJob), changes.subscribe(job) as subscription:
         while not changes.closed:
-            told = await shared.answer(job, "tick", lambda: _told(job, db, clock()))
-            yield ServerSentEvent(raw_data=told, event="tick")
+            tick = await shared.answer(job, "tick", lambda: _tick(job, db, clock()))
+            yield ServerSentEvent(raw_data=tick, event="tick")
             await asyncio.sleep(PAUSE_SECONDS)
             await subscription.wait(TICK_SECONDS)

@@ -1,4 +1,4 @@
-"""Whether the server lives, what it measures, and what it answers to."""
+"""Health checks and metrics."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _STATUS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "It is",
+        "description": "Healthy",
         "content": {"application/json": {"schema": {"type": "object"}, "example": {"status": "ok"}}},
     }
 }
 _TEXT: dict[int | str, dict[str, Any]] = {
-    200: {"description": "Figures", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    200: {"description": "Metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
-_BUSY: dict[int | str, dict[str, Any]] = {503: {"description": "The database does not answer"}}
+_BUSY: dict[int | str, dict[str, Any]] = {503: {"description": "The database is not available"}}
 
 router = APIRouter(tags=["system"])
 
 
 @router.get("/healthz", responses=_STATUS)
-async def alive() -> Response:
-    """The process answers."""
+async def health() -> Response:
+    """Return 200 while the process answers."""
     return Json({"status": "ok"})
 
 
 @router.get("/readyz", responses=_STATUS | _BUSY)
 async def ready(db: Db) -> Response:
-    """The database can be read, and what is written to it is stored."""
+    """Return 200 while the database can be read and written."""
     try:
         await db.ready()
     except (DatabaseClosed, DatabaseUnavailable, SQLAlchemyError) as error:
-        return refusal(503, "not_ready", f"the database does not answer: {error}")
+        return refusal(503, "not_ready", f"the database is not available: {error}")
     return Json({"status": "ready"})
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=_TEXT | _BUSY)
 async def metrics(db: Db, changes: Changes, clock: Clock, measures: Measures, asker: Asker) -> Response:
-    """For Prometheus: the server's own figures, and those of the jobs that were heard last."""
+    """Return the metrics of the server and of the most recently active jobs, for Prometheus."""
     now, visible = clock(), asker.visible_projects
     question = fleet.Question(order="heard", size=MOST_JOBS, visible_projects=visible)
     page = await fleet.fleet(db, question, now=now)

@@ -1,1 +1,1 @@
-"""Commands on the server's machine: they ask the database, not the server, and need no right but to open it."""
+"""Commands on the server's machine. They use the database directly and need only the permission to open it."""

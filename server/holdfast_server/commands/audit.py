@@ -1,4 +1,4 @@
-"""`holdfast audit`: who changed what, and whether the log is as it was written."""
+"""`holdfast audit`: list the audit log, and verify that it was not changed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from holdfast_server.commands.database import (
     EXIT_USAGE,
     Db,
     Json,
+    command_group,
     fail,
     in_database,
     moment,
@@ -21,26 +22,22 @@ from holdfast_server.commands.database import (
 from holdfast_server.db import Database
 from holdfast_server.records import audit
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    help="The audit log of a server: on its machine.",
-)
+app = command_group("List and verify the audit log of a server, on its machine.")
 
 
 @app.command("list")
 def list_entries(
-    who: Annotated[str, typer.Option(help="Only what they did.")] = "",
-    action: Annotated[str, typer.Option(help="Only this, or what begins with this word: key, restore.")] = "",
-    job: Annotated[str, typer.Option(help="Only about this job.")] = "",
-    project: Annotated[str, typer.Option(help="Only about this project.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="The newest so many.")] = 50,
+    who: Annotated[str, typer.Option(help="Only changes by this user or key.")] = "",
+    action: Annotated[
+        str, typer.Option(help="Only this action, or all that begin with this word: key, restore.")
+    ] = "",
+    job: Annotated[str, typer.Option(help="Only changes of this job.")] = "",
+    project: Annotated[str, typer.Option(help="Only changes of this project.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Number of rows.")] = 50,
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Who changed what, the newest first."""
+    """List changes, newest first."""
     question = audit.Question(who=who, action=action, job=job, project=project)
 
     async def work(database: Database, _: float) -> list[AuditEntry]:
@@ -65,15 +62,15 @@ def list_entries(
 def verify(
     known: Annotated[
         str | None,
-        typer.Option(metavar="ROW:DIGEST", help="What an earlier run printed: that row has to be there still."),
+        typer.Option(metavar="ROW:DIGEST", help="Output of an earlier run: that row must still exist."),
     ] = None,
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Go through the whole log, and name the first row that is not as it was written.
+    """Verify the digests of the whole log, and print the first row that was changed, moved or removed.
 
-    Whoever can write to the database can write the whole log anew. Keep what this prints somewhere else, and give
-    it back with --known: a log that was rewritten does not hold that row any more.
+    A user who can write to the database can rewrite the whole log. Store the output of this command elsewhere and
+    pass it with --known later: a rewritten log does not contain that row.
     """
     row, digest = _known(known)
 
@@ -85,9 +82,9 @@ def verify(
     if json:
         print_json(found)
     elif found.broken is not None:
-        print(f"Row {found.broken} does not fit: {found.reason}. The {found.rows} rows before it do.")
+        print(f"Row {found.broken} is not valid: {found.reason}. The {found.rows} rows before it are valid.")
     else:
-        print(f"All {found.rows} rows fit. Keep this: {found.rows}:{found.head}")
+        print(f"All {found.rows} rows are valid. Store this elsewhere: {found.rows}:{found.head}")
     if found.broken is not None:
         raise typer.Exit(EXIT_REFUSED)
 
@@ -100,11 +97,11 @@ def _known(text: str | None) -> tuple[int, bytes]:
         return int(row), bytes.fromhex(digest)
     except ValueError:
         fail(
-            f"--known {text!r}: give what an earlier `holdfast audit verify` printed, as in 120:9f86d0…",
+            f"--known {text!r}: pass the output of an earlier `holdfast audit verify`, as in 120:9f86d0…",
             EXIT_USAGE,
         )
 
 
 def _printable(text: str | None) -> str:
-    # what somebody named something is not to move the cursor of whoever reads the log
+    # names come from users: they must not control the terminal
     return "" if text is None else "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,4 +1,4 @@
-"""What all of them share: which database, what they are called in the log, how they end."""
+"""Shared by all commands: opening the database, output, and exit statuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
 from holdfast_server.core.encoding import to_json
-from holdfast_server.core.errors import Refused, UnknownProject
+from holdfast_server.core.errors import RequestRefused, UnknownProject
 from holdfast_server.core.settings import default_database
 from holdfast_server.db import Database, DatabaseInUse, DatabaseUnavailable
 
@@ -29,15 +29,25 @@ Db = Annotated[
     typer.Option(
         "--db",
         envvar="HOLDFAST_DB",
-        help="Where the server stores, as `holdfast serve` has it.",
+        help="The server's database, as for `holdfast serve`.",
         show_default="$XDG_DATA_HOME/holdfast/holdfast.db",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
+def command_group(help: str) -> typer.Typer:  # noqa: A002 - as typer calls it
+    return typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        help=help,
+    )
+
+
 def in_database(db: str | None, work: Callable[[Database, float], Awaitable[T]]) -> T:
-    """Do it, whether a server runs or not; a refusal ends the command with one sentence."""
+    """Run `work`, whether a server is running or not. A refusal ends the command with one sentence."""
 
     async def run() -> T:
         async with _opened(db) as database:
@@ -46,19 +56,19 @@ def in_database(db: str | None, work: Callable[[Database, float], Awaitable[T]])
     try:
         return asyncio.run(run())
     except UnknownProject as refusal:
-        fail(f"{refusal}: `holdfast project add` makes one")
-    except Refused as refusal:
+        fail(f"{refusal}: create it with `holdfast project add`")
+    except RequestRefused as refusal:
         fail(str(refusal))
     except (CannotStore, DatabaseTooNew, NotOurDatabase, DatabaseUnavailable, OSError, ValueError) as error:
         fail(str(error), EXIT_USAGE)
     except SQLAlchemyError as error:
-        fail(f"the database does not answer: {str(error).partition(chr(10))[0]}")
+        fail(f"database error: {str(error).partition(chr(10))[0]}")
 
 
 @asynccontextmanager
 async def _opened(db: str | None) -> AsyncIterator[Database]:
     database = Database(db or str(default_database()))
-    # A server that runs has brought it up to date; SQLite itself keeps two writers apart.
+    # A running server has migrated it, and SQLite serializes writers.
     with suppress(DatabaseInUse):
         database.prepare()
     await database.open()
@@ -69,11 +79,11 @@ async def _opened(db: str | None) -> AsyncIterator[Database]:
 
 
 def whoami() -> str:
-    """Who is on this machine, as the log calls them."""
+    """Return the name of this user for the audit log."""
     try:
         return f"{getpass.getuser()} on the server"
-    except (KeyError, OSError):  # a container may run under a number that nobody has a name for
-        return "somebody on the server"
+    except (KeyError, OSError):  # a container may run under a user id without a name
+        return "unknown user on the server"
 
 
 def print_json(value: object) -> None:

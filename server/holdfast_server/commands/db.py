@@ -1,4 +1,4 @@
-"""`holdfast db`: the server's database: its size, copies of it, and how long it keeps what."""
+"""`holdfast db`: the size of the server's database, backups, and limits on what it keeps."""
 
 from __future__ import annotations
 
@@ -10,30 +10,26 @@ import typer
 
 from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast.protocol.questions import Kept, RetentionChanges
-from holdfast_server.commands.database import Db, Json, fail, in_database, print_json, whoami
+from holdfast_server.commands.database import Db, Json, command_group, fail, in_database, print_json, whoami
 from holdfast_server.control import retention
 from holdfast_server.core.settings import database_url, default_database
 from holdfast_server.db import Database, backups
 from holdfast_server.db.backups import in_words
 from holdfast_server.models import DEFAULT_PROJECT
 
-FOR_EVER = "forever"
+FOREVER = "forever"
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    help="The server's database, on its machine: its size, copies of it, how long it keeps what.",
+app = command_group(
+    "Manage the server's database, on its machine: size, backup, restore, and limits on what it keeps."
 )
 
-Project = Annotated[str, typer.Argument(metavar="PROJECT", help="Whose jobs it is about.")]
+Project = Annotated[str, typer.Argument(metavar="PROJECT", help="The project whose jobs it applies to.")]
 
 
 @app.command()
 def size(db: Db = None, json: Json = False) -> None:
-    """How large the database is."""
+    """Print the size of the database."""
     try:
         found = backups.size_bytes(database_url(db or str(default_database())))
     except (RuntimeError, ValueError, OSError) as error:
@@ -43,9 +39,9 @@ def size(db: Db = None, json: Json = False) -> None:
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes.")], db: Db = None
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to create.")], db: Db = None
 ) -> None:
-    """Copy all that is stored, as it is at this moment. The server may run meanwhile."""
+    """Back up the database. The server may run meanwhile."""
     try:
         copied = backups.backup(database_url(db or str(default_database())), file.absolute())
     except (backups.CannotCopy, ValueError, OSError) as error:
@@ -53,33 +49,39 @@ def backup(
     print(f"Copied to {file} ({in_words(copied)}).")
 
 
-@app.command("put-back")
-def put_back(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A copy that `holdfast db backup` made.")],
-    replace: Annotated[bool, typer.Option("--replace", help="Where there is a database, put it aside.")] = False,
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A backup that `holdfast db backup` made.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace an existing database, and keep it under another name.")
+    ] = False,
     db: Db = None,
 ) -> None:
-    """Make a copy the server's database again. Jobs stay where they are: `holdfast restore` takes those back."""
+    """Restore the server's database from a backup. To restore a job to a checkpoint, use `holdfast restore`."""
     try:
         kept = backups.put_back(database_url(db or str(default_database())), file.absolute(), replace=replace)
     except (RuntimeError, ValueError, OSError) as error:
         fail(str(error))
-    print(f"{file} is the database now." + (f" The one before is kept in {kept}." if kept is not None else ""))
+    print(f"Restored from {file}." + (f" The previous database is in {kept}." if kept is not None else ""))
 
 
 @app.command()
 def keep(
     project: Project = DEFAULT_PROJECT,
-    samples: Annotated[str | None, typer.Option(help="Thin older samples into roll-ups: 90d, or forever.")] = None,
-    fine: Annotated[str | None, typer.Option(help="Thin older roll-ups into coarser ones.")] = None,
-    reports: Annotated[
-        str | None, typer.Option(help="Forget older stalls, notices, figures of pacing, and alerts that are over.")
+    samples: Annotated[
+        str | None, typer.Option(help="Downsample older samples to roll-ups: 90d, or forever.")
     ] = None,
-    samples_size: Annotated[str | None, typer.Option(help="Thin the oldest samples beyond this: 20GB.")] = None,
+    fine: Annotated[str | None, typer.Option(help="Downsample older roll-ups to coarser ones.")] = None,
+    reports: Annotated[
+        str | None, typer.Option(help="Delete older stalls, notices, interval decisions and resolved alerts.")
+    ] = None,
+    samples_size: Annotated[
+        str | None, typer.Option(help="Downsample the oldest samples beyond this size: 20GB.")
+    ] = None,
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """How long a project keeps what its jobs report. Without options it tells; what was never set is kept."""
+    """Set or, without options, print how long a project keeps its data. Without limits, it keeps everything."""
     try:
         changes = RetentionChanges(
             samples_seconds=_seconds("--samples", samples),
@@ -102,7 +104,7 @@ def keep(
     for name, label in _LABELS.items():
         value = getattr(kept, name)
         words = (
-            FOR_EVER if value is None else in_words(value) if name.endswith("_bytes") else f"{value / 86400:g} d"
+            FOREVER if value is None else in_words(value) if name.endswith("_bytes") else f"{value / 86400:g} d"
         )
         print(f"{label:<34}{words}")
 
@@ -110,25 +112,25 @@ def keep(
 _LABELS = {
     "samples_seconds": "samples",
     "fine_seconds": "roll-ups of 64 iterations",
-    "reports_seconds": "stalls, notices, pacing, alerts",
-    "samples_bytes": "samples, at most",
-    "stored_bytes": "samples, now",
+    "reports_seconds": "stalls, notices, decisions, alerts",
+    "samples_bytes": "samples, size limit",
+    "stored_bytes": "samples, current size",
 }
 
 
 def _seconds(name: str, text: str | None) -> float | msgspec.UnsetType | None:
     if text is None:
         return msgspec.UNSET
-    return None if text == FOR_EVER else parse_positive_seconds(text, name)
+    return None if text == FOREVER else parse_positive_seconds(text, name)
 
 
 def _bytes(text: str | None) -> int | msgspec.UnsetType | None:
     if text is None:
         return msgspec.UNSET
-    if text == FOR_EVER:
+    if text == FOREVER:
         return None
     for unit, factor in _UNITS.items():
         number = text.upper().removesuffix(unit).strip()
         if number != text.upper() and number.replace(".", "", 1).isdigit():
             return int(float(number) * factor)
-    raise ValueError(f"{text!r} is no size: give 500MB, 20GB or {FOR_EVER}")
+    raise ValueError(f"invalid size {text!r}: use 500MB, 20GB or {FOREVER}")

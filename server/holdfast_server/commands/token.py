@@ -1,4 +1,4 @@
-"""`holdfast token`: keys for programs, on the server's machine."""
+"""`holdfast token`: manage the keys of programs on the server's machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from holdfast_server.commands.database import (
     EXIT_USAGE,
     Db,
     Json,
+    command_group,
     fail,
     in_database,
     moment,
@@ -26,36 +27,28 @@ from holdfast_server.models import DEFAULT_PROJECT
 
 NEVER = "never"
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    help="Keys with which agents and scripts reach a server that has accounts: on its machine.",
-)
+app = command_group("Manage the keys of agents and scripts for a server with accounts, on its machine.")
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is for.")],
-    scope: Annotated[
-        list[str] | None, typer.Option(help="report, read, control or admin; may be given several times.")
-    ] = None,
-    project: Annotated[str, typer.Option(help="Whose jobs it is for.")] = DEFAULT_PROJECT,
-    every_project: Annotated[bool, typer.Option("--every-project", help="It is for all of them.")] = False,
-    job: Annotated[str | None, typer.Option(help="The only job that it is for.")] = None,
-    expires: Annotated[str, typer.Option(help="How long it works: 90d, 12h, or never.")] = "365d",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that says what the key is for.")],
+    scope: Annotated[list[str] | None, typer.Option(help="report, read, control or admin; repeatable.")] = None,
+    project: Annotated[str, typer.Option(help="The project that the key is for.")] = DEFAULT_PROJECT,
+    every_project: Annotated[bool, typer.Option("--every-project", help="The key is for all projects.")] = False,
+    job: Annotated[str | None, typer.Option(help="Limit the key to this job.")] = None,
+    expires: Annotated[str, typer.Option(help="Lifetime: 90d, 12h, or never.")] = "365d",
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Make a key, and print it: once, here. Without --scope it can report, as an agent does, and nothing else.
+    """Create a key and print it, once. Without --scope it can only report, as agents do.
 
     Examples: holdfast token create "cluster agents"  ·  holdfast token create laptop --scope read --scope control
     """
     scopes = scope or ["report"]
     if not set(scopes) <= set(SCOPES):
-        fail(f"there are the scopes {', '.join(SCOPES)}", EXIT_USAGE)
-    wish = tokens.Wish(
+        fail(f"unknown scope: use {', '.join(SCOPES)}", EXIT_USAGE)
+    request = tokens.TokenRequest(
         name=name,
         scopes=cast("list[Scope]", scopes),
         project=None if every_project else project,
@@ -63,7 +56,7 @@ def create(
         seconds=_seconds(expires),
     )
     maker = replace(OPERATOR, name=whoami())
-    secret, row = in_database(db, lambda database, now: tokens.create(database, wish, maker=maker, now=now))
+    secret, row = in_database(db, lambda database, now: tokens.create(database, request, maker=maker, now=now))
     if json:
         print_json({"token": secret, "listed": row})
         return
@@ -72,8 +65,8 @@ def create(
 
 @app.command("list")
 def list_keys(db: Db = None, json: Json = False) -> None:
-    """Which keys there are, what each may do, and when it was last used."""
-    rows = in_database(db, lambda database, now: tokens.rows(database, asker=OPERATOR, now=now))
+    """List keys with their permissions and the time of their last use."""
+    rows = in_database(db, lambda database, now: tokens.list_tokens(database, asker=OPERATOR, now=now))
     if json:
         print_json({"tokens": rows})
         return
@@ -85,24 +78,26 @@ def list_keys(db: Db = None, json: Json = False) -> None:
             row.job or row.project or "every project",
             row.created_by,
             moment(row.last_used_at),
-            "until revoked" if row.state == "works" and row.expires_at is None
+            "never" if row.state == "works" and row.expires_at is None
             else moment(row.expires_at) if row.state == "works" else row.state,
         )
         for row in rows
     ]  # fmt: skip
-    print_table(("key", "name", "may", "for", "made by", "last used", "works until"), table)
+    print_table(("key", "name", "scopes", "for", "created by", "last used", "expires"), table)
 
 
 @app.command()
 def revoke(
-    prefix: Annotated[str, typer.Argument(metavar="KEY", help="Its beginning, as `holdfast token list` has it.")],
+    prefix: Annotated[
+        str, typer.Argument(metavar="KEY", help="The key's prefix, as `holdfast token list` shows it.")
+    ],
     db: Db = None,
 ) -> None:
-    """Take a key back; no server takes it 5 seconds later."""
+    """Revoke a key. It stops working within 5 seconds."""
     asker = replace(OPERATOR, name=whoami())
-    beginning = prefix.rstrip("…")[:PREFIX_CHARACTERS]
-    row = in_database(db, lambda database, now: tokens.revoke(database, beginning, asker=asker, now=now))
-    print(f"{row.prefix} ({row.name}) is revoked.")
+    known = prefix.rstrip("…")[:PREFIX_CHARACTERS]
+    row = in_database(db, lambda database, now: tokens.revoke(database, known, asker=asker, now=now))
+    print(f"Revoked {row.prefix} ({row.name}).")
 
 
 def _seconds(text: str) -> float | None:

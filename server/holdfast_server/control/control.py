@@ -24,7 +24,14 @@ from holdfast.protocol.jobs import (
 )
 from holdfast.protocol.messages import MAX_ATTEMPT, MAX_LINEAGE, OPEN_ORDER_STATES
 from holdfast_server import models
-from holdfast_server.core.errors import InvalidSetting, NotPossible, NotRestorable, Refused, UnknownJob
+from holdfast_server.core.errors import (
+    InvalidSetting,
+    NotPossible,
+    NotRestorable,
+    PermissionDenied,
+    RequestRefused,
+    UnknownJob,
+)
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import find_job
@@ -54,7 +61,7 @@ async def edit(
 
     Raises:
         UnknownJob, InvalidSetting.
-        Conflict: somebody changed a setting since. A restore that came or went is no setting.
+        VersionConflict: somebody changed a setting since. A restore that came or went is no setting.
     """
 
     async def work(session: AsyncSession) -> messages.Desired:
@@ -73,7 +80,7 @@ async def undo(
     """Take one edit back, from the version that the editor was looking at.
 
     Raises:
-        UnknownJob, Conflict.
+        UnknownJob, VersionConflict.
         InvalidSetting: there is no such edit, or nothing of it that can be taken back.
     """
     async with db.read() as session:
@@ -110,7 +117,7 @@ async def _set_budget(
         await _require_operator(db, job, asker)
         changes = DesiredChanges(budget=budget)
         made = await edit(db, job, changes, version=None, who=asker.name, now=now)
-    except Refused as refusal:
+    except RequestRefused as refusal:
         return BulkOutcome(job=job, version=None, refusal=str(refusal))
     return BulkOutcome(job=job, version=made.version, refusal="")
 
@@ -123,7 +130,7 @@ async def _require_operator(db: Database, job: str, asker: Principal) -> None:
     if row is None or role is None:
         raise UnknownJob(job)
     if role < Role.operator:
-        raise Refused(f"you may see {job}, and not change it")
+        raise PermissionDenied(f"you may view {job}, but not change it")
 
 
 async def set_numbers(db: Database, job: str, changes: NumberChanges, *, who: str, now: float) -> JobNumbers:
@@ -204,7 +211,7 @@ async def order_restore(
     Raises:
         UnknownJob.
         InvalidSetting: among others for a key that an order to another checkpoint has.
-        NoSuchCheckpoint: with the nearest earlier one, which is offered and never taken.
+        CheckpointNotFound: with the nearest earlier one, which is offered and never taken.
         NotRestorable: it is known, and damaged, missing or not durable yet.
         OpenOrder: the job is on its way to another checkpoint.
     """
@@ -298,7 +305,7 @@ async def change_checkpoint(
 
     Raises:
         UnknownJob, InvalidSetting.
-        NoSuchCheckpoint: with the nearest earlier one.
+        CheckpointNotFound: with the nearest earlier one.
         NotPossible: it is not in the store, or the job has as many pins as it may.
     """
     if changes.pinned is UNSET and changes.label is UNSET:
@@ -352,7 +359,7 @@ async def verify(
 
     Raises:
         UnknownJob, InvalidSetting.
-        NoSuchCheckpoint: with the nearest earlier one.
+        CheckpointNotFound: with the nearest earlier one.
         NotPossible: it is not in the store, or as many wait as can.
     """
 
@@ -387,7 +394,7 @@ async def cancel_verification(db: Database, job: str, checkpoint: str, *, who: s
 
 
 async def verification(db: Database, job: str, checkpoint: str) -> Verification:
-    """Raises UnknownJob, NoSuchCheckpoint and InvalidSetting."""
+    """Raises UnknownJob, CheckpointNotFound and InvalidSetting."""
     async with db.read() as session:
         row = await find_job(session, job)
         return await verifications.find(session, job, (await _named(session, row, checkpoint)).id)
@@ -409,7 +416,8 @@ async def _named(session: AsyncSession, job: models.JobRecord, checkpoint: str) 
 
 
 async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointRow:
-    """What a restore to this iteration would go back to. Raises NoSuchCheckpoint with the nearest earlier one."""
+    """What a restore to this iteration would go back to. Raises CheckpointNotFound with the nearest earlier
+    one."""
     async with db.read() as session:
         row = await find_job(session, job)
         return as_row(await checkpoints.at(session, row, iteration), await ancestry_of(session, row))

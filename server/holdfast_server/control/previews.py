@@ -20,7 +20,7 @@ RESTORES_LOOKED_AT = 5
 
 
 async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float) -> RestorePreview:
-    """What a restore to this checkpoint would give up, and take. Raises NoSuchCheckpoint."""
+    """What a restore to this checkpoint would give up, and take. Raises CheckpointNotFound."""
     async with db.read() as session:
         row = await find_job(session, job)
         target = await find(session, row, checkpoint)

@@ -1,4 +1,4 @@
-"""How alerts leave the server: named in the environment, since they hold secrets. Without any, none leaves."""
+"""Settings for mail and webhooks, from the environment because they hold secrets. Both are off by default."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PORTS: dict[Security, int] = {"starttls": 587, "ssl": 465, "none": 25}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertSettings:
     webhooks: bool = False
-    """Whether requests may be sent anywhere at all."""
+    """Whether webhooks are enabled."""
     webhook_hosts: frozenset[str] = frozenset()
-    """Origins that are exempt from the rule of public addresses and port 443: `https://host:port`."""
+    """Origins, as in `https://host:port`, that need be neither public nor on port 443."""
     smtp_host: str = ""
     smtp_port: int = 0
     smtp_user: str = ""
@@ -26,17 +26,17 @@ class AlertSettings:
     smtp_security: Security = "starttls"
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> AlertSettings:
-        """ValueError, naming the variable."""
+    def from_environment(cls, environment: Mapping[str, str]) -> AlertSettings:
+        """Raises ValueError, which names the variable."""
         security = environment.get("HOLDFAST_SMTP_SECURITY", "starttls")
         if security not in SECURITIES:
             raise ValueError(f"HOLDFAST_SMTP_SECURITY {security!r} is none of {', '.join(SECURITIES)}")
         host, sender = environment.get("HOLDFAST_SMTP_HOST", ""), environment.get("HOLDFAST_SMTP_FROM", "")
         if host and "@" not in sender:
-            raise ValueError("HOLDFAST_SMTP_FROM has to be an address to send from, as HOLDFAST_SMTP_HOST is set")
+            raise ValueError("HOLDFAST_SMTP_FROM must be the sender's mail address if HOLDFAST_SMTP_HOST is set")
         for name in ("HOLDFAST_SMTP_USER", "HOLDFAST_SMTP_PASSWORD"):
             if not environment.get(name, "").isascii():
-                raise ValueError(f"{name} has to be ASCII: a mail server's login carries nothing else")
+                raise ValueError(f"{name} must be ASCII: SMTP logins support nothing else")
         return cls(
             webhooks=_switch(environment, "HOLDFAST_WEBHOOKS"),
             webhook_hosts=frozenset(map(_origin, environment.get("HOLDFAST_WEBHOOK_HOSTS", "").split())),
@@ -54,7 +54,7 @@ def origin_of(scheme: str, host: str, port: int | None) -> str:
 
 
 def _origin(text: str) -> str:
-    """`hooks.example.org`, `hooks.example.org:8443` or `http://10.0.0.7:9000`, written in full."""
+    """Return the full origin for `hooks.example.org`, `hooks.example.org:8443` or `http://10.0.0.7:9000`."""
     try:
         parts = urlsplit(text if "://" in text else f"https://{text}")
         host, port = parts.hostname, parts.port
@@ -62,20 +62,20 @@ def _origin(text: str) -> str:
         host, port = None, None
     if not host or parts.scheme not in ("http", "https") or parts.path.strip("/") or parts.username:
         raise ValueError(
-            f"HOLDFAST_WEBHOOK_HOSTS: {text!r} is no host: write hooks.example.org:8443 or http://10.0.0.7:9000"
+            f"HOLDFAST_WEBHOOK_HOSTS: invalid host {text!r}: write hooks.example.org:8443 or http://10.0.0.7:9000"
         )
     return origin_of(parts.scheme, host, port)
 
 
 def _switch(environment: Mapping[str, str], name: str) -> bool:
-    said = environment.get(name, "off").strip().lower()
-    if said not in ("on", "off", "1", "0", "true", "false", ""):
-        raise ValueError(f"{name} {said!r} is neither on nor off")
-    return said in ("on", "1", "true")
+    text = environment.get(name, "off").strip().lower()
+    if text not in ("on", "off", "1", "0", "true", "false", ""):
+        raise ValueError(f"{name} must be on or off, not {text!r}")
+    return text in ("on", "1", "true")
 
 
-def _port(environment: Mapping[str, str], name: str, usual: int) -> int:
-    said = environment.get(name, "") or str(usual)
-    if not (said.isascii() and said.isdigit() and 0 < int(said) < 65536):
-        raise ValueError(f"{name} {said!r} is no port")
-    return int(said)
+def _port(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "") or str(default)
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise ValueError(f"{name} must be a port number, not {text!r}")
+    return int(text)

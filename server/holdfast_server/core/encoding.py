@@ -1,12 +1,22 @@
-"""Answers as JSON. Numbers that JSON has no word for are the strings "nan", "inf" and "-inf"."""
+"""Answers from rows, and answers as JSON, with "nan", "inf" and "-inf" for numbers that JSON cannot express."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def answer_from(row: object, kind: type[T], **others: object) -> T:
+    """Make an answer from a row's attributes. `others` are the fields that the row lacks, or has in another
+    form."""
+    return kind(
+        **{name: others[name] if name in others else getattr(row, name) for name in kind.__struct_fields__}
+    )
 
 
 def to_json(answer: object) -> bytes:
@@ -14,7 +24,7 @@ def to_json(answer: object) -> bytes:
 
 
 def finite(value: Any) -> Any:
-    """A copy in which every number is one that JSON can write."""
+    """Return a copy in which every number can be expressed in JSON."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
@@ -25,7 +35,7 @@ def finite(value: Any) -> Any:
 
 
 def _finite_numbers(values: Sequence[Any]) -> bool:
-    """Whether nothing needs to be changed, as in nearly all columns: a timeline has thousands of numbers."""
+    """Return whether all are finite numbers, as in nearly all columns of a timeline, which then need no copy."""
     try:
         return all(map(math.isfinite, values))
     except TypeError:

@@ -1,48 +1,49 @@
-"""What the server refuses, each with the way out; the API gives every one a status, the pages a sentence."""
+"""Requests that the server refuses. Each class carries the HTTP status and the code of the API's answer."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from holdfast.protocol.jobs import CheckpointRow, Order
 
 
-class Refused(Exception):
-    """Base of all; str() is one sentence for the person who asked."""
+class RequestRefused(Exception):
+    """Base class. `str()` is one sentence for the user: what is wrong, and what to do."""
+
+    status: int = 409
+    code: str = "refused"
+    details: ClassVar[tuple[str, ...]] = ()
+    """Attributes that the API's answer includes besides the sentence."""
+    retry_seconds: float | None = None
+    """After which the same request may succeed: the `Retry-After` header."""
 
 
-class UnknownJob(Refused):
-    """No agent has ever reported under this name."""
+class NotFound(RequestRefused):
+    """The named thing does not exist, or the client may not know that it does."""
+
+    status = 404
+
+
+class UnknownJob(NotFound):
+    code, details = "unknown_job", ("job",)
 
     def __init__(self, job: str) -> None:
         self.job = job
-        super().__init__(f"no job {job!r} has reported here yet")
+        super().__init__(f"job {job!r} not found: no agent has reported under this name")
 
 
-class UnknownOrder(Refused):
-    """This job has no restore order of that id."""
+class UnknownOrder(NotFound):
+    code, details = "unknown_order", ("job", "order")
 
     def __init__(self, job: str, order: str) -> None:
         self.job, self.order = job, order
-        super().__init__(f"job {job!r} has no restore order {order!r}")
+        super().__init__(f"job {job!r} has no restore request {order!r}")
 
 
-class InvalidSetting(Refused):
-    """A value that cannot be a setting."""
+class CheckpointNotFound(NotFound):
+    """No checkpoint can be restored at that iteration; `nearest` is the next earlier one that can."""
 
-    def __init__(self, field: str, reason: str) -> None:
-        self.field, self.reason = field, reason
-        super().__init__(reason)
-
-
-class Conflict(Refused):
-    """Somebody changed what is desired since the version that an edit was made from."""
-
-    def __init__(self, *, version: int, who: str, at: float, what: str) -> None:
-        self.version, self.who, self.at, self.what = version, who, at, what
-        super().__init__(f"{who} made it version {version} meanwhile ({what}): look at it and try again")
-
-
-class NoSuchCheckpoint(Refused):
-    """Nothing durable at that iteration; `nearest` is the next earlier one that can be restored."""
+    code, details = "no_such_checkpoint", ("iteration", "nearest")
 
     def __init__(self, iteration: int, nearest: CheckpointRow | None) -> None:
         self.iteration, self.nearest = iteration, nearest
@@ -54,114 +55,153 @@ class NoSuchCheckpoint(Refused):
         super().__init__(f"no restorable checkpoint at iteration {iteration}; {offer}")
 
 
-class NotRestorable(Refused):
-    """The checkpoint is known, and not in a state to go back to."""
+class UnknownPerson(NotFound):
+    code = "unknown_person"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no user {name!r}")
+
+
+class UnknownProject(NotFound):
+    code = "unknown_project"
+
+    def __init__(self, project: str) -> None:
+        super().__init__(f"there is no project {project!r}")
+
+
+class UnknownToken(NotFound):
+    code = "unknown_key"
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(f"there is no key {prefix!r}")
+
+
+class UnknownSession(NotFound):
+    code = "unknown_session"
+
+    def __init__(self) -> None:
+        super().__init__("this browser is signed out already")
+
+
+class InvalidSetting(RequestRefused):
+    """A field has a value that the server does not accept."""
+
+    status, code, details = 422, "invalid_setting", ("field", "reason")
+
+    def __init__(self, field: str, reason: str) -> None:
+        self.field, self.reason = field, reason
+        super().__init__(reason)
+
+
+class WeakPassword(RequestRefused):
+    status, code = 422, "weak_password"
+
+
+class VersionConflict(RequestRefused):
+    """The settings changed after the version that an edit is based on."""
+
+    code, details = "conflict", ("version", "who", "at", "what")
+
+    def __init__(self, *, version: int, who: str, at: float, what: str) -> None:
+        self.version, self.who, self.at, self.what = version, who, at, what
+        super().__init__(f"{who} saved version {version} in the meantime ({what}): review it and try again")
+
+
+class NotRestorable(RequestRefused):
+    """The checkpoint exists, but its state does not allow a restore."""
+
+    code, details = "not_restorable", ("reason",)
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(reason)
 
 
-class OpenOrder(Refused):
-    """Another restore of this job is under way."""
+class OpenOrder(RequestRefused):
+    """Another restore of this job is in progress."""
+
+    code, details = "open_order", ("order",)
 
     def __init__(self, order: Order) -> None:
         self.order = order
         super().__init__(
-            f"a restore to iteration {order.iteration} is {order.state} already: cancel it or wait for it"
+            f"a restore to iteration {order.iteration} is already {order.state}: cancel it or wait for it"
         )
 
 
-class NotCancellable(Refused):
-    """The order has gone too far, or has ended."""
+class NotCancellable(RequestRefused):
+    """The restore has started or has ended."""
+
+    code, details = "not_cancellable", ("order",)
 
     def __init__(self, order: Order) -> None:
         self.order = order
         super().__init__(
-            f"this restore is {order.state}: it can be cancelled until an attempt restores, or once that is over"
+            f"this restore is {order.state}: it can be cancelled only while no attempt carries it out"
         )
 
 
-class NotThere(Refused):
-    """Base of what is asked for by a name that nothing has, or nothing that whoever asks may see."""
+class NotPossible(RequestRefused):
+    """The current state of the server does not allow the request."""
+
+    code = "not_possible"
 
 
-class UnknownPerson(NotThere):
-    def __init__(self, name: str) -> None:
-        super().__init__(f"nobody here is called {name!r}")
+class PermissionDenied(RequestRefused):
+    status, code = 403, "not_permitted"
 
 
-class UnknownProject(NotThere):
-    def __init__(self, project: str) -> None:
-        super().__init__(f"there is no project {project!r}")
+class InvalidCredentials(RequestRefused):
+    """Does not say which of the two is wrong: that would reveal which names exist."""
 
+    status, code = 401, "not_signed_in"
 
-class UnknownToken(NotThere):
-    def __init__(self, prefix: str) -> None:
-        super().__init__(f"there is no key {prefix!r}")
-
-
-class UnknownSession(NotThere):
     def __init__(self) -> None:
-        super().__init__("this browser is signed out already")
+        super().__init__("wrong name or password")
 
 
-class RetryLater(Refused):
-    """Refused for now: the same request may be accepted in `retry_seconds`."""
+class LinkExpired(RequestRefused):
+    status, code = 410, "dead_link"
 
-    retry_seconds: float
+    def __init__(self) -> None:
+        super().__init__(
+            "this link no longer works: each link works once and for a limited time, and a newer link replaces it"
+        )
 
 
-class TooManyJobs(RetryLater):
-    """A report would begin a new job in a project that has as many as it may."""
+class TooManySignInAttempts(RequestRefused):
+    status, code, details = 429, "too_many_tries", ("retry_seconds",)
 
-    retry_seconds = 60.0
+    def __init__(self, retry_seconds: float) -> None:
+        self.retry_seconds = retry_seconds
+        super().__init__(f"too many sign-in attempts: wait {max(1, round(retry_seconds))} s and try again")
+
+
+class PasswordQueueFull(RequestRefused):
+    """The server hashes one password at a time, and too many requests wait for it."""
+
+    status, code, retry_seconds = 503, "busy", 4.0
+
+    def __init__(self) -> None:
+        super().__init__("the server is checking many passwords: try again in a few seconds")
+
+
+class TooManyJobs(RequestRefused):
+    """A report would create a job in a project that has reached its limit."""
+
+    status, code, retry_seconds = 429, "too_many_jobs", 60.0
 
     def __init__(self, project: str, limit: int) -> None:
         super().__init__(
-            f"project {project!r} has {limit} jobs or more, and a new one is refused: delete old jobs with "
+            f"project {project!r} has reached its limit of {limit} jobs: delete old jobs with "
             "`holdfast delete JOB`, or start the server with a larger --max-jobs (HOLDFAST_MAX_JOBS)"
         )
 
 
-class TooManyStreams(RetryLater):
-    """A person, with all keys of theirs, listens to as much at a time as they may."""
+class TooManyStreams(RequestRefused):
+    """A person, including all of their keys, has reached the limit of open streams."""
 
-    retry_seconds = 5.0
+    status, code, retry_seconds = 429, "too_many_streams", 5.0
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} streams are open for you already: close a page or a program that listens")
-
-
-class WeakPassword(Refused):
-    """One that would be guessed, or that cannot be one."""
-
-
-class NotSignedIn(Refused):
-    """The name and the password do not belong together; which of them is wrong is nobody's business."""
-
-    def __init__(self) -> None:
-        super().__init__("the name or the password is not right")
-
-
-class TooManyTries(RetryLater):
-    """Somebody guesses passwords, or has forgotten one."""
-
-    def __init__(self, retry_seconds: float) -> None:
-        self.retry_seconds = retry_seconds
-        super().__init__(f"too many tries to sign in: wait {max(1, round(retry_seconds))} s and try again")
-
-
-class DeadLink(Refused):
-    """Used, replaced, or too old."""
-
-    def __init__(self) -> None:
-        super().__init__("this link does not work any more: it works once, for a while, and only the newest does")
-
-
-class NotPermitted(Refused):
-    """Somebody may see this and not do that."""
-
-
-class NotPossible(Refused):
-    """It would leave the server without what it needs, or is there already."""
+        super().__init__(f"you have {limit} open streams already: close a page or a program that uses one")

@@ -1,24 +1,27 @@
-"""What a server has to be told of its identity provider, in the environment."""
+"""Settings of the identity provider, from the environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from holdfast_server.core.principal import Role
 
 PREFIX = "HOLDFAST_OIDC_"
-EVERYBODY = "*"
+ALL_GROUPS = "*"
+_REQUIRED = ("ISSUER", "CLIENT_ID", "CLIENT_SECRET", "ROLES")
+_KNOWN = (*_REQUIRED, "LABEL", "NAME_CLAIM", "GROUPS_CLAIM", "SCOPES")
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What members of one of the provider's groups may do here."""
+    """A role that the members of a group of the provider have."""
 
     group: str
     role: Role
     project: str | None
-    """None: the whole server; that is for admins only."""
+    """`None` for the whole server; administrators only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,30 +30,35 @@ class ProviderSettings:
     client_id: str
     client_secret: str = field(repr=False)
     grants: tuple[Grant, ...]
-    label: str = "your organisation"
-    """What its button says: Sign in with ..."""
+    label: str = "your organization"
+    """Text of the button: Sign in with ..."""
     name_claim: str = "preferred_username"
     groups_claim: str = "groups"
     scopes: str = "openid profile email"
 
 
 def from_environment(environment: Mapping[str, str]) -> ProviderSettings | None:
-    """None where nobody names a provider; ValueError, naming the variable, for what is missing or none."""
-    told = {
-        key.removeprefix(PREFIX): value.strip() for key, value in environment.items() if key.startswith(PREFIX)
+    """Return the settings, or `None` if there are none. Raises ValueError, which names the variable."""
+    values = {
+        key.removeprefix(PREFIX): value.strip()
+        for key, value in environment.items()
+        if key.startswith(PREFIX) and value.strip()
     }
-    told = {name: value for name, value in told.items() if value}
-    if not told:
+    if not values:
         return None
-    known = ("ISSUER", "CLIENT_ID", "CLIENT_SECRET", "ROLES", "LABEL", "NAME_CLAIM", "GROUPS_CLAIM", "SCOPES")
-    for name in told:
-        if name not in known:
-            raise ValueError(f"{PREFIX}{name} is no setting: there are {', '.join(PREFIX + one for one in known)}")
-    for name in ("ISSUER", "CLIENT_ID", "CLIENT_SECRET", "ROLES"):
-        if name not in told:
+    for name in values:
+        if name not in _KNOWN:
+            raise ValueError(
+                f"unknown setting {PREFIX}{name}: use one of {', '.join(PREFIX + one for one in _KNOWN)}"
+            )
+    for name in _REQUIRED:
+        if name not in values:
             raise ValueError(f"{PREFIX}{name} is missing: an identity provider needs it")
-    roles = tuple(_grant(text.strip()) for text in told.pop("ROLES").split(",") if text.strip())
-    return ProviderSettings(grants=roles, **{name.lower(): value for name, value in told.items()})
+    issuer = urlsplit(values["ISSUER"])
+    if issuer.scheme != "https" and issuer.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise ValueError(f"{PREFIX}ISSUER {values['ISSUER']!r}: the URL of an identity provider must use https")
+    grants = tuple(_grant(text.strip()) for text in values.pop("ROLES").split(",") if text.strip())
+    return ProviderSettings(grants=grants, **{name.lower(): value for name, value in values.items()})
 
 
 def _grant(text: str) -> Grant:
@@ -59,6 +67,6 @@ def _grant(text: str) -> Grant:
     if group.strip() and role in Role.__members__ and (project or role == "admin"):
         return Grant(group.strip(), Role[role], project or None)
     raise ValueError(
-        f"{PREFIX}ROLES: {text!r} is none; write GROUP=ROLE@PROJECT, as in research=operator@vision, "
-        "GROUP=admin for the whole server, and * for everybody, with commas between"
+        f"{PREFIX}ROLES: invalid entry {text!r}; write GROUP=ROLE@PROJECT, as in research=operator@vision, "
+        "GROUP=admin for server administrators, and * for all groups, separated by commas"
     )

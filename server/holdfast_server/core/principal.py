@@ -1,4 +1,4 @@
-"""Who asks, and what they may do."""
+"""The identity of a client and its rights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Scope = Literal["report", "read", "control", "admin"]
 SCOPES: tuple[Scope, ...] = ("report", "read", "control", "admin")
 
 ALL_PROJECTS: None = None
-"""In place of a set of projects: there is none that is not among them."""
+"""Stands for the set of all projects."""
 
 
 class Role(IntEnum):
-    """What a person may do in a project; each may do what the ones before may."""
+    """A person's role in a project. Each includes the rights of the ones before."""
 
     viewer = 1
     operator = 2
@@ -25,81 +25,81 @@ class Role(IntEnum):
 
 
 _ROLES: dict[Scope, Role] = {"read": Role.viewer, "control": Role.operator, "admin": Role.admin}
-"""What a key may do that has the scope. Reporting is no part of any of them."""
+"""The role that a scope gives a key. None of them includes reporting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who asks: a person, a program with a key, or nobody.
+    """A person, a key, or an anonymous client.
 
-    Routes never look at this to refuse somebody: the table in `accounts.policy` says who may ask for what.
+    Routes never check it to refuse a request: the table in `accounts.policy` decides.
     """
 
-    kind: Literal["person", "agent", "nobody"]
+    kind: Literal["person", "key", "anonymous"]
     name: str
-    """As it stands in the audit log and beside edits."""
+    """As the audit log and the list of edits show it."""
     admin: bool = False
-    """Of the whole server, and so of every project."""
+    """Administrator of the server, and thereby of every project."""
     roles: Mapping[str, Role] = field(default_factory=lambda: MappingProxyType({}))
-    """By project."""
+    """Roles by project."""
     scopes: frozenset[Scope] = frozenset()
     project: str | None = None
-    """The only project that a key is for; None: every one."""
+    """The only project that a key is valid for; `None` for all."""
     job: str | None = None
-    """The only job that a key is for; None: every one of its project."""
-    session: str | None = None
-    """The id of the sign-in that shows who it is."""
-    belongs_to: str | None = None
-    """Of a key: whose it is; None: it is nobody's but its own, as a person."""
-    password_typed_at: float | None = None
-    """When it signed in with a password; None: it has none, as programs, or who came through the provider."""
+    """The only job that a key is valid for; `None` for all jobs of its project."""
+    sign_in_id: str | None = None
+    """Id of the browser session that authenticated the person."""
+    key_owner: str | None = None
+    """The person who made the key, directly or with another key; `None` for people."""
+    password_entered_at: float | None = None
+    """When the person entered the password; `None` without one: keys, and people of the identity provider."""
 
     @property
     def owner(self) -> str:
-        """Whose the keys are that it makes: a key that a key made goes with the person behind both."""
-        return self.belongs_to or self.name
+        """The person responsible: a key made with another key belongs to the person who made the first."""
+        return self.key_owner or self.name
 
     def role_in(self, project: str) -> Role | None:
         if self.admin:
             return Role.admin
-        if self.kind == "agent":
-            return self._role() if self.project in (None, project) else None
+        if self.kind == "key":
+            return self._key_role() if self.project in (None, project) else None
         return self.roles.get(project)
 
     @property
-    def rights(self) -> Hashable:
-        """The same for all who may see and do the same."""
+    def permissions(self) -> Hashable:
+        """Equal for principals that may see and do the same."""
         return (self.kind, self.admin, frozenset(self.roles.items()), self.scopes, self.project, self.job)
 
     @property
-    def everywhere(self) -> Role | None:
-        """The most that it may do in any project."""
+    def highest_role(self) -> Role | None:
+        """The highest role in any project."""
         if self.admin:
             return Role.admin
-        return self._role() if self.kind == "agent" else max(self.roles.values(), default=None)
+        return self._key_role() if self.kind == "key" else max(self.roles.values(), default=None)
 
     @property
     def visible_projects(self) -> frozenset[str] | None:
-        """Whose jobs lists may hold; `ALL_PROJECTS` for somebody who may see everything."""
-        return self.projects_as(Role.viewer)
+        """Projects whose jobs lists may show, or `ALL_PROJECTS`."""
+        return self.projects_with_role(Role.viewer)
 
-    def projects_as(self, role: Role) -> frozenset[str] | None:
-        """Those in which it may do what the role may."""
+    def projects_with_role(self, role: Role) -> frozenset[str] | None:
+        """Projects in which the principal has the role or a higher one, or `ALL_PROJECTS`."""
         if self.admin:
             return ALL_PROJECTS
-        if self.kind == "agent":
-            if (self._role() or 0) < role:
+        if self.kind == "key":
+            if (self._key_role() or 0) < role:
                 return frozenset()
             return ALL_PROJECTS if self.project is None else frozenset([self.project])
         return frozenset(project for project, held in self.roles.items() if held >= role)
 
-    def _role(self) -> Role | None:
+    def _key_role(self) -> Role | None:
         return max((_ROLES[scope] for scope in self.scopes if scope in _ROLES), default=None)
 
 
 OPERATOR = Principal(kind="person", name="operator", admin=True, scopes=frozenset(SCOPES))
-"""Whoever reaches a server without accounts, or holds its shared secret."""
-NOBODY = Principal(kind="nobody", name="nobody")
+"""Every client of a server without accounts that may use it."""
+ANONYMOUS = Principal(kind="anonymous", name="anonymous")
 
-current: ContextVar[Principal] = ContextVar("principal", default=NOBODY)
-"""Who asked for the page that is being made."""
+current_principal: ContextVar[Principal] = ContextVar("principal", default=ANONYMOUS)
+"""The client of the request that is being answered."""

@@ -1,4 +1,4 @@
-"""How a server is configured."""
+"""Configuration of the server."""
 
 from __future__ import annotations
 
@@ -21,27 +21,25 @@ MAX_JOBS = 10_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     database: str
-    """A path of a SQLite file, or a URL."""
+    """Path of a SQLite file, or a URL."""
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     token: str | None = field(default=None, repr=False)
-    """The shared secret of agents and people; None: no login, for loopback only."""
+    """Shared secret of agents and people, or `None`."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names beside localhost under which browsers reach this server."""
+    """Host names, besides localhost, by which browsers reach this server."""
     alerts: AlertSettings = field(default_factory=AlertSettings)
-    """How alerts leave the server."""
     accounts: bool | None = None
-    """Whether people sign in and programs have keys of their own. None: where people exist, and where an exposed
-    server has no shared secret."""
+    """Whether people sign in and programs have keys. `None`: if people exist, or if the server is exposed without
+    a shared secret."""
     max_jobs: int = MAX_JOBS
-    """Jobs of one project; a report that would begin one more is refused."""
+    """Limit of the jobs of a project."""
     address: str | None = None
-    """The public URL, as in https://holdfast.example; None: taken from each request."""
+    """Public URL, as in https://holdfast.example; `None` to use that of each request."""
     provider: ProviderSettings | None = None
-    """Where else people may sign in."""
 
     def __post_init__(self) -> None:
-        # A header loses the blanks around what it carries, so that a secret with some would never be right.
+        # HTTP strips spaces around header values: a secret with such spaces could never match.
         object.__setattr__(self, "token", (self.token or "").strip() or None)
 
     @property
@@ -50,9 +48,9 @@ class ServerSettings:
 
     @property
     def exposed_by(self) -> str | None:
-        """The option that lets other machines reach this server, with its value; None on loopback.
+        """Return the option that lets other machines reach this server, or `None`.
 
-        A server that listens on loopback is exposed too where it has a public name: a proxy answers for that name.
+        A server on loopback with a public name is exposed too: a proxy serves that name.
         """
         if not is_loopback(self.host):
             return f"--host {self.host}"
@@ -63,8 +61,8 @@ class ServerSettings:
 
 
 MIN_TOKEN = 16
-"""Characters of a shared secret that other machines may try to guess."""
-HOW_TO_MAKE_ONE = 'python -c "import secrets; print(secrets.token_urlsafe(32))"'
+"""Least length of a shared secret if other machines can reach the server."""
+HOW_TO_GENERATE = 'python -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 
 def is_loopback(host: str) -> bool:
@@ -77,28 +75,28 @@ def is_loopback(host: str) -> bool:
 
 
 def database_url(database: str) -> URL:
-    """The SQLAlchemy URL of what `--db` names; ValueError for what this server cannot store in."""
+    """Return the SQLAlchemy URL for the value of `--db`. Raises ValueError."""
     if "://" not in database:
         return URL.create("sqlite+aiosqlite", database=str(Path(database).expanduser().absolute()))
     try:
         url = make_url(database.replace("postgres://", "postgresql://", 1))
-    except (ArgumentError, ValueError):  # some of their messages repeat the text, and the password in it
+    except (ArgumentError, ValueError):  # their messages may contain the password
         raise ValueError(
-            "the database is no URL: write postgresql://USER@HOST/NAME, or the path of a file"
+            "invalid database URL: write postgresql://USER@HOST/NAME, or the path of a file"
         ) from None
     match url.get_backend_name():
         case "postgresql":
             if not url.database:
-                raise ValueError(f"database {url}: it names no database; write postgresql://USER@HOST/NAME")
+                raise ValueError(f"database {url}: the name is missing; write postgresql://USER@HOST/NAME")
             return url.set(drivername="postgresql+asyncpg")
         case "sqlite":
             if not url.database or url.database == ":memory:":
-                raise ValueError(f"database {url}: an in-memory database would forget what it acknowledged")
+                raise ValueError(f"database {url}: an in-memory database loses acknowledged reports")
             return url.set(drivername="sqlite+aiosqlite")
-    raise ValueError(f"database {url}: Holdfast stores in PostgreSQL, or in SQLite: give the path of a file")
+    raise ValueError(f"database {url}: Holdfast supports PostgreSQL URLs and paths of SQLite files")
 
 
 def default_database() -> Path:
-    """Where data goes when nobody says: $XDG_DATA_HOME/holdfast/holdfast.db."""
+    """Return $XDG_DATA_HOME/holdfast/holdfast.db."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "holdfast" / "holdfast.db"

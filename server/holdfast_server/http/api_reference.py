@@ -1,7 +1,7 @@
-"""The API's reference at /docs, rendered here.
+"""The reference of the API at /docs.
 
 FastAPI's own page fetches its scripts from a CDN, which a training cluster cannot reach and our content
-security policy forbids. This one is plain HTML, made from the same OpenAPI document.
+security policy forbids. This one is plain HTML from the same OpenAPI document.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/docs")
 async def documentation(request: Request) -> Response:
-    return HTMLResponse(_page(request.app.openapi()))
+    return HTMLResponse(_page(request.app.openapi(), icon=request.app.state.web is not None))
 
 
 @router.get("/docs/style.css")
@@ -40,19 +40,20 @@ async def style() -> Response:
     return Response(_STYLE, media_type="text/css")
 
 
-def _page(document: dict[str, Any]) -> str:
+def _page(document: dict[str, Any], *, icon: bool) -> str:
     title = f"{escape(document['info']['title'])} {escape(document['info']['version'])}: HTTP API"
     return "\n".join(
         [
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<link rel="icon" href="/static/favicon.svg"><link rel="stylesheet" href="/docs/style.css">',
+            '<link rel="icon" href="/static/favicon.svg">' if icon else "",  # a file of the dashboard
+            '<link rel="stylesheet" href="/docs/style.css">',
             f"<title>{title}</title></head><body><main>",
             f"<h1>{title}</h1><p>{escape(document['info']['description'])}</p>",
-            '<p>For tools: <a href="/openapi.json">openapi.json</a>. Refusals are ',
-            "<code>{&quot;error&quot;: code, &quot;message&quot;: one sentence}</code>. Numbers that JSON has no ",
-            "word for are the strings <code>nan</code>, <code>inf</code> and <code>-inf</code>.</p>",
+            '<p>For tools: <a href="/openapi.json">openapi.json</a>. Errors are ',
+            "<code>{&quot;error&quot;: code, &quot;message&quot;: one sentence}</code>. Numbers that JSON cannot ",
+            "express are the strings <code>nan</code>, <code>inf</code> and <code>-inf</code>.</p>",
             *_operations(document),
             "<h2>Objects</h2>",
             *_objects(document),
@@ -99,7 +100,7 @@ def _type_of(answer: dict[str, Any]) -> str:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """A schema in a few words, its objects as links."""
+    """Describe a schema in a few words, with links to its objects."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'

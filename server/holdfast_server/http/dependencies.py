@@ -1,19 +1,16 @@
-"""What routes ask for, as aliases: `async def page(db: Db, clock: Clock)`.
-
-They are coroutines because FastAPI runs any other function in a thread, which takes longer than all that they do.
-"""
+"""Dependencies of routes, as aliases: `async def page(db: Db, clock: Clock)`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
-from holdfast_server.accounts.job_projects import Belonging
+from holdfast_server.accounts.job_projects import JobProjects
 from holdfast_server.core.bus import LocalBus
 from holdfast_server.core.errors import TooManyStreams
 from holdfast_server.core.principal import OPERATOR, Principal
@@ -23,54 +20,29 @@ from holdfast_server.db import Database
 from holdfast_server.http.metrics import ServerMeasures
 
 
-async def _database(connection: HTTPConnection) -> Database:
-    return cast("Database", connection.app.state.database)
+def _from_state(name: str) -> Any:
+    async def read(connection: HTTPConnection) -> Any:  # FastAPI would run a plain function in a thread
+        return getattr(connection.app.state, name)
+
+    return Depends(read)
 
 
-async def _changes(connection: HTTPConnection) -> LocalBus:
-    return cast("LocalBus", connection.app.state.changes)
-
-
-async def _shared(connection: HTTPConnection) -> Shared:
-    return cast("Shared", connection.app.state.shared)
-
-
-async def _clock(connection: HTTPConnection) -> Callable[[], float]:
-    return cast("Callable[[], float]", connection.app.state.clock)
-
-
-async def _config(connection: HTTPConnection) -> ServerSettings:
-    return cast("ServerSettings", connection.app.state.settings)
-
-
-async def _measures(connection: HTTPConnection) -> ServerMeasures:
-    return cast("ServerMeasures", connection.app.state.measures)
-
-
-async def _exporting(connection: HTTPConnection) -> asyncio.Semaphore:
-    return cast("asyncio.Semaphore", connection.app.state.exporting)
-
-
-async def _jobs(connection: HTTPConnection) -> Belonging:
-    return cast("Belonging", connection.app.state.belonging)
-
-
-async def _asker(connection: HTTPConnection) -> Principal:
+async def _principal(connection: HTTPConnection) -> Principal:
     return cast("Principal", connection.state.principal)
 
 
 async def _who(connection: HTTPConnection) -> str:
-    return (await _asker(connection)).name
+    return (await _principal(connection)).name
 
 
 MAX_STREAMS = 20
-"""Streams that one person, with all keys of theirs, may have open at an instance."""
+"""Open streams per person and instance, including those of the person's keys."""
 
 
 async def _stream_place(connection: HTTPConnection) -> AsyncIterator[None]:
-    """Take one of the places for as long as the answer lasts. Raises TooManyStreams."""
-    asker = await _asker(connection)
-    if asker is OPERATOR:  # without accounts it is everybody
+    """Count an open stream for as long as the answer lasts. Raises TooManyStreams."""
+    asker = await _principal(connection)
+    if asker is OPERATOR:  # without accounts, all clients are this one
         yield
         return
     streams = cast("Counter[str]", connection.app.state.streams)
@@ -85,20 +57,19 @@ async def _stream_place(connection: HTTPConnection) -> AsyncIterator[None]:
             del streams[asker.owner]
 
 
-Exporting = Annotated[asyncio.Semaphore, Depends(_exporting)]
-"""Room for what makes files of what is stored."""
-Db = Annotated[Database, Depends(_database)]
-Changes = Annotated[LocalBus, Depends(_changes)]
-SharedAnswers = Annotated[Shared, Depends(_shared)]
-Clock = Annotated[Callable[[], float], Depends(_clock)]
-"""Call it once per operation and pass the time on; a stream calls it once a tick."""
-Config = Annotated[ServerSettings, Depends(_config)]
-Jobs = Annotated[Belonging, Depends(_jobs)]
-"""Which project each belongs to."""
-Measures = Annotated[ServerMeasures, Depends(_measures)]
+Db = Annotated[Database, _from_state("database")]
+Changes = Annotated[LocalBus, _from_state("changes")]
+SharedAnswers = Annotated[Shared, _from_state("shared")]
+Clock = Annotated[Callable[[], float], _from_state("clock")]
+"""Call it once per operation and pass the time on; a stream calls it once per tick."""
+Config = Annotated[ServerSettings, _from_state("settings")]
+Exporting = Annotated[asyncio.Semaphore, _from_state("exporting")]
+"""Limits how many files are exported at once."""
+Jobs = Annotated[JobProjects, _from_state("job_projects")]
+Measures = Annotated[ServerMeasures, _from_state("measures")]
+Asker = Annotated[Principal, Depends(_principal)]
+"""The client. The access policy has already allowed its request."""
 Who = Annotated[str, Depends(_who)]
-"""The name of whoever asks, for the audit log and beside edits."""
+"""The client's name, for the audit log and the list of edits."""
 StreamPlace = Depends(_stream_place)
-"""In `dependencies=` of a route whose answer is a stream."""
-Asker = Annotated[Principal, Depends(_asker)]
-"""Whoever asks; that they may is decided before the route is reached."""
+"""For `dependencies=` of a route whose answer is a stream."""

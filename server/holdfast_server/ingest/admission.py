@@ -6,16 +6,17 @@ from collections.abc import AsyncIterable, Iterator
 from contextlib import contextmanager
 
 from holdfast.protocol.messages import Lane
+from holdfast_server.core.errors import RequestRefused
 from holdfast_server.db import Database
 
 LIMIT_BYTES = 64 * 2**20
 """Of batches that are being stored; unpacked, they take a few times as much."""
 SAMPLES_SHARE = 0.8
 """Of all room. The rest is for the control lane alone, which is never thinned."""
-RETRY_AFTER_SECONDS = {"samples": 2, "control": 1}
+RETRY_AFTER_SECONDS: dict[Lane, float] = {"samples": 2.0, "control": 1.0}
 
 
-class TooMuch(RuntimeError):
+class TooMuch(RequestRefused):
     """There is no room for this batch now: the agent keeps it, and comes again."""
 
     def __init__(self, lane: Lane) -> None:
@@ -24,7 +25,8 @@ class TooMuch(RuntimeError):
             if lane == "samples"
             else "reports come faster than they are stored: keep them, and send them later"
         )
-        self.lane = lane
+        self.status, self.code = (429, "too_many_samples") if lane == "samples" else (503, "unavailable")
+        self.retry_seconds = RETRY_AFTER_SECONDS[lane]
 
 
 class Intake:

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol import messages
 from holdfast.protocol.messages import PLAUSIBLE_STEP, Ack, Batch
 from holdfast_server import models
-from holdfast_server.core.errors import TooManyJobs, UnknownJob
+from holdfast_server.core.errors import RequestRefused, TooManyJobs, UnknownJob
 from holdfast_server.core.settings import MAX_JOBS
 from holdfast_server.db import Database, on_connection
 from holdfast_server.ingest import events
@@ -30,8 +30,10 @@ REFUSAL_NOTED_SECONDS = 3600.0
 """From one notice of refused numbers to the next: reports come each second."""
 
 
-class Superseded(RuntimeError):
+class Superseded(RequestRefused):
     """It was said after a newer attempt of the job had begun, by one that does not know that."""
+
+    code = "fenced"
 
     def __init__(self, batch: Batch, newest: int) -> None:
         super().__init__(
@@ -41,6 +43,8 @@ class Superseded(RuntimeError):
 
 class Implausible(InvalidBatch):
     """A number of a batch lies further beyond the largest known one of its job than training can get."""
+
+    code = "implausible_numbers"
 
 
 async def store(

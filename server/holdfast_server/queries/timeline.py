@@ -101,7 +101,7 @@ async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeRow]
 
 
 async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
-    """Raises UnknownJob, NoSuchCheckpoint with the nearest earlier one, and InvalidSetting for what is no id."""
+    """Raises UnknownJob, CheckpointNotFound with the nearest earlier one, and InvalidSetting for what is no id."""
     async with db.read() as session:
         row = await find_job(session, job)
         found = await checkpoints.find(session, row, checkpoint)

@@ -15,7 +15,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.jobs import CheckpointRow, Failing
 from holdfast.protocol.messages import MAX_ITERATION, MOST_RANKS_TOLD, RankSpan
 from holdfast_server import models
-from holdfast_server.core.errors import InvalidSetting, NoSuchCheckpoint
+from holdfast_server.core.errors import CheckpointNotFound, InvalidSetting
 from holdfast_server.db import named_jobs
 from holdfast_server.records.ancestry import Ancestry, ancestries, ancestry_of
 
@@ -51,7 +51,7 @@ def taken_at() -> ColumnElement[float]:
 
 
 async def find(session: AsyncSession, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
-    """Raises NoSuchCheckpoint with the nearest earlier one, and InvalidSetting for what is no id at all."""
+    """Raises CheckpointNotFound with the nearest earlier one, and InvalidSetting for what is no id at all."""
     row = await session.get(models.CheckpointRecord, (job.name, checkpoint))
     if row is not None:
         return row
@@ -61,7 +61,7 @@ async def find(session: AsyncSession, job: models.JobRecord, checkpoint: str) ->
         raise InvalidSetting("checkpoint", str(error)) from None
     ancestry = await ancestry_of(session, job)
     nearest = await at_or_before(session, job.name, ancestry, iteration)
-    raise NoSuchCheckpoint(iteration, as_row(nearest, ancestry) if nearest else None)
+    raise CheckpointNotFound(iteration, as_row(nearest, ancestry) if nearest else None)
 
 
 class LastDurable(NamedTuple):
@@ -129,13 +129,13 @@ async def at_or_before(
 
 
 async def at(session: AsyncSession, job: models.JobRecord, iteration: int) -> models.CheckpointRecord:
-    """What a restore to an iteration goes back to. Raises NoSuchCheckpoint with the nearest earlier one."""
+    """What a restore to an iteration goes back to. Raises CheckpointNotFound with the nearest earlier one."""
     if not 0 <= iteration <= MAX_ITERATION:
         raise InvalidSetting("iteration", f"iteration {iteration} is outside 0 to {MAX_ITERATION}")
     ancestry = await ancestry_of(session, job)
     found = await at_or_before(session, job.name, ancestry, iteration)
     if found is None or found.iteration != iteration:
-        raise NoSuchCheckpoint(iteration, as_row(found, ancestry) if found else None)
+        raise CheckpointNotFound(iteration, as_row(found, ancestry) if found else None)
     return found
 
 

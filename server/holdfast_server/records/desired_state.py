@@ -25,7 +25,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.retention import parse_retention
 from holdfast_server import models
-from holdfast_server.core.errors import Conflict, InvalidSetting, NotPossible
+from holdfast_server.core.errors import InvalidSetting, NotPossible, VersionConflict
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.records import audit
 
@@ -178,16 +178,18 @@ def bump(
 
 
 async def check_version(session: AsyncSession, job: models.JobRecord, version: int) -> None:
-    """Conflict when a later version than the editor's has changed what an editor edits."""
+    """VersionConflict when a later version than the editor's has changed what an editor edits."""
     if version > job.version:
-        raise Conflict(version=job.version, who="the server", at=job.created_at, what="it is not that far yet")
+        raise VersionConflict(
+            version=job.version, who="the server", at=job.created_at, what="it is not that far yet"
+        )
     versions = models.SettingsVersionRecord
     query = select(versions).where(versions.job == job.name, versions.version > version).order_by(versions.version)
     later = [as_edit(row) for row in await session.scalars(query)]
     missed = [edit for edit in later if any(change.field in EDITED for change in edit.changes)]
     if missed:
         what = "; ".join(edit.summary for edit in missed)
-        raise Conflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
+        raise VersionConflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
 
 
 def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> list[Changed]:

@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.protocol import messages
 from holdfast.protocol.messages import MAX_ATTEMPT, MAX_INTEGER, MAX_ITERATION, MAX_LINEAGE, Event
+from holdfast_server.core.errors import RequestRefused
 from holdfast_server.samples import sample_codec
 from holdfast_server.samples.limits import MAX_AHEAD_SECONDS, MAX_NAME, is_span, is_time
 
@@ -34,8 +35,10 @@ DIGEST_BYTES = 16
 logger = logging.getLogger(__name__)
 
 
-class InvalidBatch(ValueError):
+class InvalidBatch(RequestRefused):
     """A batch that can never be stored; sending it again is of no use."""
+
+    status, code = 422, "invalid_batch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,16 +41,16 @@ def refused(hatch):
 
 def test_it_says_where_it_stores_what_it_migrated_and_where_it_is(serve, new_database):
     first = serve()
-    assert f"Storing in {new_database}" in unquote(first.output)
-    assert "Brought the database up to date: 0001" in first.output
+    assert f"Database: {new_database}" in unquote(first.output)
+    assert "Migrated the database: 0001" in first.output
     first.stop()
-    assert "Brought the database" not in serve().output
+    assert "Migrated the database" not in serve().output
 
 
 @ON_SQLITE
 def test_without_an_option_it_stores_in_the_persons_data_directory(tmp_path, serve):
     server = serve("--db", "", XDG_DATA_HOME=str(tmp_path / "data"))
-    assert f"Storing in {tmp_path}/data/holdfast/holdfast.db" in server.output
+    assert f"Database: {tmp_path}/data/holdfast/holdfast.db" in server.output
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.com"])
@@ -72,8 +72,8 @@ def test_a_port_in_use_is_said_once(refused, tmp_path):
         port = taken.getsockname()[1]
         said = refused("--port", str(port), "--db", str(tmp_path / "x.db"))
     assert said.splitlines()[-1] == (
-        f"holdfast serve: cannot listen on 127.0.0.1 port {port}: Address already in use. Another server may run "
-        "there; choose another port with --port"
+        f"holdfast serve: cannot listen on 127.0.0.1 port {port}: Address already in use. If another "
+        "server uses the port, choose another one with --port"
     )
 
 
@@ -110,7 +110,7 @@ def test_a_restart_replaces_the_link(serve):
 @ON_SQLITE
 def test_with_accounts_the_shared_secret_opens_nothing_and_is_told_so(serve):
     server = serve("--accounts", HOLDFAST_TOKEN=SECRET)
-    assert "HOLDFAST_TOKEN opens nothing" in server.output
+    assert "it ignores HOLDFAST_TOKEN" in server.output
     with server.client() as client:
         assert client.get("/api/v1/jobs", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 401
 
@@ -286,7 +286,7 @@ def test_a_second_ctrl_c_leaves_nothing_behind(serve):
     server.signal(signal.SIGINT)
     server.signal(signal.SIGINT)
     assert server.wait() == 0
-    assert server.output.rpartition("(Ctrl-C ends it)")[2].strip() == "Holdfast has stopped."
+    assert server.output.rpartition("(press Ctrl-C to stop)")[2].strip() == "Holdfast stopped."
 
 
 @ON_SQLITE
@@ -365,10 +365,24 @@ def test_a_server_without_authentication_answers_no_proxy_that_keeps_quiet_of_it
     """nginx, as it comes, adds no header, and speaks HTTP/1.0."""
     host, port = serve().url.removeprefix("http://").split(":")
     for version, status in (("1.0", b"403"), ("1.1", b"200")):
-        with socket.create_connection((host, int(port))) as connection:
-            request = f"GET /healthz HTTP/{version}\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
-            connection.sendall(request.encode())
-            assert connection.makefile("rb").readline().split()[1] == status
+        headers = f"Host: {host}:{port}\r\nConnection: close\r\n"
+        assert status_of(host, port, f"GET /api/v1/jobs HTTP/{version}\r\n{headers}\r\n") == status
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("token", ["", SECRET])
+def test_a_health_check_over_http_1_0_without_a_host_name_is_answered(serve, token):
+    """HAProxy sends it like this unless it is configured otherwise."""
+    host, port = serve(**({"HOLDFAST_TOKEN": token} if token else {})).url.removeprefix("http://").split(":")
+    for path in ("/healthz", "/readyz"):
+        assert status_of(host, port, f"GET {path} HTTP/1.0\r\n\r\n") == b"200"
+    assert status_of(host, port, "GET /api/v1/jobs HTTP/1.0\r\n\r\n") in (b"403", b"421")
+
+
+def status_of(host: str, port: str, request: str) -> bytes:
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(request.encode())
+        return connection.makefile("rb").readline().split()[1]
 
 
 @ON_SQLITE

@@ -98,7 +98,7 @@ def test_a_rule_of_ones_own_is_added_or_refused_with_the_reason(client):
 
 def test_where_alerts_go_is_refused_until_the_operator_allows_it(client):
     refused = client.post(CHANNELS, data={"name": "chat", "target": "https://hooks.slack.com/services/x"})
-    assert refused.status_code == 422
+    assert refused.status_code == 409
     assert "HOLDFAST_WEBHOOKS=on" in refused.text
     assert 'value="https://hooks.slack.com/services/x"' in refused.text, "nobody types it twice"
 

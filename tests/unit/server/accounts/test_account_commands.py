@@ -42,15 +42,15 @@ def test_a_person_from_beginning_to_end(run):
     added = run("user", "add", "Ada", "--role", "viewer", "--address", "https://holdfast.example")
     assert re.search(r"https://holdfast\.example/reset#hfl_\w{64}$", added)
     assert "viewer of default" in run("user", "list")
-    assert "operator of default" in run("user", "role", "ada", "operator")
-    assert "admin of the whole server" in run("user", "role", "ada", "admin", "--server")
+    assert "the role operator in default" in run("user", "role", "ada", "operator")
+    assert "the role admin on the server" in run("user", "role", "ada", "admin", "--server")
     assert json.loads(run("user", "list", "--json"))["people"][0]["roles"] == {"default": "operator"}
-    assert "has an admin already" in run("user", "setup-link", refused=1)
+    assert "has an administrator already" in run("user", "setup-link", refused=1)
     assert "#hfl_" in run("user", "reset-link", "ada")
-    assert "the only one" in run("user", "remove", "ada", refused=1)
+    assert "the only server administrator" in run("user", "remove", "ada", refused=1)
     run("user", "add", "root", "--admin")
-    assert run("user", "remove", "ada") == "ada is removed."
-    assert "nobody here is called 'ada'" in run("user", "remove", "ada", refused=1)
+    assert run("user", "remove", "ada") == "Removed ada."
+    assert "there is no user 'ada'" in run("user", "remove", "ada", refused=1)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_makes_no_sense_is_said_in_one_sentence(run, wrong):
 def test_nobody_is_added_half(run):
     """Else their link is lost, and the next try says that they are here already."""
     said = run("user", "add", "ada", "--role", "operator", "--project", "vision", refused=1)
-    assert "there is no project 'vision': `holdfast project add` makes one" in said
+    assert "there is no project 'vision': create it with `holdfast project add`" in said
     assert json.loads(run("user", "list", "--json"))["people"] == []
     run("project", "add", "Vision")
     assert "#hfl_" in run("user", "add", "ada", "--role", "operator", "--project", "vision")
@@ -78,14 +78,14 @@ def test_nobody_is_added_half(run):
 
 
 def test_a_project_from_beginning_to_end(run):
-    assert "vision is here" in run("project", "add", "vision")
-    assert "there is a project 'vision' already" in run("project", "add", "vision", refused=1)
+    assert "Added project vision" in run("project", "add", "vision")
+    assert "project 'vision' exists already" in run("project", "add", "vision", refused=1)
     assert [row["name"] for row in json.loads(run("project", "list", "--json"))["projects"]] == [
         "default",
         "vision",
     ]
     assert "vision" in run("project", "list")
-    assert "no job 'x' has reported here yet" in run("project", "move-job", "x", "vision", refused=1)
+    assert "job 'x' not found" in run("project", "move-job", "x", "vision", refused=1)
 
 
 def test_a_setup_link_that_is_printed_sets_the_server_up(run):
@@ -104,8 +104,8 @@ def test_a_key_from_beginning_to_end(run):
         "default",
         "works",
     )
-    assert "is revoked" in run("token", "revoke", secret[:13])
-    assert "is revoked" in run("token", "revoke", secret), "the whole key names itself as well"
+    assert "Revoked hf_" in run("token", "revoke", secret[:13])
+    assert "Revoked hf_" in run("token", "revoke", secret), "the whole key names itself as well"
     assert "revoked" in run("token", "list")
     assert "there is no key" in run("token", "revoke", "hf_nothing", refused=1)
 
@@ -133,10 +133,10 @@ def test_the_log_is_listed_and_verified(run):
     assert "key.create" in run("audit", "list", "--action", "key")
     assert "person.add" not in run("audit", "list", "--action", "key")
     said = run("audit", "verify")
-    known = re.fullmatch(r"All 2 rows fit\. Keep this: (2:[0-9a-f]{64})", said)[1]
+    known = re.fullmatch(r"All 2 rows are valid\. Store this elsewhere: (2:[0-9a-f]{64})", said)[1]
     run("user", "add", "bob")
-    assert "All 3 rows fit" in run("audit", "verify", "--known", known)
-    assert "Row 2 does not fit" in run("audit", "verify", "--known", "2:" + "00" * 32, refused=1)
+    assert "All 3 rows are valid" in run("audit", "verify", "--known", known)
+    assert "Row 2 is not valid" in run("audit", "verify", "--known", "2:" + "00" * 32, refused=1)
     run("audit", "verify", "--known", "nonsense", refused=2)
 
 

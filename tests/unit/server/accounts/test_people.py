@@ -15,7 +15,14 @@ from holdfast_server import models
 from holdfast_server.accounts import expiry, passwords, people, rate_limits, sign_ins
 from holdfast_server.accounts.auth_middleware import COOKIE, DEVICE_COOKIE, HOST_PREFIX
 from holdfast_server.accounts.sign_ins import Visitor
-from holdfast_server.core.errors import DeadLink, NotPossible, NotSignedIn, TooManyTries, WeakPassword
+from holdfast_server.core.errors import (
+    InvalidCredentials,
+    LinkExpired,
+    NotPossible,
+    PasswordQueueFull,
+    TooManySignInAttempts,
+    WeakPassword,
+)
 from holdfast_server.core.principal import Role
 from holdfast_server.records import audit
 from tests.support.accounts_stage import BASE_URL, OTHER, OURS, OWN, PASSWORD, Stage, browser_at
@@ -45,8 +52,8 @@ def test_the_setup_link_makes_the_first_admin_and_nobody_else(stage: Stage):
     assert (first.status_code, first.headers["location"]) == (303, "/")
     assert stage.client.get("/settings/people", headers=session_in(first)).status_code == 200
     again = set_up(stage, link, "mallory")
-    assert (again.status_code, "does not work any more" in again.text) == (422, True)
-    assert [row.name for row in stage.do(people.rows, stage.db)] == ["ada"]
+    assert (again.status_code, "no longer works" in again.text) == (422, True)
+    assert [row.name for row in stage.do(people.list_people, stage.db)] == ["ada"]
     assert setup_link(stage) is None
 
 
@@ -65,17 +72,17 @@ def test_a_setup_link_ends_after_an_hour(stage: Stage, clock):
 @pytest.mark.parametrize("link", ["", "hfl_", "hfl_" + "0" * 64, "\ud800", "' OR 1=1 --"])
 def test_what_is_no_link_sets_nothing_up(stage: Stage, link):
     setup_link(stage)
-    with pytest.raises(DeadLink):
-        stage.do(people.set_up, stage.db, link, "ada", PASSWORD, now=stage.clock())
-    assert stage.do(people.rows, stage.db) == []
+    with pytest.raises(LinkExpired):
+        stage.do(people.create_first_admin, stage.db, link, "ada", PASSWORD, now=stage.clock())
+    assert stage.do(people.list_people, stage.db) == []
 
 
 def test_a_link_to_a_password_sets_no_server_up(stage: Stage):
     stage.person("bob")
     link = stage.do(people.reset_link, stage.db, "bob", who="test", now=stage.clock())
-    with pytest.raises(DeadLink):
-        stage.do(people.set_up, stage.db, link, "ada", PASSWORD, now=stage.clock())
-    with pytest.raises(DeadLink):
+    with pytest.raises(LinkExpired):
+        stage.do(people.create_first_admin, stage.db, link, "ada", PASSWORD, now=stage.clock())
+    with pytest.raises(LinkExpired):
         stage.do(people.choose_password, stage.db, setup_link(stage), PASSWORD, now=stage.clock())
 
 
@@ -138,7 +145,7 @@ def test_an_unknown_name_costs_the_same_check_as_a_known_one(stage: Stage, monke
     monkeypatch.setattr(passwords._hasher, "verify", lambda *asked: checked.append(asked[1]) or real(*asked))
     for name in ("ada", "bob", "nobody-at-all"):
         reply = stage.sign_in(name, "a wrong password")
-        assert (reply.status_code, "The name or the password is not right." in reply.text) == (401, True)
+        assert (reply.status_code, "Wrong name or password." in reply.text) == (401, True)
     assert len(checked) == 3
     assert len({stored.rpartition("$")[0].rpartition("$")[0] for stored in checked}) == 1, "other costs"
 
@@ -246,7 +253,7 @@ def test_another_password_signs_the_other_browsers_out(stage: Stage):
     wrong = stage.client.post(
         "/settings/password", data={"present": "no", "password": "another sentence"}, headers=here | OURS
     )
-    assert (wrong.status_code, "is not right" in wrong.text) == (422, True)
+    assert (wrong.status_code, "Wrong name or password" in wrong.text) == (401, True)
     weak = stage.client.post(
         "/settings/password", data={"present": PASSWORD, "password": "password"}, headers=here | OURS
     )
@@ -293,7 +300,7 @@ def test_no_link_gives_a_password_to_somebody_of_the_identity_provider(stage: St
     with pytest.raises(NotPossible, match="identity provider"):
         stage.do(people.reset_link, stage.db, "ada", who="test", now=stage.clock())
     asked = stage.client.post("/settings/people/ada/link", headers=root)
-    assert (asked.status_code, "identity provider" in asked.text) == (422, True)
+    assert (asked.status_code, "identity provider" in asked.text) == (409, True)
     used = stage.client.post("/reset", data={"code": early, "password": PASSWORD}, headers=OURS)
     assert (used.status_code, "identity provider" in used.text) == (422, True)
     assert [stage.sign_in(name).status_code for name in ("ada", "bob")] == [401, 401]
@@ -303,27 +310,27 @@ def test_no_link_gives_a_password_to_somebody_of_the_identity_provider(stage: St
 
 
 def tries(stage: Stage, name: str, address: str = "10.0.0.9") -> None:
-    stage.do(rate_limits.take, stage.db, name, address, now=stage.clock())
+    stage.do(rate_limits.take_attempt, stage.db, name, address, now=stage.clock())
 
 
 def test_a_name_has_a_few_tries_from_one_address_and_earns_more(stage: Stage, clock):
     for _ in range(8):
         tries(stage, "ada")
-    with pytest.raises(TooManyTries) as refused:
+    with pytest.raises(TooManySignInAttempts) as refused:
         tries(stage, "ada")
     assert refused.value.retry_seconds == pytest.approx(30.0)
     tries(stage, "bob")
     tries(stage, "ada", "10.0.0.99")
     clock.now += 30
     tries(stage, "ada")
-    with pytest.raises(TooManyTries):
+    with pytest.raises(TooManySignInAttempts):
         tries(stage, "ada")
 
 
 def test_a_name_has_a_limit_over_all_addresses(stage: Stage, clock):
     for number in range(100):
         tries(stage, "ada", f"10.0.{number}.1")
-    with pytest.raises(TooManyTries) as refused:
+    with pytest.raises(TooManySignInAttempts) as refused:
         tries(stage, "ada", "10.1.0.1")
     assert refused.value.retry_seconds == pytest.approx(10.0)
     tries(stage, "bob", "10.1.0.1")
@@ -332,13 +339,13 @@ def test_a_name_has_a_limit_over_all_addresses(stage: Stage, clock):
 
 
 def use_up_name(stage: Stage, name: str = "ada") -> None:
-    with suppress(TooManyTries):
+    with suppress(TooManySignInAttempts):
         for number in count(1):
             tries(stage, name, f"10.1.{number}.1")
 
 
 def use_up_address(stage: Stage, address: str) -> None:
-    with suppress(TooManyTries):
+    with suppress(TooManySignInAttempts):
         for number in count():
             tries(stage, f"person-{number}", address)
 
@@ -410,7 +417,7 @@ def test_changing_the_password_is_limited_in_the_same_way(stage: Stage):
         here.post("/settings/password", data={"present": f"guess {number}", "password": "another sentence"})
         for number in range(9)
     ]
-    assert [reply.status_code for reply in wrong] == [422] * 8 + [429]
+    assert [reply.status_code for reply in wrong] == [401] * 8 + [429]
     assert wrong[-1].headers["retry-after"] == "30"
 
 
@@ -436,7 +443,7 @@ def test_so_many_passwords_are_checked_at_once_and_no_more(stage: Stage, monkeyp
         async with asyncio.TaskGroup() as group:
             queued = [group.create_task(passwords.verify("a guess", None)) for _ in range(passwords.MOST_QUEUED)]
             await asyncio.sleep(0)
-            with pytest.raises(TooManyTries):
+            with pytest.raises(PasswordQueueFull):
                 await sign_ins.with_password(
                     stage.db, "ada", PASSWORD, Visitor(address="10.0.0.1", browser=""), now=stage.clock()
                 )
@@ -456,7 +463,7 @@ def test_a_busy_server_says_when_to_come_back(stage: Stage, monkeypatch):
         stage.sign_in("ada"),
         stage.client.post("/reset", data={"code": link, "password": "another sentence"}, headers=OURS),
     ]
-    assert [(reply.status_code, reply.headers["retry-after"]) for reply in told] == [(429, "4")] * 2
+    assert [(reply.status_code, reply.headers["retry-after"]) for reply in told] == [(503, "4")] * 2
     monkeypatch.undo()
     reply = stage.client.post("/reset", data={"code": link, "password": "another sentence"}, headers=OURS)
     assert reply.status_code == 303, "the link is not used up"
@@ -465,7 +472,7 @@ def test_a_busy_server_says_when_to_come_back(stage: Stage, monkeypatch):
 def test_an_address_has_tries_too_whatever_names_it_brings(stage: Stage):
     for number in range(40):
         tries(stage, f"person-{number}")
-    with pytest.raises(TooManyTries):
+    with pytest.raises(TooManySignInAttempts):
         tries(stage, "somebody else")
     tries(stage, "somebody else", "10.0.0.10")
 
@@ -473,7 +480,7 @@ def test_an_address_has_tries_too_whatever_names_it_brings(stage: Stage):
 def test_a_network_of_addresses_that_one_machine_has_is_one_address(stage: Stage):
     for number in range(40):
         tries(stage, f"person-{number}", f"2001:db8:1:2::{number:x}")
-    with pytest.raises(TooManyTries):
+    with pytest.raises(TooManySignInAttempts):
         tries(stage, "somebody else", "2001:db8:1:2:ffff::1")
     tries(stage, "somebody else", "2001:db8:1:3::1")
     for number in range(40):
@@ -517,17 +524,17 @@ def test_what_has_ended_is_taken_out(stage: Stage, clock):
 
         return stage.read(work)
 
-    stage.do(expiry.tidy, stage.db, clock())
+    stage.do(expiry.delete_expired, stage.db, clock())
     assert counts() == [3, 2, 1]
     clock.now += 30 * 86400
-    stage.do(expiry.tidy, stage.db, clock())
+    stage.do(expiry.delete_expired, stage.db, clock())
     assert counts() == [0, 0, 0]
 
 
 def test_the_end_of_the_log_is_told_to_the_servers_own(stage: Stage, caplog):
     caplog.set_level("INFO", "holdfast_server.accounts.expiry")
     stage.person("ada")
-    stage.do(expiry.anchor, stage.db, 0.0)
+    stage.do(expiry.log_audit_head, stage.db, 0.0)
     found = stage.read(audit.verify)
     assert f"{found.rows}:{found.head}" in caplog.text
 
@@ -548,7 +555,7 @@ def test_an_admin_of_a_project_gives_roles_in_it_and_nowhere_else(stage: Stage):
         f"/settings/projects/{OTHER}/members", data={"person": "bob", "role": "viewer"}, headers=ada
     )
     assert elsewhere.status_code == 404
-    (bob,) = [row for row in stage.do(people.rows, stage.db) if row.name == "bob"]
+    (bob,) = [row for row in stage.do(people.list_people, stage.db) if row.name == "bob"]
     assert bob.roles == {OWN: "viewer"}
     for wrong in (
         {"person": "nobody-here", "role": "viewer"},
@@ -561,7 +568,7 @@ def test_an_admin_of_a_project_gives_roles_in_it_and_nowhere_else(stage: Stage):
         f"/settings/projects/{OWN}/members", data={"person": "bob", "role": "none"}, headers=ada
     )
     assert taken.status_code == 303
-    assert [row.roles for row in stage.do(people.rows, stage.db) if row.name == "bob"] == [{}]
+    assert [row.roles for row in stage.do(people.list_people, stage.db) if row.name == "bob"] == [{}]
 
 
 def test_rights_that_are_taken_end_at_once(stage: Stage):
@@ -577,7 +584,7 @@ def test_rights_that_are_taken_end_at_once(stage: Stage):
 def test_the_last_admin_stays(stage: Stage):
     root = stage.cookie(stage.person("root", admin=True)) | OURS
     taken = stage.client.post("/settings/people/root/admin", data={"admin": "false"}, headers=root)
-    assert "the only one who looks after this server" in taken.text
+    assert "the only server administrator" in taken.text
     with pytest.raises(NotPossible):
         stage.do(people.remove, stage.db, "root", who="test", now=stage.clock())
     stage.person("second", admin=True)
@@ -603,7 +610,7 @@ def test_what_cannot_be_a_name_is_said_beside_the_field(stage: Stage, name):
     root = stage.cookie(stage.person("root", admin=True)) | OURS
     reply = stage.client.post("/settings/people", data={"name": name}, headers=root)
     assert reply.status_code == 422
-    assert [row.name for row in stage.do(people.rows, stage.db)] == ["root"]
+    assert [row.name for row in stage.do(people.list_people, stage.db)] == ["root"]
 
 
 def test_a_name_is_taken_once(stage: Stage):
@@ -618,7 +625,7 @@ def test_all_of_it_is_in_the_log_and_no_secret_is(stage: Stage):
     stage.person_with_password("bob", Role.viewer)
     stage.sign_in("bob")
     visitor = sign_ins.Visitor(address="10.0.0.1", browser="x")
-    with pytest.raises(NotSignedIn):
+    with pytest.raises(InvalidCredentials):
         stage.do(sign_ins.with_password, stage.db, "my-password-typed-here", "x", visitor, now=stage.clock())
     stage.do(people.remove, stage.db, "bob", who="ada", now=stage.clock())
     rows = stage.read(lambda session: audit.entries(session, audit.Question(), limit=100))
@@ -636,5 +643,5 @@ def test_all_of_it_is_in_the_log_and_no_secret_is(stage: Stage):
 def test_without_accounts_the_page_says_how_to_have_them(client):
     page = client.get("/settings")
     assert (page.status_code, "holdfast serve --accounts" in page.text) == (200, True)
-    assert client.get("/settings/keys").status_code == 422
+    assert client.get("/settings/keys").status_code == 409
     assert client.post("/api/v1/tokens", json={"name": "x", "scopes": ["read"]}).status_code == 409

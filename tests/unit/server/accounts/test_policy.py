@@ -13,9 +13,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from holdfast_server.accounts import policy
-from holdfast_server.accounts.auth_middleware import IdentityMiddleware, PolicyMiddleware, shown_by
+from holdfast_server.accounts.auth_middleware import AuthMiddleware, credentials_of
 from holdfast_server.api import responses
-from holdfast_server.core.principal import NOBODY, OPERATOR, Principal, Role
+from holdfast_server.core.principal import ANONYMOUS, OPERATOR, Principal, Role
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 from tests.support.accounts_stage import OTHER, OURS, OWN, Stage
@@ -39,8 +39,8 @@ def walked():
 
 
 def test_every_route_is_in_the_table_and_nothing_else_is(walked):
-    assert walked - set(policy.TABLE) == set(), "routes that nobody has said anything of: accounts/policy.py"
-    assert set(policy.TABLE) - walked == set(), "lines about routes that are not there"
+    assert walked - set(policy.TABLE) == set(), "routes without a rule in accounts/policy.py"
+    assert set(policy.TABLE) - walked == set(), "rules for routes that do not exist"
 
 
 def test_a_route_without_a_line_is_found_missing():
@@ -92,9 +92,9 @@ ROLE_OF = {
 """In the project of their own; all others have none there."""
 
 
-def expected(rule: policy.Rule, who: str, own: bool) -> str:
-    """What this room's promises say, in other words than the code's."""
-    if rule.where == "anybody":
+def expected(rule: policy.AccessRule, who: str, own: bool) -> str:
+    """The decision by the documented rules, computed independently of the code."""
+    if rule.audience == "public":
         return "allow"
     if who == "nobody":
         return "sign in"
@@ -104,10 +104,10 @@ def expected(rule: policy.Rule, who: str, own: bool) -> str:
     role = everywhere.get(who) or (ROLE_OF.get(who) if own else None)
     most = everywhere.get(who) or (None if of_the_job else ROLE_OF.get(who))
     reporter = who.startswith("report key")
-    match rule.where:
-        case "reports":
+    match rule.audience:
+        case "report":
             return "allow" if reporter else "forbid"
-        case "signed in":
+        case "person":
             return "allow" if person else "forbid"
         case "lists":
             return "allow" if person or most is not None else "forbid"
@@ -118,8 +118,8 @@ def expected(rule: policy.Rule, who: str, own: bool) -> str:
         case "project":
             role = None if of_the_job else role
             return "hide" if role is None else "allow" if role >= rule.role else "forbid"
-    if reporter and rule.reports and (own or not of_the_job):
-        return "allow"  # of a job of another project it is told what it is told of one that is not there
+    if reporter and rule.agents and (own or not of_the_job):
+        return "allow"  # the route answers for a job of another project as for one that does not exist
     if reporter and own:
         return "forbid"
     return "hide" if role is None else "allow" if role >= rule.role else "forbid"
@@ -128,8 +128,8 @@ def expected(rule: policy.Rule, who: str, own: bool) -> str:
 STATUS = {"allow": LET_THROUGH, "sign in": 401, "forbid": 403, "hide": 404}
 
 
-def behind_the_gate(stage: Stage) -> TestClient:
-    """The real gate in front of one route that answers everything: what passes has passed the gate and no more."""
+def behind_the_middleware(stage: Stage) -> TestClient:
+    """The real middleware in front of one route that answers everything."""
 
     async def answer(_: Request) -> Response:
         return Response(status_code=LET_THROUGH)
@@ -137,12 +137,9 @@ def behind_the_gate(stage: Stage) -> TestClient:
     methods = sorted(policy.METHODS)
     app = Starlette(
         routes=[Route("/{rest:path}", answer, methods=methods)],
-        middleware=[
-            Middleware(IdentityMiddleware, refuse=responses.answered),
-            Middleware(PolicyMiddleware, refuse=responses.answered),
-        ],
+        middleware=[Middleware(AuthMiddleware, refuse=responses.refuse)],
     )
-    for name in ("door", "clock", "belonging", "database", "settings", "web"):
+    for name in ("auth", "clock", "job_projects", "database", "settings", "web"):
         setattr(app.state, name, getattr(stage.client.app.state, name))
     client = TestClient(app, base_url="http://127.0.0.1:7117", follow_redirects=False)
     client.portal = stage.client.portal  # the database belongs to the loop that the server runs in
@@ -151,7 +148,7 @@ def behind_the_gate(stage: Stage) -> TestClient:
 
 @pytest.fixture
 def cast(stage: Stage) -> dict[str, dict[str, str]]:
-    """Headers by which each of them shows who they are."""
+    """Headers that authenticate each of them."""
     stage.project(OWN, f"job-of-{OWN}")
     stage.project(OTHER, f"job-of-{OTHER}")
     job = f"job-of-{OWN}"
@@ -174,7 +171,7 @@ def cast(stage: Stage) -> dict[str, dict[str, str]]:
 
 
 def cells(routes):
-    """(method, path, project, who) with what is meant to be answered."""
+    """Yield (method, path, project, who) with the expected decision."""
     for method, path in routes:
         for project in (OWN, OTHER):
             for who in CAST:
@@ -182,41 +179,41 @@ def cells(routes):
 
 
 def test_the_whole_matrix(stage: Stage, cast):
-    """Judged as it is at the gate, for everybody as the door knows them."""
+    """Decided as by the middleware, for every client as the authentication backend identifies it."""
     common = {"type": "http", "scheme": "http", "app": stage.client.app}
     scopes = {who: common | {"headers": _raw(headers)} for who, headers in cast.items()}
-    door, now = stage.client.app.state.door, stage.clock()
-    known = {who: stage.do(door.who, shown_by(scope), now=now) for who, scope in scopes.items()}
+    auth, now = stage.client.app.state.auth, stage.clock()
+    known = {who: stage.do(auth.authenticate, credentials_of(scope), now=now) for who, scope in scopes.items()}
     wrong = []
     for (method, path, project, who), meant in cells(policy.TABLE):
         named = path.replace("{job}", f"job-of-{project}").replace("{project}", project)
         found = policy.find(method, re.sub(r"{\w+}", "x", named) + ("/app.css" if path == "/static" else ""))
-        told = policy.judge(found, known[who], project if "{job}" in path else None)
-        if told != meant:
-            wrong.append((method, path, project, who, told, meant))
+        answer = policy.decide(found, known[who], project if "{job}" in path else None)
+        if answer != meant:
+            wrong.append((method, path, project, who, answer, meant))
     assert wrong == []
 
 
-def test_each_rule_is_enforced_by_the_gate(stage: Stage, cast):
+def test_each_rule_is_enforced_by_the_middleware(stage: Stage, cast):
     one_each = {rule: route for route, rule in policy.TABLE.items()}
     assert len(one_each) >= 10
     assert _answered_otherwise(stage, cast, one_each.values()) == []
 
 
 @pytest.mark.long
-def test_the_whole_matrix_is_enforced_by_the_gate(stage: Stage, cast):
+def test_the_whole_matrix_is_enforced_by_the_middleware(stage: Stage, cast):
     assert _answered_otherwise(stage, cast, policy.TABLE) == []
 
 
 def _answered_otherwise(stage, cast, routes):
-    gate = behind_the_gate(stage)
+    app = behind_the_middleware(stage)
     wrong = []
     for (method, path, project, who), meant in cells(routes):
         filled = path.replace("{job}", f"job-of-{project}").replace("{project}", project)
         filled = re.sub(r"{\w+}", "x", filled) + ("/app.css" if path == "/static" else "")
-        told = gate.request(method, filled, headers=cast[who]).status_code
-        if told != STATUS[meant]:
-            wrong.append((method, path, project, who, told, meant))
+        answer = app.request(method, filled, headers=cast[who]).status_code
+        if answer != STATUS[meant]:
+            wrong.append((method, path, project, who, answer, meant))
     return wrong
 
 
@@ -225,28 +222,29 @@ def _raw(headers):
 
 
 def test_an_agents_key_reaches_nothing_but_reports_and_what_is_wanted_of_its_jobs():
-    key = Principal(kind="agent", name="key", scopes=frozenset({"report"}), project=OWN)
+    key = Principal(kind="key", name="key", scopes=frozenset({"report"}), project=OWN)
     reached = {
         (method, path)
         for (method, path), rule in policy.TABLE.items()
-        if rule.where != "anybody"
-        and policy.judge(policy.Found(path, rule, "a-job", OWN), key, OWN if "{job}" in path else None) == "allow"
+        if rule.audience != "public"
+        and policy.decide(policy.RouteMatch(path, rule, "a-job", OWN), key, OWN if "{job}" in path else None)
+        == "allow"
     }
     assert reached == {("POST", "/api/v1/ingest"), ("GET", "/api/v1/jobs/{job}/desired")}
 
 
 def test_everybody_may_do_little_and_change_nothing():
-    public = {route for route, rule in policy.TABLE.items() if rule.where == "anybody"}
+    public = {route for route, rule in policy.TABLE.items() if rule.audience == "public"}
     assert {path for method, path in public if method != "GET"} == {"/login", "/setup", "/reset"}
-    assert public == {route for route, rule in policy.TABLE.items() if _allowed(rule, NOBODY)}
+    assert public == {route for route, rule in policy.TABLE.items() if _allowed(rule, ANONYMOUS)}
 
 
 def test_a_server_without_accounts_lets_its_operator_do_everything():
     assert all(_allowed(rule, OPERATOR) for rule in policy.TABLE.values())
 
 
-def _allowed(rule: policy.Rule, asker: Principal) -> bool:
-    return policy.judge(policy.Found("", rule, "job", OWN), asker, OWN) == "allow"
+def _allowed(rule: policy.AccessRule, asker: Principal) -> bool:
+    return policy.decide(policy.RouteMatch("", rule, "job", OWN), asker, OWN) == "allow"
 
 
 # ---- how refusals look ----------------------------------------------------------------------
@@ -260,7 +258,8 @@ def test_a_job_of_another_project_looks_like_one_that_is_not_there(stage: Stage,
         "no-such-job", "X"
     )
     page = stage.client.get(f"/jobs/job-of-{OTHER}", headers=cast["admin"] | {"Accept": "text/html"})
-    assert (page.status_code, "Nothing here" in page.text) == (404, True)
+    assert (page.status_code, "Page not found" in page.text) == (404, True)
+    assert 'href="/settings"' in page.text, "the page has the navigation of the person who asked"
 
 
 def test_what_is_wanted_of_a_job_says_not_even_that_it_is_there(stage: Stage, cast):
@@ -279,9 +278,9 @@ def test_what_is_wanted_of_a_job_of_another_project_is_what_is_wanted_of_one_tha
         stage.client.get(f"{path}/desired{query}", headers=cast["report key"])
         for path in (theirs, "/api/v1/jobs/no-such-job")
     ]
-    told, nowhere = [(reply.status_code, reply.content, _plain(reply.headers)) for reply in asked]
-    assert told == nowhere
-    assert told[0] in (200, 204)
+    answer, nowhere = [(reply.status_code, reply.content, _plain(reply.headers)) for reply in asked]
+    assert answer == nowhere
+    assert answer[0] in (200, 204)
     summary = stage.client.get(theirs, headers=cast["server admin"]).json()
     assert summary["delivered_version"] == 0
 
@@ -345,7 +344,7 @@ GOES_FAR = [
 def test_what_goes_far_takes_a_password_that_was_typed_lately(stage: Stage, clock, method, path):
     stage.project(OWN, f"job-of-{OWN}")
     browser = stage.cookie(stage.person_with_password("ada", Role.admin, admin=True)) | OURS
-    clock.now += policy.FRESH_SECONDS
+    clock.now += policy.RECENT_PASSWORD_SECONDS
     assert stage.client.request(method, path, headers=browser).status_code not in (401, 403)
     clock.now += 1
     refused = stage.client.request(method, path, headers=browser)
@@ -368,7 +367,7 @@ def test_everything_else_goes_by_the_sign_in_there_is_and_keys_go_by_themselves(
     browser = stage.cookie(stage.person_with_password("ada", Role.admin)) | OURS
     elsewhere = stage.cookie(stage.person("through-the-provider", Role.admin)) | OURS
     key = stage.bearer("control")
-    clock.now += 2 * policy.FRESH_SECONDS
+    clock.now += 2 * policy.RECENT_PASSWORD_SECONDS
     pause = {"json": {"paused": True}, "headers": browser | {"If-Match": '"0"'}}
     assert stage.client.patch(f"/api/v1/jobs/job-of-{OWN}/desired", **pause).status_code == 200
     for headers in (elsewhere, key):
@@ -400,6 +399,6 @@ def test_a_method_that_a_path_does_not_know_is_told_which_it_knows(stage: Stage,
 def test_a_job_that_moves_takes_its_rights_along(stage: Stage, cast):
     from holdfast_server.accounts import job_projects, projects
 
-    stage.client.app.state.belonging = job_projects.Belonging(stage.db)
+    stage.client.app.state.job_projects = job_projects.JobProjects(stage.db)
     stage.do(projects.move_job, stage.db, f"job-of-{OTHER}", OWN, who="test", now=stage.clock())
     assert stage.client.get(f"/api/v1/jobs/job-of-{OTHER}", headers=cast["viewer"]).status_code == 200

@@ -9,7 +9,7 @@ from holdfast.protocol.messages import AttemptStarted, Batch
 from holdfast_server import models
 from holdfast_server.accounts import auth_backends, people, tokens
 from holdfast_server.accounts.secrets import new_token
-from holdfast_server.core.errors import InvalidSetting, NotPermitted, UnknownProject, UnknownToken
+from holdfast_server.core.errors import InvalidSetting, PermissionDenied, UnknownProject, UnknownToken
 from holdfast_server.core.principal import OPERATOR, Principal, Role
 from holdfast_server.records import audit
 from tests.support.accounts_stage import OTHER, OURS, OWN, Stage
@@ -121,18 +121,18 @@ def test_keys_do_not_repeat_themselves():
 )
 def test_nobody_gives_more_than_they_have(projects: Stage, role, scopes, allowed):
     person = Principal(kind="person", name="x", roles={OWN: role})
-    wish = tokens.Wish(name="k", scopes=scopes, project=OWN)
+    wish = tokens.TokenRequest(name="k", scopes=scopes, project=OWN)
     if allowed:
         projects.do(tokens.create, projects.db, wish, maker=person, now=projects.clock())
         return
-    with pytest.raises(NotPermitted):
+    with pytest.raises(PermissionDenied):
         projects.do(tokens.create, projects.db, wish, maker=person, now=projects.clock())
 
 
 def test_nor_for_another_project_or_for_all_of_them(projects: Stage):
     person = Principal(kind="person", name="x", roles={OWN: Role.admin})
-    for project, refusal in ((OTHER, UnknownProject), (None, NotPermitted), ("no-such", UnknownProject)):
-        wish = tokens.Wish(name="k", scopes={"read"}, project=project)
+    for project, refusal in ((OTHER, UnknownProject), (None, PermissionDenied), ("no-such", UnknownProject)):
+        wish = tokens.TokenRequest(name="k", scopes={"read"}, project=project)
         with pytest.raises(refusal):
             projects.do(tokens.create, projects.db, wish, maker=person, now=projects.clock())
 
@@ -160,7 +160,7 @@ def test_a_key_makes_keys_no_stronger_than_itself(projects: Stage):
 def test_what_makes_no_sense_is_refused_with_the_field(projects: Stage, wrong):
     asked = {"name": "k", "scopes": ["read"], "project": OWN} | wrong
     with pytest.raises(InvalidSetting):
-        projects.do(tokens.create, projects.db, tokens.Wish(**asked), maker=OPERATOR, now=projects.clock())
+        projects.do(tokens.create, projects.db, tokens.TokenRequest(**asked), maker=OPERATOR, now=projects.clock())
 
 
 # ---- how one ends ---------------------------------------------------------------------------
@@ -168,23 +168,23 @@ def test_what_makes_no_sense_is_refused_with_the_field(projects: Stage, wrong):
 
 def test_a_key_that_is_revoked_works_nowhere_a_moment_later(projects: Stage):
     """Another instance goes by what it knows for `REMEMBERED_SECONDS`, and no longer."""
-    assert auth_backends.REMEMBERED_SECONDS <= 5
+    assert auth_backends.CACHE_SECONDS <= 5
     passed = [0.0]
-    elsewhere = auth_backends.Accounts(projects.db, seconds=lambda: passed[0])
+    elsewhere = auth_backends.AccountsAuth(projects.db, seconds=lambda: passed[0])
     secret = projects.key("report")
-    shown = auth_backends.Shown(secret, None)
+    shown = auth_backends.Credentials(secret, None)
 
     def kind() -> str:
-        return projects.do(elsewhere.who, shown, now=projects.clock()).kind
+        return projects.do(elsewhere.authenticate, shown, now=projects.clock()).kind
 
-    assert kind() == "agent"
+    assert kind() == "key"
     projects.do(tokens.revoke, projects.db, secret[:13], asker=OPERATOR, now=projects.clock())
-    passed[0] = auth_backends.REMEMBERED_SECONDS
-    assert kind() == "nobody"
+    passed[0] = auth_backends.CACHE_SECONDS
+    assert kind() == "anonymous"
 
 
 def test_it_ends_by_itself(projects: Stage, clock):
-    wish = tokens.Wish(name="k", scopes={"read"}, project=OWN, seconds=3600)
+    wish = tokens.TokenRequest(name="k", scopes={"read"}, project=OWN, seconds=3600)
     secret, _ = projects.do(tokens.create, projects.db, wish, maker=OPERATOR, now=clock())
     headers = {"Authorization": f"Bearer {secret}"}
     assert projects.client.get(JOBS, headers=headers).status_code == 200
@@ -226,13 +226,13 @@ def test_who_loses_a_role_loses_the_keys_that_go_beyond_it(projects: Stage):
     ada = Principal(kind="person", name="ada", roles={OWN: Role.operator})
 
     def made(*scopes) -> str:
-        wish = tokens.Wish(name="k", scopes=scopes, project=OWN)
+        wish = tokens.TokenRequest(name="k", scopes=scopes, project=OWN)
         return projects.do(tokens.create, projects.db, wish, maker=ada, now=projects.clock())[1].prefix
 
     reading, steering = made("read"), made("control")
 
     def states() -> dict[str, str]:
-        rows = projects.do(tokens.rows, projects.db, asker=OPERATOR, now=projects.clock())
+        rows = projects.do(tokens.list_tokens, projects.db, asker=OPERATOR, now=projects.clock())
         return {row.prefix: row.state for row in rows}
 
     projects.do(people.set_role, projects.db, "ada", OWN, Role.viewer, who="test", now=projects.clock())
@@ -249,8 +249,8 @@ def test_its_last_use_is_known_to_ten_minutes(projects: Stage, clock):
 
     assert used() is None
     for seconds, meant in ((0, 0), (300, 0), (599, 0), (601, 601)):
-        door = auth_backends.Accounts(projects.db)
-        projects.do(door.who, auth_backends.Shown(secret, None), now=clock.now + seconds)
+        backend = auth_backends.AccountsAuth(projects.db)
+        projects.do(backend.authenticate, auth_backends.Credentials(secret, None), now=clock.now + seconds)
         assert used() == clock.now + meant
 
 
@@ -277,8 +277,13 @@ def test_a_key_that_a_persons_key_made_goes_with_the_person(projects: Stage):
     assert made["listed"]["created_by"] == "ada"
     assert projects.client.get(JOBS, headers=second).status_code == 200
     assert projects.do(people.remove, projects.db, "ada", who="test", now=projects.clock()) == 2
-    door = auth_backends.Accounts(projects.db)
-    assert projects.do(door.who, auth_backends.Shown(made["token"], None), now=projects.clock()).kind == "nobody"
+    backend = auth_backends.AccountsAuth(projects.db)
+    assert (
+        projects.do(
+            backend.authenticate, auth_backends.Credentials(made["token"], None), now=projects.clock()
+        ).kind
+        == "anonymous"
+    )
 
 
 def test_two_keys_of_one_name_are_not_one(projects: Stage):
@@ -289,7 +294,7 @@ def test_two_keys_of_one_name_are_not_one(projects: Stage):
     prefix = projects.client.post("/api/v1/tokens", json=asked, headers=headers).json()["listed"]["prefix"]
     projects.person("eve", Role.viewer)
     eve = Principal(kind="person", name="eve", roles={OWN: Role.viewer})
-    wish = tokens.Wish(name="deploy", scopes=["read"], project=OWN)
+    wish = tokens.TokenRequest(name="deploy", scopes=["read"], project=OWN)
     mine, _ = projects.do(tokens.create, projects.db, wish, maker=eve, now=projects.clock())
     hers = {"Authorization": f"Bearer {mine}"}
     told = projects.client.get("/api/v1/tokens", headers=hers).json()["tokens"]
@@ -304,7 +309,7 @@ def test_a_key_revokes_of_its_owners_those_that_it_could_have_made(projects: Sta
     ada = Principal(kind="person", name="ada", roles={OWN: Role.operator})
 
     def made(*scopes) -> str:
-        wish = tokens.Wish(name="k", scopes=scopes, project=OWN)
+        wish = tokens.TokenRequest(name="k", scopes=scopes, project=OWN)
         return projects.do(tokens.create, projects.db, wish, maker=ada, now=projects.clock())[0]
 
     reading, steering, other = made("read"), made("control"), made("read")

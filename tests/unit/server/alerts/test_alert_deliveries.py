@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from holdfast.protocol.administration import Alert
 from holdfast_server.alerts import deliveries, evaluation, messages
-from holdfast_server.alerts.deliveries import RETRY_SECONDS, Post
+from holdfast_server.alerts.deliveries import RETRY_SECONDS, MessageSender
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.http.metrics import ServerMeasures
@@ -83,7 +83,7 @@ def settings(empty_database, hook):
 def post(client, clock, settings, hook):
     """Have the chore send what is due; how many it tried."""
     client.portal.call(hook.serve)
-    chore = Post(settings=settings.alerts, address="https://holdfast.example")
+    chore = MessageSender(settings=settings.alerts, address="https://holdfast.example")
 
     def post(seconds: float = 0.0) -> int:
         clock.now += seconds
@@ -153,7 +153,7 @@ def test_a_restart_loses_no_message(settings, clock, hook, fresh_agent):
         fall_silent(first, fresh_agent(first), clock)
     with TestClient(create_app(settings, clock=clock), base_url=BASE_URL) as second:
         second.portal.call(hook.serve)
-        chore = Post(settings=settings.alerts)
+        chore = MessageSender(settings=settings.alerts)
         assert second.portal.call(chore.send_due, second.app.state.database, clock.now) == 1
         assert [row["state"] for row in log(second, channel)] == ["delivered"]
         second.portal.call(hook.close)
@@ -222,7 +222,7 @@ def test_a_channel_that_cannot_be_is_refused_by_its_field(client, asked, field):
 
 
 def told(text="loss is <nan> & rising @everyone"):
-    return messages.Told(
+    return messages.AlertMessage(
         event="firing",
         project="default",
         alert=Alert(
@@ -281,7 +281,7 @@ def test_mail_arrives(mailbox, empty_database, clock, fresh_agent):
     with TestClient(app, base_url=BASE_URL) as client:
         channel = add(client, "a@example.org, b@example.org")
         fall_silent(client, fresh_agent(client), clock)
-        chore = Post(settings=mailbox.settings, address="https://holdfast.example")
+        chore = MessageSender(settings=mailbox.settings, address="https://holdfast.example")
         assert client.portal.call(chore.send_due, client.app.state.database, clock.now) == 1
         assert [row["error"] for row in log(client, channel)] == [None]
     ((recipients, content),) = mailbox.mails
@@ -304,7 +304,7 @@ def test_a_message_that_cannot_be_sent_keeps_back_no_other(mailbox, hook, empty_
         by_mail, by_hook = add(client, "a@example.org"), add(client, hook.url)
         for channel in (by_mail, by_hook):
             client.post(f"{CHANNELS}/{channel['id']}/test")
-        assert client.portal.call(Post(settings=odd).send_due, client.app.state.database, clock.now) == 2
+        assert client.portal.call(MessageSender(settings=odd).send_due, client.app.state.database, clock.now) == 2
         assert [row["state"] for row in log(client, by_hook)] == ["delivered"]
         (row,) = log(client, by_mail)
         assert (row["state"], row["tries"], row["next_at"]) == ("waiting", 1, clock.now + RETRY_SECONDS[0])
@@ -314,7 +314,7 @@ def test_a_message_that_cannot_be_sent_keeps_back_no_other(mailbox, hook, empty_
 
 
 def test_a_password_is_never_shown():
-    settings = AlertSettings.of(
+    settings = AlertSettings.from_environment(
         {
             "HOLDFAST_SMTP_HOST": "mail",
             "HOLDFAST_SMTP_FROM": "h@example.org",
@@ -339,7 +339,7 @@ def test_a_password_is_never_shown():
 )
 def test_a_setting_that_cannot_be_is_named(environment):
     with pytest.raises(ValueError, match=next(iter(environment)).replace("HOST", "(HOST|FROM)")):
-        AlertSettings.of(environment)
+        AlertSettings.from_environment(environment)
 
 
 def test_the_chore_is_one_of_the_servers():

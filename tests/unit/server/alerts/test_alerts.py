@@ -19,11 +19,13 @@ from holdfast_server.accounts import projects
 from holdfast_server.alerts import evaluation
 from holdfast_server.alerts import facts as job_facts
 from holdfast_server.alerts.conditions import KINDS
-from holdfast_server.alerts.facts import Ended, Facts
+from holdfast_server.alerts.facts import EndedRestore, JobFacts
 
 PROJECT = "/api/v1/projects/default"
 JOB = "/api/v1/jobs/char-gpt"
-GOOD = Facts(job="a", project="default", status="running", stuck_seconds=1.0, loss=2.5, durable_age_seconds=10.0)
+GOOD = JobFacts(
+    job="a", project="default", status="running", stuck_seconds=1.0, loss=2.5, durable_age_seconds=10.0
+)
 BROKEN = {
     "no_progress": replace(GOOD, stuck_seconds=601.0),
     "silent": replace(GOOD, status="silent", silent_seconds=121.0),
@@ -37,10 +39,11 @@ BROKEN = {
     "disk_filling": replace(GOOD, store_free_bytes=10**9, room_checkpoints=2.9),
     "loss_nan": replace(GOOD, loss=math.nan),
     "restore_failed": replace(
-        GOOD, order=Ended(id="o", state="failed", iteration=5, seconds=None, reason="damaged", ago_seconds=1.0)
+        GOOD,
+        order=EndedRestore(id="o", state="failed", iteration=5, seconds=None, reason="damaged", ago_seconds=1.0),
     ),
     "restore_finished": replace(
-        GOOD, order=Ended(id="o", state="restored", iteration=5, seconds=1.5, reason=None, ago_seconds=1.0)
+        GOOD, order=EndedRestore(id="o", state="restored", iteration=5, seconds=1.5, reason=None, ago_seconds=1.0)
     ),
 }
 """The state of a job that each kind of rule, as it comes, is broken by."""
@@ -143,7 +146,7 @@ def test_a_silent_agent_fires_and_resolves_when_it_is_back_for_a_while(alive, cl
     look(0)
     assert alerts(client) == []
     over = only(client, "silent", state="all")
-    assert (over["state"], over["resolved_why"]) == ("resolved", "all is well again")
+    assert (over["state"], over["resolved_why"]) == ("resolved", "back to normal")
 
 
 def test_an_alert_does_not_flap(alive, client, clock, look):
@@ -198,7 +201,7 @@ def test_a_figure_just_below_its_limit_keeps_an_alert_alive(alive, client, clock
         look(0)
 
     after(1, at_risk=101)
-    assert only(client, "busy")["message"] == "more than 100 iterations would be lost if it died now"
+    assert only(client, "busy")["message"] == "a crash now would cost more than 100 iterations"
     after(1, at_risk=96)
     after(61, at_risk=96)
     assert only(client, "busy")["state"] == "firing", "96 of 100 is no way to end"
@@ -224,7 +227,7 @@ def test_a_damaged_checkpoint_and_a_failed_job_are_told(alive, client, look):
 
 
 def test_the_damage_of_one_job_hides_that_of_no_other(alive, client, fresh_agent, look, monkeypatch):
-    monkeypatch.setattr(job_facts, "DAMAGED_SHOWN", 2)
+    monkeypatch.setattr(job_facts, "MAX_DAMAGED", 2)
     other = fresh_agent(client, job="other")
     other.start()
     other.train(3)
@@ -252,7 +255,7 @@ def test_a_finished_restore_is_told_for_a_while(alive, client, clock, look):
         alive.say(OrderMoved(at=clock.now, order=order["id"], state=state, iteration=10, lineage=2, seconds=1.5))
     look(1)
     told = only(client, "restore_finished")
-    assert (told["severity"], told["message"]) == ("info", "went back to iteration 10 in 1.5 s")
+    assert (told["severity"], told["message"]) == ("info", "restored to iteration 10 in 1.5 s")
 
 
 def test_rules_are_of_a_project_and_can_be_changed_and_put_back(client, clock):
@@ -300,7 +303,7 @@ def test_switching_a_rule_off_ends_what_it_found(alive, client, look):
     look(130)
     change(client, "silent", enabled=False)
     look(1)
-    assert only(client, "silent", state="all")["resolved_why"].startswith("the rule was switched off")
+    assert only(client, "silent", state="all")["resolved_why"].startswith("the rule was disabled")
 
 
 # ---- what people do -------------------------------------------------------------------------------

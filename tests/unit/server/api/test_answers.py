@@ -24,7 +24,7 @@ def failing(settings, clock, monkeypatch):
     """An application with a fault that nobody has thought of."""
     app = create_app(settings, clock=clock)
     for path in ("/broken", "/api/v1/broken"):
-        monkeypatch.setitem(policy.TABLE, ("GET", path), policy.ANYBODY)
+        monkeypatch.setitem(policy.TABLE, ("GET", path), policy.PUBLIC)
     monkeypatch.setattr(policy, "_PATTERNS", policy._compiled())
 
     async def fail():
@@ -59,7 +59,7 @@ def test_a_program_that_finds_nothing_gets_json(client, path):
 
 def test_an_unknown_job_is_told_in_the_same_words_to_all(client):
     message = client.get("/api/v1/jobs/nobody").json()["message"]
-    assert message == "no job 'nobody' has reported here yet"
+    assert message == "job 'nobody' not found: no agent has reported under this name"
 
 
 @pytest.mark.parametrize("path", ["/api/v1/nowhere", "/api/v1/jobs/nobody", "/api"])

@@ -2,6 +2,11 @@ from __future__ import annotations
 
 import re
 
+from starlette.testclient import TestClient
+
+from holdfast_server.app import create_app
+from holdfast_server.core.settings import ServerSettings
+
 
 def test_the_reference_lists_every_route_and_fetches_nothing_from_elsewhere(client):
     page = client.get("/docs").text
@@ -11,6 +16,14 @@ def test_the_reference_lists_every_route_and_fetches_nothing_from_elsewhere(clie
     assert "<script" not in page
     assert "style=" not in page
     assert client.get("/docs/style.css").headers["content-type"].startswith("text/css")
+
+
+def test_the_reference_of_a_server_without_a_dashboard_names_no_file_of_the_dashboard(tmp_path):
+    app = create_app(ServerSettings(database=str(tmp_path / "holdfast.db")))
+    with TestClient(app, base_url="http://127.0.0.1:7117") as client:
+        page = client.get("/docs").text
+        for path in re.findall(r"(?:src|href)=\"(/[^\"]*)\"", page):
+            assert client.get(path).status_code == 200, path
 
 
 def test_every_object_that_is_named_is_described(client):

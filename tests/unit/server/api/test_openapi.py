@@ -68,7 +68,7 @@ def test_every_operation_says_what_it_is_and_what_it_may_answer(document):
     for method, path, operation in operations(document):
         assert operation["tags"], path
         assert operation.get("description") or operation["summary"], path
-        refuses = policy.TABLE[method, path].where != "anybody"
+        refuses = policy.TABLE[method, path].audience != "public"
         assert ({"401", "403"} <= operation["responses"].keys()) == refuses, (method, path)
         if path.startswith("/api/"):
             assert "503" in operation["responses"], (method, path)

@@ -233,7 +233,7 @@ def test_an_admin_of_the_server_frees_a_name_that_another_project_took(stage):
     stage.clock.now += SILENT_AFTER_SECONDS + 1
     assert stage.client.delete(f"{JOBS}/next-gen", headers=root).status_code == 204
     # what an instance remembers of projects for a moment is not waited for
-    stage.client.app.state.belonging._projects._values.clear()
+    stage.client.app.state.job_projects._projects._values.clear()
     assert report(rightful, stage.clock()) == 200
 
 

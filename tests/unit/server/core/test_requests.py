@@ -71,7 +71,7 @@ def test_a_fault_of_ours_is_answered_and_logged_under_one_name_and_tells_no_secr
     async def fail(*_, **__):
         raise ZeroDivisionError("Authorization: Bearer verysecretkey")
 
-    monkeypatch.setattr(incidents, "listed", fail)
+    monkeypatch.setattr(incidents, "list_alerts", fail)
     app = create_app(settings, clock=clock)
     with TestClient(app, base_url="http://127.0.0.1:7117", raise_server_exceptions=False) as client:
         reply = client.get("/api/v1/alerts", headers={HEADER: "trace-0123456789"})

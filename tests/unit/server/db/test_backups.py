@@ -163,7 +163,7 @@ def test_the_commands_tell_what_they_did(stored, tmp_path):
     copy = str(tmp_path / "copy")
     assert "Copied to" in run("backup", copy).output
     assert run("backup", copy).exit_code == 1
-    assert "is the database now" in run("put-back", copy, "--replace").output
+    assert "Restored from" in run("restore", copy, "--replace").output
     assert run("size").output.strip().endswith("kB")
     assert "forever" in run("keep").output
     assert "90 d" in run("keep", "--samples", "90d", "--samples-size", "2.5GB").output
