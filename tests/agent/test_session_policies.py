@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from benchmarks.pacing.paced import Job
 from torch.utils.data import TensorDataset
 
 import holdfast
+from holdfast.pacing import Controller, Settings
+from holdfast.reports import Reporter, Standing
 
 SAMPLES, BATCH, EPOCHS = 20, 4, 3
 
@@ -59,6 +62,23 @@ def test_the_log_says_when_checkpoints_are_taken_and_why(tmp_path, caplog):
         ("INFO", "job: checkpoint interval: every 20 iterations (policy fixed)"),
     ]
     assert "job: checkpoint interval: set to every 5 iterations; cost not known yet" in caplog.messages
+
+
+def test_the_log_says_once_what_an_overhead_over_the_budget_waits_for(caplog):
+    caplog.set_level("INFO", "holdfast")
+    simulated = Job(Controller(Settings(budget=0.035)), stall_seconds=1.0).run(400)
+    reporter = Reporter("job", Standing())
+    reporter.pace(simulated.controller, changed=True)
+    simulated.stall_seconds *= 1.5
+    while not simulated.controller.plan.pending:
+        simulated.step()
+    reporter.pace(simulated.controller, changed=True)
+    reporter.pace(simulated.controller, changed=True)
+    [_, message] = caplog.messages
+    assert message.startswith(
+        "job: checkpoint interval: every 29 iterations (policy checkfreq, predicted overhead"
+    )
+    assert "over the budget: the interval grows if the next 2 intervals are over the budget too)" in message
 
 
 def first_of(store, *, trained_seconds):

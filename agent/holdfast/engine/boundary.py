@@ -231,7 +231,7 @@ class Boundary:
             has_room=snapshots.free if iteration == self._position.iteration else snapshots.has_room,
             in_flight=checkpoints.under_way,
             max_in_flight=controller.in_flight,
-            mode=plan.mode if plan is not None else "cpu",
+            mode=controller.mode,
             spread_seconds=self._spread * controller.interval_seconds if self._spread else 0.0,
         )
 

@@ -9,10 +9,10 @@ from typing import Any
 from .estimate import Measurement, Observation
 from .failures import History, JobHistory
 from .interval_cost import pipeline_interval, predicted_stall
-from .ledger import CLEAR_ERRORS, WINDOW_ITERATIONS, Gap, Ledger, Measured
+from .ledger import CLEAR_ERRORS, FRESH_IDLE, WINDOW_ITERATIONS, Gap, Ledger, Measured
 from .planning import plan
-from .policy import plural
-from .profile import Plan, Profile, from_json, to_json
+from .policy import percent, plural
+from .profile import Plan, Profile, SnapshotMode, from_json, to_json
 from .settings import Settings, settings_from_json
 
 SETTLING_CHECKPOINTS = 3
@@ -33,6 +33,8 @@ MUCH_DEARER = 1.5
 """Factor by which two checkpoints in a row must call for a longer interval to have it at once."""
 LOW_WINDOWS, OVER_WINDOWS = 3, 3
 """Verdicts in a row below half the budget, or over it within their noise: together they are more than noise."""
+CLEARLY_OVER = 1.1
+"""Factor by which an overhead must exceed the budget before its wait is reported; below it is rounding."""
 LONG_RUN_WINDOWS = 6
 """Verdicts over the budget in the long run before the average, a rare expensive checkpoint included, decides."""
 
@@ -68,6 +70,8 @@ class Controller:
         self._settled = 0
         """Checkpoints that the plan takes into account."""
         self._plan: Plan | None = None
+        self.mode: SnapshotMode = "cpu"
+        """Where the next snapshot is copied to first."""
         self._announce = False
         self._iteration = 0
         self._last_started: int | None = None
@@ -170,6 +174,8 @@ class Controller:
         if self._plan is None and self._ledger.spans == 0:
             return  # started during warm-up: the next one is measured
         self._known.checkpoint(taken)
+        if taken.memory_total_bytes > 0 and (profile := self._known.profile) is not None:
+            self.mode, _ = predicted_stall(profile)
 
     def rewound(self, iteration: int) -> None:
         """Training was taken back in place to the checkpoint of `iteration`, and goes on from there."""
@@ -230,7 +236,6 @@ class Controller:
             return  # its iterations were undone by a restore: without them it would look free
         settling = self._settled < SETTLING_CHECKPOINTS
         self._settled = self._known.checkpoints
-        self._choose_mode()
         recent = self._ledger.recent(self._ledger.slowdown())
         if settling:
             # What it seems to cost, not only what is proven: the budget is a ceiling, also while little is known.
@@ -261,15 +266,44 @@ class Controller:
         if self._ledger.spans == 0:
             return
         self._known.cost_seconds = recent.cost_seconds
-        if interval is None or not self._may_move or recent.iterations < WINDOW_ITERATIONS:
+        if interval is None or self._settings.every is not None:
             return
+        if self._may_move and recent.iterations >= WINDOW_ITERATIONS:
+            self._judge(interval, recent, self._ledger.settled(slowdown))
+        if self._plan.interval == interval:
+            self._set_pending(self._pending(recent))
+
+    def _judge(self, interval: int, recent: Measurement, settled: Measurement) -> None:
         profile = self.profile
         assert profile is not None
         pipeline = pipeline_interval(replace(profile, cost_seconds=recent.cautious_cost_seconds))
         if pipeline > interval * (1 + WORTH_CHANGING):
             self._move(pipeline, recent)
         elif not self._gap.open_if_needed(interval, self._settings.budget):
-            self._move(self._decided(interval, recent, self._ledger.settled(slowdown)), recent)
+            self._move(self._decided(interval, recent, settled), recent)
+
+    def _pending(self, recent: Measurement) -> str:
+        """Why the interval stays although `recent` is over the budget; empty where it is not."""
+        if recent.overhead <= CLEARLY_OVER * self._settings.budget:
+            return ""
+        if self._gap.open:
+            wait = f"checkpoints pause until {FRESH_IDLE} iterations without one are measured"
+        elif (missing := WINDOW_ITERATIONS - recent.iterations) > 0:
+            wait = f"the interval is judged again after {plural(missing)}"
+        elif (windows := OVER_WINDOWS - self._over_windows) > 0:
+            wait = f"the interval grows if {_next(windows)} over the budget too"
+        else:
+            windows = max(1, LONG_RUN_WINDOWS - self._long_run_windows)
+            wait = (
+                f"rare expensive checkpoints cause it: the interval grows if {_next(windows)} over the budget too"
+            )
+        return f"measured overhead {percent(recent.overhead)} is over the budget: {wait}"
+
+    def _set_pending(self, pending: str) -> None:
+        assert self._plan is not None
+        if pending and not self._plan.pending:
+            self._announce = True
+        self._plan = replace(self._plan, pending=pending)
 
     def _decided(self, interval: int, recent: Measurement, settled: Measurement) -> int:
         """The interval from here on: up at once where noise cannot explain the overhead, down where it is low.
@@ -309,6 +343,9 @@ class Controller:
             self._over_windows = self._low_windows = self._long_run_windows = 0
         self._judged_at = None
         self._set_interval(decided, "")
+        if (self._plan.overhead or 0.0) > CLEARLY_OVER * self._settings.budget:
+            wait = f"the interval grows further if {_next(OVER_WINDOWS)} over the budget"
+            self._set_pending(f"noise can explain the rest of the overhead: {wait}")
         self._announce = True
 
     def _wanted(self, cost_seconds: float) -> int:
@@ -333,16 +370,6 @@ class Controller:
         if before == after or (before and after and abs(after - before) <= WORTH_FOLLOWING * before):
             return
         self._replan()
-
-    def _choose_mode(self) -> None:
-        """Where to copy to first: memory that there was may be gone, and a copy that was short may be long."""
-        profile = self.profile if self._known.on_device else None
-        if self._plan is None or profile is None:
-            return
-        mode, _ = predicted_stall(profile)
-        if mode != self._plan.mode:
-            self._plan = replace(self._plan, mode=mode)
-            self._announce = True
 
     def _replan(self) -> None:
         """Ask the policy anew, without regard to the interval so far."""
@@ -372,3 +399,7 @@ class Controller:
 def _is_over(measured: Measurement, budget: float) -> bool:
     """Over the budget by more than its own noise."""
     return measured.overhead - CLEAR_ERRORS * measured.error > budget
+
+
+def _next(windows: int) -> str:
+    return "the next interval is" if windows == 1 else f"the next {windows} intervals are"

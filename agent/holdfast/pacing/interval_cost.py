@@ -92,7 +92,6 @@ def expect(
 ) -> Plan:
     """The plan of a checkpoint every `interval` iterations, whatever it costs."""
     usable = usable_iteration(profile)
-    mode, _ = predicted_stall(profile)
     cost = checkpoint_cost(profile)
     kept = kept_interval(profile, interval) if usable else interval
     overhead = cost / (kept * profile.iteration_seconds) if usable else None
@@ -108,7 +107,6 @@ def expect(
         )
     return Plan(
         interval=interval,
-        mode=mode,
         policy=policy,
         cost_seconds=cost,
         overhead=overhead,
@@ -128,7 +126,6 @@ def expect_within(
     `reason` says why so many are wanted; where another bound decides, that is added to it. There is no interval
     where no iteration was timed, or where none is within the budget.
     """
-    mode, _ = predicted_stall(profile)
     cost = checkpoint_cost(profile)
     if not usable_iteration(profile):
         return Plan(
@@ -139,7 +136,7 @@ def expect_within(
         reason = (
             f"no checkpoints are planned: one costs {duration(cost)} and the budget is {percent(settings.budget)}"
         )
-        return Plan(interval=None, mode=mode, policy=policy, cost_seconds=cost, reason=reason)
+        return Plan(interval=None, policy=policy, cost_seconds=cost, reason=reason)
     pipeline = pipeline_interval(profile)
     # the bound comes first: of two numbers, max keeps it where the other is not a number
     interval = int(min(max(1, pipeline, affordable, wanted), MAX_INTERVAL))

@@ -285,11 +285,6 @@ class Measured:
         )
 
     @property
-    def on_device(self) -> bool:
-        """The state, or some of it, was in a device's memory at the last checkpoint."""
-        return bool(self._checkpoints) and self._checkpoints[-1].memory_total_bytes > 0
-
-    @property
     def spread(self) -> dict[str, float]:
         """By how much the figures of the profile scatter: the median deviation from the median, by field."""
         found = {

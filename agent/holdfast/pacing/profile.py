@@ -42,7 +42,6 @@ class Plan:
 
     interval: int | None
     """Iterations between checkpoints; None: none until something changes."""
-    mode: SnapshotMode = "cpu"
     policy: str = "checkfreq"
     cost_seconds: float = 0.0
     """What one checkpoint is expected to cost training."""
@@ -57,7 +56,9 @@ class Plan:
     in_flight: int = 1
     """Checkpoints under way at once, at most."""
     reason: str = ""
-    """In words, for the person who asks why."""
+    """Why this interval, in words."""
+    pending: str = ""
+    """Why the interval stays although the measured overhead is over the budget; empty where it is not."""
 
 
 def to_json(profile: Profile) -> dict[str, float]:
