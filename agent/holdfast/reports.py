@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from holdfast import fingerprint, protocol, supervision
 from holdfast.link import Link, NoLink
-from holdfast.pacing import Controller, Plan, Profile
+from holdfast.pacing import Controller, IntervalPlan, Profile
 from holdfast.pacing.policy import duration, percent
 from holdfast.profile import DATA_STALLS, Iteration
 from holdfast.protocol import OrderState, RestoreMode, StallKind, parse_checkpoint_id
@@ -206,7 +206,7 @@ class Reporter:
             )
         )
 
-    def _tell(self, plan: Plan, budget: float) -> None:
+    def _tell(self, plan: IntervalPlan, budget: float) -> None:
         """Log a new interval, and once for each why it stays although it is over the budget."""
         before, now = self._told_interval, plan.interval
         explains = bool(plan.pending) and self._pending_logged_at != now
@@ -319,5 +319,5 @@ def _measured(profile: Profile) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _reason(plan: Plan) -> str:
+def _reason(plan: IntervalPlan) -> str:
     return f"{plan.reason}; {plan.pending}" if plan.pending else plan.reason

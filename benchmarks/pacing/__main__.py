@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks.checkpoint.calling import ROOT
 
-from holdfast.pacing import History, Profile, Settings, plan, policies
-from holdfast.pacing.failures import Failures
+from holdfast.pacing import FailureHistory, PacingSettings, Profile, plan, policies
+from holdfast.pacing.failures import FailureEstimate
 
 from .agreement import ettr_max_error
 from .paired import Overhead, overhead
@@ -61,13 +61,13 @@ def _row(found: Overhead) -> str:
 def _plan_seconds(policy: str) -> float:
     """What the median plan takes, in seconds."""
     seconds = []
-    failures = Failures(count=3, exposure_seconds=1e6, world_size=64)
+    failures = FailureEstimate(count=3, exposure_seconds=1e6, world_size=64)
     profile = Profile(
         iteration_seconds=0.5, update_seconds=0.05, snapshot_seconds=0.4, persist_seconds=3.0, cost_seconds=0.05
     )
-    settings = Settings(policy=policy, every=50 if policy == "fixed" else None)
+    settings = PacingSettings(policy=policy, every=50 if policy == "fixed" else None)
     for number in range(PLANS):
-        now = History(failures=failures.after(float(number)))
+        now = FailureHistory(failures=failures.after(float(number)))
         started = time.perf_counter()
         plan(profile, settings, now)
         seconds.append(time.perf_counter() - started)

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from holdfast.pacing import Settings, policies
-from holdfast.pacing.interval_cost import best_interval_seconds, effective_ratio
-from holdfast.simulation import Job, PoissonFailures, simulate
+from holdfast.pacing import PacingSettings, policies
+from holdfast.pacing.interval_cost import effective_training_ratio, optimal_interval_seconds
+from holdfast.simulation import PoissonFailures, SimulatedJob, simulate
 
 MEAN_SECONDS = 11124.0
 """Between failures: Llama 3's 3.09 h. All else is given in parts of it, so that it only sets the scale."""
@@ -22,7 +22,7 @@ STRETCHES = 8_000
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class AgreementPoint:
     """Each in parts of the mean time between failures."""
 
     cost: float
@@ -31,7 +31,7 @@ class Point:
     restart: float
 
     def predicted(self) -> float:
-        return effective_ratio(
+        return effective_training_ratio(
             self.interval * MEAN_SECONDS,
             rate=1 / MEAN_SECONDS,
             cost_seconds=self.cost * MEAN_SECONDS,
@@ -40,12 +40,12 @@ class Point:
         )
 
 
-def grid() -> list[Point]:
+def grid() -> list[AgreementPoint]:
     """50 points: costs of a millionth to the whole of the time between failures; half, once and twice the best
     interval; and the lags and restarts that large jobs have, as far as the lag is within the interval."""
     points = []
     for cost in (1e-6, 1e-5, 1e-4, 4.5e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0):
-        best = best_interval_seconds(1.0, cost)
+        best = optimal_interval_seconds(1.0, cost)
         for factor, lag, restart in (
             (1.0, 0.0, 0.0),
             (0.5, 0.0, 0.03),
@@ -53,11 +53,11 @@ def grid() -> list[Point]:
             (1.0, min(best, 0.011), 0.027),
             (2.0, min(best, 0.02), 0.05),
         ):
-            points.append(Point(cost, factor * best, lag, restart))
+            points.append(AgreementPoint(cost, factor * best, lag, restart))
     return points
 
 
-def simulated(point: Point, standard_error: float = STANDARD_ERROR) -> tuple[float, float]:
+def simulated(point: AgreementPoint, standard_error: float = STANDARD_ERROR) -> tuple[float, float]:
     """ETTR and its standard error, of as many batches of failures as that takes."""
     ratios: list[float] = []
     error = math.inf
@@ -68,11 +68,11 @@ def simulated(point: Point, standard_error: float = STANDARD_ERROR) -> tuple[flo
     return statistics.fmean(ratios), error
 
 
-def _batch(point: Point, seed: int) -> float:
+def _batch(point: AgreementPoint, seed: int) -> float:
     """One iteration is one interval: what is between two checkpoints does not matter here."""
     stretches_a_failure = 1 + 1 / (point.interval + point.cost)
     failures = DECK * max(1, round(STRETCHES / stretches_a_failure / DECK))
-    job = Job(
+    job = SimulatedJob(
         total_iterations=10**12,
         iteration_seconds=point.interval * MEAN_SECONDS,
         cost_seconds=point.cost * MEAN_SECONDS,
@@ -82,7 +82,7 @@ def _batch(point: Point, seed: int) -> float:
     outcome = simulate(
         job,
         policies["fixed"],
-        Settings(every=1, budget=1.0),
+        PacingSettings(every=1, budget=1.0),
         failures=PoissonFailures(3600 / MEAN_SECONDS, draws=even_draws(seed)),
         replan_seconds=math.inf,
         until_seconds=failures * (1 + point.restart) * MEAN_SECONDS,
@@ -103,7 +103,7 @@ def even_draws(seed: int, strata: int = DECK) -> Iterator[float]:
         yield from deck
 
 
-def ettr_max_error(points: Iterable[Point] | None = None) -> tuple[float, Point]:
+def ettr_max_error(points: Iterable[AgreementPoint] | None = None) -> tuple[float, AgreementPoint]:
     """The largest difference between formula and simulation, and where it is."""
     worst, where = 0.0, None
     for point in grid() if points is None else points:

@@ -6,27 +6,34 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.pacing import Failures, Policy, Settings, policies
-from holdfast.simulation import FailureSource, Job, Knowledge, Outcome, PoissonFailures, simulate
+from holdfast.pacing import FailureEstimate, PacingSettings, Policy, policies
+from holdfast.simulation import (
+    FailureKnowledge,
+    FailureSource,
+    PoissonFailures,
+    SimulatedJob,
+    SimulationOutcome,
+    simulate,
+)
 
 DAY = 86400.0
 MTBF_SECONDS = 3.09 * 3600
 WORKERS = 16_384
 ITERATION_SECONDS = 5.0
 REPLAN_SECONDS = 1800.0
-JOB = Job(
+JOB = SimulatedJob(
     total_iterations=round(54 * DAY / ITERATION_SECONDS),
     iteration_seconds=ITERATION_SECONDS,
     cost_seconds=5.0,
     lag_seconds=120.0,
     restart_seconds=300.0,
 )
-KNOWN = Knowledge(rate=lambda now: 1 / MTBF_SECONDS)
+KNOWN = FailureKnowledge(rate=lambda now: 1 / MTBF_SECONDS)
 
 
-def learning(wrong_by: float = 1.0) -> Knowledge:
+def learning(wrong_by: float = 1.0) -> FailureKnowledge:
     """A prior mean that is so many times the true one; what is seen corrects it."""
-    return Knowledge(failures=Failures(world_size=WORKERS, mean_seconds=wrong_by * MTBF_SECONDS))
+    return FailureKnowledge(failures=FailureEstimate(world_size=WORKERS, mean_seconds=wrong_by * MTBF_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +48,13 @@ class AtScale:
 
 
 def at_scale(seeds: Sequence[int]) -> list[AtScale]:
-    half_hour = Settings(every=round(1800 / ITERATION_SECONDS))
-    asked: list[tuple[str, Policy, Settings, Knowledge]] = [
-        ("goodput, rate known", policies["goodput"], Settings(), KNOWN),
-        ("goodput, rate learnt", policies["goodput"], Settings(), learning()),
-        ("young-daly, rate learnt", policies["young-daly"], Settings(), learning()),
-        ("checkfreq, 3.5 %", policies["checkfreq"], Settings(), learning()),
-        ("checkfreq, 10 %", policies["checkfreq"], Settings(budget=0.10), learning()),
+    half_hour = PacingSettings(every=round(1800 / ITERATION_SECONDS))
+    asked: list[tuple[str, Policy, PacingSettings, FailureKnowledge]] = [
+        ("goodput, rate known", policies["goodput"], PacingSettings(), KNOWN),
+        ("goodput, rate learnt", policies["goodput"], PacingSettings(), learning()),
+        ("young-daly, rate learnt", policies["young-daly"], PacingSettings(), learning()),
+        ("checkfreq, 3.5 %", policies["checkfreq"], PacingSettings(), learning()),
+        ("checkfreq, 10 %", policies["checkfreq"], PacingSettings(budget=0.10), learning()),
         ("every half hour", policies["fixed"], half_hour, learning()),
     ]
     rows = []
@@ -80,11 +87,11 @@ def run(
     policy: Policy,
     seed: int,
     *,
-    settings: Settings = Settings(),  # noqa: B008 - frozen
-    knowledge: Knowledge = KNOWN,
+    settings: PacingSettings = PacingSettings(),  # noqa: B008 - frozen
+    knowledge: FailureKnowledge = KNOWN,
     days: float = 1000.0,
     failures: FailureSource | None = None,
-) -> Outcome:
+) -> SimulationOutcome:
     """This job, ended after so many days of wall time."""
     return simulate(
         JOB,
@@ -113,7 +120,7 @@ def regret_of_change(factor: float, seeds: Sequence[int], *, at_day: float = 14.
     def told(now: float) -> float:
         return (factor if now >= when else 1.0) / MTBF_SECONDS
 
-    def after(knowledge: Knowledge, seed: int) -> float:
+    def after(knowledge: FailureKnowledge, seed: int) -> float:
         before, whole = (
             run(
                 policies["goodput"],
@@ -126,4 +133,4 @@ def regret_of_change(factor: float, seeds: Sequence[int], *, at_day: float = 14.
         )
         return (whole.useful_seconds - before.useful_seconds) / (whole.wall_seconds - before.wall_seconds)
 
-    return statistics.fmean(after(Knowledge(rate=told), seed) - after(learning(), seed) for seed in seeds)
+    return statistics.fmean(after(FailureKnowledge(rate=told), seed) - after(learning(), seed) for seed in seeds)

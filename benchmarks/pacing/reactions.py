@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.pacing import Controller, Settings
+from holdfast.pacing import Controller, PacingSettings
 
-from .paced import Job
+from .paced import PacedJob
 
 BUDGET = 0.05
 SLOWER = 4
@@ -48,11 +48,11 @@ def outside_slowdown_ratio() -> float:
     return max(found, key=lambda ratio: abs(ratio - 1))
 
 
-def _settled() -> Job:
-    job = Job(Controller(Settings(budget=BUDGET)), stall_seconds=0.1, interference=0.2)
+def _settled() -> PacedJob:
+    job = PacedJob(Controller(PacingSettings(budget=BUDGET)), stall_seconds=0.1, interference=0.2)
     return job.run(400)
 
 
-def _cost_seconds(job: Job) -> float:
+def _cost_seconds(job: PacedJob) -> float:
     busy = job.snapshot_seconds + job.persist_seconds
     return job.stall_seconds + busy * job.interference / (1 + job.interference)

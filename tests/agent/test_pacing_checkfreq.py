@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.pacing import MAX_INTERVAL, History, Plan, Profile, Settings, policies
+from holdfast.pacing import MAX_INTERVAL, FailureHistory, IntervalPlan, PacingSettings, Profile, policies
 from holdfast.pacing.interval_cost import predicted_stall
 
 PAPER = Profile(
@@ -39,8 +39,8 @@ profiles = st.builds(
 budgets = st.floats(min_value=1e-4, max_value=1.0)
 
 
-def checkfreq(profile: Profile, budget: float = 0.05) -> Plan:
-    return policies["checkfreq"](profile, Settings(budget=budget), History())
+def checkfreq(profile: Profile, budget: float = 0.05) -> IntervalPlan:
+    return policies["checkfreq"](profile, PacingSettings(budget=budget), FailureHistory())
 
 
 def interval(profile: Profile, budget: float = 0.05) -> int:
@@ -150,6 +150,6 @@ def test_device_memory_is_used_only_where_the_checkpoint_fits(profile: Profile) 
     st.integers(1, MAX_INTERVAL) | st.none(),
 )
 def test_no_measurement_is_odd_enough_to_raise(profile: Profile, policy: str, every: int | None) -> None:
-    plan = policies[policy](profile, Settings(policy=policy, every=every), History())
+    plan = policies[policy](profile, PacingSettings(policy=policy, every=every), FailureHistory())
     assert plan.interval is None or plan.interval >= 1
     assert plan.reason

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from benchmarks.pacing.paced import Job
+from benchmarks.pacing.paced import PacedJob
 from torch.utils.data import TensorDataset
 
 import holdfast
-from holdfast.pacing import Controller, Settings
+from holdfast.pacing import Controller, PacingSettings
 from holdfast.reports import Reporter, Standing
 
 SAMPLES, BATCH, EPOCHS = 20, 4, 3
@@ -66,7 +66,7 @@ def test_the_log_says_when_checkpoints_are_taken_and_why(tmp_path, caplog):
 
 def test_the_log_says_once_what_an_overhead_over_the_budget_waits_for(caplog):
     caplog.set_level("INFO", "holdfast")
-    simulated = Job(Controller(Settings(budget=0.035)), stall_seconds=1.0).run(400)
+    simulated = PacedJob(Controller(PacingSettings(budget=0.035)), stall_seconds=1.0).run(400)
     reporter = Reporter("job", Standing())
     reporter.pace(simulated.controller, changed=True)
     simulated.stall_seconds *= 1.5

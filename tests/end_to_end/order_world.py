@@ -21,7 +21,7 @@ import msgspec
 from holdfast.answers import Order
 from holdfast.errors import Fenced
 from holdfast.orders import Orders
-from holdfast.pacing import Settings
+from holdfast.pacing import PacingSettings
 from holdfast.protocol import (
     AttemptStarted,
     Batch,
@@ -118,7 +118,7 @@ class Agent:
         self.outgoing = Outgoing(world.job, self.uid, self.number)
         self.reporter = Told(world, self.standing, self.outgoing)
         self.orders = Orders(
-            world.store, world.job, self.reporter, Settings(),
+            world.store, world.job, self.reporter, PacingSettings(),
             retention=Retention.keeping(12), clock=lambda: world.now,
         )  # fmt: skip
         self.orders.start(first, self.number)

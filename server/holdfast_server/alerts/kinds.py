@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from holdfast.answers.administration import LimitUnit, Severity
-from holdfast.pacing.policy import duration, plural
+from holdfast.pacing.policy import duration, format_iterations
 from holdfast_server.alerts.facts import Facts
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -76,7 +76,7 @@ def _no_progress(facts: Facts, limit: float) -> Verdict | None:
 
 
 def _exposure_iterations(facts: Facts, limit: float) -> Verdict | None:
-    told = f"more than {plural(round(limit))} would be lost if it died now"
+    told = f"more than {format_iterations(round(limit))} would be lost if it died now"
     return _above(facts.exposure_iterations, limit, told)
 
 
