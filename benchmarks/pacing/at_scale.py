@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from holdfast.pacing import FailureEstimate, PacingSettings, Policy, policies
 from holdfast.simulation import (
     FailureKnowledge,
-    FailureSource,
     PoissonFailures,
     SimulatedJob,
     SimulationOutcome,
@@ -90,7 +89,7 @@ def run(
     settings: PacingSettings = PacingSettings(),  # noqa: B008 - frozen
     knowledge: FailureKnowledge = KNOWN,
     days: float = 1000.0,
-    failures: FailureSource | None = None,
+    failures: PoissonFailures | None = None,
 ) -> SimulationOutcome:
     """This job, ended after so many days of wall time."""
     return simulate(

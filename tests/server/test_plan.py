@@ -95,7 +95,7 @@ def test_more_ranks_fail_more_often_than_was_seen_on_few(job, client):
         ("budget", "lots", "not a number"),
         ("every", "0", "outside"),
         ("every", "1e99", "whole number"),
-        ("mtbf", "0", "more than 0"),
+        ("mtbf", "0", "greater than 0"),
         ("mtbf", "-3h", "outside"),
         ("mtbf", "weekly", "not a time"),
         ("ranks", "0", "from 1 to"),

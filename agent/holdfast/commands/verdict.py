@@ -59,9 +59,9 @@ def print_report(report: PlanReport) -> None:
         columns = ("", "ETTR", "QUARTILES", "CHECKPOINTS", "HOURS LOST A DAY")
         print_table(columns, [_simulated_row(each) for each in report.simulated])
         print()
-    width = max(len(each.value) for each in report.inputs)
-    for each in report.inputs:
-        print(f"{each.name:<14}{each.value:<{width}}  {each.origin}")
+    width = max(len(line.value) for line in report.inputs)
+    for line in report.inputs:
+        print(f"{line.name:<14}{line.value:<{width}}  {line.origin}")
 
 
 def simulate_policies(comparison: IntervalComparison) -> list[SimulatedPolicy]:

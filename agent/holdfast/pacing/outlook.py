@@ -74,8 +74,7 @@ class IntervalForecast:
     mean_lost_seconds: float | None = None
     """Mean loss of one failure."""
     mean_lost_gpu_hours: float | None = None
-    """Mean and maximum loss of one failure on all GPUs."""
-    max_lost_gpu_hours: float | None = None
+    """Mean loss of one failure on all GPUs."""
     survival_probability: float | None = None
     """Probability of no failure between two durable checkpoints."""
     wasted_gpus: float | None = None
@@ -233,7 +232,6 @@ class _Forecaster:
             exposure_seconds=exposure * real_seconds,
             mean_lost_seconds=(achieved / 2 + lag) * real_seconds,
             mean_lost_gpu_hours=(achieved / 2 + lag) * real_seconds * gpus / 3600,
-            max_lost_gpu_hours=exposure * real_seconds * gpus / 3600,
             survival_probability=self.failures.survival_probability(achieved * real_seconds),
             wasted_gpus=behind * gpus,
             wasted_gpu_hours_per_day=behind * gpus * HOURS_A_DAY,

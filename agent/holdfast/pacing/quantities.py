@@ -19,15 +19,15 @@ _SIZES = {f"{prefix}b": factor for prefix, factor in _DECIMAL.items()} | {
     f"{prefix}ib": 1024.0**power for power, prefix in enumerate("kmgtp", start=1)
 }
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
-MOST_SECONDS = 100 * 365 * 86400.0
-MOST_BYTES = 1e18
+MAX_SECONDS = 100 * 365 * 86400.0
+MAX_BYTES = 1e18
 
 
-def parse_seconds(text: str, name: str, *, least: float = 0.0) -> float:
+def parse_seconds(text: str, name: str) -> float:
     """Parse `250ms`, `2.5s`, `3 min`, `3h` or `2 days`; a bare number is in seconds."""
     seconds = _parse(str(text), name, _TIMES, "a time: write 2.5s, 3min or 3h")
-    if not least <= seconds <= MOST_SECONDS or (least == 0 and seconds < 0):
-        raise ValueError(f"{name} {text!r} is outside {_least(least)} to 100 years")
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise ValueError(f"{name} {text!r} is outside 0 s to 100 years")
     return seconds
 
 
@@ -35,7 +35,7 @@ def parse_positive_seconds(text: str, name: str) -> float:
     """Parse a time greater than 0."""
     seconds = parse_seconds(text, name)
     if seconds == 0:
-        raise ValueError(f"{name} {text!r} has to be more than 0: write 2.5s, 3min or 3h")
+        raise ValueError(f"{name} {text!r} must be greater than 0: write 2.5s, 3min or 3h")
     return seconds
 
 
@@ -65,11 +65,7 @@ def _parse(text: str, name: str, units: dict[str, float], what: str, typed: str 
 
 def _positive(value: float, text: str, name: str) -> float:
     if value <= 0:
-        raise ValueError(f"{name} {text!r} has to be more than 0")
-    if not math.isfinite(value) or value > MOST_BYTES:
-        raise ValueError(f"{name} {text!r} is larger than anything that trains")
+        raise ValueError(f"{name} {text!r} must be greater than 0")
+    if not math.isfinite(value) or value > MAX_BYTES:
+        raise ValueError(f"{name} {text!r} is too large")
     return value
-
-
-def _least(least: float) -> str:
-    return "0 s" if least == 0 else f"{least:g} s"

@@ -8,7 +8,6 @@ knowledge that a real job has. Imports `holdfast.pacing` only.
 from .comparison import FORESEEN_FAILURES, RUNS, SimulatedPolicy, compare_policies
 from .run import (
     FailureKnowledge,
-    FailureSource,
     PoissonFailures,
     SimulatedJob,
     SimulationOutcome,
@@ -20,7 +19,6 @@ __all__ = [
     "FORESEEN_FAILURES",
     "RUNS",
     "FailureKnowledge",
-    "FailureSource",
     "PoissonFailures",
     "SimulatedJob",
     "SimulatedPolicy",

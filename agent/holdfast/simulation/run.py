@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from holdfast.pacing import FailureEstimate, FailureHistory, PacingSettings, Policy, Profile
 
@@ -57,20 +56,6 @@ class SimulationOutcome:
         return self.useful_seconds / self.wall_seconds if self.wall_seconds > 0 else 1.0
 
 
-class FailureSource(Protocol):
-    """A source of failures, advanced by the running time of the job."""
-
-    def seconds_left(self, now: float) -> float:
-        """Return how long the job can run from `now` until the next failure."""
-        ...
-
-    def ran(self, now: float, seconds: float) -> None:
-        """Advance: the job ran from `now` for `seconds` without a failure."""
-        ...
-
-    def failed(self) -> None: ...
-
-
 class PoissonFailures:
     """Failures at a constant rate; the same seed gives every policy the same failures."""
 
@@ -83,9 +68,11 @@ class PoissonFailures:
         self._hazard_left = next(self._draws)
 
     def seconds_left(self, now: float) -> float:
+        """Return how long the job can run from `now` until the next failure."""
         return self._hazard_left / self._rate if self._rate > 0 else math.inf
 
     def ran(self, now: float, seconds: float) -> None:
+        """Advance: the job ran from `now` for `seconds` without a failure."""
         self._hazard_left = max(0.0, self._hazard_left - self._rate * seconds)
 
     def failed(self) -> None:
@@ -126,7 +113,7 @@ def simulate(
     policy: Policy,
     settings: PacingSettings = PacingSettings(),  # noqa: B008 - frozen
     *,
-    failures: FailureSource,
+    failures: PoissonFailures,
     knowledge: FailureKnowledge = FailureKnowledge(),
     replan_seconds: float = 0.0,
     until_seconds: float = math.inf,
@@ -155,7 +142,7 @@ class _Simulation:
         job: SimulatedJob,
         policy: Policy,
         settings: PacingSettings,
-        failures: FailureSource,
+        failures: PoissonFailures,
         knowledge: FailureKnowledge,
         replan_seconds: float,
         until_seconds: float,
