@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from benchmarks.ingest.peers import METRICS, SAMPLES, STEPS, Holdfast
+from benchmarks.ingest.peers import METRICS, SAMPLES, STEPS, HoldfastPeer
 
 from holdfast.protocol import Batch
 
 
 def test_every_body_is_a_batch_of_a_thousand_samples_that_goes_on_after_the_one_before():
-    (post,) = Holdfast().posts(port=1, clients=1, bodies=3)
+    (post,) = HoldfastPeer().posts(port=1, clients=1, bodies=3)
     batches = [msgspec.msgpack.decode(body, type=Batch) for body in post.bodies]
     assert [batch.sequence for batch in batches] == [1, 2, 3]
     samples = [batch.samples for batch in batches]

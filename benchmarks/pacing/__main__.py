@@ -1,4 +1,4 @@
-"""`python -m benchmarks.pacing`: whether checkpointing keeps to its budget, and what a plan is worth."""
+"""`python -m benchmarks.pacing`: whether checkpoints stay within the budget, and how the controller reacts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.pacing import FailureHistory, PacingSettings, Profile, plan, polic
 from holdfast.pacing.failures import FailureEstimate
 
 from .agreement import ettr_max_error
-from .paired import Overhead, overhead
+from .paired import OverheadResult, overhead
 from .reactions import outside_slowdown_ratio, recovered_ratio, slow_disk_intervals
 
 BUDGETS = {"1": 0.01, "3_5": 0.035, "10": 0.10}
@@ -25,22 +25,26 @@ PLANS = 200
 
 def main() -> None:
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that all is cleared away then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # run the cleanup on SIGTERM
     figures: dict[str, float] = {}
-    print("the controller on simulated jobs, on a clock of their own:", flush=True)
+    print("the controller on simulated jobs:", flush=True)
     figures["slow_disk_intervals"] = slow_disk_intervals()
     figures["recovered_k_ratio"] = recovered_ratio()
     figures["outside_slowdown_k_ratio"] = outside_slowdown_ratio()
     print(f"  a disk 4 times slower: within the budget again after {figures['slow_disk_intervals']} intervals")
-    print(f"  as quick again: k after five intervals is {figures['recovered_k_ratio']:.2f} of what it was")
-    print(f"  all else 30 % slower: k becomes {figures['outside_slowdown_k_ratio']:.2f} of what it was")
+    print(
+        f"  five intervals after its recovery: the interval is {figures['recovered_k_ratio']:.2f} of the old one"
+    )
+    print(
+        f"  everything 30 % slower: the interval becomes {figures['outside_slowdown_k_ratio']:.2f} of the old one"
+    )
     figures["plan_ms"] = round(1000 * max(_plan_seconds(name) for name in policies), 4)
     print(f"the plan of the slowest policy takes {figures['plan_ms']:.3f} ms", flush=True)
     figures["ettr_max_error"] = round(ettr_max_error()[0], 5)
     print(f"ETTR by its formula and by simulation differ by {figures['ettr_max_error']:.5f} at most", flush=True)
 
-    print(f"training with Holdfast and without, by turns for {options.minutes:g} minutes at each:")
-    print("  budget    overhead   std error   nothing at all   as reported   pairs   every     state")
+    print(f"training with and without Holdfast in turns, {options.minutes:g} minutes at each budget:")
+    print("  budget    overhead   std error          control      reported   pairs   every     state")
     errors = []
     for name, budget in BUDGETS.items():
         found = overhead(budget, options.minutes, options.folder)
@@ -51,7 +55,7 @@ def main() -> None:
     print(f"figures: {json.dumps(figures)}")
 
 
-def _row(found: Overhead) -> str:
+def _row(found: OverheadResult) -> str:
     return (
         f"  {found.budget:6.1%}  {found.measured:+9.2%}   ±{found.error:8.2%}   {found.control:+13.2%}"
         f"   {found.reported:+10.2%}   {found.pairs:>5}   {found.interval:>5}   {found.state_bytes / 1e6:,.0f} MB"
@@ -59,7 +63,7 @@ def _row(found: Overhead) -> str:
 
 
 def _plan_seconds(policy: str) -> float:
-    """What the median plan takes, in seconds."""
+    """Return the median seconds of a plan."""
     seconds = []
     failures = FailureEstimate(count=3, exposure_seconds=1e6, world_size=64)
     profile = Profile(
@@ -76,9 +80,9 @@ def _plan_seconds(policy: str) -> float:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-pacing", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=5, help="of turns, at each budget")
+    parser.add_argument("--minutes", type=float, default=5, help="duration at each budget")
     parser.add_argument(
-        "--folder", type=Path, default=ROOT, help="where checkpoints are written, on the disk meant"
+        "--folder", type=Path, default=ROOT, help="where checkpoints are written, on the disk to measure"
     )
     return parser.parse_args()
 

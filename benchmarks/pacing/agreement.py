@@ -1,4 +1,4 @@
-"""The formula for the effective training time ratio beside the simulator, which knows nothing of it."""
+"""Comparison of the ETTR formula with the simulator, which does not use it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from holdfast.pacing.interval_cost import effective_training_ratio, optimal_inte
 from holdfast.simulation import PoissonFailures, SimulatedJob, simulate
 
 MEAN_SECONDS = 11124.0
-"""Between failures: Llama 3's 3.09 h. All else is given in parts of it, so that it only sets the scale."""
+"""Mean time between failures, 3.09 h as for Llama 3; all other times are given in units of it."""
 STANDARD_ERROR = 0.0006
 DECK = 32
 FEWEST_BATCHES, MOST_BATCHES = 4, 40
 STRETCHES = 8_000
-"""A batch is about so long, in intervals."""
+"""Approximate length of a batch in intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgreementPoint:
-    """Each in parts of the mean time between failures."""
+    """Times in units of the mean time between failures."""
 
     cost: float
     interval: float
@@ -41,8 +41,8 @@ class AgreementPoint:
 
 
 def grid() -> list[AgreementPoint]:
-    """50 points: costs of a millionth to the whole of the time between failures; half, once and twice the best
-    interval; and the lags and restarts that large jobs have, as far as the lag is within the interval."""
+    """Return 50 points: costs from a millionth to the whole MTBF; half, once and twice the best interval; lags and
+    restarts of large jobs."""
     points = []
     for cost in (1e-6, 1e-5, 1e-4, 4.5e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0):
         best = optimal_interval_seconds(1.0, cost)
@@ -58,7 +58,7 @@ def grid() -> list[AgreementPoint]:
 
 
 def simulated(point: AgreementPoint, standard_error: float = STANDARD_ERROR) -> tuple[float, float]:
-    """ETTR and its standard error, of as many batches of failures as that takes."""
+    """Return ETTR and its standard error, from as many batches as that takes."""
     ratios: list[float] = []
     error = math.inf
     while len(ratios) < FEWEST_BATCHES or (error > standard_error and len(ratios) < MOST_BATCHES):
@@ -69,7 +69,7 @@ def simulated(point: AgreementPoint, standard_error: float = STANDARD_ERROR) -> 
 
 
 def _batch(point: AgreementPoint, seed: int) -> float:
-    """One iteration is one interval: what is between two checkpoints does not matter here."""
+    """Simulate one batch, with one iteration per interval."""
     stretches_a_failure = 1 + 1 / (point.interval + point.cost)
     failures = DECK * max(1, round(STRETCHES / stretches_a_failure / DECK))
     job = SimulatedJob(
@@ -91,10 +91,9 @@ def _batch(point: AgreementPoint, seed: int) -> float:
 
 
 def even_draws(seed: int, strata: int = DECK) -> Iterator[float]:
-    """Exponential times of mean 1 in shuffled decks, one from each of so many equally likely ranges.
+    """Yield stratified exponential variables of mean 1: each shuffled deck has one from every quantile range.
 
-    Each deck has nearly the mean of all: means over many failures tend to what those of independent draws do, and
-    come close to it much sooner. For mean values only.
+    Means converge to those of independent draws, only faster. For mean values only.
     """
     chance = random.Random(seed)
     while True:
@@ -104,7 +103,7 @@ def even_draws(seed: int, strata: int = DECK) -> Iterator[float]:
 
 
 def ettr_max_error(points: Iterable[AgreementPoint] | None = None) -> tuple[float, AgreementPoint]:
-    """The largest difference between formula and simulation, and where it is."""
+    """Return the largest difference between formula and simulation, and its point."""
     worst, where = 0.0, None
     for point in grid() if points is None else points:
         found, _ = simulated(point)

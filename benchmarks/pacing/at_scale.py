@@ -1,4 +1,4 @@
-"""54 days on 16,384 GPUs at Llama 3's failure rate: what each policy makes of them."""
+"""All policies on a simulated job: 54 days on 16,384 GPUs at the failure rate of Llama 3."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ KNOWN = FailureKnowledge(rate=lambda now: 1 / MTBF_SECONDS)
 
 
 def learning(wrong_by: float = 1.0) -> FailureKnowledge:
-    """A prior mean that is so many times the true one; what is seen corrects it."""
+    """Return a prior with so many times the true MTBF, which observations correct."""
     return FailureKnowledge(failures=FailureEstimate(world_size=WORKERS, mean_seconds=wrong_by * MTBF_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)
-class AtScale:
+class PolicyAtScale:
     """ETTR over 54 days: median and quartiles over the seeds."""
 
     name: str
@@ -46,12 +46,12 @@ class AtScale:
     checkpoints: float
 
 
-def at_scale(seeds: Sequence[int]) -> list[AtScale]:
+def at_scale(seeds: Sequence[int]) -> list[PolicyAtScale]:
     half_hour = PacingSettings(every=round(1800 / ITERATION_SECONDS))
     asked: list[tuple[str, Policy, PacingSettings, FailureKnowledge]] = [
         ("goodput, rate known", policies["goodput"], PacingSettings(), KNOWN),
-        ("goodput, rate learnt", policies["goodput"], PacingSettings(), learning()),
-        ("young-daly, rate learnt", policies["young-daly"], PacingSettings(), learning()),
+        ("goodput, rate learned", policies["goodput"], PacingSettings(), learning()),
+        ("young-daly, rate learned", policies["young-daly"], PacingSettings(), learning()),
         ("checkfreq, 3.5 %", policies["checkfreq"], PacingSettings(), learning()),
         ("checkfreq, 10 %", policies["checkfreq"], PacingSettings(budget=0.10), learning()),
         ("every half hour", policies["fixed"], half_hour, learning()),
@@ -61,12 +61,12 @@ def at_scale(seeds: Sequence[int]) -> list[AtScale]:
         runs = [run(policy, seed, settings=settings, knowledge=knowledge) for seed in seeds]
         low, middle, high = statistics.quantiles([each.ettr for each in runs], n=4, method="inclusive")
         taken = statistics.median(each.checkpoints for each in runs)
-        rows.append(AtScale(name, middle, low, high, taken))
+        rows.append(PolicyAtScale(name, middle, low, high, taken))
     return rows
 
 
 class ChangingFailures(PoissonFailures):
-    """From so many seconds of wall time on, so many times the first rate."""
+    """Failures whose rate changes by a factor at a wall time."""
 
     def __init__(self, per_hour: float, *, seed: int, at_seconds: float, factor: float) -> None:
         super().__init__(per_hour, seed=seed)
@@ -91,7 +91,7 @@ def run(
     days: float = 1000.0,
     failures: PoissonFailures | None = None,
 ) -> SimulationOutcome:
-    """This job, ended after so many days of wall time."""
+    """Simulate JOB for so many days of wall time."""
     return simulate(
         JOB,
         policy,
@@ -104,7 +104,7 @@ def run(
 
 
 def regret_of_wrong_prior(wrong_by: float, seeds: Sequence[int], days: float = 3.0) -> float:
-    """Mean ETTR that the first days lose to a prior so many times too long, against knowing the rate."""
+    """Return the mean ETTR lost in the first days to an MTBF so many times too long, against the known rate."""
     goodput = policies["goodput"]
     return statistics.fmean(
         run(goodput, seed, days=days).ettr - run(goodput, seed, knowledge=learning(wrong_by), days=days).ettr
@@ -113,10 +113,10 @@ def regret_of_wrong_prior(wrong_by: float, seeds: Sequence[int], days: float = 3
 
 
 def regret_of_change(factor: float, seeds: Sequence[int], *, at_day: float = 14.0, days: float = 28.0) -> float:
-    """Mean ETTR lost in the days after the rate changed by a factor unannounced, against being told of it."""
+    """Return the mean ETTR lost in the days after an unknown change of the rate, against a known one."""
     when = at_day * DAY
 
-    def told(now: float) -> float:
+    def true_rate(now: float) -> float:
         return (factor if now >= when else 1.0) / MTBF_SECONDS
 
     def after(knowledge: FailureKnowledge, seed: int) -> float:
@@ -132,4 +132,6 @@ def regret_of_change(factor: float, seeds: Sequence[int], *, at_day: float = 14.
         )
         return (whole.useful_seconds - before.useful_seconds) / (whole.wall_seconds - before.wall_seconds)
 
-    return statistics.fmean(after(FailureKnowledge(rate=told), seed) - after(learning(), seed) for seed in seeds)
+    return statistics.fmean(
+        after(FailureKnowledge(rate=true_rate), seed) - after(learning(), seed) for seed in seeds
+    )

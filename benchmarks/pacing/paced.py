@@ -1,4 +1,4 @@
-"""A controller driven by a simulated job whose true costs are known, on a clock of its own."""
+"""A controller driven by a simulated job with known costs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from holdfast.pacing import Controller, IntervalPlan, Observation, Profile
 
 
 @dataclass
-class UnderWay:
-    """A checkpoint that is not durable yet."""
+class CheckpointInFlight:
+    """A checkpoint in flight."""
 
     left_seconds: float
     took_seconds: float = 0.0
@@ -19,15 +19,15 @@ class UnderWay:
 
 @dataclass
 class PacedJob:
-    """A training loop without a clock: iterations, checkpoints that overlap them, and what these cost."""
+    """A simulated training loop: iterations, and checkpoints that overlap and slow them."""
 
     controller: Controller
     compute_seconds: float = 1.0
     data_seconds: float = 0.0
     stall_seconds: float = 0.0
-    """Of the iteration after a checkpoint."""
+    """Stall in the iteration after a checkpoint."""
     interference: float = 0.0
-    """By which share an iteration is slower while a checkpoint is under way."""
+    """Share by which an iteration is slower while a checkpoint is in flight."""
     snapshot_seconds: float = 0.4
     persist_seconds: float = 3.0
     noise: Callable[[], float] = lambda: 1.0
@@ -35,7 +35,7 @@ class PacedJob:
     device_copy_seconds: float = math.inf
     memory_used_bytes: int = 0
     memory_total_bytes: int = 0
-    under_way: list[UnderWay] = field(default_factory=list)
+    under_way: list[CheckpointInFlight] = field(default_factory=list)
     new: bool = False
     starts: list[int] = field(default_factory=list)
     plans: list[IntervalPlan] = field(default_factory=list)
@@ -98,7 +98,7 @@ class PacedJob:
         self.controller.started(self.iteration)
         self.starts.append(self.iteration)
         seconds = self.snapshot_seconds + self.persist_seconds
-        self.under_way.append(UnderWay(seconds))
+        self.under_way.append(CheckpointInFlight(seconds))
         self.new = True
 
     @property
