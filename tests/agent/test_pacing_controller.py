@@ -266,7 +266,7 @@ def test_a_neighbour_is_not_blamed_where_every_iteration_overlaps_a_checkpoint()
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_does_not_make_the_interval_wander(seed: int) -> None:
-    """Busy and idle iterations scatter by 15 %, many times the 3.5 % that are to be told apart."""
+    """Busy and idle iterations scatter by 15 %, many times the 3.5 % to be detected."""
     generator = random.Random(seed)
     simulated = job(0.035, noise=lambda: generator.lognormvariate(0, 0.15)).run(1500)
     simulated.run(6000)

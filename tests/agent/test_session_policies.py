@@ -1,4 +1,4 @@
-"""What a session tells its policy, when its checkpoints begin, and what the log says of them."""
+"""What a session passes to its policy, when its checkpoints begin, and how it logs the interval."""
 
 import pytest
 import torch
@@ -55,8 +55,10 @@ def test_the_log_says_when_checkpoints_are_taken_and_why(tmp_path, caplog):
         train(model, optimizer, session, iterations=2)
         session.every(7)
         session.every(20)
-    told = [(record.levelname, record.message) for record in caplog.records if "interval: every" in record.message]
-    assert told == [
+    logged = [
+        (record.levelname, record.message) for record in caplog.records if "interval: every" in record.message
+    ]
+    assert logged == [
         ("INFO", "job: checkpoint interval: every 5 iterations (policy fixed)"),
         ("DEBUG", "job: checkpoint interval: every 7 iterations (policy fixed)"),
         ("INFO", "job: checkpoint interval: every 20 iterations (policy fixed)"),

@@ -131,7 +131,7 @@ def test_a_job_whose_checkpoints_are_paused_has_nothing_in_force(job, client):
 
 
 def test_an_unknown_job_is_not_found(client):
-    reply = client.get("/api/v1/jobs/nobody/plan")
+    reply = client.get("/api/v1/jobs/unknown/plan")
     assert (reply.status_code, reply.json()["error"]) == (404, "unknown_job")
 
 
@@ -164,7 +164,7 @@ def test_an_attempt_that_was_told_to_go_is_no_failure(job, client, clock, how):
 
 def test_an_attempt_that_runs_or_never_trained_is_no_failure(job, client, clock):
     clock.now += 3600
-    assert plan(client)["failures"] == 0  # silent, and nobody knows why
+    assert plan(client)["failures"] == 0  # silent, for an unknown reason
     stillborn = job.restarted("stillborn")
     stillborn.start(world_size=8)
     ended(stillborn, "OSError")
@@ -203,9 +203,9 @@ def test_the_plan_is_in_the_api_s_description(client):
 def test_what_the_script_states_is_what_the_page_plans_with(agent, client, clock):
     agent.start(world_size=8)
     clock.now += 30
-    told = pace(agent)
-    told.mtbf_seconds = 7200.0
-    agent.train(300, told)
+    paced = pace(agent)
+    paced.mtbf_seconds = 7200.0
+    agent.train(300, paced)
     answer = plan(client)
     found = answer["comparison"]
     assert found["mtbf_seconds"] == pytest.approx(7230, rel=0.001)  # and half a minute without a failure

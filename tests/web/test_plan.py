@@ -105,10 +105,10 @@ def test_the_table_has_the_policies_and_who_decides_in_whose_place(client: TestC
 
 def test_measured_and_assumed_figures_look_different(client: TestClient, agent: FakeAgent) -> None:
     def origins(**requested: str) -> dict[str, tuple[str, str]]:
-        told = re.findall(
+        figures = re.findall(
             r'<dt>([^<]*) <span class="tag" data-kind="(\w+)">(\w+)</span>', answer(client, **requested)
         )
-        return {name: (kind, origin) for name, kind, origin in told}
+        return {name: (kind, origin) for name, kind, origin in figures}
 
     now = origins()
     assert now["Cost of a checkpoint"] == now["Iteration"] == ("measured", "measured")
@@ -125,9 +125,9 @@ def test_failures_are_told_with_the_time_that_they_were_seen_in(client: TestClie
     agent.crash(12)
     agent.train(20)
     agent.send()
-    told = text_of(answer(client))
-    assert re.search(r"Time between failures estimated .* 1 failure in \d+ min .*; 90 % sure:", told)
-    assert re.search(r"Restart measured [\d.]+ s as the last one took", told)
+    text = text_of(answer(client))
+    assert re.search(r"Time between failures estimated .* 1 failure in \d+ min .*; 90 % sure:", text)
+    assert re.search(r"Restart measured [\d.]+ s as the last one took", text)
 
 
 @pytest.mark.parametrize(

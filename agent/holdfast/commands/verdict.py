@@ -135,12 +135,12 @@ def _compared(comparison: IntervalComparison, held: IntervalForecast) -> str:
     time = duration(held.interval_seconds or 0.0)
     if held.achieved_seconds != held.interval_seconds:
         time = f"{time}, actually {duration(held.achieved_seconds or 0.0)}, since writing takes longer"
-    said = f"{held.interval:,} ({time}): {ettr(held.ettr or 0.0)}"
+    text = f"{held.interval:,} ({time}): {ettr(held.ettr or 0.0)}"
     price, idle = held.wasted_gpu_hours_per_day or 0.0, held.wasted_gpus or 0.0
     if price < NEGLIGIBLE * HOURS_A_DAY * comparison.world_size:
-        return f"{said}, as good as the best."
+        return f"{text}, as good as the best."
     idle_gpus = f" as if {idle:,.0f} of {comparison.world_size:,} GPUs were idle," if idle >= 1 else ""
-    return f"{said},{idle_gpus} {_amount(price)} GPU-hours a day behind the best."
+    return f"{text},{idle_gpus} {_amount(price)} GPU-hours a day behind the best."
 
 
 def _amount(number: float) -> str:

@@ -18,9 +18,9 @@ from holdfast.pacing.outlook import compare_intervals
 LLAMA_3 = ("--ranks", "16384", "--mtbf", "3.0931h", "--stall", "5s", "--lag", "2min", "--restart", "5min")
 
 
-def table(told: str) -> dict[str, list[str]]:
+def table(output: str) -> dict[str, list[str]]:
     """The rows by name, cells as printed."""
-    lines = told.splitlines()
+    lines = output.splitlines()
     (start,) = (at for at, line in enumerate(lines) if "OVERHEAD" in line)
     ends = [lines[start].index(name) for name in ("EVERY", "TIME", "OVERHEAD", "ETTR", "AT RISK", "GPU-HOURS")]
     rows = lines[start + 1 : lines.index("", start)]
@@ -70,28 +70,28 @@ def test_the_table_has_the_optimum_its_neighbours_and_every_policy(holdfast: Hol
 
 
 def test_what_is_over_the_budget_is_marked(holdfast: Holdfast) -> None:
-    told = holdfast("plan", *LLAMA_3, "--budget", "1%").stdout
-    assert "Its overhead of 1.52% is over the budget of 1%." in told
-    assert table(told)["optimum"][2] == "1.52% !"
+    output = holdfast("plan", *LLAMA_3, "--budget", "1%").stdout
+    assert "Its overhead of 1.52% is over the budget of 1%." in output
+    assert table(output)["optimum"][2] == "1.52% !"
 
 
 def test_an_interval_shorter_than_writing_is_reported_as_longer(holdfast: Holdfast) -> None:
-    told = " ".join(holdfast("plan", *LLAMA_3, "--every", "20").stdout.split())
-    assert "The requested interval is 20 (20 s, actually 2 min, since writing takes longer): 92.0%" in told
+    output = " ".join(holdfast("plan", *LLAMA_3, "--every", "20").stdout.split())
+    assert "The requested interval is 20 (20 s, actually 2 min, since writing takes longer): 92.0%" in output
 
 
 def test_the_plot_fits_80_plain_columns_and_marks_what_matters(holdfast: Holdfast) -> None:
-    told = holdfast("plan", *LLAMA_3, "--every", "60").stdout
-    assert told.isascii()
-    assert max(map(len, told.splitlines())) <= 80
-    drawn = [line for line in told.splitlines() if "|" in line]
+    output = holdfast("plan", *LLAMA_3, "--every", "60").stdout
+    assert output.isascii()
+    assert max(map(len, output.splitlines())) <= 80
+    drawn = [line for line in output.splitlines() if "|" in line]
     assert len(drawn) == 13
     picture = "\n".join(line.partition("|")[2] for line in drawn)
     assert (picture.count("O"), picture.count("X"), picture.count("+")) == (1, 1, 1)
     assert picture.count(":") >= 10
     assert picture.splitlines()[-1].count("*") < 3  # a curve that leaves the picture does not run along its edge
-    assert "O optimum   X in force   + requested   : 3.5% budget" in told
-    axis = next(line for line in told.splitlines() if "10 min" in line and "60 min" in line)
+    assert "O optimum   X in force   + requested   : 3.5% budget" in output
+    axis = next(line for line in output.splitlines() if "10 min" in line and "60 min" in line)
     assert axis.index("10 min") < axis.index("20 min") < axis.index("60 min")
     column = next(line.index("O") for line in drawn if "O" in line)
     assert axis.index("5 min") < column < axis.index("10 min")
@@ -111,15 +111,15 @@ def test_the_curve_rises_to_the_optimum_and_falls_after_it(holdfast: Holdfast) -
 
 
 def test_options_left_out_are_reported_as_assumed(holdfast: Holdfast) -> None:
-    told = holdfast("plan", "--parameters", "7B", "--ranks", "64", "--iteration", "800ms").stdout
-    basis = {line[:14].strip(): line[14:] for line in told.rpartition("\n\n")[2].splitlines()}
+    output = holdfast("plan", "--parameters", "7B", "--ranks", "64", "--iteration", "800ms").stdout
+    basis = {line[:14].strip(): line[14:] for line in output.rpartition("\n\n")[2].splitlines()}
     assert basis["state"].split("  ")[0] == "98 GB"
     assert "7B parameters of 14 bytes" in basis["state"]
     assert basis["iteration"].split()[-1] == basis["ranks"].split()[-1] == "given"
     for name in ("copying", "writing", "cost of one", "failures", "restart", "budget"):
         assert "assumed" in basis[name]
     assert "follows from size and speeds" in basis["durable after"]
-    assert "measured" not in told
+    assert "measured" not in output
 
 
 def test_scripts_get_the_curve_and_what_it_rests_on(holdfast: Holdfast) -> None:
@@ -165,18 +165,18 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 
 
 def test_a_fixed_interval_is_the_one_in_force(holdfast: Holdfast) -> None:
-    told = holdfast("plan", "--state", "6.5GB", "--policy", "fixed", "--every", "500").stdout
-    assert "fixed takes one every 500" in told.replace("\n", " ")
-    assert "requested" not in told
-    assert "fixed: " not in told, "nothing decides in its place"
-    rows = table(told)
+    output = holdfast("plan", "--state", "6.5GB", "--policy", "fixed", "--every", "500").stdout
+    assert "fixed takes one every 500" in output.replace("\n", " ")
+    assert "requested" not in output
+    assert "fixed: " not in output, "nothing decides in its place"
+    rows = table(output)
     assert rows["fixed"][0] == rows["in force"][0] == "500"
 
 
 def test_where_no_interval_helps_it_says_so(holdfast: Holdfast) -> None:
-    told = holdfast("plan", "--stall", "10h", "--mtbf", "1h").stdout
-    assert told.startswith("No interval helps: with a failure every 60 min")
-    assert "best interval is" not in told
+    output = holdfast("plan", "--stall", "10h", "--mtbf", "1h").stdout
+    assert output.startswith("No interval helps: with a failure every 60 min")
+    assert "best interval is" not in output
 
 
 def test_a_running_job_is_planned_from_what_was_measured_of_it(holdfast: Holdfast, server: FakeServer) -> None:
@@ -198,20 +198,20 @@ def test_a_job_that_is_still_being_measured_has_no_plan(holdfast: Holdfast) -> N
         1,
         "holdfast: no plan yet: nothing is measured yet\n",
     )
-    assert holdfast("plan", "--job", "nobody").exit_code == 1
+    assert holdfast("plan", "--job", "unknown").exit_code == 1
 
 
 def test_planning_needs_neither_torch_nor_a_web_stack() -> None:
     asked = "import sys, holdfast.commands.planning; print({'torch', 'numpy', 'fastapi'} & set(sys.modules))"
-    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == "set()"
+    output = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "set()"
 
 
 def test_simulated_runs_come_near_what_the_formula_says(holdfast: Holdfast) -> None:
     arguments = ["plan", "--ranks", "64", "--mtbf", "3h", "--stall", "5s", "--lag", "1min", "--restart", "5min"]
-    told = json.loads(holdfast(*arguments, "--simulate", "--json").stdout)
-    formula = {each["name"]: each["ettr"] for each in told["comparison"]["policies"]}
-    simulated = {each["policy"]: each for each in told["simulated"]}
+    output = json.loads(holdfast(*arguments, "--simulate", "--json").stdout)
+    formula = {each["name"]: each["ettr"] for each in output["comparison"]["policies"]}
+    simulated = {each["policy"]: each for each in output["simulated"]}
     assert {"checkfreq", "goodput", "young-daly"} <= simulated.keys()
     for name, each in simulated.items():
         assert each["ettr_low"] <= each["ettr"] <= each["ettr_high"]
