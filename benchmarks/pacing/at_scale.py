@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.pacing import FailureEstimate, PacingSettings, Policy, policies
-from holdfast.simulation import (
-    FailureKnowledge,
-    PoissonFailures,
-    SimulatedJob,
-    SimulationOutcome,
-    simulate,
-)
+from holdfast.simulation import FailureKnowledge, PoissonFailures, SimulatedJob, SimulationOutcome, simulate
 
 DAY = 86400.0
 MTBF_SECONDS = 3.09 * 3600

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.pacing import FailureHistory, IntervalPlan, PacingSettings, Profile, planning
+from holdfast.pacing import FailureHistory, IntervalPlan, PacingSettings, Profile, planner
 from holdfast.pacing.failures import FailureEstimate
-from holdfast.pacing.outlook import (
+from holdfast.pacing.planner import policy_names
+from holdfast.pacing.what_if import (
     IntervalComparison,
     IntervalForecast,
     PlotGeometry,
     at_world_size,
     compare_intervals,
 )
-from holdfast.pacing.planning import policy_names
 
 GPUS = 16_384
 LLAMA_3 = 54 * 86400 / 419
@@ -167,7 +167,7 @@ def test_a_policy_that_plans_none_keeps_its_reason(monkeypatch: pytest.MonkeyPat
     def never(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
         return IntervalPlan(interval=None, policy="checkfreq", reason="it has seen enough")
 
-    monkeypatch.setitem(planning.policies, "checkfreq", never)
+    monkeypatch.setitem(planner.policies, "checkfreq", never)
     choice = of_policy(look(LLAMA_3, 5, 300), "checkfreq")
     assert (choice.interval, choice.ettr, choice.reason) == (None, None, "it has seen enough")
 

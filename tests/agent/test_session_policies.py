@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 import holdfast
 from holdfast.pacing import Controller, PacingSettings
-from holdfast.reports import Reporter, Standing
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 SAMPLES, BATCH, EPOCHS = 20, 4, 3
 
@@ -69,7 +69,7 @@ def test_the_log_says_when_checkpoints_are_taken_and_why(tmp_path, caplog):
 def test_the_log_says_once_what_an_overhead_over_the_budget_waits_for(caplog):
     caplog.set_level("INFO", "holdfast")
     simulated = PacedJob(Controller(PacingSettings(budget=0.035)), stall_seconds=1.0).run(400)
-    reporter = Reporter("job", Standing())
+    reporter = Reporter("job", TrainingPosition())
     reporter.pace(simulated.controller, changed=True)
     simulated.stall_seconds *= 1.5
     while not simulated.controller.plan.pending:

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from holdfast.pacing import FailureHistory, PacingSettings, Profile
 from holdfast.pacing.failures import FailureEstimate
-from holdfast.pacing.outlook import compare_intervals
+from holdfast.pacing.what_if import compare_intervals
 from holdfast_web.picture import draw
 
 JOB = "/jobs/char-gpt"

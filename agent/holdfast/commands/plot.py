@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast.commands.console import percent
-from holdfast.pacing.outlook import IntervalComparison, PlotGeometry
 from holdfast.pacing.policy import duration
+from holdfast.pacing.what_if import IntervalComparison, PlotGeometry
 
 WIDTH, HEIGHT = 80, 13
 LABEL = 7

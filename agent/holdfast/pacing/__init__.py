@@ -4,13 +4,13 @@
 threads, no torch, and no import from other packages of ours. `docs/internals/pacing.md` explains how it works.
 """
 
-from .controller import FIRST_SECONDS, Controller
-from .estimate import Observation
-from .failures import FailureEstimate, FailureHistory
-from .planning import find_policy, parse_policy, plan, policies, policy_names
-from .policy import Policy
-from .profile import IntervalPlan, Profile, SnapshotMode
-from .settings import (
+from holdfast.pacing.controller import FIRST_SECONDS, Controller
+from holdfast.pacing.estimator import Observation
+from holdfast.pacing.failures import FailureEstimate, FailureHistory
+from holdfast.pacing.planner import find_policy, parse_policy, plan, policies, policy_names
+from holdfast.pacing.policy import Policy
+from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode
+from holdfast.pacing.settings import (
     DEFAULT_BUDGET,
     MAX_BUDGET,
     MAX_INTERVAL,

@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from .estimate import Observation, OverheadEstimate
-from .failures import FailureHistory, JobHistory
-from .interval_cost import pipeline_interval, predicted_stall
-from .ledger import (
+from holdfast.pacing.estimator import Observation, OverheadEstimate
+from holdfast.pacing.failures import FailureHistory, JobHistory
+from holdfast.pacing.interval_cost import pipeline_interval, predicted_stall
+from holdfast.pacing.overhead_samples import (
     CLEAR_ERRORS,
     MIN_FRESH_IDLE,
     WINDOW_ITERATIONS,
@@ -17,10 +17,10 @@ from .ledger import (
     OverheadSamples,
     ProfileSamples,
 )
-from .planning import plan
-from .policy import format_iterations, percent
-from .profile import IntervalPlan, Profile, SnapshotMode, from_json, to_json
-from .settings import PacingSettings, settings_from_json
+from holdfast.pacing.planner import plan
+from holdfast.pacing.policy import format_iterations, percent
+from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode, from_json, to_json
+from holdfast.pacing.settings import PacingSettings, settings_from_json
 
 SETTLING_CHECKPOINTS = 3
 """The first checkpoints allocate memory and files; each of so many sets a new interval without hysteresis."""

@@ -20,10 +20,18 @@ from __future__ import annotations
 
 import math
 
-from .failures import FailureHistory
-from .policy import ceil, duration, estimate_failures, format_iterations, has_iteration_time, known, percent
-from .profile import IntervalPlan, Profile, SnapshotMode
-from .settings import MAX_INTERVAL, PacingSettings
+from holdfast.pacing.failures import FailureHistory
+from holdfast.pacing.policy import (
+    ceil,
+    duration,
+    estimate_failures,
+    format_iterations,
+    has_iteration_time,
+    known,
+    percent,
+)
+from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode
+from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
 
 TINY = 1e-6
 """λδ below which two terms of the expansion of the optimum are exact to 1e-6."""

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from .failures import FailureEstimate, FailureHistory
-from .profile import IntervalPlan, Profile
-from .settings import MAX_INTERVAL, PacingSettings
+from holdfast.pacing.failures import FailureEstimate, FailureHistory
+from holdfast.pacing.profile import IntervalPlan, Profile
+from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
 
 Policy = Callable[[Profile, PacingSettings, FailureHistory], IntervalPlan]
 

@@ -5,8 +5,8 @@ not stepped, so 54 days take a fraction of a second. The policies are the functi
 knowledge that a real job has. Imports `holdfast.pacing` only.
 """
 
-from .comparison import FORESEEN_FAILURES, RUNS, SimulatedPolicy, compare_policies
-from .run import (
+from holdfast.simulation.comparison import FORESEEN_FAILURES, RUNS, SimulatedPolicy, compare_policies
+from holdfast.simulation.run import (
     FailureKnowledge,
     PoissonFailures,
     SimulatedJob,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from holdfast.pacing import FailureHistory, PacingSettings, Profile, policies
 from holdfast.pacing.interval_cost import checkpoint_cost, lag_seconds
 from holdfast.pacing.policy import estimate_failures, has_iteration_time
-
-from .run import FailureKnowledge, PoissonFailures, SimulatedJob, SimulationOutcome, simulate
+from holdfast.simulation.run import FailureKnowledge, PoissonFailures, SimulatedJob, SimulationOutcome, simulate
 
 RUNS = 20
 REPLANS = 200

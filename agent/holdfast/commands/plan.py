@@ -1,0 +1,179 @@
+"""`holdfast plan`: compares checkpoint intervals for a running or a planned job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.client import JobPlan
+from holdfast.commands.console import (
+    DEFAULT_SERVER,
+    EXIT_USAGE,
+    Json,
+    Server,
+    Token,
+    asking,
+    counted,
+    fail,
+    percent,
+    print_json,
+)
+from holdfast.commands.plan_comparison import PlanReport, print_report, simulate_policies
+from holdfast.commands.plan_inputs import BYTES_PER_PARAMETER, PlanInput, PlanOptions, plan_inputs
+from holdfast.pacing import parse_budget, parse_every, policies
+from holdfast.pacing import plan as decide
+from holdfast.pacing.policy import duration
+from holdfast.pacing.quantities import parse_seconds
+from holdfast.pacing.settings import parse_mtbf
+from holdfast.pacing.what_if import IntervalComparison, compare_intervals
+
+MAX_RANKS = 10_000_000
+_JOB, _CLUSTER, _CHOICE = "The job", "The cluster", "The choice"
+
+
+def _option(
+    panel: str, metavar: str, text: str, *names: str, least: float | None = None, most: float | None = None
+) -> Any:
+    return typer.Option(*names, help=text, metavar=metavar, min=least, max=most, rich_help_panel=panel)
+
+
+_Text = str | None
+_State = _option(_JOB, "SIZE", "Size of a checkpoint of all ranks together: 6.5GB.")
+_Parameters = _option(_JOB, "COUNT", "Number of parameters, instead of the size: 124M, 7B, 405B.")
+_Each = _option(
+    _JOB, "BYTES", "Bytes per parameter with optimizer state: 14 for mixed precision and Adam.", least=0.1, most=64
+)
+_Iteration = _option(_JOB, "TIME", "Duration of an iteration: 2.5s.")
+_Stall = _option(_JOB, "TIME", "Training time that a checkpoint costs, if known: 5s.")
+_Lag = _option(_JOB, "TIME", "Time from the start of a checkpoint until it is durable, if known: 2min.")
+_Job = _option(_JOB, "JOB", "A running job: use its measurements instead of the options above.")
+_Ranks = _option(_CLUSTER, "COUNT", "Number of GPUs; they share the state.", least=1, most=MAX_RANKS)
+_Copy = _option(_CLUSTER, "SPEED", "Copy speed of one rank from GPU to host memory: 10GB/s.")
+_Write = _option(_CLUSTER, "SPEED", "Write speed of one rank to the store: 500MB/s.")
+_Mtbf = _option(_CLUSTER, "TIME", "Mean time between failures of the whole job: 3h.")
+_Restart = _option(_CLUSTER, "TIME", "Time from a failure until training continues: 3min.")
+_Budget = _option(_CHOICE, "SHARE", "Maximum overhead: 3.5%.")
+_Policy = _option(_CHOICE, "NAME", f"Policy in force: {', '.join(policies)}.")
+_Simulate = typer.Option("--simulate", help="Also simulate every policy with failures.", rich_help_panel=_CHOICE)
+_Every = _option(_CHOICE, "COUNT", "Another interval to compare, in iterations.", "--every", "--interval")
+
+
+def plan(
+    state: Annotated[_Text, _State] = None,
+    parameters: Annotated[_Text, _Parameters] = None,
+    bytes_per_parameter: Annotated[float, _Each] = BYTES_PER_PARAMETER,
+    iteration: Annotated[_Text, _Iteration] = None,
+    stall: Annotated[_Text, _Stall] = None,
+    lag: Annotated[_Text, _Lag] = None,
+    job: Annotated[_Text, _Job] = None,
+    ranks: Annotated[int | None, _Ranks] = None,
+    copy_bandwidth: Annotated[_Text, _Copy] = None,
+    write_bandwidth: Annotated[_Text, _Write] = None,
+    mtbf: Annotated[_Text, _Mtbf] = None,
+    restart: Annotated[_Text, _Restart] = None,
+    budget: Annotated[_Text, _Budget] = None,
+    policy: Annotated[_Text, _Policy] = None,
+    every: Annotated[_Text, _Every] = None,
+    simulate: Annotated[bool, _Simulate] = False,
+    server: Server = DEFAULT_SERVER,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Compare checkpoint intervals: cost, expected loss to failures, the best one. Needs no server and no torch.
+
+    ETTR, the effective training time ratio, is the share of time spent on progress that no failure undoes. A short
+    interval costs checkpoints, a long one loses work at every failure. Options that you leave out are assumed, and
+    the output says so.
+
+    Examples: `holdfast plan --parameters 405B --ranks 16384 --iteration 5s --mtbf 3h --restart 5min`
+
+    `holdfast plan --ranks 16384 --mtbf 3.09h --stall 5s --lag 2min --restart 5min --budget 2%`
+
+    `holdfast plan --parameters 7B --ranks 64 --simulate`
+
+    `holdfast plan --state 6.5GB --every 500`  ·  `holdfast plan --job char-gpt --mtbf 12h --json`
+    """
+    options = PlanOptions(
+        state=state, parameters=parameters, bytes_per_parameter=bytes_per_parameter, ranks=ranks,
+        iteration=iteration, copy_bandwidth=copy_bandwidth, write_bandwidth=write_bandwidth, stall=stall, lag=lag,
+        mtbf=mtbf, restart=restart, budget=budget, every=every, policy=policy,
+    )  # fmt: skip
+    try:
+        report = _plan_new_job(options) if job is None else _plan_running_job(job, options, server, token)
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+    if simulate:
+        report = replace(report, simulated=simulate_policies(report.comparison))
+    if json:
+        print_json(report)
+    else:
+        print_report(report)
+
+
+def _plan_new_job(options: PlanOptions) -> PlanReport:
+    profile, settings, history, inputs = plan_inputs(options)
+    current = decide(profile, settings, history).interval
+    is_fixed = settings.every is not None
+    requested = () if options.every is None or is_fixed else (parse_every(options.every),)
+    comparison = compare_intervals(profile, settings, history, current=current, requested=requested)
+    # the reasons of policies call figures measured or predicted, and these are given
+    policies = (each if each.interval is None else replace(each, reason="") for each in comparison.policies)
+    within = "" if is_fixed else f" with a budget of {percent(settings.budget)}"
+    return PlanReport(
+        comparison=replace(comparison, policies=tuple(policies)),
+        current=f"{settings.policy}{within} takes one every",
+        inputs=inputs,
+    )
+
+
+MEASURED_OPTIONS = (
+    "state", "parameters", "iteration", "stall", "lag", "copy_bandwidth", "write_bandwidth", "policy",
+)  # fmt: skip
+"""Options that contradict --job."""
+
+
+def _plan_running_job(job: str, options: PlanOptions, server: str, token: str | None) -> PlanReport:
+    given = [f"--{name.replace('_', '-')}" for name in MEASURED_OPTIONS if getattr(options, name) is not None]
+    if given:
+        raise ValueError(f"{given[0]} is measured for a running job: leave out --job or {given[0]}")
+    what_if: dict[str, float | int | None] = {
+        "budget": None if options.budget is None else parse_budget(options.budget),
+        "every": None if options.every is None else parse_every(options.every),
+        "mtbf": None if options.mtbf is None else parse_mtbf(options.mtbf),
+        "ranks": options.ranks,
+        "restart": None if options.restart is None else parse_seconds(options.restart, "--restart"),
+    }
+    with asking(server, token) as client:
+        answer = client.plan(job, **what_if)
+    if answer.comparison is None:
+        fail(f"no plan yet: {answer.why_none}")
+    by = ", set by hand," if answer.held_by_hand else ""
+    return PlanReport(
+        comparison=answer.comparison,
+        current=f"The interval in force{by} is",
+        inputs=_inputs_of_job(answer, answer.comparison),
+    )
+
+
+def _inputs_of_job(answer: JobPlan, comparison: IntervalComparison) -> list[PlanInput]:
+    seen = f"{counted(answer.failures, 'failure')} in {duration(answer.running_seconds)}"
+    low, high = duration(comparison.mtbf_low_seconds), duration(comparison.mtbf_high_seconds)
+    failures = {
+        "estimated": f"published rate corrected by {seen}; 90% between {low} and {high}",
+        "assumed": f"assumed: published rate; {seen} observed",
+    }.get(answer.origins.get("mtbf_seconds", ""), f"given; {seen} observed")
+
+    def origin(name: str) -> str:
+        return answer.origins.get(name, "").replace("stated", "given")
+
+    return [
+        PlanInput(name="iteration", value=duration(comparison.iteration_seconds), origin="measured"),
+        PlanInput(name="cost of one", value=duration(comparison.cost_seconds), origin="measured"),
+        PlanInput(name="durable after", value=duration(comparison.lag_seconds), origin="measured"),
+        PlanInput(name="ranks", value=f"{comparison.world_size:,}", origin=origin("world_size")),
+        PlanInput(name="failures", value=f"one in {duration(comparison.mtbf_seconds)}", origin=failures),
+        PlanInput(name="restart", value=duration(comparison.restart_seconds), origin=origin("restart_seconds")),
+        PlanInput(name="budget", value=percent(comparison.budget), origin=origin("budget")),
+    ]
