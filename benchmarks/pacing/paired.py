@@ -111,9 +111,9 @@ def _trainer(budget: float, folder: Path) -> Iterator[_Trainer]:
 def _train(connection: Connection, budget: float, store: str) -> None:
     """Train until the connection closes."""
     import torch
-    from benchmarks.checkpoint.training import BenchmarkTraining
 
     import holdfast
+    from benchmarks.checkpoint.training import BenchmarkTraining
 
     torch.set_num_threads(1)
     training = BenchmarkTraining(SCALE)

@@ -1,0 +1,108 @@
+"""What a session passes to its policy, when its checkpoints begin, and how it logs the interval."""
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import holdfast
+from benchmarks.pacing.paced import PacedJob
+from holdfast.pacing import Controller, PacingSettings
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
+
+SAMPLES, BATCH, EPOCHS = 20, 4, 3
+
+
+def begun(store, **options):
+    """(model, optimizer, session)."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return model, optimizer, holdfast.Session("job", store=store, model=model, optimizer=optimizer, **options)
+
+
+def train(model, optimizer, session, *, iterations, loader=None):
+    if loader is None:
+        loader = holdfast.DataLoader(TensorDataset(torch.ones(SAMPLES, 2)), batch_size=BATCH)
+    for (batch,) in session.batches(loader, epochs=EPOCHS):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        session.step()
+        if session.iteration == iterations:
+            return
+
+
+def test_a_stated_time_between_failures_reaches_the_policy(tmp_path):
+    model, optimizer, session = begun(tmp_path, policy="goodput", mtbf="2h")
+    with session:
+        train(model, optimizer, session, iterations=2)
+        assert session._controller.settings.mtbf_seconds == 7200
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("MTBF", "0"), ("MTBF", "soon"), ("POLICY", "often")],
+)
+def test_a_setting_that_makes_no_sense_is_named(tmp_path, monkeypatch, setting, value):
+    monkeypatch.setenv(f"HOLDFAST_{setting}", value)
+    with pytest.raises(ValueError, match=setting.lower()):
+        begun(tmp_path)
+
+
+def test_the_log_says_when_checkpoints_are_taken_and_why(tmp_path, caplog):
+    caplog.set_level("DEBUG", "holdfast")
+    model, optimizer, session = begun(tmp_path, policy="fixed", every=5)
+    with session:
+        train(model, optimizer, session, iterations=2)
+        session.every(7)
+        session.every(20)
+    logged = [
+        (record.levelname, record.message) for record in caplog.records if "interval: every" in record.message
+    ]
+    assert logged == [
+        ("INFO", "job: checkpoint interval: every 5 iterations (policy fixed)"),
+        ("DEBUG", "job: checkpoint interval: every 7 iterations (policy fixed)"),
+        ("INFO", "job: checkpoint interval: every 20 iterations (policy fixed)"),
+    ]
+    assert "job: checkpoint interval: set to every 5 iterations; cost not known yet" in caplog.messages
+
+
+def test_the_log_says_once_what_an_overhead_over_the_budget_waits_for(caplog):
+    caplog.set_level("INFO", "holdfast")
+    simulated = PacedJob(Controller(PacingSettings(budget=0.035)), stall_seconds=1.0).run(400)
+    reporter = Reporter("job", TrainingPosition())
+    reporter.pace(simulated.controller, changed=True)
+    simulated.stall_seconds *= 1.5
+    while not simulated.controller.plan.pending:
+        simulated.step()
+    reporter.pace(simulated.controller, changed=True)
+    reporter.pace(simulated.controller, changed=True)
+    [_, message] = caplog.messages
+    assert message.startswith(
+        "job: checkpoint interval: every 29 iterations (policy checkfreq, predicted overhead"
+    )
+    assert "over the budget: the interval grows if the next 2 intervals are over the budget too)" in message
+
+
+def first_of(store, *, trained_seconds):
+    """The iterations whose checkpoint began within the first two, where memory was ready after the first."""
+    model, optimizer, session = begun(store, policy="checkfreq", backend="thread")
+    begun_at = []
+    with session:
+        session.resume()
+        session._controller.trained_seconds = trained_seconds
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            session.step()
+            if session._checkpoints.under_way or session._checkpoints.head:
+                begun_at.append(session.iteration)
+            assert session._checkpoints.wait_settled(60)
+    return begun_at
+
+
+def test_the_first_checkpoint_begins_as_soon_as_its_memory_is_ready(tmp_path):
+    assert first_of(tmp_path, trained_seconds=0.0) == [2]
+
+
+def test_after_a_minute_of_training_the_first_checkpoint_waits_for_nothing(tmp_path):
+    assert first_of(tmp_path, trained_seconds=60.0)[0] == 1
