@@ -1,11 +1,11 @@
-"""A small GPT that learns to write Python, one byte at a time, from the standard library's own sources.
+"""A small GPT that learns to write Python, one byte at a time, from the sources of the standard library.
 
     holdfast run --server http://127.0.0.1:7117 -- python examples/char_gpt.py
 
 Nine million parameters with Adam's moments: 108 MB of state, and an iteration of about half a second on two idle
 cores. On a slower or busier machine choose a smaller model and fewer threads, as `make demo` does:
 `--width 192 --layers 3 --batch-size 4 --threads 1` takes less than a tenth of a second on one core. Start a job
-with the same options each time: a checkpoint fits only the model that it was taken of.
+with the same options each time: a checkpoint fits only the model that it was taken from.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ BYTES, CONTEXT, HEAD_WIDTH = 256, 64, 64
 
 
 def python_files(folder: str) -> Iterator[Path]:
-    """In the same order on every start: what a job resumes into must be what it was trained on."""
+    """Return the text in the same order on every start, so that a resumed job trains on the same data."""
     for path, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - {"site-packages", "dist-packages", "__pycache__"})
         yield from (Path(path, name) for name in sorted(names) if name.endswith(".py"))
 
 
 class Sources(Dataset[Tensor]):
-    """Windows of text; each starts at a random byte of its stretch, another one in every epoch."""
+    """Windows of text; each starts at a random byte of its section, which changes every epoch."""
 
     def __init__(self, size_bytes: int = 8_000_000) -> None:
         text = bytearray()
@@ -86,7 +86,7 @@ class GPT(nn.Module):
 
 
 def learning_rate(step: int) -> float:
-    """Warm up over 50 iterations, then fade along a cosine to a tenth."""
+    """Warm up over 50 iterations, then decay along a cosine to a tenth."""
     return min(1.0, (step + 1) / 50) * (0.55 + 0.45 * math.cos(math.pi * min(step, 5000) / 5000))
 
 
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=384, help=f"a multiple of {HEAD_WIDTH} (384)")
     parser.add_argument("--layers", type=int, default=5, help="transformer blocks (5)")
     parser.add_argument("--batch-size", type=int, default=12, help="samples per iteration (12)")
-    parser.add_argument("--threads", type=int, help="compute threads (as torch chooses)")
+    parser.add_argument("--threads", type=int, help="compute threads (torch's default)")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--store", help="where checkpoints go (HOLDFAST_STORE, or ./checkpoints)")
     options = parser.parse_args()
@@ -120,7 +120,7 @@ def main() -> None:
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        if (iteration := session.iteration + 1) % 20 == 0:  # before step, which may go back to another one
+        if (iteration := session.iteration + 1) % 20 == 0:  # before step(), which may restore another iteration
             print(f"iteration {iteration}: loss {loss.item():.4f}", flush=True)
         session.step(loss=loss, learning_rate=scheduler.get_last_lr()[0])
 

@@ -1,8 +1,8 @@
-"""A complete training script that survives anything: start it, kill it, start it again.
+"""A complete training script that resumes after a kill: start it, kill it, start it again.
 
     python examples/digits.py
 
-It learns to read the seven segments of a calculator's display, some of them broken. No download.
+It learns to read a seven-segment display with broken segments. No download.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEGMENTS = [
 
 
 class Display(Dataset[tuple[Tensor, int]]):
-    """Digits with every segment wrong one time in ten, other ones in every epoch."""
+    """Digits with each segment wrong at a probability of 10 %, redrawn every epoch."""
 
     def __len__(self) -> int:
         return 2000
@@ -54,7 +54,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if (iteration := session.iteration + 1) % 100 == 0:  # before step, which may go back to another one
+        if (iteration := session.iteration + 1) % 100 == 0:  # before step(), which may restore another iteration
             print(f"iteration {iteration}: loss {loss.item():.3f}", flush=True)
         session.step(loss=loss)
 

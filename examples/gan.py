@@ -1,6 +1,6 @@
-"""Two networks against each other: `gan_plain.py` beside it, made resumable by six lines.
+"""Two competing networks: `gan_plain.py`, made resumable by six lines.
 
-One learns to draw points on a ring of eight clusters, the other to tell them from true ones. No download.
+One learns to draw points on a ring of eight clusters, the other to distinguish them from real ones. No download.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EPOCHS, BATCH, LATENT = 30, 64, 8
 
 
 class Ring(Dataset[Tensor]):
-    """Points scattered around eight centres, other ones in every epoch."""
+    """Points around eight centers, redrawn every epoch."""
 
     def __len__(self) -> int:
         return 2000

@@ -1,6 +1,6 @@
-"""Two networks against each other, in plain PyTorch: `gan.py` beside it is the same script, made resumable.
+"""Two competing networks in plain PyTorch; `gan.py` is the same script, made resumable.
 
-One learns to draw points on a ring of eight clusters, the other to tell them from true ones. No download.
+One learns to draw points on a ring of eight clusters, the other to distinguish them from real ones. No download.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EPOCHS, BATCH, LATENT = 30, 64, 8
 
 
 class Ring(Dataset[Tensor]):
-    """Points scattered around eight centres, other ones in every epoch."""
+    """Points around eight centers, redrawn every epoch."""
 
     def __len__(self) -> int:
         return 2000

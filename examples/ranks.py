@@ -1,9 +1,9 @@
-"""Training on several ranks that survives anything: kill it, and go on with as many ranks as there are then.
+"""Training on several ranks that resumes after a kill, with any number of ranks.
 
     torchrun --nproc-per-node 4 examples/ranks.py           DistributedDataParallel
     torchrun --nproc-per-node 2 examples/ranks.py --fsdp    fully_shard, from the same checkpoints
 
-The store must be one that all ranks reach. The rest is as with one process.
+All ranks must reach the store. The rest is as with one process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import holdfast
 
 
 class Sums(Dataset[tuple[Tensor, Tensor]]):
-    """Noisy numbers, and what they come to."""
+    """Noisy numbers and their sum."""
 
     def __len__(self) -> int:
         return 4800
@@ -60,7 +60,7 @@ def main() -> None:
     else:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    torch.manual_seed(1 + dist.get_rank())  # dropout of its own on each rank
+    torch.manual_seed(1 + dist.get_rank())  # different dropout on each rank
 
     with holdfast.Session("ranks", model=model, optimizer=optimizer) as session:
         loader = holdfast.DataLoader(Sums(), batch_size=20, shuffle=True, seed=1)

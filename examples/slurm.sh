@@ -4,14 +4,14 @@
 #SBATCH --time=04:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# SIGUSR1 reaches this script two minutes before the time is over; a preemption sends SIGTERM, and Slurm queues the
-# job again by itself (PreemptMode=REQUEUE).
+# SIGUSR1 reaches this script two minutes before the time limit. A preemption sends SIGTERM, and Slurm requeues the job
+# (PreemptMode=REQUEUE).
 #SBATCH --signal=B:USR1@120
 #
 # sbatch slurm.sh python train.py
 #
-# The script saves at a boundary between two iterations, on all ranks at the same one, and goes on from there when
-# the job starts again. HOLDFAST_STORE has to be where all nodes see it: a shared directory, or s3://bucket/prefix.
+# The script saves at an iteration boundary, the same one on all ranks, and resumes from there when the job starts
+# again. All nodes must reach HOLDFAST_STORE: a shared directory, or s3://bucket/prefix.
 
 grace_seconds=110 # less than Slurm gives
 srun holdfast run --stay never --grace "$grace_seconds" -- "$@" &
@@ -22,7 +22,7 @@ trap 'kill -TERM "$training"' TERM
 
 wait "$training"
 status=$?
-while kill -0 "$training" 2> /dev/null; do # a trap has ended that wait, not the training
+while kill -0 "$training" 2> /dev/null; do # a trap ended the wait, and training still runs
     wait "$training"
     status=$?
 done

@@ -1,4 +1,4 @@
-"""Makes the .env that docker-compose.yml reads: its example, with secrets of your own, readable by you alone."""
+"""Creates .env for docker-compose.yml from its example, with new secrets and mode 0600."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MADE_HERE = ("HOLDFAST_TOKEN", "POSTGRES_PASSWORD", "S3_ACCESS_KEY", "S3_SECRET_
 
 
 def text() -> str:
-    """The example, with what has to be secret filled in."""
+    """Return the example with secrets filled in."""
     filled = (ROOT / "compose.env.example").read_text()
     for name in MADE_HERE:
         filled = re.sub(rf"^{name}=$", f"{name}={secrets.token_hex(24)}", filled, flags=re.MULTILINE)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from demo_summary import Story, read_losses, summary
+from demo_summary import DemoEvents, read_losses, summary
 
 from holdfast.client import CheckpointRow, Client, JobSummary, ServerError, UnreachableError
 from holdfast.protocol.messages import DEFAULT_PORT
@@ -29,11 +29,11 @@ JOB = "char-gpt"
 ROOT = Path(__file__).resolve().parent.parent
 LOWER_BUDGET = 0.02
 REPLAY_ITERATIONS = 10
-"""How far back the restore goes at least, where it can, and how much of what follows is compared."""
+"""Minimum iterations that the restore goes back, if possible, and that are compared afterwards."""
 SHORTEST_INTERVAL = 4
-"""Below so many iterations between checkpoints a kill from outside does not reliably lose one."""
+"""Minimum interval at which a kill reliably loses an iteration."""
 KILL_INTERVAL = 10
-"""The interval in the place of a shorter one, until the kill."""
+"""Interval that replaces a shorter one until the kill."""
 STARTED = re.compile(r"start (\d+): process (\d+),")
 ENDED = re.compile(r"the trainer ended \((killed by SIGKILL)\) at iteration (\d+)")
 
@@ -79,7 +79,7 @@ class Demo:
                 process.wait()
 
     def job(self) -> JobSummary | None:
-        """Read the job; None until its first report."""
+        """Return the job; `None` before its first report."""
         try:
             return self.client.job(JOB)
         except ServerError:
@@ -116,7 +116,7 @@ class Demo:
                 raise DemoFailed("\n  ".join([f"the {name} ended; the last lines of its log:", *tail]))
 
     def _choose_model(self) -> list[str]:
-        """Options of the training script for a model that suits this machine."""
+        """Return options of the training script for a model that suits this machine."""
         with open(self.state / "model.log", "wb") as log:
             tool = [sys.executable, str(ROOT / "tools" / "demo_model.py")]
             chosen = subprocess.run(tool, stdout=subprocess.PIPE, stderr=log, check=False)  # noqa: S603
@@ -133,7 +133,7 @@ class Demo:
 
     def _spawn(self, log: str, *arguments: str) -> None:
         with open(self.state / log, "ab") as output:
-            # in process groups of their own, so that Ctrl-C reaches this process alone, which ends them in order
+            # in their own process groups: Ctrl-C then reaches only this process, which ends them in order
             process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-m", "holdfast.cli", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -145,7 +145,7 @@ class Demo:
 
 
 class Ticker:
-    """One line that keeps changing on a terminal, or a line every five seconds in a log."""
+    """A progress line: rewritten on a terminal, printed every five seconds in a log."""
 
     def __init__(self, demo: Demo) -> None:
         self.demo, self.live, self.printed_at = demo, sys.stdout.isatty(), 0.0
@@ -164,7 +164,7 @@ class Ticker:
     def watch(
         self, happened: Callable[[], bool], what: str, seconds: float, *, pause_seconds: float = 0.2
     ) -> None:
-        """Tick until something happened; DemoFailed when it does not in time."""
+        """Wait until `happened` returns a value; DemoFailed after the time is over."""
 
         def ticked() -> bool:
             self.tick()
@@ -176,9 +176,9 @@ class Ticker:
         self.watch(lambda: time.monotonic() >= until, "the time to pass", 1e9)
 
 
-def play(demo: Demo, ticker: Ticker, began: float, seconds: float) -> Story:
-    """Lower the budget at 35 % of the time, kill at 55 %, restore at 75 %; later where the machine is slow."""
-    story = Story()
+def play(demo: Demo, ticker: Ticker, began: float, seconds: float) -> DemoEvents:
+    """Lower the budget at 35 % of the time, kill at 55 %, restore at 75 %; later on a slow machine."""
+    story = DemoEvents()
     ticker.watch(lambda: len(demo.restorable()) >= 1, "the first checkpoint", 300)
     wait_for_overhead(demo, ticker, None, began + 0.35 * seconds, began + 0.45 * seconds)
     stale = lower_budget(demo, ticker)
@@ -193,7 +193,7 @@ def play(demo: Demo, ticker: Ticker, began: float, seconds: float) -> Story:
 def wait_for_overhead(
     demo: Demo, ticker: Ticker, stale: tuple[float | None, int] | None, at: float, at_most: float
 ) -> None:
-    """Wait until an overhead other than `stale` is measured: one within the budget from `at` on, then any."""
+    """Wait for a measured overhead other than `stale`: within the budget from `at` on, then any."""
 
     def measured() -> bool:
         job = demo.job()
@@ -206,7 +206,7 @@ def wait_for_overhead(
 
 
 def lower_budget(demo: Demo, ticker: Ticker) -> tuple[float | None, int]:
-    """Returns the overhead that was measured under the budget before."""
+    """Return the overhead that was measured under the previous budget."""
     desired = demo.client.edit(JOB, budget=LOWER_BUDGET)
     ticker.watch(lambda: _applied(demo.job(), desired.version), "the budget to be applied", 60)
     after = demo.client.job(JOB)
@@ -217,8 +217,8 @@ def lower_budget(demo: Demo, ticker: Ticker) -> tuple[float | None, int]:
     return _overhead(after)
 
 
-def kill_trainer(demo: Demo, ticker: Ticker, story: Story) -> None:
-    """Kill the trainer shortly before a checkpoint is due, so that there are iterations to lose and to repeat."""
+def kill_trainer(demo: Demo, ticker: Ticker, story: DemoEvents) -> None:
+    """Kill the trainer shortly before a checkpoint is due, so that it loses and repeats iterations."""
     fixed = _interval(demo) < SHORTEST_INTERVAL
     if fixed:
         ticker.say(f"Interval fixed at {KILL_INTERVAL} iterations, so that the kill has something to lose.")
@@ -244,8 +244,8 @@ def kill_trainer(demo: Demo, ticker: Ticker, story: Story) -> None:
     ticker.say(f"Restarted by `holdfast run`, and past iteration {last} again.")
 
 
-def restore_earlier(demo: Demo, ticker: Ticker, story: Story) -> None:
-    """Restore a checkpoint far enough behind that there is something to replay and compare."""
+def restore_earlier(demo: Demo, ticker: Ticker, story: DemoEvents) -> None:
+    """Restore a checkpoint that is old enough to replay and compare iterations."""
     ticker.watch(lambda: len(demo.restorable()) >= 2, "a checkpoint to go back to", 300)
     points, now = demo.restorable(), _iteration(demo.job())
     chosen = next((row for row in reversed(points) if row.iteration <= now - REPLAY_ITERATIONS), points[0])
@@ -283,7 +283,7 @@ def _exposed(job: JobSummary | None) -> bool:
 
 
 def _nearly_due(job: JobSummary | None) -> bool:
-    """Over half of an interval has passed, and the next checkpoint does not begin before the kill arrives."""
+    """Return whether half of an interval has passed and no checkpoint will begin before the kill."""
     if job is None or job.interval is None:
         return False
     latest = job.interval - 2
@@ -317,7 +317,7 @@ def _running(state: Path) -> Iterator[Demo]:
     shutil.rmtree(state, ignore_errors=True)
     state.mkdir()
     demo = Demo(state)
-    # both, and before anything is started: background jobs of a shell inherit SIGINT as ignored, and so would the
+    # both, and first: background jobs of a shell inherit SIGINT as ignored, and so would the
     # server and the trainer
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -344,8 +344,8 @@ def main() -> int:
             if options.seconds is None:
                 ticker.rest(float("inf"))
             else:
-                told = summary(demo.client, JOB, play(demo, ticker, began, options.seconds))
-                ticker.say("\n" + told)
+                figures = summary(demo.client, JOB, play(demo, ticker, began, options.seconds))
+                ticker.say("\n" + figures)
     except KeyboardInterrupt:
         pass
     except (DemoFailed, ServerError, UnreachableError) as error:

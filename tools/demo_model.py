@@ -1,4 +1,4 @@
-"""Choose the demo's model: one whose iteration takes about a tenth of a second on this machine, as busy as it is.
+"""Choose the demo's model so that an iteration takes about 0.1 s under the present load of this machine.
 
 Prints options for examples/char_gpt.py, and the measured milliseconds per iteration on standard error.
 """
@@ -19,19 +19,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from char_gpt import BYTES, CONTEXT, GPT
 
 SIZES = ((128, 2), (192, 3), (256, 4), (384, 5))
-"""Width and layers, smallest first. Each takes two to three times as long as the one before."""
+"""Width and layers, smallest first; each takes two to three times as long as the one before."""
 TARGET_SECONDS = 0.09
 BATCH_SIZE, MOST = 4, 64
 ROUNDS = 5
 
 
 def choose_threads(cores: int, load: float) -> int:
-    """Half of the cores; one where others are busy with them, because threads that share a core wait in turn."""
+    """Return half of the cores, or one on a busy machine, where threads would wait for each other."""
     return 1 if load > cores / 2 else max(1, cores // 2)
 
 
 def choose_model(iteration_seconds: dict[tuple[int, int], float]) -> tuple[int, int, int]:
-    """Width, layers and batch size for `TARGET_SECONDS`, from the time that each size takes with `BATCH_SIZE`."""
+    """Return width, layers and batch size for `TARGET_SECONDS`, from the time of each size with `BATCH_SIZE`."""
     fitting = [size for size in SIZES if iteration_seconds.get(size, float("inf")) <= TARGET_SECONDS]
     width, layers = fitting[-1] if fitting else SIZES[0]
     batch_size = round(BATCH_SIZE * TARGET_SECONDS / iteration_seconds[width, layers])
@@ -39,7 +39,7 @@ def choose_model(iteration_seconds: dict[tuple[int, int], float]) -> tuple[int, 
 
 
 def measure_iteration(width: int, layers: int) -> float:
-    """Median time of an iteration, without the first, which allocates memory."""
+    """Return the median seconds of an iteration, without the first, which allocates memory."""
     model = GPT(width, layers)
     optimizer = torch.optim.AdamW(model.parameters())
     text = torch.randint(BYTES, (BATCH_SIZE, CONTEXT + 1))
@@ -64,8 +64,8 @@ def main() -> None:
             break
     width, layers, batch_size = choose_model(measured)
     print(f"--width {width} --layers {layers} --batch-size {batch_size} --threads {threads}")
-    told = ", ".join(f"width {size[0]}: {seconds * 1000:.0f} ms" for size, seconds in measured.items())
-    print(f"an iteration of {BATCH_SIZE} samples on {threads} threads: {told}", file=sys.stderr)
+    timings = ", ".join(f"width {size[0]}: {seconds * 1000:.0f} ms" for size, seconds in measured.items())
+    print(f"an iteration of {BATCH_SIZE} samples on {threads} threads: {timings}", file=sys.stderr)
 
 
 if __name__ == "__main__":

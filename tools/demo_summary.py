@@ -1,4 +1,4 @@
-"""The figures of a demo run, all from what the server recorded."""
+"""The figures of a demo run, from the server's records."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from holdfast.client import CheckpointRow, Client, Order
 
 Losses = dict[tuple[int, int], float]
-"""By (lineage, iteration)."""
+"""Values by (lineage, iteration)."""
 POINTS = 2000
-"""The most iterations that the server returns one by one in an answer."""
+"""Maximum number of single iterations in an answer of the server."""
 MOST_INTERVALS = 6
 """Listed one by one."""
 
 
 @dataclass
-class Story:
+class DemoEvents:
     """Events of the run that the demo itself caused."""
 
     killed_at: int | None = None
@@ -31,7 +31,7 @@ def read_losses(client: Client, job: str) -> Losses:
     return _losses(_timeline(client, job))
 
 
-def summary(client: Client, job: str, story: Story) -> str:
+def summary(client: Client, job: str, story: DemoEvents) -> str:
     """Format the figures in two columns."""
     timeline = _timeline(client, job)
     kept = client.restorable(job)
@@ -53,7 +53,7 @@ def summary(client: Client, job: str, story: Story) -> str:
 
 
 def _intervals(timeline: dict[str, Any]) -> str:
-    """The intervals in force one after the other; before the first decision there is none."""
+    """Return the intervals in force in order; none before the first decision."""
     decided = [row["interval"] for row in timeline["paced"] if row["interval"] is not None]
     changes = [interval for interval, _ in itertools.groupby(decided)]
     if not changes:
@@ -65,7 +65,7 @@ def _intervals(timeline: dict[str, Any]) -> str:
 
 
 def _overheads(timeline: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """For each budget, the overhead that was last measured under it."""
+    """Return the last measured overhead for each budget."""
     measured: dict[float, float | None] = {}
     for row in timeline["paced"]:
         measured[row["budget"]] = row["measured_overhead"] or measured.get(row["budget"])
@@ -73,7 +73,7 @@ def _overheads(timeline: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "overhead", f"{_percent(overhead)} under a budget of {_percent(budget)}"
 
 
-def _after_kill(timeline: dict[str, Any], story: Story) -> Iterator[tuple[str, str]]:
+def _after_kill(timeline: dict[str, Any], story: DemoEvents) -> Iterator[tuple[str, str]]:
     second = next(row for row in timeline["attempts"] if row["attempt"] == 2)
     assert story.killed_at is not None
     lost = story.killed_at - second["iteration"]
@@ -87,7 +87,7 @@ def _after_kill(timeline: dict[str, Any], story: Story) -> Iterator[tuple[str, s
     yield "losses repeated", _compared(before, _losses(timeline), "the kill")
 
 
-def _after_restore(timeline: dict[str, Any], story: Story) -> Iterator[tuple[str, str]]:
+def _after_restore(timeline: dict[str, Any], story: DemoEvents) -> Iterator[tuple[str, str]]:
     order = story.order
     assert order is not None
     assert order.seconds is not None
@@ -111,8 +111,8 @@ def _compared(before: Losses, after: Losses, event: str) -> str:
     return f"all {len(both)} after {event} equal the first ones, bit for bit"
 
 
-def _first_new_at(timeline: dict[str, Any], story: Story) -> float:
-    """When the first iteration after the last one before the kill ended."""
+def _first_new_at(timeline: dict[str, Any], story: DemoEvents) -> float:
+    """Return when the first new iteration after the kill ended."""
     return min(
         float(at)
         for series in timeline["series"]
@@ -132,7 +132,7 @@ def _losses(timeline: dict[str, Any]) -> Losses:
 
 
 def _timeline(client: Client, job: str) -> dict[str, Any]:
-    """The whole timeline, with single iterations: a long one is read in windows."""
+    """Return the whole timeline with single iterations, read in windows."""
     found: dict[str, Any] = client.get(f"/jobs/{job}/timeline", points=POINTS)
     if found["bucketed"]:
         first, last = found["extent"]

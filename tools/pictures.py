@@ -1,4 +1,4 @@
-"""The pictures in README and docs: real pages, with jobs of the tests' agent, which trains nothing."""
+"""Creates the pictures of README and docs from real pages, with jobs of the tests' agent."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ JOB = "char-gpt"
 RESTORED = 560
 ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 DRAWN = '#timeline[data-state="drawn"]'
-MOST_BYTES = 150_000
+MAX_BYTES = 150_000
 READY_SECONDS = 60
 SETTLED_MS = 1500
-"""Until what a page asks for by itself is there."""
+"""Wait until the page's own requests are answered."""
 
 
 def main() -> None:
@@ -43,8 +43,8 @@ def main() -> None:
         fill(url)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
         for name, png in pictures(browser, url).items():
-            if len(png) > MOST_BYTES:
-                raise SystemExit(f"{name} takes {len(png):,} bytes, and may take {MOST_BYTES:,}")
+            if len(png) > MAX_BYTES:
+                raise SystemExit(f"{name} has {len(png):,} bytes, more than {MAX_BYTES:,}")
             (folder / name).write_bytes(png)
             print(f"{folder / name}  {len(png) / 1000:.0f} kB")
         browser.close()
@@ -52,7 +52,7 @@ def main() -> None:
 
 @contextmanager
 def served() -> Iterator[str]:
-    """A server of its own, with an empty database, until it is not needed any more."""
+    """Run a temporary server with an empty database."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -81,7 +81,7 @@ def wait_for(url: str) -> None:
 
 
 def fill(url: str) -> None:
-    """A job with a story, and some beside it."""
+    """Create one detailed job and some others."""
     for number, (job, iterations) in enumerate((("resnet-50", 2600), ("vit-b16", 1400), ("whisper-small", 700))):
         trained(url, job, iterations, seed=number).send()
     ended = trained(url, "ablation-no-warmup", 520, seed=4)
@@ -100,7 +100,7 @@ def fill(url: str) -> None:
 
 
 def trained(url: str, job: str, iterations: int, *, seed: int) -> FakeAgent:
-    """An agent that has done so many iterations by about now."""
+    """Return an agent that has done so many iterations by about now."""
     began = time.time() - iterations * ITERATION_SECONDS * 1.04
     agent = FakeAgent(over_http(url), job=job, started_at=began, seed=seed)
     agent.start()
@@ -111,7 +111,7 @@ def trained(url: str, job: str, iterations: int, *, seed: int) -> FakeAgent:
 
 
 def tell_story(url: str) -> None:
-    """A crash, another budget, a restore, a crash again."""
+    """Simulate a crash, another budget, a restore, and another crash."""
     agent = FakeAgent(over_http(url), job=JOB, started_at=time.time() - 2050 * ITERATION_SECONDS * 1.04)
     agent.start()
     agent.train(15)

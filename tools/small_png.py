@@ -1,4 +1,4 @@
-"""A screenshot as a PNG of 256 colours: a fifth of the size, and on a page of figures hardly to be told apart."""
+"""Reduces a screenshot to a PNG of 256 colors: a fifth of the size, with hardly a visible difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 
 COLOURS = 256
 _BITS = 5
-"""Of each channel by which colours are counted."""
+"""Bits of each channel by which colors are counted."""
 _READ = """async (png) => {
   const picture = await createImageBitmap(await (await fetch(`data:image/png;base64,${png}`)).blob());
   const canvas = new OffscreenCanvas(picture.width, picture.height);
@@ -28,11 +28,11 @@ _READ = """async (png) => {
 
 
 def small(blank: Page, png: bytes) -> bytes:
-    """`blank`: a page without content, whose browser unpacks the picture."""
+    """`blank`: an empty page, whose browser decodes the picture."""
     width, height, raw = blank.evaluate(_READ, base64.b64encode(png).decode())
     pixels = np.frombuffer(base64.b64decode(raw), np.uint8).reshape(height * width, 4)[:, :3]
     palette, indices = _reduced(pixels.astype(np.int64))
-    rows = np.zeros((height, width + 1), np.uint8)  # each row begins with its filter, which is none
+    rows = np.zeros((height, width + 1), np.uint8)  # each row begins with its filter type: none
     rows[:, 1:] = indices.reshape(height, width)
     head = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
     parts = (
@@ -45,7 +45,7 @@ def small(blank: Page, png: bytes) -> bytes:
 
 
 def _reduced(pixels: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The commonest colours, and for each pixel which of them it is, or is nearest to."""
+    """Return the most common colors, and the nearest of them for each pixel."""
     key = np.zeros(len(pixels), np.int64)
     for channel in range(3):
         key = (key << _BITS) | (pixels[:, channel] >> (8 - _BITS))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from holdfast.pacing import Settings, parse_budget, parse_every, parse_mtbf, parse_policy
+from holdfast.pacing import PacingSettings, parse_budget, parse_every, parse_mtbf, parse_policy
 from holdfast.pacing.settings import DEFAULT_BUDGET
 from holdfast.protocol.messages import MOST_LABELS
 from holdfast.protocol.retention import Retention, parse_retention
@@ -209,8 +209,8 @@ class Config:
         return cls(**found)
 
     @property
-    def pacing(self) -> Settings:
-        return Settings(budget=self.budget, policy=self.policy, every=self.every, mtbf_seconds=self.mtbf)
+    def pacing(self) -> PacingSettings:
+        return PacingSettings(budget=self.budget, policy=self.policy, every=self.every, mtbf_seconds=self.mtbf)
 
     @property
     def retention_rules(self) -> Retention:

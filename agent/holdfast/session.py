@@ -122,7 +122,9 @@ class Session:
         """Make the parts, each from those before it."""
         self._ranks = ranks.join()
         self._standing = TrainingPosition()
-        self._controller = Controller(options.pacing, world_size=self._ranks.world_size, slots=options.slots)
+        self._controller = Controller(
+            options.pacing, world_size=self._ranks.world_size, max_in_flight=options.slots
+        )
         self._training = Training(objects, self._standing, self._controller, self._ranks, rewinds=options.rewinds)
         self._reporter = Reporter(
             self.job, self._standing, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels

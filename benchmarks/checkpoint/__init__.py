@@ -1,1 +1,1 @@
-"""Holdfast beside the other libraries that checkpoint a training loop: `make bench-checkpoint`."""
+"""Comparison of Holdfast with other libraries that checkpoint a training loop: `make bench-checkpoint`."""

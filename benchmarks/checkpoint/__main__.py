@@ -1,4 +1,4 @@
-"""`python -m benchmarks.checkpoint`; `make bench-checkpoint` sets up the other libraries before."""
+"""`python -m benchmarks.checkpoint`; `make bench-checkpoint` installs the other libraries first."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import time
 from pathlib import Path
 
 from .calling import ROOT
-from .driver import Run, no_rubbish_left
+from .driver import CheckpointBenchmark, removed_at_exit
 from .figures import report
 from .machine import facts
 from .registry import CONTENDERS
-from .results import Plan
-from .scale import Scale
+from .results import BenchmarkOptions
+from .scale import TrainingScale
 
 AFTER_ROUNDS_SECONDS = 120
-"""What comes after the rounds takes about so long."""
+"""Approximate duration of everything after the rounds."""
 
 
 def main() -> None:
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that all is cleared away then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # run the cleanup on SIGTERM
     until = time.monotonic() + 60 * options.minutes - AFTER_ROUNDS_SECONDS
     folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=options.folder))
-    with no_rubbish_left(folder):
+    with removed_at_exit(folder):
         for line in facts(folder, options.device):
             print(line, flush=True)
-        plan = Plan(
+        plan = BenchmarkOptions(
             scale=_scale(options),
             folder=folder,
             only=options.only or [],
@@ -40,31 +40,33 @@ def main() -> None:
             idle_pairs=6 if options.quick else 60,
             growth_checkpoints=60 if options.quick else 1000,
         )
-        report(Run(plan).everything(), plan)
+        report(CheckpointBenchmark(plan).everything(), plan)
 
 
-def _scale(options: argparse.Namespace) -> Scale:
+def _scale(options: argparse.Namespace) -> TrainingScale:
     if options.quick:
-        return Scale.small(options.device)
+        return TrainingScale.small(options.device)
     if options.state_gb is None and options.device == "cpu":
-        return Scale()
-    return Scale.of_state(options.state_gb or 10.0, options.device)
+        return TrainingScale()
+    return TrainingScale.of_state(options.state_gb or 10.0, options.device)
 
 
 def _options() -> argparse.Namespace:
     names = ", ".join(entry.name for entry in CONTENDERS)
     parser = argparse.ArgumentParser(prog="make bench-checkpoint", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--state-gb", type=float, help="size of the state; 0.33 on a CPU, 10 on a GPU by default")
-    parser.add_argument("--rounds", type=int, default=9, help="at most so many")
+    parser.add_argument("--state-gb", type=float, help="size of the state (0.33 on a CPU, 10 on a GPU)")
+    parser.add_argument("--rounds", type=int, default=9, help="maximum number of rounds")
     parser.add_argument(
-        "--minutes", type=float, default=12.0, help="no further round begins that takes it past this"
+        "--minutes", type=float, default=12.0, help="start no round that would end after this time"
     )
     parser.add_argument(
-        "--folder", type=Path, default=ROOT, help="where checkpoints are written, on the disk meant"
+        "--folder", type=Path, default=ROOT, help="where checkpoints are written, on the disk to measure"
     )
-    parser.add_argument("--only", action="append", metavar="NAME", help=f"may be repeated; there are: {names}")
-    parser.add_argument("--quick", action="store_true", help="a small model and one round: does everything work?")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help=f"only this library; may be repeated: {names}"
+    )
+    parser.add_argument("--quick", action="store_true", help="a small model and one round, as a smoke test")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""The driver's end of the line to a worker."""
+"""Worker processes, as seen by the driver."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ANSWER_SECONDS = 240.0
 LEAVE_SECONDS = 15.0
 
 
-class LeftOut(Exception):
-    """A contender cannot take part, or not any longer; the message says why."""
+class ContenderExcluded(Exception):
+    """A contender that cannot take part, with the reason."""
 
 
-class Worker:
+class WorkerProcess:
     def __init__(self, kind: str, log: Path) -> None:
         ours, theirs = multiprocessing.Pipe()
         self._channel, self._log = ours, log
-        # One compute thread each, and a process group of its own, so that its helpers can be ended with it.
+        # One compute thread, and a process group of its own, so that helpers end with the worker.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         with log.open("w") as output:
             self._process = subprocess.Popen(
@@ -41,20 +41,20 @@ class Worker:
         self.pid = self._process.pid
 
     def call(self, what: str, *arguments: Any) -> Any:
-        """One of its turns. LeftOut when it breaks or does not answer."""
+        """Run one call in the worker; ContenderExcluded if it fails or times out."""
         try:
             self._channel.send((what, arguments))
             if not self._channel.poll(ANSWER_SECONDS):
-                raise LeftOut(f"{what}: no answer in {ANSWER_SECONDS:.0f} s")
+                raise ContenderExcluded(f"{what}: no answer in {ANSWER_SECONDS:.0f} s")
             answer, error = self._channel.recv()
         except (EOFError, OSError) as gone:
-            raise LeftOut(f"{what}: its process ended ({self._last_words()})") from gone
+            raise ContenderExcluded(f"{what}: its process ended ({self._last_words()})") from gone
         if error is not None:
-            raise LeftOut(f"{what}: {_first_and_last(error)}")
+            raise ContenderExcluded(f"{what}: {_first_and_last(error)}")
         return answer
 
     def end(self) -> None:
-        """Hang up, and make sure that neither it nor a helper of its stays."""
+        """Close the channel and end the worker with all of its helpers."""
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
@@ -64,10 +64,10 @@ class Worker:
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def _first_and_last(text: str) -> str:
-    """Of what a library said: a remote traceback says what happened in its last line."""
+    """Shorten an error to its first and last line; a remote traceback ends with the cause."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if len(lines) < 2 else f"{lines[0]} … {lines[-1]}"

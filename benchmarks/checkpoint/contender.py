@@ -1,4 +1,4 @@
-"""What every contender is measured through."""
+"""The interface through which every library is measured."""
 
 from __future__ import annotations
 
@@ -11,39 +11,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .training import Training
+    from .training import BenchmarkTraining
 
 
 class Contender:
-    """One library, in one setting, that checkpoints one training.
+    """One library in one configuration, attached to one training.
 
-    The loop calls `save` after an iteration, `before_step` and `after_step` around each optimizer step that
-    follows, `end_iteration` after each iteration without a checkpoint. What these take is time that training
-    was held up. A checkpoint counts as durable when it has been fsynced: by the library, or by us in the
-    library's place, in its own thread or process where there is one.
+    The loop calls `save` after an iteration, `before_step` and `after_step` around each following optimizer step,
+    and `end_iteration` after each iteration without a checkpoint. Their duration blocks training. A checkpoint is
+    durable when the library, or this class in its thread or process, has fsynced it.
     """
 
     note = ""
-    """What a reader of the table must know."""
+    """A note below the table."""
     reads_in_place = False
-    """`restore` reads into tensors that are there, so the optimizer must have its moments before."""
+    """Whether `restore` reads into existing tensors, so that the optimizer needs its moments first."""
     slots = 1
-    """How many checkpoints its memory can hold at once."""
+    """Number of checkpoints that its memory can hold."""
     hook_seconds = 0.0
-    """How long hooks of its own held optimizer steps up, where `before_step` does not see it."""
+    """Time in its own optimizer hooks, which `before_step` does not include."""
     persist_seconds: float | None = None
-    """From the end of the copy in memory until the last checkpoint was durable; None where nobody can tell."""
+    """Time from the end of the copy in memory until the last checkpoint was durable; `None` if unknown."""
 
-    def __init__(self, training: Training, folder: Path) -> None:
+    def __init__(self, training: BenchmarkTraining, folder: Path) -> None:
         self.training, self.folder = training, folder
         self.newest = folder
-        """The last checkpoint."""
+        """Path of the newest checkpoint."""
 
     def prepare(self) -> None:
-        """Start threads and processes, allocate what can be allocated."""
+        """Start threads and processes, and allocate memory."""
 
     def save(self, step: int) -> None:
-        """Begin a checkpoint; return when the loop may go on. Waits for the one before, where it must."""
+        """Begin a checkpoint; return when the loop may continue. May wait for the one before."""
 
     def before_step(self) -> None: ...
 
@@ -52,27 +51,27 @@ class Contender:
     def end_iteration(self) -> None: ...
 
     def durable(self) -> bool:
-        """Whether all that was saved is durable, or has failed."""
+        """Return whether all checkpoints are durable or have failed."""
         return True
 
     def finish(self) -> float:
-        """Wait until all is durable; the `time.perf_counter()` at which the last one became so."""
+        """Wait until all is durable; return the `time.perf_counter()` of the last one."""
         return time.perf_counter()
 
-    def before_restore(self, fresh: Training) -> None:
-        """What may come before `restore`, unmeasured."""
+    def before_restore(self, fresh: BenchmarkTraining) -> None:
+        """Prepare `restore`, unmeasured."""
         if self.reads_in_place:
             fresh.fill_optimizer()
 
-    def restore(self, fresh: Training) -> None:
-        """Put the newest checkpoint into another model and optimizer of the same shape."""
+    def restore(self, fresh: BenchmarkTraining) -> None:
+        """Load the newest checkpoint into another model and optimizer of the same shape."""
 
     def after_restore(self) -> None: ...
 
     def close(self) -> None: ...
 
     def prune(self) -> None:
-        """Remove all but the newest checkpoint, unmeasured."""
+        """Delete all but the newest checkpoint, unmeasured."""
         for path in self.folder.iterdir():
             if path != self.newest:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -82,12 +81,12 @@ class Contender:
         return self.newest
 
 
-class Plain(Contender):
-    """No checkpoints: what it seems to cost is the noise of the others' figures."""
+class NoCheckpoints(Contender):
+    """No checkpoints: its apparent cost is the noise of the other figures."""
 
 
 def fsync_tree(path: Path) -> None:
-    """fsync a file or a directory with all that is in it, and the directory that names it."""
+    """fsync a file or a directory with its contents, and the parent directory."""
     _fsync_below(path)
     _fsync(path.parent)
 
@@ -107,8 +106,8 @@ def _fsync(path: Path) -> None:
         os.close(fd)
 
 
-class Moment:
-    """When a future was done, as its own callback saw it: the loop may look much later."""
+class CompletionTime:
+    """The time at which a future completed, from its callback: the loop may look much later."""
 
     def __init__(self) -> None:
         self._future: Future[Any] | None = None
@@ -120,10 +119,10 @@ class Moment:
         future.add_done_callback(self._done)
 
     def wait(self) -> float:
-        """Raises what the future raises."""
+        """Return the time; raise what the future raises."""
         if self._future is not None:
             self._future.result()
-            self._seen.wait()  # the future wakes those who wait before it calls back
+            self._seen.wait()  # the future wakes its waiters before it calls back
         return self._at
 
     @property

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint's asynchronous saves: by a thread or a process, with each way to stage."""
+"""Asynchronous saves of torch.distributed.checkpoint: by a thread or a process, with each kind of staging."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
-from .contender import Contender, Moment
+from .contender import CompletionTime, Contender
 from .in_loop import load_with_dcp
-from .training import Training
+from .training import BenchmarkTraining
 
 
 class DcpAsync(Contender):
-    """As it comes: a new copy each time, made in the loop.
+    """The default: the loop makes a new copy each time.
 
-    With `kept` or `overlapped` its memory is kept, plans are cached and two files are written at once; with
-    `overlapped` the copy is made by a thread, and the next optimizer step waits for it.
+    `kept` and `overlapped` keep the memory, cache plans and write two files at once. With `overlapped` a thread
+    copies, and the next optimizer step waits for it.
     """
 
     reads_in_place = True
@@ -30,7 +30,7 @@ class DcpAsync(Contender):
     def __init__(self, *arguments: Any, process: bool, staging: str = "fresh") -> None:
         super().__init__(*arguments)
         self._kind = AsyncCheckpointerType.PROCESS if process else AsyncCheckpointerType.THREAD
-        self._written, self._staged = Moment(), Moment()
+        self._written, self._staged = CompletionTime(), CompletionTime()
         self._stager = None
         if staging != "fresh":
             cuda = self.training.scale.device == "cuda"
@@ -46,7 +46,7 @@ class DcpAsync(Contender):
             join_group_of_one()
 
     def prepare(self) -> None:
-        self.save(0)  # starts the process, fills the stager's memory
+        self.save(0)  # starts the process and fills the stager's memory
         self.finish()
 
     def save(self, step: int) -> None:
@@ -79,7 +79,7 @@ class DcpAsync(Contender):
     def finish(self) -> float:
         return self._written.wait()
 
-    def restore(self, fresh: Training) -> None:
+    def restore(self, fresh: BenchmarkTraining) -> None:
         load_with_dcp(self, fresh)
 
     def close(self) -> None:

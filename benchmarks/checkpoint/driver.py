@@ -1,4 +1,4 @@
-"""Starts a process for each contender and lets them take turns: one at a time, all others asleep."""
+"""The driver: one process per contender, of which one runs at a time."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from . import machine
-from .calling import LeftOut, Worker
-from .processes import Peak, cpu_seconds
-from .registry import CONTENDERS, OURS, Entry
-from .results import Plan, Results
+from .calling import ContenderExcluded, WorkerProcess
+from .processes import PeakMemory, cpu_seconds
+from .registry import CONTENDERS, OURS, ContenderEntry
+from .results import BenchmarkOptions, Results
 
 STATES_IN_MEMORY = {"cpu": 5, "cuda": 3}
-"""Free memory of the host asked for before a contender is started, in sizes of the state; a GB comes on top."""
+"""Free host memory required to start a contender, in sizes of the state, plus 1 GB."""
 LEAST_ROUNDS = 3
 SLEEP_SECONDS = 1.0
 RESTLESS = 0.02
-"""Of a core: what a contender that waits for its turn may use."""
+"""Maximum share of a core for a waiting contender."""
 
 
-class Run:
-    """All contenders from start to end."""
+class CheckpointBenchmark:
+    """One run of all contenders."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: BenchmarkOptions) -> None:
         self.plan, self.results = plan, Results()
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, WorkerProcess] = {}
         self._began = time.monotonic()
         (plan.folder / "logs").mkdir()
 
     def everything(self) -> Results:
         try:
             waiting = [e for e in CONTENDERS if not self.plan.only or e.name in self.plan.only]
-            waiting.sort(key=lambda entry: entry.name not in OURS)  # should memory not do for all, they are first
+            waiting.sort(key=lambda entry: entry.name not in OURS)  # if memory is short, ours run first
             while waiting:
                 waiting = self._take_turns(waiting)
             self._own()
@@ -48,12 +48,12 @@ class Run:
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._began:5.0f} s] {text}", flush=True)
 
-    def _take_turns(self, entries: list[Entry]) -> list[Entry]:
-        """All the rounds, of as many as there is memory for at once; those who must wait for the next time."""
+    def _take_turns(self, entries: list[ContenderEntry]) -> list[ContenderEntry]:
+        """Run all rounds of the contenders that fit into memory; return the others."""
         no_room = self._start(entries)
         if len(no_room) == len(entries):
             for entry in no_room:
-                self._leave_out(entry.name, LeftOut("not enough memory"))
+                self._leave_out(entry.name, ContenderExcluded("not enough memory"))
             return []
         if no_room:
             self.say(
@@ -64,8 +64,8 @@ class Run:
         self._end_workers()
         return no_room
 
-    def _start(self, entries: list[Entry]) -> list[Entry]:
-        """Nothing is timed yet. Those for whom there is no room."""
+    def _start(self, entries: list[ContenderEntry]) -> list[ContenderEntry]:
+        """Start contenders, unmeasured; return those that do not fit into memory."""
         with ThreadPoolExecutor(2 if self.plan.scale.device == "cpu" else 1) as pool:
             no_room = [
                 entry for entry, room in zip(entries, pool.map(self._start_one, entries), strict=True) if not room
@@ -85,8 +85,8 @@ class Run:
             if share > RESTLESS:
                 self.say(f"{name}: RESTLESS, it takes {share:.0%} of a core while others have their turn")
 
-    def _start_one(self, entry: Entry) -> bool:
-        """False where there is no room for it."""
+    def _start_one(self, entry: ContenderEntry) -> bool:
+        """Return False if there is no memory for it."""
         name, results, scale = entry.name, self.results, self.plan.scale
         if machine.available_bytes() < STATES_IN_MEMORY[scale.device] * scale.state_bytes + 10**9:
             return False
@@ -98,12 +98,12 @@ class Run:
                 self._workers.pop(name).end()
                 return False
             results.state_bytes = state_bytes
-            with Peak(worker.pid) as alone:
+            with PeakMemory(worker.pid) as alone:
                 worker.call("iterate", 2)
             results.notes[name] = worker.call("prepare")
-            with Peak(worker.pid) as together:
+            with PeakMemory(worker.pid) as together:
                 slots = worker.call("one", 2)
-        except LeftOut as reason:
+        except ContenderExcluded as reason:
             self._leave_out(name, reason)
             return True
         results.samples[name] = {}
@@ -124,7 +124,7 @@ class Run:
     def _round(self, number: int) -> None:
         order = [*self._order, "limits"]
         random.Random(number).shuffle(order)
-        # The rarer figures are steadier: every second round is enough for them.
+        # These figures vary less: every second round is enough.
         turns = [("pair", self.plan.k)]
         if number % 2:
             turns += [("every", self.plan.every_iterations), ("restore",)]
@@ -138,7 +138,7 @@ class Run:
         try:
             worker = self._workers.get("limits") or self._worker("limits", "limits")
             return worker.call(what, *arguments)
-        except LeftOut as reason:
+        except ContenderExcluded as reason:
             self._leave_out("limits", reason)
             return None
 
@@ -149,7 +149,7 @@ class Run:
             for what, *arguments in turns:
                 if what == "pair" or name != "plain":
                     seen |= self._workers[name].call(what, *arguments)
-        except LeftOut as reason:
+        except ContenderExcluded as reason:
             self._leave_out(name, reason)
             return
         self._note(self.results.samples[name], seen)
@@ -173,14 +173,14 @@ class Run:
                 self.results.idle += worker.call("idle", self.plan.idle_pairs, held)
             self.say(f"memory over {self.plan.growth_checkpoints} checkpoints")
             self.results.growth = worker.call("growth", self.plan.growth_checkpoints)
-        except LeftOut as reason:
+        except ContenderExcluded as reason:
             self._leave_out("own", reason)
 
-    def _worker(self, name: str, kind: str) -> Worker:
-        self._workers[name] = Worker(kind, self.plan.folder / "logs" / f"{_file_name(name)}.log")
+    def _worker(self, name: str, kind: str) -> WorkerProcess:
+        self._workers[name] = WorkerProcess(kind, self.plan.folder / "logs" / f"{_file_name(name)}.log")
         return self._workers[name]
 
-    def _leave_out(self, name: str, reason: LeftOut) -> None:
+    def _leave_out(self, name: str, reason: ContenderExcluded) -> None:
         self.results.left_out[name] = str(reason)
         self.results.samples.pop(name, None)
         if worker := self._workers.pop(name, None):
@@ -189,13 +189,13 @@ class Run:
 
     def _end_workers(self) -> None:
         with ThreadPoolExecutor(max(1, len(self._workers))) as pool:
-            list(pool.map(Worker.end, self._workers.values()))
+            list(pool.map(WorkerProcess.end, self._workers.values()))
         self._workers.clear()
 
 
 @contextlib.contextmanager
-def no_rubbish_left(folder: Path) -> Iterator[None]:
-    """Remove the folder at the end, whatever the end."""
+def removed_at_exit(folder: Path) -> Iterator[None]:
+    """Delete the folder at the end, also after an error."""
     import shutil
 
     try:

@@ -1,4 +1,4 @@
-"""From what was measured to what is said."""
+"""The report: a table, notes and figures from the results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable
 
 from .registry import BACKENDS, CONTENDERS, OURS, PLAIN, TORCH_SAVE
-from .results import Plan, Results
+from .results import BenchmarkOptions, Results
 from .table import LEAST_SECONDS, Medians, best, best_ways, medians, ratio, render, slope
 
 Say = Callable[[str], None]
@@ -17,18 +17,18 @@ DEFAULT = BACKENDS["thread"]
 
 
 LEGEND = """\
-blocked s        the loop's thread waited: in save, before optimizer steps, in hooks
-slow-down s      what a checkpoint adds to the {k} iterations after it, interference included; and of an iteration
-backgr. CPU s    of other threads and processes, for one checkpoint
-durable s        from save until fsynced, while training goes on; "idle s" with nothing beside it, and of that
-                 "persist s", from the end of the copy in memory
-memory MB        at most, of all processes, helpers' interpreters included, beyond training without the library
-restore          into a new model and optimizer, every page touched; compared bit for bit
-each iter.       a checkpoint after every iteration ÷ none
+blocked s        time that the training thread waited: in save, before optimizer steps, in hooks
+slow-down s      time that a checkpoint adds to the {k} iterations after it, with interference; also per iteration
+backgr. CPU s    CPU time of other threads and processes for one checkpoint
+durable s        time from save until fsynced during training; "idle s" without training; "persist s" is the part
+                 of "idle s" after the copy in memory
+memory MB        peak of all processes, with helpers' interpreters, beyond training without the library
+restore          into a new model and optimizer, every page touched, compared bit for bit
+each iter.       iterations with a checkpoint after each ÷ iterations without
 """
 
 
-def report(results: Results, plan: Plan, say: Say = print) -> None:
+def report(results: Results, plan: BenchmarkOptions, say: Say = print) -> None:
     order = [entry.name for entry in CONTENDERS if entry.name in results.samples]
     contenders = {name: _medians_of(name, results) for name in order}
     limits = best_ways(medians(results.limits))
@@ -52,15 +52,15 @@ def report(results: Results, plan: Plan, say: Say = print) -> None:
 
 
 def figures(contenders: dict[str, Medians], limits: Medians, results: Results) -> dict[str, float | None]:
-    """Ours ÷ another's: below 1 is better than the other, 1 as good. `idle_overhead` is a share of the time.
+    """Return Holdfast ÷ another: below 1 is better. `idle_overhead` is a share of the time.
 
-    Ours is the backend that sessions use by default. The best peer is the best of all peers and
-    settings for that figure. Waits of less than a millisecond count as one; slow-downs of less than what two
-    plain stretches differ by count as that, or the luckiest of so many peers would seem to cost nothing.
-    `persist_vs_bare_write`: from the copy in memory until durable with nothing beside it, digests, manifest and
-    commit included, ÷ the quickest bare write and fsync of as many bytes; `durable_…` has the copy in it.
+    Holdfast is its default backend. The best peer is the best of all peers and configurations for that figure.
+    Waits below a millisecond count as one, and slow-downs below the difference of two plain stretches count as
+    that difference: otherwise the luckiest of many peers would seem to cost nothing.
+    `persist_vs_bare_write`: time from the copy in memory until durable without training, digests, manifest and
+    commit included, ÷ the fastest bare write and fsync of as many bytes; `durable_…` includes the copy.
     `restore_…`: cold cache, unless the name says warm.
-    `slot_bytes_vs_state`: extra memory of all processes, a slot.
+    `slot_bytes_vs_state`: extra memory of all processes per snapshot in flight.
     """
     ours, peers = contenders.get(DEFAULT, {}), _peers(contenders)
     torch_save = contenders.get(TORCH_SAVE, {})
@@ -104,7 +104,7 @@ def _medians_of(name: str, results: Results) -> Medians:
     if name in results.memory_bytes:
         extra, slots = results.memory_bytes[name]
         found |= {"memory_mb": extra / 1e6, "slot_bytes": extra / slots}
-    if name == PLAIN:  # it saves nothing: what was measured of that is the clock's own noise
+    if name == PLAIN:  # it saves nothing: its figures are noise of the clock
         found = {
             key: found[key] for key in ("iteration", "slowdown", "slowdown_share", "memory_mb") if key in found
         }
@@ -125,8 +125,8 @@ def _peers(contenders: dict[str, Medians]) -> dict[str, Medians]:
 def _best_peers(contenders: dict[str, Medians]) -> list[str]:
     measures = ("blocked", "slowdown", "durable", "restore_cold", "restore_warm", "every_iteration")
     found = {measure: best(_peers(contenders), measure) for measure in measures}
-    told = [f"{measure.replace('_', ' ')} {at[1]:.4g} by {at[0]}" for measure, at in found.items() if at]
-    return [f"best peers  {', '.join(told)}"]
+    parts = [f"{measure.replace('_', ' ')} {at[1]:.4g} by {at[0]}" for measure, at in found.items() if at]
+    return [f"best peers  {', '.join(parts)}"]
 
 
 def _limits(limits: Medians, size_bytes: int) -> list[str]:
@@ -139,12 +139,12 @@ def _limits(limits: Medians, size_bytes: int) -> list[str]:
         "memcpy": "copy in memory",
         "device_copy": "copy from the GPU to pinned memory",
     }
-    told = [
+    parts = [
         f"{title} {limits[key]:.3f} s ({size_bytes / limits[key] / 1e9:.1f} GB/s)"
         for key, title in names.items()
         if math.isfinite(limits.get(key, math.inf))
     ]
-    return ["bare limits " + ", ".join(told)] if told else []
+    return ["bare limits " + ", ".join(parts)] if parts else []
 
 
 def _idle(ratios: list[float]) -> list[str]:
@@ -177,7 +177,7 @@ def _growth(seen: list[tuple[int, int]]) -> float | None:
 
 
 def _noise(results: Results) -> float | None:
-    """The median of how much two plain stretches differ, as a share of an iteration."""
+    """Return the median difference of two plain stretches, as a share of an iteration."""
     plain = results.samples.get(PLAIN, {})
     pairs = zip(plain.get("slowdown", ()), plain.get("iteration", ()), strict=True)
     shares = [abs(slowdown) / iteration for slowdown, iteration in pairs]

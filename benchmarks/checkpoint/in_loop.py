@@ -1,4 +1,4 @@
-"""Those that hold the loop until all is written."""
+"""Libraries that block the loop until all is written."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from .contender import Contender, fsync_tree
-from .training import Training
+from .training import BenchmarkTraining
 
 
-class InLoop(Contender):
+class BlockingContender(Contender):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._durable_at = time.perf_counter()
@@ -30,18 +30,18 @@ class InLoop(Contender):
         return self._durable_at
 
 
-class TorchSave(InLoop):
+class TorchSave(BlockingContender):
     def write(self, step: int) -> None:
         torch.save(self.training.state(), self.place(step))
 
-    def restore(self, fresh: Training) -> None:
+    def restore(self, fresh: BenchmarkTraining) -> None:
         state = torch.load(self.newest, weights_only=True, map_location=fresh.scale.device)
         fresh.model.load_state_dict(state["model"])
         fresh.optimizer.load_state_dict(state["optimizer"])
 
 
-class Safetensors(InLoop):
-    """Its format knows tensors with names only: the optimizer's tree is flattened here, as its users must."""
+class Safetensors(BlockingContender):
+    """safetensors: stores named tensors only, so the optimizer state is flattened, as its users must."""
 
     def write(self, step: int) -> None:
         from safetensors.torch import save_file
@@ -53,7 +53,7 @@ class Safetensors(InLoop):
         groups = json.dumps(state["optimizer"]["param_groups"])
         save_file(tensors, self.place(step), metadata={"param_groups": groups})
 
-    def restore(self, fresh: Training) -> None:
+    def restore(self, fresh: BenchmarkTraining) -> None:
         from safetensors import safe_open
 
         model: dict[str, torch.Tensor] = {}
@@ -71,18 +71,18 @@ class Safetensors(InLoop):
         fresh.optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
-class DcpSync(InLoop):
+class DcpSync(BlockingContender):
     reads_in_place = True
 
     def write(self, step: int) -> None:
         dcp.save(self.training.state(), checkpoint_id=self.place(step), no_dist=True)
 
-    def restore(self, fresh: Training) -> None:
+    def restore(self, fresh: BenchmarkTraining) -> None:
         load_with_dcp(self, fresh)
 
 
-def load_with_dcp(contender: Contender, fresh: Training) -> None:
-    """Reads in place; `load_state_dict` is left with the optimizer's scalars."""
+def load_with_dcp(contender: Contender, fresh: BenchmarkTraining) -> None:
+    """Read in place; `load_state_dict` then sets the optimizer's scalars."""
     state = fresh.state()
     dcp.load(state, checkpoint_id=contender.newest, no_dist=True)
     fresh.model.load_state_dict(state["model"])

@@ -1,4 +1,4 @@
-"""Libraries of others, each in the way that its own documentation takes to be fast."""
+"""Third-party libraries, each configured for speed as its documentation says."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from .contender import Contender, Moment, fsync_tree
+from .contender import CompletionTime, Contender, fsync_tree
 from .dcp_async import join_group_of_one
-from .training import Training
+from .training import BenchmarkTraining
 
 
 def sync_written(args: Any) -> None:
-    """For torch_checkpointing's writer: between its last write and its rename."""
+    """Hook of torch_checkpointing's writer between its last write and its rename."""
     fsync_tree(Path(args.path))
 
 
 class TorchCheckpointing(Contender):
-    """Shared-memory staging by a thread, a spawned writer, its lock around the optimizer's step."""
+    """torch_checkpointing: a thread stages in shared memory, a process writes, a lock guards updates."""
 
     reads_in_place = True
     note = "fsynced by a callback of ours in its writer"
@@ -42,7 +42,7 @@ class TorchCheckpointing(Contender):
                 pre_finalize_callback=sync_written,
             )
         )
-        self._written = Moment()
+        self._written = CompletionTime()
         self._lock: Any = None
 
     def prepare(self) -> None:
@@ -66,7 +66,7 @@ class TorchCheckpointing(Contender):
     def finish(self) -> float:
         return self._written.wait()
 
-    def restore(self, fresh: Training) -> None:
+    def restore(self, fresh: BenchmarkTraining) -> None:
         into = fresh.state()
         found = self._manager.load(str(self.newest), into=into, map_location=fresh.scale.device)
         fresh.optimizer.load_state_dict(found["optimizer"])
@@ -98,7 +98,7 @@ class TorchSnapshot(Contender):
         try:
             pending.wait()
             fsync_tree(path)
-        except BaseException as failure:  # a thread's edge: `finish` raises it
+        except BaseException as failure:  # `finish` raises the error in the training thread
             self._failure = failure
         self._durable_at = time.perf_counter()
 
@@ -112,23 +112,23 @@ class TorchSnapshot(Contender):
             raise self._failure
         return self._durable_at
 
-    def restore(self, fresh: Training) -> None:
+    def restore(self, fresh: BenchmarkTraining) -> None:
         self._snapshot(str(self.newest)).restore(self._objects(fresh))
 
     @staticmethod
-    def _objects(training: Training) -> dict[str, Any]:
+    def _objects(training: BenchmarkTraining) -> dict[str, Any]:
         return {"model": training.model, "optimizer": training.optimizer}
 
 
-def save_and_sync(state: dict[str, Any], path: Path, told: Path) -> None:
-    """What nvidia-resiliency-ext's process runs; `told` says when it was done."""
+def save_and_sync(state: dict[str, Any], path: Path, done: Path) -> None:
+    """Runs in nvidia-resiliency-ext's process; writes the time of completion to `done`."""
     torch.save(state, path)
     fsync_tree(path)
-    told.write_text(str(time.perf_counter()))
+    done.write_text(str(time.perf_counter()))
 
 
 class NvidiaResiliency(Contender):
-    """Its TorchAsyncCheckpoint calls CUDA, so without it its parts are put together in the same way."""
+    """nvidia-resiliency-ext: its TorchAsyncCheckpoint needs CUDA, so its parts are combined in the same way."""
 
     note = "fsynced by us in its process"
 
@@ -166,10 +166,10 @@ class NvidiaResiliency(Contender):
 
     def finish(self) -> float:
         while not self.durable():
-            time.sleep(0.001)  # its own way to wait looks ten times a second
+            time.sleep(0.001)  # its own wait polls only ten times a second
         return float(self._told.read_text()) if self._told.exists() else time.perf_counter()
 
-    def restore(self, fresh: Training) -> None:
+    def restore(self, fresh: BenchmarkTraining) -> None:
         state = torch.load(self.newest, weights_only=True, map_location=fresh.scale.device)
         fresh.model.load_state_dict(state["model"])
         fresh.optimizer.load_state_dict(state["optimizer"])
@@ -182,7 +182,7 @@ class NvidiaResiliency(Contender):
 
 
 class Lightning(Contender):
-    """Its asynchronous plugin around its usual one."""
+    """Lightning: its asynchronous plugin around the standard one."""
 
     note = "fsynced by us in its thread"
 
@@ -192,7 +192,7 @@ class Lightning(Contender):
 
         contender = self
 
-        class Synced(TorchCheckpointIO):
+        class SyncedCheckpointIO(TorchCheckpointIO):
             def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
                 try:
                     super().save_checkpoint(checkpoint, path, storage_options)
@@ -204,7 +204,7 @@ class Lightning(Contender):
         self._durable_at = time.perf_counter()
         self._settled = threading.Event()
         self._settled.set()
-        self._plugin = AsyncCheckpointIO(Synced())
+        self._plugin = AsyncCheckpointIO(SyncedCheckpointIO())
 
     def save(self, step: int) -> None:
         self._settled.wait()
@@ -220,7 +220,7 @@ class Lightning(Contender):
             raise self._plugin._error
         return self._durable_at
 
-    def restore(self, fresh: Training) -> None:
+    def restore(self, fresh: BenchmarkTraining) -> None:
         state = self._plugin.load_checkpoint(self.newest, map_location=fresh.scale.device, weights_only=True)
         fresh.model.load_state_dict(state["model"])
         fresh.optimizer.load_state_dict(state["optimizer"])

@@ -1,4 +1,4 @@
-"""What this machine could do at best, with the same number of bytes and no library."""
+"""The limits of this machine: bare writes, reads and copies of the same number of bytes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ READING = (
     ("read_warm", 1, False),
     ("read_warm", 4, False),
 )
-"""Past the page cache, through it when cold, and when warm; by so many threads; into huge pages?"""
+"""Read without the page cache, with a cold or a warm one; by so many threads; into huge pages."""
 
 
-class Limits:
-    """A worker's turns. What can be done in several ways is measured in each: `what way`."""
+class MachineLimits:
+    """The calls of a worker. Each way to do the same is measured, as `what way`."""
 
     def start(self, size_bytes: int, folder: Path, device: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,10 +47,10 @@ class Limits:
                     figures[f"{what} {count} x {chunk // MIB} MiB"] = [seconds]
         if self._device == "cuda":
             figures["device_copy"] = [self._device_copy()]
-        # all into memory that was never used, as in a process that has just begun: touched by reading only
+        # into unused memory, as in a new process: only reading touches it
         fresh = [_memory(self._size, huge=huge) for _, _, huge in READING]
         for memory, (how, count, huge) in zip(fresh, READING, strict=True):
-            # written anew each time, as a checkpoint is: devices keep what was read before in caches of their own
+            # written anew each time, like a checkpoint: devices cache what was read before
             self._write(WRITERS[1], CHUNKS_BYTES[1], os.O_DIRECT) or self._write(1, CHUNKS_BYTES[1], 0)
             (fill_cache if how == "read_warm" else forget_cached)(self._file)
             flags = os.O_DIRECT if how == "read_cold" else 0
@@ -66,7 +66,7 @@ class Limits:
         ctypes.memmove(_address(self._copy), _address(self._memory), self._size)
 
     def _device_copy(self) -> float:
-        """From the GPU to pinned memory, a GB at a time: as much as that need not be free for long."""
+        """Time a copy from the GPU to pinned memory, 1 GB at a time to need little memory."""
         import torch
 
         piece = min(self._size, 10**9)
@@ -81,7 +81,7 @@ class Limits:
         return min(_seconds(copy) for _ in range(3)) * self._size / piece
 
     def _write(self, writers: int, chunk: int, flags: int) -> float | None:
-        """Seconds from creating the file to the end of its fsync; None where direct I/O does not work."""
+        """Return seconds from creating the file to the end of its fsync; `None` without direct I/O."""
         self._file.unlink(missing_ok=True)
         return _seconds_if_it_works(lambda: self._write_once(writers, chunk, flags))
 
@@ -101,7 +101,7 @@ class Limits:
             self._spread(readers, max(CHUNKS_BYTES), lambda start, end: _pread_all(fd, view[start:end], start))
 
     def _spread(self, threads: int, chunk: int, work: Callable[[int, int], None]) -> None:
-        """`work` on all chunks, by so many threads, each on every so many-th chunk."""
+        """Run `work` on all chunks with several threads, interleaved."""
 
         def share(first: int) -> None:
             for start in range(first * chunk, self._size, threads * chunk):
@@ -111,7 +111,7 @@ class Limits:
 
 
 def forget_cached(path: Path) -> None:
-    """Drop a file, or all files below a directory, from the page cache; they must be on disk for that."""
+    """Drop a file, or all files below a directory, from the page cache; they must be on disk."""
     for each in path.rglob("*") if path.is_dir() else [path]:
         if each.is_file():
             with _opened(each, os.O_RDONLY) as fd:
@@ -129,7 +129,7 @@ def fill_cache(path: Path) -> None:
 
 
 def direct_io_works(folder: Path) -> bool:
-    """Whether files there can be written past the page cache."""
+    """Return whether direct I/O works in this directory."""
     path = folder / "direct-io"
     try:
         with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT) as fd:
@@ -164,7 +164,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def _memory(size_bytes: int, *, huge: bool = True) -> mmap.mmap:
-    """Begins on a page, as direct I/O wants; huge pages where there are any."""
+    """Allocate page-aligned memory for direct I/O, in huge pages if available."""
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if huge:
         with contextlib.suppress(OSError, AttributeError):
@@ -173,7 +173,7 @@ def _memory(size_bytes: int, *, huge: bool = True) -> mmap.mmap:
 
 
 def _fill(memory: mmap.mmap) -> None:
-    block = os.urandom(MIB)  # a disk may be quicker with zeros
+    block = os.urandom(MIB)  # a disk may be faster with zeros
     for start in range(0, len(memory), MIB):
         end = min(start + MIB, len(memory))
         memory[start:end] = block[: end - start]

@@ -1,4 +1,4 @@
-"""What must be known of the machine to read the figures."""
+"""Facts about the machine, printed above the figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def facts(folder: Path, device: str) -> list[str]:
-    """Lines for above the table. Imports no torch: the driver holds no memory that the contenders want."""
+    """Return the lines above the table. Does not import torch: the driver must leave memory to the contenders."""
     kind, where = filesystem(folder)
     lines = [
         f"machine     {_processor()}, {len(os.sched_getaffinity(0))} cores, {_memory_gigabytes():.0f} GB, "
@@ -39,7 +39,7 @@ def facts(folder: Path, device: str) -> list[str]:
 
 
 def filesystem(folder: Path) -> tuple[str, str]:
-    """Its type, and the device it lies on."""
+    """Return the type of the file system and its device."""
     best = ("unknown", "unknown")
     longest = -1
     for line in Path("/proc/self/mounts").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Holdfast, through its public face."""
+"""Holdfast, through its public API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.store import open_store
 
 from .contender import Contender
-from .training import Training
+from .training import BenchmarkTraining
 
 JOB = "benchmark"
 NEVER = 10**9
@@ -23,15 +23,15 @@ KEEP = 3
 TIMEOUT_SECONDS = 120.0
 
 
-class Holdfast(Contender):
-    """Its digests and its events are within what is measured, the deletion of old checkpoints in the slow-down."""
+class HoldfastContender(Contender):
+    """Holdfast: the figures include digests and events, and the slow-down also the deletion of old checkpoints."""
 
     note = "digests, and deletes old checkpoints, while the slow-down is measured"
 
     def __init__(self, *arguments: Any, slots: int = 1, **options: Any) -> None:
         super().__init__(*arguments)
         self.slots = slots
-        # Around the session's own hook, which is what holds an optimizer up: in the order of registration.
+        # Around the session's own hook, which blocks the optimizer: hooks run in the order of registration.
         self._hook_began = self.hook_seconds = 0.0
         self.training.optimizer.register_step_pre_hook(self._hooks_begin)
         self._session = open_session(self.folder, self.training, slots=slots, **options)
@@ -50,8 +50,8 @@ class Holdfast(Contender):
         self._session._checkpoints.wait_settled(TIMEOUT_SECONDS)
 
     def save(self, step: int) -> None:
-        # A session would rather skip a checkpoint than hold training up while all its memory is in use. The others
-        # wait and take it, so that is what is compared; it matters where every iteration is saved.
+        # A session delays a checkpoint instead of blocking training while its memory is in use. Other libraries
+        # wait and take it, so do the same here; it matters if every iteration is saved.
         self._session._checkpoints.snapshots.wait_free(TIMEOUT_SECONDS)
         self._session.checkpoint()
         self._session.step()
@@ -78,12 +78,12 @@ class Holdfast(Contender):
             self.newest = self.folder / JOB / name
         return self._durable_at
 
-    def before_restore(self, fresh: Training) -> None:
-        # The session that trains must not be fenced: another one restores from the same files in another store.
+    def before_restore(self, fresh: BenchmarkTraining) -> None:
+        # Do not fence the training session: restore from the same files in another store.
         shutil.copytree(self.folder, self._twin, copy_function=os.link)
         self._restoring = open_session(self._twin, fresh)
 
-    def restore(self, fresh: Training) -> None:
+    def restore(self, fresh: BenchmarkTraining) -> None:
         if not self._restoring.resume():
             raise RuntimeError("nothing was restored")
 
@@ -114,7 +114,7 @@ class Holdfast(Contender):
         self.hook_seconds += time.perf_counter() - self._hook_began
 
 
-def open_session(folder: Path, training: Training, **options: Any) -> holdfast.Session:
+def open_session(folder: Path, training: BenchmarkTraining, **options: Any) -> holdfast.Session:
     return holdfast.Session(
         JOB,
         store=folder,

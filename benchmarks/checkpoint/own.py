@@ -1,4 +1,4 @@
-"""What is asked of Holdfast alone: what it costs while no checkpoint is due, and whether its memory grows."""
+"""Measurements of Holdfast alone: overhead without checkpoints, and memory growth."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Any
 import torch
 
 from .contender import Contender
-from .ours import Holdfast, open_session
+from .ours import HoldfastContender, open_session
 from .processes import memory_bytes
-from .scale import Scale
-from .training import Training
+from .scale import TrainingScale
+from .training import BenchmarkTraining
 
 BLOCK_ITERATIONS = 25
-"""Compared with as many beside them: a quarter of a second."""
+"""Iterations per comparison: a quarter of a second."""
 LOOK_EVERY_CHECKPOINTS = 10
 
 
-class Own:
-    """A worker's turns."""
+class HoldfastMeasurements:
+    """The calls of a worker."""
 
     def start(self, device: str, folder: Path) -> float:
-        """Two small trainings; the seconds of an iteration."""
+        """Build two small trainings; return the seconds of an iteration."""
         torch.set_num_threads(1)
         self._folder = folder
         folder.mkdir(parents=True)
-        scale = Scale(layers=2, width=64, tokens=64, device=device)
-        self._trainings = [Training(scale), Training(scale)]
+        scale = TrainingScale(layers=2, width=64, tokens=64, device=device)
+        self._trainings = [BenchmarkTraining(scale), BenchmarkTraining(scale)]
         _bare(self._trainings[1], BLOCK_ITERATIONS)
         return _bare(self._trainings[0], BLOCK_ITERATIONS) / BLOCK_ITERATIONS
 
     def idle(self, pairs: int, held: int) -> list[float]:
-        """(with - without) / without, pair by pair, a session being attached to the `held` one of the trainings.
+        """Return (with - without) / without for each pair, with a session attached to training number `held`.
 
-        Asked for both: two trainings of the same shape differ by where their memory happens to lie.
+        Call it for both: two equal trainings differ by the location of their memory.
         """
         bare, training = self._trainings[1 - held], self._trainings[held]
         session = open_session(self._folder / f"idle-{held}", training)
@@ -58,11 +58,11 @@ class Own:
         return ratios
 
     def growth(self, checkpoints: int) -> list[tuple[int, int]]:
-        """(checkpoints taken, bytes of memory) now and then on the way."""
+        """Return (checkpoints taken, bytes of memory) at several points."""
         folder = self._folder / "growth"
         folder.mkdir()
         training = self._trainings[0]
-        contender: Contender = Holdfast(training, folder)
+        contender: Contender = HoldfastContender(training, folder)
         contender.prepare()
         seen = []
         for step in range(1, checkpoints + 1):
@@ -77,7 +77,7 @@ class Own:
     def close(self) -> None: ...
 
 
-def _bare(training: Training, iterations: int) -> float:
+def _bare(training: BenchmarkTraining, iterations: int) -> float:
     started = time.perf_counter()
     for _ in range(iterations):
         training.iterate()
@@ -85,7 +85,7 @@ def _bare(training: Training, iterations: int) -> float:
     return time.perf_counter() - started
 
 
-def _attached(session: Any, training: Training, iterations: int) -> float:
+def _attached(session: Any, training: BenchmarkTraining, iterations: int) -> float:
     started = time.perf_counter()
     for _ in range(iterations):
         training.iterate()

@@ -1,4 +1,4 @@
-"""What a process and all its descendants use, read from /proc."""
+"""CPU time and memory of a process and its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def family(pid: int) -> list[int]:
-    """The process and its descendants, as far as they live."""
+    """Return the process and its live descendants."""
     found, at = [pid], 0
     while at < len(found):
         for task in _read(f"/proc/{found[at]}/task", listing=True).split():
@@ -25,12 +25,12 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of the family, with the children it has buried."""
+    """Return the CPU time of the family, including children that ended."""
     return sum(_cpu_ticks(each) for each in family(pid)) / TICKS_A_SECOND
 
 
 def memory_bytes(pid: int) -> int:
-    """Of the family: its own pages and its part of shared memory, without mapped files such as libraries."""
+    """Return the memory of the family: private pages and its share of shared memory, without mapped files."""
     total = 0
     for each in family(pid):
         for line in _read(f"/proc/{each}/smaps_rollup").splitlines():
@@ -40,14 +40,14 @@ def memory_bytes(pid: int) -> int:
 
 
 def give_memory_back() -> None:
-    """What this process's allocator keeps for reuse: what comes next meets memory as at a process's start."""
+    """Return unused memory of the allocator to the system, as at the start of a process."""
     gc.collect()
-    with contextlib.suppress(AttributeError):  # another C library than glibc
+    with contextlib.suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
-class Peak:
-    """The most memory that a family held at once, sampled while the `with` block runs."""
+class PeakMemory:
+    """Peak memory of a family, sampled while the `with` block runs."""
 
     def __init__(self, pid: int, every_seconds: float = 0.01) -> None:
         self.bytes = 0
@@ -74,11 +74,11 @@ class Peak:
 
 def _cpu_ticks(pid: int) -> int:
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return sum(map(int, fields[11:15]))  # its own time and that of its buried children, in user and in system
+    return sum(map(int, fields[11:15]))  # user and system time of the process and of its ended children
 
 
 def _read(path: str, *, listing: bool = False) -> str:
     try:
         return " ".join(os.listdir(path)) if listing else Path(path).read_text()
-    except (FileNotFoundError, ProcessLookupError):  # it has ended since
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
         return ""

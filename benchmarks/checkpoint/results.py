@@ -1,23 +1,23 @@
-"""What is asked of a run, and what it measured."""
+"""The options of a run, and its results."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .scale import Scale
+from .scale import TrainingScale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    scale: Scale
+class BenchmarkOptions:
+    scale: TrainingScale
     folder: Path
     only: list[str]
     k: int
     every_iterations: int
     rounds: int
     until: float
-    """No further round begins that would not be over by this `time.monotonic()`."""
+    """`time.monotonic()` by which the last round must end."""
     idle_pairs: int
     growth_checkpoints: int
 
@@ -25,10 +25,10 @@ class Plan:
 @dataclass(slots=True)
 class Results:
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """By contender, by measure, in the order of the rounds."""
+    """Samples by contender and measure, in the order of the rounds."""
     limits: dict[str, list[float]] = field(default_factory=dict)
     memory_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Extra memory, and for how many slots."""
+    """Extra memory, and the number of snapshots that it holds."""
     notes: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     idle: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How large the training is that all contenders checkpoint. Known without torch: the driver needs no memory."""
+"""The size of the training, without torch, so that the driver needs little memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 VOCABULARY = 2048
 BYTES_PER_PARAMETER = 12
-"""Of state: a weight and Adam's two moments, in float32."""
+"""State per parameter: a weight and Adam's two moments, in float32."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """How large the model is, and how much it is fed an iteration."""
+class TrainingScale:
+    """Size of the model and of a batch."""
 
     layers: int = 10
     width: int = 448
@@ -22,8 +22,8 @@ class Scale:
     device: str = "cpu"
 
     @classmethod
-    def of_state(cls, gigabytes: float, device: str) -> Scale:
-        """A model of about so much state; 24 layers, and a batch that keeps a fast GPU busy for some 0.3 s."""
+    def of_state(cls, gigabytes: float, device: str) -> TrainingScale:
+        """Return a model of about so much state: 24 layers, and a batch that takes a fast GPU about 0.3 s."""
         layers, parameters = 24, gigabytes * 1e9 / BYTES_PER_PARAMETER
         # 12 w² a layer and two tables of VOCABULARY rows: the positive root
         width = (math.sqrt(VOCABULARY**2 + 12 * layers * parameters) - VOCABULARY) / (12 * layers)
@@ -32,11 +32,11 @@ class Scale:
 
     @property
     def state_bytes(self) -> int:
-        """About."""
+        """Approximate number of bytes."""
         parameters = 12 * self.layers * self.width**2 + (2 * VOCABULARY + self.tokens) * self.width
         return BYTES_PER_PARAMETER * parameters
 
     @classmethod
-    def small(cls, device: str) -> Scale:
-        """For a look at whether everything works."""
+    def small(cls, device: str) -> TrainingScale:
+        """Return a small size for a smoke test."""
         return cls(layers=10, width=128, tokens=64, device=device)

@@ -10,7 +10,7 @@ Samples = Mapping[str, Sequence[float]]
 Medians = dict[str, float]
 
 LEAST_SECONDS = 0.001
-"""A difference of less than this is nothing: ratios of two nothings would be noise."""
+"""Smaller times count as this: ratios of smaller ones are noise."""
 
 COLUMNS = (
     ("blocked", "blocked s", "{:.4f}"),
@@ -32,7 +32,7 @@ def medians(samples: Samples) -> Medians:
 
 
 def best_ways(found: Medians) -> Medians:
-    """The shortest of several ways to do the same, named `what way`: of medians, so not the luckiest."""
+    """Return the fastest median of several ways to do the same, named `what way`."""
     ways: Medians = {}
     for name, seconds in found.items():
         what = name.partition(" ")[0]
@@ -41,13 +41,13 @@ def best_ways(found: Medians) -> Medians:
 
 
 def best(contenders: Mapping[str, Medians], measure: str) -> tuple[str, float] | None:
-    """Who has the lowest figure, and what it is."""
+    """Return the contender with the lowest figure, and the figure."""
     known = {name: figures[measure] for name, figures in contenders.items() if measure in figures}
     return min(known.items(), key=lambda item: item[1], default=None)
 
 
 def ratio(ours: float | None, other: float | None, *, least: float = 0.0) -> float | None:
-    """ours ÷ other, both taken for at least `least`; None where one is missing."""
+    """Return ours ÷ other, both at least `least`; `None` if one is missing."""
     if ours is None or other is None:
         return None
     ours, other = max(ours, least), max(other, least)
@@ -55,14 +55,14 @@ def ratio(ours: float | None, other: float | None, *, least: float = 0.0) -> flo
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """What y gains for each x, by least squares; None of fewer than two points."""
+    """Return the slope by least squares; `None` for fewer than two points."""
     if len({x for x, _ in points}) < 2:
         return None
     return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 def render(contenders: Mapping[str, Medians]) -> list[str]:
-    """The table's lines."""
+    """Return the lines of the table."""
     rows = [["", *(title for _, title, _ in COLUMNS)]]
     for name, figures in contenders.items():
         rows.append([name, *(_cell(figures.get(key), form) for key, _, form in COLUMNS)])

@@ -1,4 +1,4 @@
-"""What all contenders checkpoint: a small GPT under fused AdamW, seeded, fed with one fixed batch."""
+"""The training that all contenders checkpoint: a small seeded GPT with fused AdamW and one fixed batch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .scale import VOCABULARY, Scale
+from .scale import VOCABULARY, TrainingScale
 
 SEED = 1
 
 
-class Block(nn.Module):
-    def __init__(self, scale: Scale) -> None:
+class GptBlock(nn.Module):
+    def __init__(self, scale: TrainingScale) -> None:
         super().__init__()
         width = scale.width
         self.heads = width // scale.head_width
@@ -33,11 +33,11 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, scale: Scale) -> None:
+    def __init__(self, scale: TrainingScale) -> None:
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, scale.width)
         self.places = nn.Embedding(scale.tokens, scale.width)
-        self.blocks = nn.ModuleList(Block(scale) for _ in range(scale.layers))
+        self.blocks = nn.ModuleList(GptBlock(scale) for _ in range(scale.layers))
         self.norm = nn.LayerNorm(scale.width)
         self.head = nn.Linear(scale.width, VOCABULARY, bias=False)
 
@@ -52,9 +52,9 @@ def _nothing() -> None:
     pass
 
 
-class Training:
-    def __init__(self, scale: Scale, *, blank: bool = False) -> None:
-        """With `blank` the model is all zeros: there in a moment, to be restored into."""
+class BenchmarkTraining:
+    def __init__(self, scale: TrainingScale, *, blank: bool = False) -> None:
+        """`blank`: fill the model with zeros, which is fast, for a restore."""
         torch.manual_seed(SEED)
         self.scale = scale
         with torch.device("meta" if blank else scale.device):
@@ -69,7 +69,7 @@ class Training:
     def iterate(
         self, before_step: Callable[[], None] = _nothing, after_step: Callable[[], None] = _nothing
     ) -> float:
-        """One iteration; the seconds that `before_step` held it up."""
+        """Run one iteration; return the seconds that `before_step` took."""
         logits = self.model(self.batch)
         F.cross_entropy(logits.flatten(0, 1), self.batch.flatten()).backward()
         started = time.perf_counter()
@@ -84,7 +84,7 @@ class Training:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All that a checkpoint must hold, the optimizer's by the parameter that it belongs to."""
+        """Return all that a checkpoint must hold; optimizer state by parameter."""
         yield from self.model.state_dict().items()
         for name, parameter in self.model.named_parameters():
             yield from ((f"{name}.{key}", tensor) for key, tensor in self.optimizer.state[parameter].items())
@@ -94,21 +94,21 @@ class Training:
         return sum(tensor.nbytes for _, tensor in self.tensors())
 
     def fill_optimizer(self) -> None:
-        """Give the optimizer its moments, for those who read a checkpoint into what is there already."""
+        """Create the optimizer's moments, for libraries that read in place."""
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def touch(self) -> None:
-        """Write a byte of every page, unchanged: what a library only mapped is fetched and made our own here."""
+        """Rewrite a byte of every page, so that pages that a library only mapped are read and copied."""
         for _, tensor in self.tensors():
             if tensor.device.type == "cpu":
                 tensor.detach().view(-1).view(torch.uint8)[:: mmap.PAGESIZE].bitwise_or_(0)
         self.synchronize()
 
     def give_back(self) -> None:
-        """Memory of the GPU that this process keeps without need: others need it for their turns."""
+        """Release cached GPU memory for the other contenders."""
         if self.scale.device == "cuda":
             torch.cuda.empty_cache()
 
@@ -117,8 +117,8 @@ class Training:
             torch.cuda.synchronize()
 
 
-def differing(one: Training, other: Training) -> list[str]:
-    """The names of tensors whose bytes differ."""
+def differing(one: BenchmarkTraining, other: BenchmarkTraining) -> list[str]:
+    """Return the names of tensors whose bytes differ."""
     ours, theirs = dict(one.tensors()), dict(other.tensors())
     if ours.keys() != theirs.keys():
         return sorted(ours.keys() ^ theirs.keys())

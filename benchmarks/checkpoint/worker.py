@@ -1,4 +1,4 @@
-"""The process of one contender: it waits, without a sound, until it is told to take its turn."""
+"""The process of one contender; it sleeps until the driver calls it."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from pathlib import Path
 from typing import Any
 
 PAIRS = 2
-"""Checkpoints a turn."""
+"""Checkpoints per turn."""
 STATES_ON_DEVICE = 4
-"""Free memory asked for: one trains, another is restored into, and what was read may be there once more."""
+"""Required free memory in sizes of the state: training, restore target, and what was read."""
 
 Measured = dict[str, list[float]]
-"""By measure, one for each time that it was taken."""
+"""Samples by measure."""
 
 
-class Turns:
-    """What the driver can ask for."""
+class WorkerCalls:
+    """The calls of the driver."""
 
     def start(self, name: str, scale: dict[str, Any], folder: Path) -> int | None:
-        """Build the training, without the library; the bytes of its state, None where there is no room for it."""
+        """Build the training; return the bytes of its state, or `None` if it does not fit into memory."""
         import torch
 
-        from .scale import Scale
-        from .training import Training
+        from .scale import TrainingScale
+        from .training import BenchmarkTraining
 
         torch.set_num_threads(1)
         self._name, self._folder = name, folder
-        asked = Scale(**scale)
+        asked = TrainingScale(**scale)
         if asked.device == "cuda" and torch.cuda.mem_get_info()[0] < STATES_ON_DEVICE * asked.state_bytes:
             return None
-        self._training = Training(asked)
+        self._training = BenchmarkTraining(asked)
         self._step = 0
         self.iterate(2)
         return self._training.state_bytes
 
     def iterate(self, count: int) -> float:
-        """Seconds of so many iterations without the contender."""
+        """Return the seconds of so many iterations without the contender."""
         self._training.synchronize()
         started = time.perf_counter()
         for _ in range(count):
@@ -60,7 +60,7 @@ class Turns:
         return self._contender.note
 
     def one(self, iterations: int) -> int:
-        """A checkpoint and some iterations after it; how many slots it has memory for."""
+        """Take a checkpoint and train on; return how many snapshots fit into the contender's memory."""
         self._save()
         for _ in range(iterations):
             self._iterate()
@@ -70,11 +70,11 @@ class Turns:
         return self._contender.slots
 
     def pair(self, k: int) -> Measured:
-        """Two checkpoints and the k iterations after each, between stretches of k iterations without one.
+        """Measure two checkpoints, each with the k iterations after it, between k iterations without one.
 
-        Each is compared with those before and after it: what slowly changes in a machine is not seen then.
+        Each is compared with its neighbors, so that slow changes of the machine cancel out.
         """
-        self._training.iterate()  # what others left in the caches is not to be seen in the first stretch
+        self._training.iterate()  # warm the caches after the other contenders
         before, found = self.iterate(k), []
         for _ in range(PAIRS):
             seen = self._checkpointed(k)
@@ -84,7 +84,7 @@ class Turns:
         return {measure: [each[measure] for each in found] for measure in found[0]}
 
     def _checkpointed(self, k: int) -> dict[str, float]:
-        """`slowdown` is the whole time yet."""
+        """So far, `slowdown` is the whole time."""
         cpu, own_cpu, hooks = self._cpu(), time.thread_time(), self._contender.hook_seconds
         started = time.perf_counter()
         blocked = self._save()
@@ -94,7 +94,7 @@ class Turns:
         self._training.synchronize()
         seconds = time.perf_counter() - started
         blocked += self._contender.hook_seconds - hooks
-        while not self._contender.durable():  # training goes on meanwhile, as it would
+        while not self._contender.durable():  # training continues, as in a real job
             self._iterate()
             self._contender.end_iteration()
         durable = self._contender.finish() - started
@@ -103,15 +103,15 @@ class Turns:
         return {
             "blocked": blocked,
             "slowdown": seconds,
-            "background_cpu": max(0.0, background),  # where there is none, /proc's clock may be behind ours
+            "background_cpu": max(0.0, background),  # /proc's clock may lag behind ours
             "durable": durable,
         }
 
     def every(self, count: int) -> Measured:
-        """A checkpoint after each iteration, beside iterations without."""
+        """Measure iterations with a checkpoint after each, and without."""
         self._training.iterate()
         plain = self.iterate(count)
-        for _ in range(self._contender.slots):  # until all that can be in flight is
+        for _ in range(self._contender.slots):  # until the maximum is in flight
             self._iterate()
             self._save()
         started = time.perf_counter()
@@ -124,7 +124,7 @@ class Turns:
         return {"every_iteration": [seconds / plain]}
 
     def restore(self) -> Measured:
-        """A checkpoint with nothing beside it, then restored with a cold cache and with a warm one."""
+        """Take a checkpoint without training, then restore it with a cold and a warm cache."""
         self._training.iterate()
         self._training.synchronize()
         started = time.perf_counter()
@@ -160,17 +160,17 @@ class Turns:
     def _restore(self, *, cold: bool) -> float:
         from .limits import fill_cache, forget_cached
         from .processes import give_memory_back
-        from .training import Training, differing
+        from .training import BenchmarkTraining, differing
 
         give_memory_back()
-        fresh = Training(self._training.scale, blank=True)
+        fresh = BenchmarkTraining(self._training.scale, blank=True)
         self._contender.before_restore(fresh)
         (forget_cached if cold else fill_cache)(self._contender.newest)
         started = time.perf_counter()
         self._contender.restore(fresh)
         fresh.touch()
         touched = time.perf_counter()
-        fresh.touch()  # what it takes when all is there already is none of the restoring
+        fresh.touch()  # exclude what a repeated call takes
         seconds = touched - started - (time.perf_counter() - touched)
         self._contender.after_restore()
         if wrong := differing(self._training, fresh):
@@ -187,7 +187,7 @@ class Turns:
 
 
 def serve(channel: Connection, turns: Any) -> None:
-    """Answer until the driver hangs up."""
+    """Serve calls until the driver closes the channel."""
     while True:
         try:
             what, arguments = channel.recv()
@@ -195,12 +195,10 @@ def serve(channel: Connection, turns: Any) -> None:
             break
         try:
             channel.send((getattr(turns, what)(*arguments), None))
-        except (
-            Exception
-        ) as error:  # a contender that breaks is left out, with its reason, and its place in the log
+        except Exception as error:  # leave a failing contender out, with the reason, and log the traceback
             traceback.print_exc()
             channel.send((None, f"{type(error).__name__}: {error}"))
-    with contextlib.suppress(Exception):  # it ends anyhow; a library that closes leaves less behind
+    with contextlib.suppress(Exception):  # the process ends anyway; closing the library leaves less behind
         turns.close()
 
 
@@ -210,15 +208,15 @@ def main() -> None:
     kind, descriptor = sys.argv[1:]
     turns: Any
     if kind == "contender":
-        turns = Turns()
+        turns = WorkerCalls()
     elif kind == "limits":
-        from .limits import Limits
+        from .limits import MachineLimits
 
-        turns = Limits()
+        turns = MachineLimits()
     else:
-        from .own import Own
+        from .own import HoldfastMeasurements
 
-        turns = Own()
+        turns = HoldfastMeasurements()
     serve(Connection(int(descriptor)), turns)
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.dashboard`: what a job's page costs its reader and the server, in a real Chromium."""
+"""`python -m benchmarks.dashboard`: the cost of a job's page for its reader and the server, in Chromium."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def _times(browser: pages.Browser, url: str) -> dict[str, float]:
     hands = pages.interactions_ms(browser, url)
     moving = pages.frames(browser, url)
     print(f"first contentful paint, cold: median {pages.median(paints):.0f} ms, longest {max(paints):.0f} ms")
-    longest, told = max(hands, default=0.0), pages.next_paint_ms(hands)
-    print(f"{len(hands)} interactions of 16 ms and more: INP {told:.0f} ms, longest {longest:.0f} ms")
+    longest, inp = max(hands, default=0.0), pages.next_paint_ms(hands)
+    print(f"{len(hands)} interactions of 16 ms and more: INP {inp:.0f} ms, longest {longest:.0f} ms")
     slow = f"p95 {moving['p95']:.1f} ms, longest {moving['longest']:.0f} ms"
     print(f"zooming: {moving['perSecond']:.1f} frames/s, {slow}")
     return {
         "first_paint_ms": round(pages.median(paints), 1),
-        "interaction_ms": round(told, 1),
+        "interaction_ms": round(inp, 1),
         "frames_per_second": round(moving["perSecond"], 1),
     }
 

@@ -1,4 +1,4 @@
-"""A job as long as the dashboard must bear, reported to a server as its agent would have."""
+"""Sends a long job to a server, as its agent does."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FAILED_EVERY = 97
 STALL_SHARE = 0.004
 
 
-class Reporter:
-    """Sends what a job has to say, batch after batch."""
+class JobReporter:
+    """Sends the reports of a job in batches."""
 
     def __init__(self, port: int, job: str) -> None:
         self.job, self.sequence, self.attempt = job, 0, 1
@@ -45,16 +45,16 @@ class Reporter:
         headers = {"Content-Type": "application/msgpack"}
         self._connection.request("POST", "/api/v1/ingest", msgspec.msgpack.encode(batch), headers)
         answer = self._connection.getresponse()
-        told = answer.read()
+        body = answer.read()
         if answer.status != 200:
-            raise RuntimeError(f"the server answered {answer.status}: {told[:200]!r}")
+            raise RuntimeError(f"the server answered {answer.status}: {body[:200]!r}")
 
     def close(self) -> None:
         self._connection.close()
 
 
-class Run:
-    """A training that is made up: a loss that falls, checkpoints every so many iterations, a wait now and then."""
+class SyntheticRun:
+    """A synthetic training: a falling loss, periodic checkpoints, some waits."""
 
     def __init__(self, *, every: int, began_at: float, seed: int = 7) -> None:
         self.every, self.at, self.began_at = every, began_at, began_at
@@ -140,10 +140,12 @@ class Run:
         )
 
 
-def fill(port: int, *, iterations: int, checkpoints: int, ends_at: float, job: str = JOB) -> Run:
-    """A job of so many iterations that ends about now, with some restarts on its way."""
-    run = Run(every=max(1, iterations // checkpoints), began_at=ends_at - iterations * STEP_SECONDS * 1.02)
-    reporter = Reporter(port, job)
+def fill(port: int, *, iterations: int, checkpoints: int, ends_at: float, job: str = JOB) -> SyntheticRun:
+    """Create a job of so many iterations with some restarts, which ends about now."""
+    run = SyntheticRun(
+        every=max(1, iterations // checkpoints), began_at=ends_at - iterations * STEP_SECONDS * 1.02
+    )
+    reporter = JobReporter(port, job)
     restart = max(1, iterations // (RESTARTS + 1) // BATCH_ITERATIONS)
     for number, first in enumerate(range(0, iterations, BATCH_ITERATIONS)):
         begun: list[messages.Event] = []

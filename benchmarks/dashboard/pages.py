@@ -1,4 +1,4 @@
-"""What a page costs a reader: bytes, time to the first paint, from a hand's move to the next frame, memory."""
+"""The cost of a page for its reader: bytes, first paint, interaction to next paint, memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, sync_playwright
 
-from .filling import JOB, STEP_SECONDS, Reporter, Run
+from .filling import JOB, STEP_SECONDS, JobReporter, SyntheticRun
 
 LOADS = 7
 QUIET_MS = 1500
 KEYS = ("w", "w", "w", "a", "d", "d", "s", "ArrowLeft", "[", "]", "h", "h", "t", "t", "0", "e", "l", "l")
 INTERACTIONS_PER_OUTLIER = 50
-"""Of so many, the longest is left out where a page's one figure is told, as web.dev/inp defines it."""
+"""Interactions of which INP ignores the longest one, as web.dev/inp defines it."""
 HANDS_SECONDS = 5.0
 HOUR_SECONDS = 3600
 FASTER = 20
-"""How much faster than ours the page's clock goes when an hour is spent with it."""
+"""Speed of the page's clock for the simulated hour."""
 WARM_SECONDS = 15.0
 ARGUMENTS = ("--no-sandbox", "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 DRAWN = '#timeline[data-state="drawn"]'
@@ -33,7 +33,7 @@ WINDOWS = (
     "from=500000&to=500200",
     "from=1&to=1000000",
 )
-"""The whole run, in both axes, and ever smaller parts of it."""
+"""Windows: the whole run on both axes, and smaller parts of it."""
 
 PAINT = """() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? null"""
 LISTEN = """() => {
@@ -78,8 +78,8 @@ FAST_CLOCK = """(faster) => {
 
 
 @dataclass(slots=True)
-class Sizes:
-    """Bytes as they came over the wire, by kind."""
+class TransferSizes:
+    """Bytes on the wire by kind."""
 
     scripts: int = 0
     all: int = 0
@@ -103,20 +103,20 @@ def fresh(browser: Browser) -> BrowserContext:
     return browser.new_context(viewport={"width": 1440, "height": 900})
 
 
-def bytes_of_first_load(browser: Browser, url: str) -> Sizes:
-    """Everything that a browser fetches which has never been here, until the page is drawn."""
+def bytes_of_first_load(browser: Browser, url: str) -> TransferSizes:
+    """Measure all that a new browser fetches until the page is drawn."""
     context = fresh(browser)
     page = context.new_page()
     sizes = weighed(context, page)
     page.goto(url)
     page.wait_for_selector(DRAWN)
-    page.wait_for_timeout(QUIET_MS)  # parts of the page ask for themselves
+    page.wait_for_timeout(QUIET_MS)  # parts of the page send requests of their own
     context.close()
     return sizes
 
 
-def weighed(context: BrowserContext, page: Page) -> Sizes:
-    sizes = Sizes()
+def weighed(context: BrowserContext, page: Page) -> TransferSizes:
+    sizes = TransferSizes()
     session: CDPSession = context.new_cdp_session(page)
     session.send("Network.enable")
 
@@ -136,7 +136,7 @@ def weighed(context: BrowserContext, page: Page) -> Sizes:
 
 
 def first_paint_ms(browser: Browser, url: str) -> list[float]:
-    """Each in a browser context of its own, with nothing in its cache."""
+    """Open each page in a new browser context with an empty cache."""
     found = []
     for _ in range(LOADS):
         context = fresh(browser)
@@ -150,7 +150,7 @@ def first_paint_ms(browser: Browser, url: str) -> list[float]:
 
 
 def interactions_ms(browser: Browser, url: str) -> list[float]:
-    """From each key and press to the frame that shows what came of it, as the browser itself tells."""
+    """Return the duration from each interaction to the next frame, as the browser measures it."""
     context = fresh(browser)
     page = context.new_page()
     page.goto(url)
@@ -173,20 +173,20 @@ def interactions_ms(browser: Browser, url: str) -> list[float]:
         page.wait_for_timeout(300)
     page.locator('[data-part="metric"]').select_option("grad_norm")
     page.wait_for_timeout(500)
-    # durations come in steps of 8 ms; shorter than 16 ms the browser does not tell of
+    # durations are multiples of 8 ms; the browser does not report those below 16 ms
     durations = [float(value) for value in page.evaluate("[...window.interactionMs.values()]")]
     context.close()
     return durations
 
 
 def next_paint_ms(durations: Sequence[float]) -> float:
-    """INP, interaction to next paint: the longest, but for one in fifty."""
+    """Return INP (interaction to next paint): the longest interaction, ignoring one in fifty."""
     longest_first = sorted(durations, reverse=True)
     return longest_first[len(durations) // INTERACTIONS_PER_OUTLIER] if durations else 0.0
 
 
 def frames(browser: Browser, url: str) -> dict[str, float]:
-    """While a hand zooms in and out of a million iterations, one turn of the wheel a frame."""
+    """Measure frames while zooming in and out of a million iterations, one wheel step per frame."""
     context = fresh(browser)
     page = context.new_page()
     page.goto(url)
@@ -197,10 +197,10 @@ def frames(browser: Browser, url: str) -> dict[str, float]:
     return found
 
 
-def heap_growth_mb(browser: Browser, url: str, port: int, run: Run) -> tuple[float, int]:
-    """Over an hour that the page lives through in minutes, while the job trains at its pace by the page's clock.
+def heap_growth_mb(browser: Browser, url: str, port: int, run: SyntheticRun) -> tuple[float, int]:
+    """Measure memory over an hour of the page's clock, which takes minutes, while the job trains.
 
-    Returns growth after collecting garbage, and how many times the timeline was drawn from a new answer.
+    Return the growth after garbage collection, and how often the timeline was redrawn.
     """
     context = fresh(browser)
     context.add_init_script(f"({FAST_CLOCK})({FASTER})")
@@ -229,13 +229,13 @@ def _heap_bytes(session: CDPSession) -> float:
     session.send("Performance.enable")
     for _ in range(3):
         session.send("HeapProfiler.collectGarbage")
-    told = session.send("Performance.getMetrics")["metrics"]
-    return float(next(metric["value"] for metric in told if metric["name"] == "JSHeapUsedSize"))
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    return float(next(metric["value"] for metric in metrics if metric["name"] == "JSHeapUsedSize"))
 
 
-def _train(port: int, run: Run, ended: threading.Event) -> None:
-    """Reports each second by the page's clock, as an agent does each second by ours."""
-    reporter = Reporter(port, JOB)
+def _train(port: int, run: SyntheticRun, ended: threading.Event) -> None:
+    """Report once per second of the page's clock, as an agent does."""
+    reporter = JobReporter(port, JOB)
     reporter.attempt, reporter.sequence = run.attempt, 1_000_000
     while not ended.wait(1 / FASTER):
         samples, events = run.train(round(1 / STEP_SECONDS))
@@ -244,7 +244,7 @@ def _train(port: int, run: Run, ended: threading.Event) -> None:
 
 
 def timeline_bytes(browser: Browser, url: str) -> dict[str, tuple[int, int, float]]:
-    """By window: bytes over the wire, bytes unpacked, seconds to answer; as the page itself asks."""
+    """Return bytes on the wire, unpacked bytes and seconds to answer, by window."""
     found: dict[str, tuple[int, int, float]] = {}
     for window in WINDOWS:
         context = fresh(browser)

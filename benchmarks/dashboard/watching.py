@@ -1,4 +1,4 @@
-"""Open pages as the server sees them: a stream each, and what scripts ask for when it tells of something new."""
+"""Open pages, as the server sees them: one stream each, and the requests that its ticks cause."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from .filling import STEP_SECONDS, Reporter, Run
+from .filling import STEP_SECONDS, JobReporter, SyntheticRun
 
 JOBS = 10
 WARM_SECONDS = 6.0
 REFRESH_SECONDS = 1.0
-"""A page asks at most once a second."""
+"""A page sends requests at most once a second."""
 
 
 def job_name(number: int) -> str:
@@ -25,7 +25,7 @@ def job_name(number: int) -> str:
 
 
 def cores(port: int, pid: int, *, pages: int, seconds: float) -> tuple[float, float]:
-    """Processor time a second that the server takes for so many open pages of jobs that all train; refreshes/s."""
+    """Return CPU use of the server for so many open pages of running jobs, and refreshes per second."""
     ended = threading.Event()
     agents = threading.Thread(target=_train, args=(port, ended), name="agents")
     agents.start()
@@ -34,7 +34,7 @@ def cores(port: int, pid: int, *, pages: int, seconds: float) -> tuple[float, fl
     readers.start()
     there.close()
     try:
-        here.recv()  # all have a stream
+        here.recv()  # all pages have a stream
         time.sleep(WARM_SECONDS)
         here.send("count")
         before, begun, asked = _cpu_seconds(pid), time.perf_counter(), here.recv()
@@ -57,9 +57,9 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _train(port: int, ended: threading.Event) -> None:
-    """Each job reports once a second."""
-    runs = [Run(every=100, began_at=time.time() - 60, seed=number) for number in range(JOBS)]
-    reporters = [Reporter(port, job_name(number)) for number in range(JOBS)]
+    """Report once a second for each job."""
+    runs = [SyntheticRun(every=100, began_at=time.time() - 60, seed=number) for number in range(JOBS)]
+    reporters = [JobReporter(port, job_name(number)) for number in range(JOBS)]
     for run, reporter in zip(runs, reporters, strict=True):
         begun = run.start(None)
         samples, events = run.train(200)
@@ -83,7 +83,7 @@ class _Page:
 
     def __init__(self, port: int, job: str) -> None:
         self.port, self.job = port, job
-        self.told = asyncio.Event()
+        self.ticked = asyncio.Event()
 
     async def listen(self, ready: asyncio.Semaphore) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
@@ -91,18 +91,18 @@ class _Page:
         with contextlib.closing(writer):
             while line := await reader.readline():
                 if line.startswith(b"event: tick"):
-                    if not self.told.is_set() and not hasattr(self, "begun"):
+                    if not self.ticked.is_set() and not hasattr(self, "begun"):
                         self.begun = True
                         ready.release()
-                    self.told.set()
+                    self.ticked.set()
 
     async def refresh(self) -> None:
-        """What stream.js and feed.js ask for."""
+        """The requests of stream.js and feed.js."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**22)
         terms = "x=iteration&points=960&metric=loss&digits=5&marks=120"
         while True:
-            await self.told.wait()
-            self.told.clear()
+            await self.ticked.wait()
+            self.ticked.clear()
             began = time.monotonic()
             for path in (f"/jobs/{self.job}/live", f"/api/v1/jobs/{self.job}/timeline?{terms}"):
                 writer.write(_request(self.port, path, fragment=path.endswith("/live")))
@@ -147,7 +147,7 @@ async def _read_all(pipe: Connection, port: int, pages: int) -> None:
 
 
 async def _until_there(port: int) -> None:
-    """The jobs' first report creates them."""
+    """Create the jobs by their first report."""
     while True:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         connection.request("GET", f"/api/v1/jobs/{job_name(JOBS - 1)}")

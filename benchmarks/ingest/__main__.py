@@ -1,4 +1,4 @@
-"""`python -m benchmarks.ingest`: what the server takes in and answers, beside MLflow's and Trackio's."""
+"""`python -m benchmarks.ingest`: ingest and query rates of the server, compared with MLflow and Trackio."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from collections import defaultdict
 from pathlib import Path
 
 from .in_loop import log_call_seconds
-from .load import Load, percentile_ms, post_all
-from .peers import METRICS, Holdfast, MLflow, Peer, Trackio
+from .load import LoadResult, percentile_ms, post_all
+from .peers import METRICS, HoldfastPeer, MLflow, Peer, Trackio
 from .reading import fetch, long_run, many_jobs, median_ms, mlflow_path, mlflow_run, timeline_path
-from .running import Running, free_port, running, settle
+from .running import ServerProcess, free_port, running, settle
 from .waiting import job_name, order_latencies_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 BODIES_A_SECOND = {"holdfast": 600, "mlflow": 20, "trackio": 120}
-"""More than any of them takes."""
+"""More than any server accepts."""
 CLIENTS = (1, 4)
 PARTS = ("ingest", "reads", "log", "orders")
 LONG_RUN = 1_000_000
@@ -59,14 +59,14 @@ def main() -> None:
         ours.close()
         samples = sum(figures.pop(name, 0) for name in ("samples_taken_in", "samples_read"))
         if samples:
-            figures["bytes_per_sample"] = round(Holdfast().disk_bytes(folder) / samples, 2)
+            figures["bytes_per_sample"] = round(HoldfastPeer().disk_bytes(folder) / samples, 2)
             print(f"on disk: {figures['bytes_per_sample']} bytes a sample, {samples:,.0f} samples")
     print(f"figures: {json.dumps(figures)}")
 
 
-def _ingest(peers: list[Peer], up: dict[str, Running], options: argparse.Namespace) -> dict[str, float]:
-    """Interleaved: each round asks every server at every number of clients, in turn."""
-    found: dict[tuple[str, int], list[Load]] = defaultdict(list)
+def _ingest(peers: list[Peer], up: dict[str, ServerProcess], options: argparse.Namespace) -> dict[str, float]:
+    """Measure in turns: each round runs every server with every number of clients."""
+    found: dict[tuple[str, int], list[LoadResult]] = defaultdict(list)
     samples = 0
     print(f"taking in, medians of {options.rounds} rounds of {options.seconds:g} s (1,000 samples a request):")
     for number in range(1, options.rounds + 1):
@@ -94,14 +94,17 @@ def _ingest(peers: list[Peer], up: dict[str, Running], options: argparse.Namespa
 
 
 def _reads(
-    peers: list[Peer], up: dict[str, Running], folder: Path, options: argparse.Namespace
+    peers: list[Peer], up: dict[str, ServerProcess], folder: Path, options: argparse.Namespace
 ) -> dict[str, float]:
-    ours, server = Holdfast(), up["holdfast"]
+    ours, server = HoldfastPeer(), up["holdfast"]
     figures: dict[str, float] = {}
     job, memory = long_run(ours, server, options.long_run)
     figures["server_pss_mb"] = round(max(memory) / 1e6, 1)
-    told = ", ".join(f"{each / 1e6:.0f}" for each in memory)
-    print(f"memory before {10 * options.long_run:,} samples, and after each tenth of them: {told} MB", flush=True)
+    megabytes = ", ".join(f"{each / 1e6:.0f}" for each in memory)
+    print(
+        f"memory before {10 * options.long_run:,} samples, and after each tenth of them: {megabytes} MB",
+        flush=True,
+    )
     settle([server])
     mine, whole = (
         median_ms(fetch(server.port, timeline_path(job, metric=asked), ours.headers()), 15)
@@ -123,8 +126,8 @@ def _reads(
     return figures
 
 
-def _waits(server: Running, options: argparse.Namespace) -> dict[str, float]:
-    ours = Holdfast()
+def _waits(server: ServerProcess, options: argparse.Namespace) -> dict[str, float]:
+    ours = HoldfastPeer()
     many_jobs(ours, server.port, [job_name(number) for number in range(options.agents)])
     settle([server])
     latencies = order_latencies_seconds(server.port, ours.token, options.agents, options.orders)
@@ -136,13 +139,13 @@ def _waits(server: Running, options: argparse.Namespace) -> dict[str, float]:
     return {"order_p50_ms": round(1000 * cuts[49], 1), "order_p99_ms": round(1000 * cuts[98], 1)}
 
 
-def _logs(server: Running) -> dict[str, float]:
+def _logs(server: ServerProcess) -> dict[str, float]:
     p50, p99 = log_call_seconds(server.port)
     print(f"one call with ten metrics in the loop: {1e6 * p50:.1f} us, p99 {1e6 * p99:.1f} us", flush=True)
     return {"log_call_p50_us": round(1e6 * p50, 2), "log_call_p99_us": round(1e6 * p99, 2)}
 
 
-def _started(peer: Peer, folder: Path) -> contextlib.AbstractContextManager[Running]:
+def _started(peer: Peer, folder: Path) -> contextlib.AbstractContextManager[ServerProcess]:
     port = free_port()
     return running(
         peer.command(folder, port),
@@ -154,13 +157,13 @@ def _started(peer: Peer, folder: Path) -> contextlib.AbstractContextManager[Runn
 
 
 def _here(path: str) -> Path:
-    """Meant from here: servers are started elsewhere."""
+    """Resolve the path: servers start in another directory."""
     return Path(path).absolute()
 
 
 def _peers(options: argparse.Namespace) -> list[Peer]:
-    """Those that the parts chosen ask."""
-    python, found = options.peers, list[Peer]([Holdfast()])
+    """Return the servers that the chosen parts need."""
+    python, found = options.peers, list[Peer]([HoldfastPeer()])
     if python.exists() and not {"ingest", "reads"}.isdisjoint(options.parts):
         found.append(MLflow(python))
     if python.exists() and "ingest" in options.parts:

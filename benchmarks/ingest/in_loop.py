@@ -1,4 +1,4 @@
-"""What handing ten metrics to the session costs the training loop, with a server that takes them."""
+"""The cost of ten metrics per iteration in the training loop, with a server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import statistics
 import time
 import uuid
 
-from .peers import METRICS, Holdfast
+from .peers import METRICS, HoldfastPeer
 
 CALLS = 5000
 
 
 def log_call_seconds(port: int) -> tuple[float, float]:
-    """p50 and p99 of reading ten numbers, and queueing them for the sender; between two calls a matrix product
-    drives what they left out of the nearest caches, as training does."""
+    """Return p50 and p99 of reading ten numbers and queueing them for the sender.
+
+    A matrix product between two calls replaces the contents of the CPU caches, as training does.
+    """
     import torch
 
     from holdfast.server_link.connection import ServerConnection
@@ -27,7 +29,7 @@ def log_call_seconds(port: int) -> tuple[float, float]:
     reporter = Reporter(f"loop-{name}", TrainingPosition())
     reporter.link = ServerConnection(
         server=f"http://127.0.0.1:{port}",
-        token=Holdfast.token,
+        token=HoldfastPeer.token,
         job=f"loop-{name}",
         uid=name,
         attempt=1,

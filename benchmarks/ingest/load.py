@@ -1,4 +1,4 @@
-"""Clients that post prepared bodies over kept-alive connections, a process each, as fast as they are answered."""
+"""Load: one process per client posts prepared bodies over a kept-alive connection as fast as it gets answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
-    """What all requests of a client have in common, and the body of each."""
+class PreparedRequests:
+    """The headers of a client's requests, and their bodies."""
 
     host: str
     port: int
@@ -20,32 +20,32 @@ class Post:
     headers: dict[str, str]
     bodies: Sequence[bytes]
     samples: int
-    """In each body."""
+    """Number of samples in each body."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadResult:
     samples: int
     seconds: float
     latencies_seconds: list[float]
 
     @property
     def rate(self) -> float:
-        """Samples acknowledged per second."""
+        """Acknowledged samples per second."""
         return self.samples / self.seconds
 
 
-def percentile_ms(loads: Iterable[Load], percent: int) -> float:
-    """Of all their requests."""
+def percentile_ms(loads: Iterable[LoadResult], percent: int) -> float:
+    """Latencies of all requests."""
     latencies = sorted(latency for load in loads for latency in load.latencies_seconds)
     return 1000 * latencies[min(len(latencies) - 1, len(latencies) * percent // 100)]
 
 
-def post_all(clients: Sequence[Post], seconds: float) -> Load:
-    """All clients at once, until each has posted its bodies or the time is over.
+def post_all(clients: Sequence[PreparedRequests], seconds: float) -> LoadResult:
+    """Run all clients until each has posted its bodies or the time is over.
 
     Raises:
-        RuntimeError: a server refused, or broke off.
+        RuntimeError: a server refused a request or closed the connection.
     """
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
@@ -72,14 +72,14 @@ def post_all(clients: Sequence[Post], seconds: float) -> Load:
     if refused:
         raise RuntimeError(refused[0])
     latencies = [latency for answer in answers for latency in answer]
-    return Load(
+    return LoadResult(
         samples=sum(len(answer) * client.samples for answer, client in zip(answers, clients, strict=True)),
         seconds=lasted,
         latencies_seconds=latencies,
     )
 
 
-def _client(pipe: Connection, post: Post, seconds: float) -> None:
+def _client(pipe: Connection, post: PreparedRequests, seconds: float) -> None:
     connection = http.client.HTTPConnection(post.host, post.port, timeout=120)
     connection.connect()
     pipe.send("connected")

@@ -1,6 +1,6 @@
-"""The servers that are compared: how each is started, and what its own clients would send it.
+"""The servers of the comparison: how each is started, and what its own clients send.
 
-Every body holds 1,000 samples: ten metrics over a hundred steps, random numbers that no compression shortens.
+Every body holds 1,000 samples: ten metrics over a hundred steps, random numbers that do not compress.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.server_link.event_queue import EventQueue
 
-from .load import Post
+from .load import PreparedRequests
 
 METRICS = tuple(f"metric_{number}" for number in range(10))
 STEPS = 100
@@ -31,21 +31,21 @@ STEP_SECONDS = 0.05
 class Peer(Protocol):
     name: str
     ready: str
-    """A path that answers 200 once it is up."""
+    """A path that answers 200 when the server is ready."""
 
     def command(self, folder: Path, port: int) -> Sequence[str]: ...
 
     def environment(self, folder: Path, port: int) -> Mapping[str, str]: ...
 
-    def posts(self, port: int, clients: int, bodies: int) -> list[Post]:
-        """What so many clients send, each to a run of its own that is begun here."""
+    def posts(self, port: int, clients: int, bodies: int) -> list[PreparedRequests]:
+        """Begin a run for each client and return their requests."""
 
     def disk_bytes(self, folder: Path) -> int:
-        """Of its database, once it has ended."""
+        """Return the bytes of its database, after its end."""
 
 
-class Step(NamedTuple):
-    """An iteration as measured."""
+class MeasuredStep(NamedTuple):
+    """The measurements of an iteration."""
 
     iteration: int
     lineage: int
@@ -55,8 +55,8 @@ class Step(NamedTuple):
     data_seconds: float
 
 
-class Holdfast:
-    """With its token, so that every request is authenticated."""
+class HoldfastPeer:
+    """Holdfast, with a token, so that every request is authenticated."""
 
     name = "holdfast"
     ready = "/readyz"
@@ -68,10 +68,10 @@ class Holdfast:
     def environment(self, folder: Path, port: int) -> Mapping[str, str]:
         return {"HOLDFAST_TOKEN": self.token, "HOLDFAST_MAX_JOBS": "1000000"}
 
-    def posts(self, port: int, clients: int, bodies: int) -> list[Post]:
+    def posts(self, port: int, clients: int, bodies: int) -> list[PreparedRequests]:
         return [self._post(port, uuid.uuid4().hex[:12], bodies) for _ in range(clients)]
 
-    def job_of(self, post: Post) -> str:
+    def job_of(self, post: PreparedRequests) -> str:
         return str(msgspec.msgpack.decode(post.bodies[0])["job"])
 
     def disk_bytes(self, folder: Path) -> int:
@@ -80,15 +80,15 @@ class Holdfast:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"}
 
-    def _post(self, port: int, name: str, bodies: int) -> Post:
-        """As an agent packs them."""
+    def _post(self, port: int, name: str, bodies: int) -> PreparedRequests:
+        """Return the bodies as an agent packs them."""
         outbox = EventQueue(f"run-{name}", name, 1, 0, None)
         chance = random.Random(name)
         made = []
         for number in range(bodies):
             for step in range(number * STEPS + 1, (number + 1) * STEPS + 1):
                 seconds = STEP_SECONDS * chance.uniform(0.95, 1.05)
-                measured = Step(step, 1, STARTED_AT + step * STEP_SECONDS, seconds, 0.0, 0.01 * seconds)
+                measured = MeasuredStep(step, 1, STARTED_AT + step * STEP_SECONDS, seconds, 0.0, 0.01 * seconds)
                 outbox.sample((measured, {name: chance.random() for name in METRICS}))
             outbox.seal()
             first = outbox.first()
@@ -96,11 +96,11 @@ class Holdfast:
             made.append(first[1])
             outbox.acknowledged(first[0])
         headers = {**self.headers(), "Content-Type": "application/msgpack", "Accept": "application/msgpack"}
-        return Post("127.0.0.1", port, "/api/v1/ingest", headers, made, SAMPLES)
+        return PreparedRequests("127.0.0.1", port, "/api/v1/ingest", headers, made, SAMPLES)
 
 
 class MLflow:
-    """As `mlflow server` starts it: SQLite, four workers."""
+    """MLflow as `mlflow server` starts it: SQLite, four workers."""
 
     name = "mlflow"
     ready = "/health"
@@ -113,7 +113,7 @@ class MLflow:
         return [
             *(str(self._python), "-m", "mlflow", "server", "--backend-store-uri", store),
             *("--artifacts-destination", str(folder / "artifacts"), "--host", "127.0.0.1", "--port", str(port)),
-            # its workers are killed and begun anew, for ever, where one takes over 5 s to start
+            # else a worker that takes over 5 s to start is killed and restarted forever
             *("--uvicorn-opts", "--timeout-worker-healthcheck 120"),
         ]
 
@@ -121,7 +121,7 @@ class MLflow:
         path = f"{self._python.parent}:/usr/local/bin:/usr/bin:/bin"
         return {"PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 
-    def posts(self, port: int, clients: int, bodies: int) -> list[Post]:
+    def posts(self, port: int, clients: int, bodies: int) -> list[PreparedRequests]:
         return [self._post(port, self.begin_run(port), bodies) for _ in range(clients)]
 
     def begin_run(self, port: int) -> str:
@@ -132,7 +132,7 @@ class MLflow:
     def disk_bytes(self, folder: Path) -> int:
         return sum(file.stat().st_size for file in folder.glob("mlflow.db*"))
 
-    def _post(self, port: int, run: str, bodies: int) -> Post:
+    def _post(self, port: int, run: str, bodies: int) -> PreparedRequests:
         chance = random.Random(run)
         made = []
         for number in range(bodies):
@@ -148,11 +148,11 @@ class MLflow:
             ]
             made.append(json.dumps({"run_id": run, "metrics": metrics}).encode())
         headers = {"Content-Type": "application/json"}
-        return Post("127.0.0.1", port, "/api/2.0/mlflow/runs/log-batch", headers, made, SAMPLES)
+        return PreparedRequests("127.0.0.1", port, "/api/2.0/mlflow/runs/log-batch", headers, made, SAMPLES)
 
 
 class Trackio:
-    """As `trackio show` starts it, with its write token."""
+    """Trackio as `trackio show` starts it, with its write token."""
 
     name = "trackio"
     ready = "/"
@@ -173,13 +173,13 @@ class Trackio:
             "BROWSER": "true",
         }
 
-    def posts(self, port: int, clients: int, bodies: int) -> list[Post]:
+    def posts(self, port: int, clients: int, bodies: int) -> list[PreparedRequests]:
         return [self._post(port, uuid.uuid4().hex, bodies) for _ in range(clients)]
 
     def disk_bytes(self, folder: Path) -> int:
         return sum(file.stat().st_size for file in (folder / "trackio").glob("*.db*"))
 
-    def _post(self, port: int, run: str, bodies: int) -> Post:
+    def _post(self, port: int, run: str, bodies: int) -> PreparedRequests:
         chance = random.Random(run)
         made = []
         for number in range(bodies):
@@ -196,11 +196,11 @@ class Trackio:
             ]
             made.append(json.dumps({"args": [], "kwargs": {"logs": logs, "hf_token": None}}).encode())
         headers = {"Content-Type": "application/json", "x-trackio-write-token": self.token}
-        return Post("127.0.0.1", port, "/api/bulk_log", headers, made, SAMPLES)
+        return PreparedRequests("127.0.0.1", port, "/api/bulk_log", headers, made, SAMPLES)
 
 
 def ask(port: int, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Any:
-    """The answer's JSON; RuntimeError for one that is none, or no success."""
+    """Return the JSON of the answer; RuntimeError if it is an error or not JSON."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         sent = None if body is None else json.dumps(body)
@@ -215,7 +215,7 @@ def ask(port: int, method: str, path: str, body: object = None, headers: Mapping
 
 
 def timed(port: int, path: str, headers: Mapping[str, str] | None = None) -> float:
-    """Seconds until the whole answer is here."""
+    """Return the seconds until the whole answer has arrived."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.connect()

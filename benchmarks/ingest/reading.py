@@ -1,4 +1,4 @@
-"""How long it takes until a long run, or a large fleet, is drawn."""
+"""Query times of a long run and of a large fleet."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 from holdfast.protocol.messages import AttemptFinished, AttemptStarted, Batch
 
 from .load import post_all
-from .peers import METRICS, STARTED_AT, STEP_SECONDS, STEPS, Holdfast, MLflow, timed
+from .peers import METRICS, STARTED_AT, STEP_SECONDS, STEPS, HoldfastPeer, MLflow, timed
 from .posting import post_batches
-from .running import Running
+from .running import ServerProcess
 
 POINTS = 1200
-"""Across a wide screen."""
+"""Points across a wide screen."""
 AT_ONCE = 4
 MLFLOW_POINTS = 2500
-"""What MLflow's own page asks for."""
+"""The number of points that MLflow's page requests."""
 
 
-def long_run(ours: Holdfast, server: Running, iterations: int) -> tuple[str, list[int]]:
-    """The name of a job of so many iterations and ten metrics, sent as its agent would have.
+def long_run(ours: HoldfastPeer, server: ServerProcess, iterations: int) -> tuple[str, list[int]]:
+    """Send a job of so many iterations and ten metrics, as its agent does.
 
-    And the bytes of memory that the server had before, and after each tenth of them.
+    Return its name, and the memory of the server before and after each tenth of it.
     """
     (whole,) = ours.posts(server.port, 1, iterations // STEPS)
     memory, tenth = [server.pss_bytes()], len(whole.bodies) // 10
@@ -37,7 +37,7 @@ def long_run(ours: Holdfast, server: Running, iterations: int) -> tuple[str, lis
 
 
 def mlflow_run(mlflow: MLflow, port: int, folder: Path, iterations: int) -> str:
-    """A run with one metric of so many steps. Written to its database: to send them would take minutes."""
+    """Create a run with one metric of so many steps in the database: to send them would take minutes."""
     run, chance = mlflow.begin_run(port), random.Random(1)
     rows = (
         (METRICS[0], chance.random(), int(1000 * (STARTED_AT + step * STEP_SECONDS)), step, 0, run)
@@ -54,7 +54,7 @@ def mlflow_run(mlflow: MLflow, port: int, folder: Path, iterations: int) -> str:
 
 
 def timeline_path(job: str, *, metric: str | None) -> str:
-    """None: all metrics."""
+    """`None`: all metrics."""
     only = "" if metric is None else f"&metric={metric}"
     return f"/api/v1/jobs/{job}/timeline?points={POINTS}{only}"
 
@@ -64,9 +64,11 @@ def mlflow_path(run: str) -> str:
     return f"/ajax-api/2.0/mlflow/metrics/get-history-bulk-interval?{asked}"
 
 
-def many_jobs(ours: Holdfast, port: int, names: list[str]) -> None:
-    """A job under each name, several at a time, so that they share their commits: one in ten trains, the others
-    have ended, as in a fleet that is some months old."""
+def many_jobs(ours: HoldfastPeer, port: int, names: list[str]) -> None:
+    """Create a job for each name: one in ten trains, the others have ended, as in an old fleet.
+
+    Several are sent at a time, so that they share commits.
+    """
     begun = AttemptStarted(at=STARTED_AT, iteration=0, lineage=1)
     ended = AttemptFinished(at=STARTED_AT, iteration=0, lineage=1, reason="finished")
     batches = [

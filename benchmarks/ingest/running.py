@@ -1,4 +1,4 @@
-"""Servers in processes of their own: started, waited for, measured and ended with all their children."""
+"""Server processes: start, wait until ready, measure, end with all children."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pathlib import Path
 START_SECONDS = 180.0
 SETTLE_SECONDS = 120.0
 IDLE_SHARE = 0.1
-"""Of one core, all of them together."""
+"""Maximum CPU use of all servers together, in cores, while they count as idle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ServerProcess:
     port: int
     process: subprocess.Popen[bytes]
     log: Path
 
     def pss_bytes(self) -> int:
-        """Memory of the server and its children; pages that several share are counted once."""
+        """Return the memory of the server and its children; shared pages count once."""
         return sum(_pss_bytes(pid) for pid in _tree(self.process.pid))
 
     def cpu_seconds(self) -> float:
@@ -36,11 +36,11 @@ class Running:
 @contextlib.contextmanager
 def running(
     command: Sequence[str], *, port: int, ready: str, log: Path, environment: Mapping[str, str]
-) -> Iterator[Running]:
-    """The server that `command` starts, once `ready` is answered with 200.
+) -> Iterator[ServerProcess]:
+    """Start a server with `command` and wait until `ready` answers 200.
 
     Raises:
-        RuntimeError: it ended, or did not answer in time; with the end of what it printed.
+        RuntimeError: it ended or did not answer in time; the message has the end of its output.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -54,14 +54,17 @@ def running(
         )
     try:
         _await(process, port, ready, log)
-        yield Running(port, process, log)
+        yield ServerProcess(port, process, log)
     finally:
         _end(process)
 
 
-def settle(servers: Iterable[Running]) -> None:
-    """Wait until nobody computes: workers still import what they need when their server says that it is ready, and
-    of thousands of jobs that were begun at one moment a server that watches them raises alerts at one moment."""
+def settle(servers: Iterable[ServerProcess]) -> None:
+    """Wait until the servers are idle.
+
+    Workers still import modules when their server is ready, and a server with thousands of jobs that began at the
+    same time raises their alerts at the same time.
+    """
     some = list(servers)
     end, used = time.monotonic() + SETTLE_SECONDS, sum(server.cpu_seconds() for server in some)
     while time.monotonic() < end:
@@ -89,7 +92,7 @@ def _await(process: subprocess.Popen[bytes], port: int, path: str, log: Path) ->
             pass
         finally:
             connection.close()
-        time.sleep(0.1)  # another program's port: there is nothing to wait on
+        time.sleep(0.1)  # the port of another program
     raise RuntimeError(f"{process.args!r} did not come up: {log.read_text(errors='replace')[-2000:]}")
 
 
@@ -99,7 +102,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(20)
-    with contextlib.suppress(ProcessLookupError):  # workers that outlive their master
+    with contextlib.suppress(ProcessLookupError):  # workers that outlive the server
         os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""From an operator's edit to the agent that waits for it: thousands of long polls on one server."""
+"""Latency from an operator's edit to the waiting agent, with thousands of long polls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAIT_SECONDS = 60
 
 
 def order_latencies_seconds(port: int, token: str, agents: int, orders: int) -> list[float]:
-    """Each order changes the budget of one of `agents` jobs, all of which wait in long polls."""
+    """Change the budget of one job at a time, while the agents of all jobs wait in long polls."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_agents, args=(there, port, token, agents))
     process.start()
@@ -24,7 +24,7 @@ def order_latencies_seconds(port: int, token: str, agents: int, orders: int) -> 
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     choose, versions, latencies = random.Random(1), dict.fromkeys(range(agents), 0), []
     try:
-        here.recv()  # all wait
+        here.recv()  # all agents wait
         for number in range(orders):
             job = choose.randrange(agents)
             body = json.dumps({"budget": 0.01 + number / 1e5})
@@ -38,7 +38,7 @@ def order_latencies_seconds(port: int, token: str, agents: int, orders: int) -> 
             versions[job] = json.loads(answer)["version"]
             heard, at = here.recv()
             if heard != job:
-                raise RuntimeError(f"job {heard} was told of an edit of job {job}")
+                raise RuntimeError(f"job {heard} received an edit of job {job}")
             latencies.append(at - sent)
     finally:
         connection.close()

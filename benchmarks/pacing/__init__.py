@@ -1,1 +1,1 @@
-"""What pacing promises, measured: overheads beside the budget, reactions, plans, the arithmetic of failures."""
+"""Pacing benchmarks: overhead and budget, reactions of the controller, plans, the ETTR formula."""

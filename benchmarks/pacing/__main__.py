@@ -1,4 +1,4 @@
-"""`python -m benchmarks.pacing`: whether checkpointing keeps to its budget, and what a plan is worth."""
+"""`python -m benchmarks.pacing`: whether checkpoints stay within the budget, and how the controller reacts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from benchmarks.checkpoint.calling import ROOT
-from holdfast.pacing import History, Profile, Settings, plan, policies
-from holdfast.pacing.failures import Failures
+from holdfast.pacing import FailureHistory, PacingSettings, Profile, plan, policies
+from holdfast.pacing.failures import FailureEstimate
 
 from .agreement import ettr_max_error
-from .paired import Overhead, overhead
+from .paired import OverheadResult, overhead
 from .reactions import outside_slowdown_ratio, recovered_ratio, slow_disk_intervals
 
 BUDGETS = {"1": 0.01, "3_5": 0.035, "10": 0.10}
@@ -24,22 +24,26 @@ PLANS = 200
 
 def main() -> None:
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that all is cleared away then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # run the cleanup on SIGTERM
     figures: dict[str, float] = {}
-    print("the controller on simulated jobs, on a clock of their own:", flush=True)
+    print("the controller on simulated jobs:", flush=True)
     figures["slow_disk_intervals"] = slow_disk_intervals()
     figures["recovered_k_ratio"] = recovered_ratio()
     figures["outside_slowdown_k_ratio"] = outside_slowdown_ratio()
     print(f"  a disk 4 times slower: within the budget again after {figures['slow_disk_intervals']} intervals")
-    print(f"  as quick again: k after five intervals is {figures['recovered_k_ratio']:.2f} of what it was")
-    print(f"  all else 30 % slower: k becomes {figures['outside_slowdown_k_ratio']:.2f} of what it was")
+    print(
+        f"  five intervals after its recovery: the interval is {figures['recovered_k_ratio']:.2f} of the old one"
+    )
+    print(
+        f"  everything 30 % slower: the interval becomes {figures['outside_slowdown_k_ratio']:.2f} of the old one"
+    )
     figures["plan_ms"] = round(1000 * max(_plan_seconds(name) for name in policies), 4)
     print(f"the plan of the slowest policy takes {figures['plan_ms']:.3f} ms", flush=True)
     figures["ettr_max_error"] = round(ettr_max_error()[0], 5)
     print(f"ETTR by its formula and by simulation differ by {figures['ettr_max_error']:.5f} at most", flush=True)
 
-    print(f"training with Holdfast and without, by turns for {options.minutes:g} minutes at each:")
-    print("  budget    overhead   std error   nothing at all   as reported   pairs   every     state")
+    print(f"training with and without Holdfast in turns, {options.minutes:g} minutes at each budget:")
+    print("  budget    overhead   std error          control      reported   pairs   every     state")
     errors = []
     for name, budget in BUDGETS.items():
         found = overhead(budget, options.minutes, options.folder)
@@ -50,7 +54,7 @@ def main() -> None:
     print(f"figures: {json.dumps(figures)}")
 
 
-def _row(found: Overhead) -> str:
+def _row(found: OverheadResult) -> str:
     return (
         f"  {found.budget:6.1%}  {found.measured:+9.2%}   ±{found.error:8.2%}   {found.control:+13.2%}"
         f"   {found.reported:+10.2%}   {found.pairs:>5}   {found.interval:>5}   {found.state_bytes / 1e6:,.0f} MB"
@@ -58,15 +62,15 @@ def _row(found: Overhead) -> str:
 
 
 def _plan_seconds(policy: str) -> float:
-    """What the median plan takes, in seconds."""
+    """Return the median seconds of a plan."""
     seconds = []
-    failures = Failures(count=3, exposure_seconds=1e6, world_size=64)
+    failures = FailureEstimate(count=3, exposure_seconds=1e6, world_size=64)
     profile = Profile(
         iteration_seconds=0.5, update_seconds=0.05, snapshot_seconds=0.4, persist_seconds=3.0, cost_seconds=0.05
     )
-    settings = Settings(policy=policy, every=50 if policy == "fixed" else None)
+    settings = PacingSettings(policy=policy, every=50 if policy == "fixed" else None)
     for number in range(PLANS):
-        now = History(failures=failures.after(float(number)))
+        now = FailureHistory(failures=failures.after(float(number)))
         started = time.perf_counter()
         plan(profile, settings, now)
         seconds.append(time.perf_counter() - started)
@@ -75,9 +79,9 @@ def _plan_seconds(policy: str) -> float:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-pacing", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=5, help="of turns, at each budget")
+    parser.add_argument("--minutes", type=float, default=5, help="duration at each budget")
     parser.add_argument(
-        "--folder", type=Path, default=ROOT, help="where checkpoints are written, on the disk meant"
+        "--folder", type=Path, default=ROOT, help="where checkpoints are written, on the disk to measure"
     )
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""The formula for the effective training time ratio beside the simulator, which knows nothing of it."""
+"""Comparison of the ETTR formula with the simulator, which does not use it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from holdfast.pacing import Settings, policies
-from holdfast.pacing.interval_cost import best_interval_seconds, effective_ratio
-from holdfast.simulation import Job, PoissonFailures, simulate
+from holdfast.pacing import PacingSettings, policies
+from holdfast.pacing.interval_cost import effective_training_ratio, optimal_interval_seconds
+from holdfast.simulation import PoissonFailures, SimulatedJob, simulate
 
 MEAN_SECONDS = 11124.0
-"""Between failures: Llama 3's 3.09 h. All else is given in parts of it, so that it only sets the scale."""
+"""Mean time between failures, 3.09 h as for Llama 3; all other times are given in units of it."""
 STANDARD_ERROR = 0.0006
 DECK = 32
 FEWEST_BATCHES, MOST_BATCHES = 4, 40
 STRETCHES = 8_000
-"""A batch is about so long, in intervals."""
+"""Approximate length of a batch in intervals."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """Each in parts of the mean time between failures."""
+class AgreementPoint:
+    """Times in units of the mean time between failures."""
 
     cost: float
     interval: float
@@ -31,7 +31,7 @@ class Point:
     restart: float
 
     def predicted(self) -> float:
-        return effective_ratio(
+        return effective_training_ratio(
             self.interval * MEAN_SECONDS,
             rate=1 / MEAN_SECONDS,
             cost_seconds=self.cost * MEAN_SECONDS,
@@ -40,12 +40,12 @@ class Point:
         )
 
 
-def grid() -> list[Point]:
-    """50 points: costs of a millionth to the whole of the time between failures; half, once and twice the best
-    interval; and the lags and restarts that large jobs have, as far as the lag is within the interval."""
+def grid() -> list[AgreementPoint]:
+    """Return 50 points: costs from a millionth to the whole MTBF; half, once and twice the best interval; lags and
+    restarts of large jobs."""
     points = []
     for cost in (1e-6, 1e-5, 1e-4, 4.5e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0):
-        best = best_interval_seconds(1.0, cost)
+        best = optimal_interval_seconds(1.0, cost)
         for factor, lag, restart in (
             (1.0, 0.0, 0.0),
             (0.5, 0.0, 0.03),
@@ -53,12 +53,12 @@ def grid() -> list[Point]:
             (1.0, min(best, 0.011), 0.027),
             (2.0, min(best, 0.02), 0.05),
         ):
-            points.append(Point(cost, factor * best, lag, restart))
+            points.append(AgreementPoint(cost, factor * best, lag, restart))
     return points
 
 
-def simulated(point: Point, standard_error: float = STANDARD_ERROR) -> tuple[float, float]:
-    """ETTR and its standard error, of as many batches of failures as that takes."""
+def simulated(point: AgreementPoint, standard_error: float = STANDARD_ERROR) -> tuple[float, float]:
+    """Return ETTR and its standard error, from as many batches as that takes."""
     ratios: list[float] = []
     error = math.inf
     while len(ratios) < FEWEST_BATCHES or (error > standard_error and len(ratios) < MOST_BATCHES):
@@ -68,11 +68,11 @@ def simulated(point: Point, standard_error: float = STANDARD_ERROR) -> tuple[flo
     return statistics.fmean(ratios), error
 
 
-def _batch(point: Point, seed: int) -> float:
-    """One iteration is one interval: what is between two checkpoints does not matter here."""
+def _batch(point: AgreementPoint, seed: int) -> float:
+    """Simulate one batch, with one iteration per interval."""
     stretches_a_failure = 1 + 1 / (point.interval + point.cost)
     failures = DECK * max(1, round(STRETCHES / stretches_a_failure / DECK))
-    job = Job(
+    job = SimulatedJob(
         total_iterations=10**12,
         iteration_seconds=point.interval * MEAN_SECONDS,
         cost_seconds=point.cost * MEAN_SECONDS,
@@ -82,7 +82,7 @@ def _batch(point: Point, seed: int) -> float:
     outcome = simulate(
         job,
         policies["fixed"],
-        Settings(every=1, budget=1.0),
+        PacingSettings(every=1, budget=1.0),
         failures=PoissonFailures(3600 / MEAN_SECONDS, draws=even_draws(seed)),
         replan_seconds=math.inf,
         until_seconds=failures * (1 + point.restart) * MEAN_SECONDS,
@@ -91,10 +91,9 @@ def _batch(point: Point, seed: int) -> float:
 
 
 def even_draws(seed: int, strata: int = DECK) -> Iterator[float]:
-    """Exponential times of mean 1 in shuffled decks, one from each of so many equally likely ranges.
+    """Yield stratified exponential variables of mean 1: each shuffled deck has one from every quantile range.
 
-    Each deck has nearly the mean of all: means over many failures tend to what those of independent draws do, and
-    come close to it much sooner. For mean values only.
+    Means converge to those of independent draws, only faster. For mean values only.
     """
     chance = random.Random(seed)
     while True:
@@ -103,8 +102,8 @@ def even_draws(seed: int, strata: int = DECK) -> Iterator[float]:
         yield from deck
 
 
-def ettr_max_error(points: Iterable[Point] | None = None) -> tuple[float, Point]:
-    """The largest difference between formula and simulation, and where it is."""
+def ettr_max_error(points: Iterable[AgreementPoint] | None = None) -> tuple[float, AgreementPoint]:
+    """Return the largest difference between formula and simulation, and its point."""
     worst, where = 0.0, None
     for point in grid() if points is None else points:
         found, _ = simulated(point)

@@ -1,4 +1,4 @@
-"""54 days on 16,384 GPUs at Llama 3's failure rate: what each policy makes of them."""
+"""All policies on a simulated job: 54 days on 16,384 GPUs at the failure rate of Llama 3."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.pacing import Failures, Policy, Settings, policies
-from holdfast.simulation import FailureSource, Job, Knowledge, Outcome, PoissonFailures, simulate
+from holdfast.pacing import FailureEstimate, PacingSettings, Policy, policies
+from holdfast.simulation import FailureKnowledge, PoissonFailures, SimulatedJob, SimulationOutcome, simulate
 
 DAY = 86400.0
 MTBF_SECONDS = 3.09 * 3600
 WORKERS = 16_384
 ITERATION_SECONDS = 5.0
 REPLAN_SECONDS = 1800.0
-JOB = Job(
+JOB = SimulatedJob(
     total_iterations=round(54 * DAY / ITERATION_SECONDS),
     iteration_seconds=ITERATION_SECONDS,
     cost_seconds=5.0,
     lag_seconds=120.0,
     restart_seconds=300.0,
 )
-KNOWN = Knowledge(rate=lambda now: 1 / MTBF_SECONDS)
+KNOWN = FailureKnowledge(rate=lambda now: 1 / MTBF_SECONDS)
 
 
-def learning(wrong_by: float = 1.0) -> Knowledge:
-    """A prior mean that is so many times the true one; what is seen corrects it."""
-    return Knowledge(failures=Failures(world_size=WORKERS, mean_seconds=wrong_by * MTBF_SECONDS))
+def learning(wrong_by: float = 1.0) -> FailureKnowledge:
+    """Return a prior with so many times the true MTBF, which observations correct."""
+    return FailureKnowledge(failures=FailureEstimate(world_size=WORKERS, mean_seconds=wrong_by * MTBF_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)
-class AtScale:
+class PolicyAtScale:
     """ETTR over 54 days: median and quartiles over the seeds."""
 
     name: str
@@ -40,14 +40,14 @@ class AtScale:
     checkpoints: float
 
 
-def at_scale(seeds: Sequence[int]) -> list[AtScale]:
-    half_hour = Settings(every=round(1800 / ITERATION_SECONDS))
-    asked: list[tuple[str, Policy, Settings, Knowledge]] = [
-        ("goodput, rate known", policies["goodput"], Settings(), KNOWN),
-        ("goodput, rate learnt", policies["goodput"], Settings(), learning()),
-        ("young-daly, rate learnt", policies["young-daly"], Settings(), learning()),
-        ("checkfreq, 3.5 %", policies["checkfreq"], Settings(), learning()),
-        ("checkfreq, 10 %", policies["checkfreq"], Settings(budget=0.10), learning()),
+def at_scale(seeds: Sequence[int]) -> list[PolicyAtScale]:
+    half_hour = PacingSettings(every=round(1800 / ITERATION_SECONDS))
+    asked: list[tuple[str, Policy, PacingSettings, FailureKnowledge]] = [
+        ("goodput, rate known", policies["goodput"], PacingSettings(), KNOWN),
+        ("goodput, rate learned", policies["goodput"], PacingSettings(), learning()),
+        ("young-daly, rate learned", policies["young-daly"], PacingSettings(), learning()),
+        ("checkfreq, 3.5 %", policies["checkfreq"], PacingSettings(), learning()),
+        ("checkfreq, 10 %", policies["checkfreq"], PacingSettings(budget=0.10), learning()),
         ("every half hour", policies["fixed"], half_hour, learning()),
     ]
     rows = []
@@ -55,12 +55,12 @@ def at_scale(seeds: Sequence[int]) -> list[AtScale]:
         runs = [run(policy, seed, settings=settings, knowledge=knowledge) for seed in seeds]
         low, middle, high = statistics.quantiles([each.ettr for each in runs], n=4, method="inclusive")
         taken = statistics.median(each.checkpoints for each in runs)
-        rows.append(AtScale(name, middle, low, high, taken))
+        rows.append(PolicyAtScale(name, middle, low, high, taken))
     return rows
 
 
 class ChangingFailures(PoissonFailures):
-    """From so many seconds of wall time on, so many times the first rate."""
+    """Failures whose rate changes by a factor at a wall time."""
 
     def __init__(self, per_hour: float, *, seed: int, at_seconds: float, factor: float) -> None:
         super().__init__(per_hour, seed=seed)
@@ -80,12 +80,12 @@ def run(
     policy: Policy,
     seed: int,
     *,
-    settings: Settings = Settings(),  # noqa: B008 - frozen
-    knowledge: Knowledge = KNOWN,
+    settings: PacingSettings = PacingSettings(),  # noqa: B008 - frozen
+    knowledge: FailureKnowledge = KNOWN,
     days: float = 1000.0,
-    failures: FailureSource | None = None,
-) -> Outcome:
-    """This job, ended after so many days of wall time."""
+    failures: PoissonFailures | None = None,
+) -> SimulationOutcome:
+    """Simulate JOB for so many days of wall time."""
     return simulate(
         JOB,
         policy,
@@ -98,7 +98,7 @@ def run(
 
 
 def regret_of_wrong_prior(wrong_by: float, seeds: Sequence[int], days: float = 3.0) -> float:
-    """Mean ETTR that the first days lose to a prior so many times too long, against knowing the rate."""
+    """Return the mean ETTR lost in the first days to an MTBF so many times too long, against the known rate."""
     goodput = policies["goodput"]
     return statistics.fmean(
         run(goodput, seed, days=days).ettr - run(goodput, seed, knowledge=learning(wrong_by), days=days).ettr
@@ -107,13 +107,13 @@ def regret_of_wrong_prior(wrong_by: float, seeds: Sequence[int], days: float = 3
 
 
 def regret_of_change(factor: float, seeds: Sequence[int], *, at_day: float = 14.0, days: float = 28.0) -> float:
-    """Mean ETTR lost in the days after the rate changed by a factor unannounced, against being told of it."""
+    """Return the mean ETTR lost in the days after an unknown change of the rate, against a known one."""
     when = at_day * DAY
 
-    def told(now: float) -> float:
+    def true_rate(now: float) -> float:
         return (factor if now >= when else 1.0) / MTBF_SECONDS
 
-    def after(knowledge: Knowledge, seed: int) -> float:
+    def after(knowledge: FailureKnowledge, seed: int) -> float:
         before, whole = (
             run(
                 policies["goodput"],
@@ -126,4 +126,6 @@ def regret_of_change(factor: float, seeds: Sequence[int], *, at_day: float = 14.
         )
         return (whole.useful_seconds - before.useful_seconds) / (whole.wall_seconds - before.wall_seconds)
 
-    return statistics.fmean(after(Knowledge(rate=told), seed) - after(learning(), seed) for seed in seeds)
+    return statistics.fmean(
+        after(FailureKnowledge(rate=true_rate), seed) - after(learning(), seed) for seed in seeds
+    )

@@ -1,4 +1,4 @@
-"""A controller driven by a simulated job whose true costs are known, on a clock of its own."""
+"""A controller driven by a simulated job with known costs."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.pacing import Controller, Observation, Plan, Profile
+from holdfast.pacing import Controller, IntervalPlan, Observation, Profile
 
 
 @dataclass
-class UnderWay:
-    """A checkpoint that is not durable yet."""
+class CheckpointInFlight:
+    """A checkpoint in flight."""
 
     left_seconds: float
-    in_flight: int
     took_seconds: float = 0.0
 
 
 @dataclass
-class Job:
-    """A training loop without a clock: iterations, checkpoints that overlap them, and what these cost."""
+class PacedJob:
+    """A simulated training loop: iterations, and checkpoints that overlap and slow them."""
 
     controller: Controller
     compute_seconds: float = 1.0
     data_seconds: float = 0.0
     stall_seconds: float = 0.0
-    """Of the iteration after a checkpoint."""
+    """Stall in the iteration after a checkpoint."""
     interference: float = 0.0
-    """By which share an iteration is slower while a checkpoint is under way."""
+    """Share by which an iteration is slower while a checkpoint is in flight."""
     snapshot_seconds: float = 0.4
     persist_seconds: float = 3.0
     noise: Callable[[], float] = lambda: 1.0
@@ -36,20 +35,18 @@ class Job:
     device_copy_seconds: float = math.inf
     memory_used_bytes: int = 0
     memory_total_bytes: int = 0
-    shared: bool = False
-    """Checkpoints that are under way at the same time take each other's bandwidth."""
-    under_way: list[UnderWay] = field(default_factory=list)
+    under_way: list[CheckpointInFlight] = field(default_factory=list)
     new: bool = False
     starts: list[int] = field(default_factory=list)
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[IntervalPlan] = field(default_factory=list)
     intervals: list[int | None] = field(default_factory=list)
 
-    def run(self, iterations: int) -> Job:
+    def run(self, iterations: int) -> PacedJob:
         for _ in range(iterations):
             self.step()
         return self
 
-    def run_intervals(self, intervals: int) -> Job:
+    def run_intervals(self, intervals: int) -> PacedJob:
         target = len(self.starts) + intervals
         for _ in range(1_000_000):
             if len(self.starts) >= target:
@@ -66,10 +63,9 @@ class Job:
         self.new = False
         for checkpoint in self.under_way:
             checkpoint.took_seconds += seconds
-            checkpoint.left_seconds -= seconds / (len(self.under_way) if self.shared else 1)
+            checkpoint.left_seconds -= seconds
             if checkpoint.left_seconds <= 0:
-                late_seconds = -checkpoint.left_seconds * (len(self.under_way) if self.shared else 1)
-                persist_seconds = checkpoint.took_seconds - late_seconds - self.snapshot_seconds
+                persist_seconds = checkpoint.took_seconds + checkpoint.left_seconds - self.snapshot_seconds
                 self.controller.measured(
                     Profile(
                         iteration_seconds=math.nan,
@@ -95,14 +91,14 @@ class Job:
         if made is not None:
             self.plans.append(made)
         self.intervals.append(self.controller.plan.interval if self.controller.plan else None)
-        if self.controller.due(self.iteration) and len(self.under_way) < self.controller.in_flight:
+        if self.controller.due(self.iteration) and len(self.under_way) < self.controller.max_in_flight:
             self.start()
 
     def start(self) -> None:
         self.controller.started(self.iteration)
         self.starts.append(self.iteration)
         seconds = self.snapshot_seconds + self.persist_seconds
-        self.under_way.append(UnderWay(seconds, in_flight=len(self.under_way) + 1))
+        self.under_way.append(CheckpointInFlight(seconds))
         self.new = True
 
     @property

@@ -1,10 +1,9 @@
-"""Overhead as a user has it: training with Holdfast and without, by turns, in one process.
+"""Overhead in real training: turns with and without Holdfast in one process.
 
-A turn with Holdfast begins when a checkpoint is due and ends when none is under way, so that all that it costs
-lies within; of an interval that lasts longer, the rest costs what a step with nothing to do does, which is
-measured too. It is compared with as many iterations without Holdfast, half of them before it and half after: a
-machine that others use changes over seconds, and many short turns show that less than a few long ones. It is one
-process, since two that do the same differ by several percent in where their memory happens to lie.
+A turn with Holdfast begins when a checkpoint is due and ends when none is in flight, so that it includes all
+costs. The rest of a longer interval costs an idle step per iteration, which is measured too. The turn is compared
+with as many iterations without Holdfast, half before and half after it: many short turns suffer less from other
+load on the machine than a few long ones. One process, since two equal processes differ by several percent.
 """
 
 from __future__ import annotations
@@ -21,37 +20,37 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.checkpoint.scale import Scale
+from benchmarks.checkpoint.scale import TrainingScale
 
-SCALE = Scale(layers=10, width=256, tokens=64)
+SCALE = TrainingScale(layers=10, width=256, tokens=64)
 LEARNING_ITERATIONS = 120
-"""At first: until the interval follows from checkpoints that were measured."""
+"""First iterations, until the interval follows from measured checkpoints."""
 LEAST_ITERATIONS = 6
-"""Of a turn; where intervals are shorter, it is some of them."""
+"""Minimum iterations of a turn; shorter intervals are repeated."""
 MOST_ITERATIONS = 60
-"""Of a turn, and of the way to the next checkpoint that is due."""
+"""Maximum iterations of a turn, and until the next due checkpoint."""
 LEAST_PAIRS = 3
 RESAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Overhead:
+class OverheadResult:
     budget: float
     measured: float
-    """(time with / time without) - 1 over an interval, the mean of the middle half of all pairs."""
+    """(time with / time without) - 1 over an interval; interquartile mean of all pairs."""
     error: float
-    """Standard error of that mean."""
+    """Standard error of `measured`."""
     control: float
-    """The same of turns without Holdfast compared with their neighbours: what the machine makes of nothing."""
+    """The same figure for turns without Holdfast, compared with their neighbors."""
     reported: float
-    """What the session says of the same turns: their mean."""
+    """Mean overhead that the session reports."""
     interval: int
     pairs: int
     state_bytes: int
 
 
-def overhead(budget: float, minutes: float, folder: Path) -> Overhead:
-    """Of training on a CPU, one thread, with a state of more than 100 MB; at least three pairs of turns."""
+def overhead(budget: float, minutes: float, folder: Path) -> OverheadResult:
+    """Measure training on one CPU thread with a state of over 100 MB; at least three pairs of turns."""
     with _trainer(budget, folder) as trainer:
         trainer.ask("learn")
         pairs, until = [], time.monotonic() + 60 * minutes
@@ -59,7 +58,7 @@ def overhead(budget: float, minutes: float, folder: Path) -> Overhead:
             pairs.append(trainer.ask("pair"))
         interval, state_bytes = trainer.ask("facts")
     measured, error = _middle([ratio for ratio, _, _ in pairs])
-    return Overhead(
+    return OverheadResult(
         budget=budget,
         measured=measured,
         error=error,
@@ -72,7 +71,7 @@ def overhead(budget: float, minutes: float, folder: Path) -> Overhead:
 
 
 def _middle(ratios: Sequence[float]) -> tuple[float, float]:
-    """Interquartile mean, and its standard error by resampling: a neighbour's burst spoils a pair."""
+    """Return the interquartile mean and its bootstrap standard error."""
     chance = random.Random(1)
     means = [_interquartile(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)]
     return _interquartile(ratios), statistics.stdev(means)
@@ -110,29 +109,29 @@ def _trainer(budget: float, folder: Path) -> Iterator[_Trainer]:
 
 
 def _train(connection: Connection, budget: float, store: str) -> None:
-    """The process that trains, until the connection closes."""
+    """Train until the connection closes."""
     import torch
 
     import holdfast
-    from benchmarks.checkpoint.training import Training
+    from benchmarks.checkpoint.training import BenchmarkTraining
 
     torch.set_num_threads(1)
-    training = Training(SCALE)
+    training = BenchmarkTraining(SCALE)
     session = holdfast.Session(
         "paired", model=training.model, optimizer=training.optimizer, store=store, budget=budget, keep=2
     )
     session.resume()
 
     def without(iterations: int) -> float:
-        training.iterate()  # what others left in the caches is not to be seen
+        training.iterate()  # warm the caches
         started = time.perf_counter()
         for _ in range(iterations):
             training.iterate()
         return (time.perf_counter() - started) / iterations
 
     def idle(least: int = 0) -> float:
-        """Train until a checkpoint is due: seconds of the median step with nothing to do, 0 where none was."""
-        session._meter.clock.restart()  # what was trained without was no iteration
+        """Train until a checkpoint is due; return the median seconds of an idle step, or 0."""
+        session._meter.clock.restart()  # ignore the iterations without Holdfast
         steps: list[float] = []
         while len(steps) < least or not (
             session._controller.due(session.iteration + 1) or len(steps) >= MOST_ITERATIONS

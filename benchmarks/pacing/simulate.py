@@ -1,4 +1,4 @@
-"""`python -m benchmarks.pacing.simulate`: every policy on a large simulated job that fails."""
+"""`python -m benchmarks.pacing.simulate`: all policies on a large simulated job with failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ Figures = dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pacing.simulate", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=6, help="runs of each; the same failures for all policies")
+    parser.add_argument(
+        "--seeds", type=int, default=6, help="number of runs, with the same failures for all policies"
+    )
     options = parser.parse_args()
     figures = _large_job(range(options.seeds)) | _agreement()
     print(f"figures: {json.dumps({name: round(value, 5) for name, value in figures.items()})}")

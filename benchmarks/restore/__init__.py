@@ -1,1 +1,1 @@
-"""How fast a job is back: after a SIGKILL, in place, after an order, and out of memory rather than off a disk."""
+"""Restore benchmarks: after SIGKILL, in place, by request, and from memory instead of disk."""

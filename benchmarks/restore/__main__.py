@@ -1,6 +1,6 @@
-"""`python -m benchmarks.restore`: how soon a job is back, beside what the machine itself takes for it.
+"""`python -m benchmarks.restore`: time until a job is restored, compared with the limits of the machine.
 
-All that is compared is measured in turns, in the same minutes, and the medians are compared.
+Compared figures are measured in turns within the same minutes; the figures are ratios of medians.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .job import JOB
 ROOT = Path(__file__).resolve().parents[2]
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 ITERATION_SECONDS = 0.05
-"""Of the job that takes orders."""
+"""Iteration time of the job that receives restore requests."""
 Lines = list[dict[str, Any]]
 
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def relaunch(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
-    """SIGKILL to the next new iteration, beside a start without Holdfast and a raw read of the state."""
+    """Measure SIGKILL to the next new iteration, a start without Holdfast, and a raw read of the state."""
     bare, read, ours = [], [], []
     for number in range(rounds):
         with _fresh(folder) as store:
@@ -65,8 +65,8 @@ def relaunch(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
             ours.append(_killed(megabytes, store))
             file = max(store.glob(f"{JOB}/*/rank-0.safetensors"))
             read.append(raw.read(file, raw.touched(raw.padded(file.stat().st_size))))
-        told = f"bare start {bare[-1]:.2f} s, raw read {read[-1]:.2f} s, back after {ours[-1]:.2f} s"
-        _progress("relaunch", number, rounds, told)
+        result = f"bare start {bare[-1]:.2f} s, raw read {read[-1]:.2f} s, back after {ours[-1]:.2f} s"
+        _progress("relaunch", number, rounds, result)
     start, device, back = map(statistics.median, (bare, read, ours))
     ratio = back / (start + device)
     print(
@@ -77,7 +77,7 @@ def relaunch(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
 
 
 def _killed(megabytes: float, store: Path) -> float:
-    """Seconds from SIGKILL, at a boundary whose checkpoint is durable, to the end of an iteration after it."""
+    """Return seconds from SIGKILL after a durable checkpoint to the end of the next iteration."""
     with _started(_supervised("supervised", megabytes), store) as process:
         killed_at = 0.0
         for line in _lines(process):
@@ -91,7 +91,7 @@ def _killed(megabytes: float, store: Path) -> float:
 
 
 def in_place(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
-    """A restore of a running job, beside a raw read and copy of the same bytes, both from a cold disk."""
+    """Measure a restore in place and a raw read and copy of the same bytes, both with a cold cache."""
     with _fresh(folder) as store:
         lines = []
         with _started(
@@ -115,7 +115,7 @@ def in_place(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
 
 
 def memory(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
-    """A start of a job out of memory, beside one off a disk with a cold cache."""
+    """Measure a start from memory, and one from disk with a cold cache."""
     disk_lines, memory_lines = [], []
     with _fresh(folder) as store, tempfile.TemporaryDirectory() as shared:
         held = Held(Path(shared))
@@ -126,15 +126,15 @@ def memory(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
             disk = store / "disk"
             for number in range(rounds):
                 held.unclaim()
-                # each comes first in turn: a virtual machine has to ask its host for memory that lay idle
+                # alternate the order: a virtual machine must request idle memory from its host
                 for part in ("memory", "disk") if number % 2 else ("disk", "memory"):
                     if part == "memory":
                         more = ("--store", str(tier))
                         memory_lines += _run("resume", megabytes, tier, *more, HOLDFAST_SUPERVISION=shared)
                     else:
                         disk_lines += _run("resume", megabytes, disk, "--store", str(disk))
-                told = f"memory {memory_lines[-1]['whole']:.2f} s, disk {disk_lines[-1]['whole']:.2f} s"
-                _progress("memory", number, rounds, told)
+                result = f"memory {memory_lines[-1]['whole']:.2f} s, disk {disk_lines[-1]['whole']:.2f} s"
+                _progress("memory", number, rounds, result)
         finally:
             held.close()
     assert {line["memory"] for line in memory_lines} == {True}
@@ -143,13 +143,13 @@ def memory(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
     for what, name in (("load", "memory_tier_speedup"), ("whole", "memory_tier_speedup_of_resume")):
         ours, disk = (statistics.median(line[what] for line in lines) for lines in (memory_lines, disk_lines))
         figures[name] = round(disk / ours, 2)
-        told = "verified and at hand" if what == "load" else "resume(), in the objects"
-        print(f"{megabytes:g} MB {told}: memory {ours:.3f} s, cold disk {disk:.2f} s: {disk / ours:.1f} times")
+        result = "verified and at hand" if what == "load" else "resume(), in the objects"
+        print(f"{megabytes:g} MB {result}: memory {ours:.3f} s, cold disk {disk:.2f} s: {disk / ours:.1f} times")
     return figures
 
 
 def orders(folder: Path, rounds: int) -> dict[str, float]:
-    """From an order's post to the moment at which the job begins to carry it out."""
+    """Measure the time from a restore request to the start of the restore."""
     port = free_port()
     with _fresh(folder) as store:
         command = [sys.executable, "-m", "holdfast_server", "--port", str(port), "--db", str(folder / "bench.db")]
@@ -166,7 +166,7 @@ def orders(folder: Path, rounds: int) -> dict[str, float]:
 
 
 def _ordered(client: Client, process: subprocess.Popen[str]) -> float:
-    """Seconds from the post to the agent's word that it restores."""
+    """Return seconds from the request to the agent's report that it restores."""
     lines = _lines(process)
     first = next(lines)["iteration"]
     while next(lines)["iteration"] < first + 30 or not (durable := _durable(client)):
@@ -179,7 +179,7 @@ def _ordered(client: Client, process: subprocess.Popen[str]) -> float:
 
 
 def _durable(client: Client) -> list[CheckpointRow]:
-    with contextlib.suppress(ServerError):  # it has not heard of the job yet
+    with contextlib.suppress(ServerError):  # the server does not know the job yet
         return [row for row in client.checkpoints(JOB) if row.state == "durable"]
     return []
 
@@ -193,7 +193,7 @@ def _job(role: str, megabytes: float, *more: str) -> list[str]:
 
 
 def _run(role: str, megabytes: float, store: Path, *more: str, **environment: str) -> Lines:
-    """All that a process of the job's says, to its end."""
+    """Return the output of a process of the job."""
     with _started(_job(role, megabytes, *more), store, **environment) as process:
         return list(_lines(process))
 
@@ -210,7 +210,7 @@ def _started(command: Sequence[str], store: Path, **environment: str) -> Iterato
         )  # fmt: skip
     try:
         yield process
-    except BaseException:  # whatever it was, its log says more
+    except BaseException:  # the log says more
         print(log.read_text()[-4000:], file=sys.stderr)
         raise
     finally:
@@ -226,18 +226,18 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _fresh(folder: Path) -> Iterator[Path]:
-    """A store that goes again: a round needs a few gigabytes."""
+    """A temporary store: a round needs a few gigabytes."""
     folder.mkdir(exist_ok=True)
     store = folder / "store"
     store.mkdir()
     try:
         yield store
     finally:
-        shutil.rmtree(store, ignore_errors=True)  # a job that was cut short may still write
+        shutil.rmtree(store, ignore_errors=True)  # an interrupted job may still write
 
 
-def _progress(what: str, number: int, rounds: int, told: str) -> None:
-    print(f"  {what} {number + 1} of {rounds}: {told}", flush=True)
+def _progress(what: str, number: int, rounds: int, result: str) -> None:
+    print(f"  {what} {number + 1} of {rounds}: {result}", flush=True)
 
 
 def _spread(found: Sequence[float]) -> str:

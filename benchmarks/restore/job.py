@@ -1,6 +1,6 @@
-"""The trainer that is killed, restored and started again; it prints what happened when, a line of JSON each.
+"""The trainer that is killed, restored and restarted; it prints timed events as lines of JSON.
 
-`python -m benchmarks.restore.job ROLE`; the clock is the machine's monotonic one, the same for all processes.
+`python -m benchmarks.restore.job ROLE`; times are of the machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 WIDTH = 1024
 STATE_BYTES = 12
-"""Of a parameter: itself and AdamW's two moments, in float32."""
+"""State per parameter: itself and AdamW's two moments, in float32."""
 JOB = "bench"
 
 
@@ -26,8 +26,8 @@ def say(what: str, **more: object) -> None:
     print(json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **more}), flush=True)
 
 
-class Training:
-    """A pile of square layers, whose state has a given size."""
+class SizedTraining:
+    """Square layers with a given size of state."""
 
     def __init__(self, size_bytes: int) -> None:
         torch.manual_seed(0)
@@ -43,13 +43,13 @@ class Training:
 
 
 def bare(size_bytes: int) -> None:
-    """Without Holdfast: from nothing to the end of the first iteration."""
-    Training(size_bytes).iterate()
+    """Without Holdfast: start, and one iteration."""
+    SizedTraining(size_bytes).iterate()
     say("iteration", iteration=1)
 
 
 def supervised(size_bytes: int) -> None:
-    """The first start is killed with a checkpoint at its last iteration, the second ends after its first."""
+    """The first start is killed after a checkpoint, the second ends after one iteration."""
     training, session = _with_holdfast(size_bytes, every=2)
     resumed = session.resume()
     while True:
@@ -58,14 +58,16 @@ def supervised(size_bytes: int) -> None:
         say("iteration", iteration=session.iteration, resumed=resumed)
         if resumed:
             os._exit(0)
-        assert session._checkpoints.wait_settled(600)  # or the next is put off, and is not that of iteration 4
+        assert session._checkpoints.wait_settled(
+            600
+        )  # else the next one is delayed, and is not that of iteration 4
         if session.iteration == 4:
             say("ready")
             signal.pause()
 
 
 def in_place(size_bytes: int, rounds: int, store: Path) -> None:
-    """Restores to iteration 2, each beside a raw read and copy of the same file."""
+    """Restore iteration 2, with a raw read and copy of the same file each time."""
     from benchmarks.restore import raw
 
     training, session = _with_holdfast(size_bytes, every=2)
@@ -83,7 +85,7 @@ def in_place(size_bytes: int, rounds: int, store: Path) -> None:
     for _ in range(rounds):
         read, copied = raw.read(file, target), raw.copy(target, other)
         raw.forget(file)
-        raw.touched(len(target)).close()  # a virtual machine has to ask its host for memory that lay idle
+        raw.touched(len(target)).close()  # a virtual machine must request idle memory from its host
         session.restore(2)
         training.iterate()
         session.step()
@@ -93,7 +95,7 @@ def in_place(size_bytes: int, rounds: int, store: Path) -> None:
 
 
 def ordered(size_bytes: int, iteration_seconds: float) -> None:
-    """Trains, with iterations of a given length, until it is ended."""
+    """Train with iterations of a given duration until terminated."""
     training, session = _with_holdfast(size_bytes, every=20)
     session.resume()
     while True:
@@ -105,7 +107,7 @@ def ordered(size_bytes: int, iteration_seconds: float) -> None:
 
 
 def seed(size_bytes: int) -> None:
-    """Leaves a durable checkpoint, sealed in memory where there is a supervisor's, and dies."""
+    """Leave a durable checkpoint, complete in the memory tier if there is one, and exit."""
     training, session = _with_holdfast(size_bytes, every=1)
     session.resume()
     training.iterate()
@@ -115,7 +117,7 @@ def seed(size_bytes: int) -> None:
 
 
 def resume(size_bytes: int, cold: Path) -> None:
-    """From the newest checkpoint, wherever that is read from, to objects that hold it."""
+    """Resume from the newest checkpoint."""
     from benchmarks.restore import raw
 
     _, session = _with_holdfast(size_bytes, every=10**9)
@@ -129,10 +131,10 @@ def resume(size_bytes: int, cold: Path) -> None:
     os._exit(0)
 
 
-def _with_holdfast(size_bytes: int, *, every: int) -> tuple[Training, Any]:
+def _with_holdfast(size_bytes: int, *, every: int) -> tuple[SizedTraining, Any]:
     import holdfast
 
-    training = Training(size_bytes)
+    training = SizedTraining(size_bytes)
     session = holdfast.Session(
         JOB, model=training.model, optimizer=training.optimizer, loop=holdfast.Variables(), every=every, keep=2
     )
@@ -140,7 +142,7 @@ def _with_holdfast(size_bytes: int, *, every: int) -> tuple[Training, Any]:
 
 
 def _timed(owner: Any, name: str) -> list[float]:
-    """The seconds of each call of a method from now on."""
+    """Record the seconds of each later call of a method."""
     original, found = getattr(owner, name), []
 
     def timed(*args: Any, **options: Any) -> Any:

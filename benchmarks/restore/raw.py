@@ -1,4 +1,4 @@
-"""What the machine itself takes: reading a file past the page cache, and copying what was read."""
+"""The limits of the machine: reading a file without the page cache, and copying it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 READERS = 8
-"""At once, as many as a restore of Holdfast's has."""
+"""Parallel reads, as in a restore of Holdfast."""
 READ_BYTES = 8 << 20
 
 
 def forget(path: Path) -> None:
-    """Have every file below out of the page cache."""
+    """Drop all files below a directory from the page cache."""
     for file in [path] if path.is_file() else filter(Path.is_file, path.rglob("*")):
         fd = os.open(file, os.O_RDONLY)
         try:
@@ -28,14 +28,14 @@ def forget(path: Path) -> None:
 
 
 def touched(size_bytes: int) -> mmap.mmap:
-    """Memory whose pages are there."""
+    """Allocate memory and touch its pages."""
     memory = mmap.mmap(-1, size_bytes)
     ctypes.memset(_address(memory), 1, size_bytes)
     return memory
 
 
 def read(path: Path, target: mmap.mmap) -> float:
-    """Seconds to fill `target` with a file that is in no cache, with direct I/O where there is that."""
+    """Return the seconds to read an uncached file into `target`, with direct I/O if available."""
     forget(path)
     size = path.stat().st_size
     blocks, lock = iter(range(0, size, READ_BYTES)), threading.Lock()
@@ -60,7 +60,7 @@ def read(path: Path, target: mmap.mmap) -> float:
 
 
 def copy(source: mmap.mmap, target: mmap.mmap) -> float:
-    """Seconds to copy all of it, on one thread."""
+    """Return the seconds to copy it on one thread."""
     began = time.perf_counter()
     ctypes.memmove(_address(target), _address(source), len(source))
     return time.perf_counter() - began
@@ -80,7 +80,7 @@ def _shared(blocks: Iterator[int], lock: threading.Lock) -> Iterator[int]:
 
 
 def _open(path: Path) -> int:
-    with contextlib.suppress(OSError):  # a file system without it
+    with contextlib.suppress(OSError):  # the file system has no direct I/O
         return os.open(path, os.O_RDONLY | os.O_DIRECT)
     return os.open(path, os.O_RDONLY)
 

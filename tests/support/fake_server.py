@@ -42,7 +42,7 @@ class FakeServer(ThreadingHTTPServer):
         self.order_seconds: float | None = 0.5
         self.restore_mode = "in_place"
         self.undoable: dict[str, Any] | None = None
-        self.plan: dict[str, Any] = {"job": "gpt", "outlook": None, "why_none": "nothing is measured yet"}
+        self.plan: dict[str, Any] = {"job": "gpt", "comparison": None, "why_none": "nothing is measured yet"}
         self.plain_text: bytes | None = None
         self.notices = [notice(1, "an answer of yesterday", code="data")]
         self.answers: list[list[dict[str, Any]]] = [[]]

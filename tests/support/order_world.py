@@ -20,7 +20,7 @@ import msgspec
 from holdfast.engine.orders import Orders
 from holdfast.engine.startup import ordered
 from holdfast.errors import Fenced
-from holdfast.pacing import Settings
+from holdfast.pacing import PacingSettings
 from holdfast.protocol.jobs import Order
 from holdfast.protocol.messages import (
     AttemptStarted,
@@ -122,7 +122,7 @@ class Agent:
         self.outgoing = Outgoing(world.job, self.uid, self.number)
         self.reporter = Told(world, self.standing, self.outgoing)
         self.orders = Orders(
-            world.store, world.job, self.reporter, Settings(),
+            world.store, world.job, self.reporter, PacingSettings(),
             retention=Retention.keeping(12), clock=lambda: world.now,
         )  # fmt: skip
         self.orders.start(first, self.number)

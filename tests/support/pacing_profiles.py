@@ -6,7 +6,7 @@ import math
 
 from hypothesis import strategies as st
 
-from holdfast.pacing import Failures, History, Profile, Settings
+from holdfast.pacing import FailureEstimate, FailureHistory, PacingSettings, Profile
 
 MEASURED = Profile(iteration_seconds=0.5, snapshot_seconds=0.3, persist_seconds=2.2, cost_seconds=0.35)
 
@@ -41,14 +41,14 @@ odd_profiles = st.builds(
     cost_seconds=odd_numbers | st.none(),
 )
 odd_settings = st.builds(
-    Settings,
+    PacingSettings,
     budget=odd_numbers | st.just(0.035),
     mtbf_seconds=odd_numbers | st.none(),
 )
 odd_histories = st.builds(
-    History,
+    FailureHistory,
     failures=st.builds(
-        Failures,
+        FailureEstimate,
         count=st.floats(0, 1e6),
         exposure_seconds=st.floats(0, 1e9),
         world_size=st.integers(-1, 10**6),

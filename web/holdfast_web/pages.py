@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from holdfast.pacing.profile import Plan
+from holdfast.pacing.profile import IntervalPlan
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.jobs import CheckpointRow, Edit, Family, JobSummary, NoticeRow, Order
 from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
@@ -77,8 +77,8 @@ class Preview(View):
 
     template: ClassVar[str] = "_preview.html"
     job: JobSummary
-    plan: Plan | None
-    in_force: Plan | None
+    plan: IntervalPlan | None
+    in_force: IntervalPlan | None
     why_none: str
     error: str = ""
 
@@ -269,7 +269,7 @@ async def plan_part(db: Database, name: str, typed: dict[str, str]) -> PlanPart:
     """What was typed, as it was typed, and what follows from it. Raises UnknownJob."""
     try:
         plan = await plans.plan_job(db, name, plans.what_if(**typed, bare="percent"))
-        picture = draw(plan.outlook) if plan.outlook else None
+        picture = draw(plan.comparison) if plan.comparison else None
         answer = PlanAnswer(job=name, plan=plan, picture=picture, query=forms.plan_query(typed))
     except InvalidSetting as error:
         # what is as it is stands for the fields that are empty, also beside one that cannot be

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from holdfast.pacing.what_if import Choice, Frame, Outlook
+from holdfast.pacing.what_if import IntervalComparison, IntervalForecast, PlotGeometry
 
 CURVE_WIDTH, CURVE_HEIGHT = 1000, 100
 """The box of the curve's own coordinates."""
@@ -23,7 +23,7 @@ class Mark:
 
     kind: str
     """`best`, `present` or `asked`: each has a shape of its own."""
-    choice: Choice
+    choice: IntervalForecast
     x: float
     y: float
     side: str
@@ -53,17 +53,17 @@ class Picture:
     """Left of here the budget is not kept; None where that is outside the picture."""
 
 
-def draw(outlook: Outlook) -> Picture:
-    frame = Frame(outlook)
+def draw(comparison: IntervalComparison) -> Picture:
+    frame = PlotGeometry(comparison)
     points = " ".join(
-        f"{frame.x(point.interval_seconds) * CURVE_WIDTH:.1f},{(1 - frame.y(point.effective)) * CURVE_HEIGHT:.1f}"
-        for point in outlook.curve
+        f"{frame.x(point.interval_seconds) * CURVE_WIDTH:.1f},{(1 - frame.y(point.ettr)) * CURVE_HEIGHT:.1f}"
+        for point in comparison.curve
     )
-    inside = frame.low < outlook.budget_seconds < frame.high
-    held = [("asked", each) for each in outlook.asked]
-    if outlook.present is not None and outlook.present.interval is not None:
-        held.append(("present", outlook.present))
-    marks = _marks(frame, [*held, ("best", outlook.best)])
+    inside = frame.low < comparison.budget_seconds < frame.high
+    held = [("asked", each) for each in comparison.requested]
+    if comparison.current is not None and comparison.current.interval is not None:
+        held.append(("present", comparison.current))
+    marks = _marks(frame, [*held, ("best", comparison.best)])
     return Picture(
         points=points,
         top=ABOVE,
@@ -71,33 +71,33 @@ def draw(outlook: Outlook) -> Picture:
         times=[Tick(at=_x(frame, time), value=time) for time in frame.times(TIMES)],
         shares=[Tick(at=_y(frame, share), value=share) for share in frame.shares(SHARES)],
         marks=marks,
-        budget=_x(frame, outlook.budget_seconds) if inside else None,
+        budget=_x(frame, comparison.budget_seconds) if inside else None,
     )
 
 
-def _marks(frame: Frame, choices: list[tuple[str, Choice]]) -> list[Mark]:
-    places = {kind: _x(frame, each.kept_seconds or 0.0) for kind, each in choices}
+def _marks(frame: PlotGeometry, choices: list[tuple[str, IntervalForecast]]) -> list[Mark]:
+    places = {kind: _x(frame, each.achieved_seconds or 0.0) for kind, each in choices}
     lines = {"best": OVER, "present": UNDER, "asked": UNDER}
     if abs(places.get("asked", math.inf) - places.get("present", -math.inf)) < NEAR:
         lines["asked"] = FURTHER_UNDER if abs(places["asked"] - places["best"]) < NEAR else OVER
     return [_mark(frame, kind, each, lines[kind]) for kind, each in choices]
 
 
-def _mark(frame: Frame, kind: str, choice: Choice, label: int) -> Mark:
-    x = _x(frame, choice.kept_seconds or 0.0)
+def _mark(frame: PlotGeometry, kind: str, choice: IntervalForecast, label: int) -> Mark:
+    x = _x(frame, choice.achieved_seconds or 0.0)
     return Mark(
         kind=kind,
         choice=choice,
         x=x,
-        y=_y(frame, choice.effective or 0.0),
+        y=_y(frame, choice.ettr or 0.0),
         side="start" if x < 18 else "end" if x > 82 else "middle",
         label=label,
     )
 
 
-def _x(frame: Frame, seconds: float) -> float:
+def _x(frame: PlotGeometry, seconds: float) -> float:
     return round(100 * frame.x(seconds), 2)
 
 
-def _y(frame: Frame, effective: float) -> float:
-    return round(ABOVE + (100 - ABOVE - BELOW) * (1 - max(0.0, frame.y(effective))), 2)
+def _y(frame: PlotGeometry, ettr: float) -> float:
+    return round(ABOVE + (100 - ABOVE - BELOW) * (1 - max(0.0, frame.y(ettr))), 2)

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have: one name, help text and environment variable for each."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Timeout = Annotated[
     float, typer.Option("--timeout", help="Seconds to wait for the outcome; the request stays open after that.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would go.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")]
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast jobs`.")]
 Checkpoint = Annotated[
@@ -45,6 +45,6 @@ OnlyJob = Annotated[str | None, typer.Option("--job", help="Only this job.")]
 StoredCheckpoint = Annotated[
     str,
     typer.Argument(
-        metavar="CHECKPOINT", help="Its name, its iteration, or `latest`: the one a restart would go on from."
+        metavar="CHECKPOINT", help="Its name, its iteration, or `latest`: the one that a restart resumes from."
     ),
 ]

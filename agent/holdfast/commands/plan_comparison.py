@@ -1,4 +1,4 @@
-"""How an outlook is told in a terminal: a sentence, a table of the choices, the curve, the premises."""
+"""The output of `holdfast plan` in a terminal: sentences, a table of intervals, the curve, the inputs."""
 
 from __future__ import annotations
 
@@ -8,131 +8,143 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.commands.console import percent, print_table
-from holdfast.commands.plan_inputs import Premise
+from holdfast.commands.plan_inputs import PlanInput
 from holdfast.commands.plot import WIDTH, ettr, print_plot
-from holdfast.pacing import Failures, History, Profile, Settings
-from holdfast.pacing.policy import duration, plural
-from holdfast.pacing.what_if import HOURS_A_DAY, Choice, Outlook
-from holdfast.simulation import FORESEEN_FAILURES, RUNS, Simulated, compare_policies
+from holdfast.pacing import FailureEstimate, FailureHistory, PacingSettings, Profile
+from holdfast.pacing.policy import duration, format_iterations
+from holdfast.pacing.what_if import HOURS_A_DAY, IntervalComparison, IntervalForecast
+from holdfast.simulation import FORESEEN_FAILURES, RUNS, SimulatedPolicy, compare_policies
 
-HOPELESS = 0.01
-"""An ETTR below which no interval is worth a recommendation."""
+MIN_USEFUL_ETTR = 0.01
+"""ETTR below which no interval is worth a recommendation."""
 NEGLIGIBLE = 1e-4
-"""A difference in ETTR that is not worth acting on."""
+"""Difference in ETTR that is not worth acting on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What is printed, and with --json all that is."""
+class PlanReport:
+    """The result of `holdfast plan`; with --json it is printed as it is."""
 
-    outlook: Outlook
-    in_force: str
-    """How a sentence on the interval in force begins."""
-    rests_on: list[Premise]
-    simulated: list[Simulated] | None = None
+    comparison: IntervalComparison
+    current: str
+    """The beginning of the sentence about the interval in force."""
+    inputs: list[PlanInput]
+    simulated: list[SimulatedPolicy] | None = None
     """With --simulate."""
 
 
-def tell(answer: Answer) -> None:
-    found = answer.outlook
-    for sentence in _sentences(answer):
+def print_report(report: PlanReport) -> None:
+    comparison = report.comparison
+    for sentence in _sentences(report):
         print(_wrapped(sentence))
     print()
     header = ("", "EVERY", "TIME", "OVERHEAD", "ETTR", "AT RISK", "GPU-HOURS A DAY")
-    print_table(header, [_row(each) for each in _rows(found)])
-    for each in found.policies:
+    print_table(header, [_row(each) for each in _rows(comparison)])
+    for each in comparison.policies:
         if each.interval is None:
             print(f"{each.name}: {each.reason}")
         elif each.decided_by:
-            print(f"{each.name}: {each.decided_by} decides in its place here")
+            print(f"{each.name}: replaced by {each.decided_by}")
     print()
-    print_plot(found)
+    print_plot(comparison)
     print()
-    if answer.simulated is not None:
+    if report.simulated is not None:
         print(
             _wrapped(
                 f"Simulated: {RUNS} runs of each policy, each for about {FORESEEN_FAILURES} mean times between "
-                "failures, with the same failures for all; the rate is what it is assumed to be."
+                "failures, with the same failures for all, at the failure rate below."
             )
         )
         print()
         columns = ("", "ETTR", "QUARTILES", "CHECKPOINTS", "HOURS LOST A DAY")
-        print_table(columns, [_simulated_row(each) for each in answer.simulated])
+        print_table(columns, [_simulated_row(each) for each in report.simulated])
         print()
-    width = max(len(premise.value) for premise in answer.rests_on)
-    for premise in answer.rests_on:
-        print(f"{premise.name:<14}{premise.value:<{width}}  {premise.origin}")
+    width = max(len(line.value) for line in report.inputs)
+    for line in report.inputs:
+        print(f"{line.name:<14}{line.value:<{width}}  {line.origin}")
+
+
+def simulate_policies(comparison: IntervalComparison) -> list[SimulatedPolicy]:
+    """Simulate every policy with the same failures; takes some seconds of CPU time."""
+    profile = Profile(
+        iteration_seconds=comparison.iteration_seconds,
+        persist_seconds=max(0.0, comparison.lag_seconds),
+        cost_seconds=comparison.cost_seconds,
+    )
+    history = FailureHistory(
+        failures=FailureEstimate(world_size=comparison.world_size, mean_seconds=comparison.mtbf_seconds),
+        restart_seconds=comparison.restart_seconds,
+    )
+    return compare_policies(profile, PacingSettings(budget=comparison.budget), history)
 
 
 def _wrapped(sentence: str) -> str:
-    """In lines of the plot's width, with no number torn from its unit."""
+    """Wrap to the width of the plot, with no number separated from its unit."""
     bound = re.sub(r"(\d) (?=(?:\w?s|min|h)\b)", "\\1\N{NO-BREAK SPACE}", sentence)
     return textwrap.fill(bound, WIDTH, break_on_hyphens=False).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def _rows(found: Outlook) -> Iterator[Choice]:
-    yield found.best
-    yield from found.around
-    yield from (each for each in found.policies if each.interval is not None and not each.decided_by)
-    yield from found.asked
-    if found.present is not None:
-        yield found.present
+def _rows(comparison: IntervalComparison) -> Iterator[IntervalForecast]:
+    yield comparison.best
+    yield from comparison.neighbors
+    yield from (each for each in comparison.policies if each.interval is not None and not each.decided_by)
+    yield from comparison.requested
+    if comparison.current is not None:
+        yield comparison.current
 
 
-def _row(each: Choice) -> tuple[str, ...]:
+def _row(each: IntervalForecast) -> tuple[str, ...]:
     return (
         each.name,
         f"{each.interval:,}",
         duration(each.interval_seconds or 0.0),
         percent(each.overhead) + ("" if each.within_budget else " !"),
-        ettr(each.effective or 0.0),
+        ettr(each.ettr or 0.0),
         duration(each.exposure_seconds or 0.0),
-        _amount(each.gpu_hours_a_day or 0.0),
+        _amount(each.wasted_gpu_hours_per_day or 0.0),
     )
 
 
-def _sentences(answer: Answer) -> Iterator[str]:
-    """The answer first, then what is in force and asked for, then what a failure now would take."""
-    found, best = answer.outlook, answer.outlook.best
+def _sentences(report: PlanReport) -> Iterator[str]:
+    comparison, best = report.comparison, report.comparison.best
     assert best.interval is not None
-    if (best.effective or 0.0) < HOPELESS:
-        often = duration(found.mtbf_seconds)
-        yield f"No interval helps: with a failure every {often} hardly anything that is trained is ever kept."
+    if (best.ettr or 0.0) < MIN_USEFUL_ETTR:
+        often = duration(comparison.mtbf_seconds)
+        yield f"No interval helps: with a failure every {often}, failures undo nearly all progress."
         return
-    yield (
-        f"A checkpoint every {plural(best.interval)} ({duration(best.kept_seconds or 0.0)}) is best: "
-        f"{ettr(best.effective or 0.0)} of the time moves training forward."
-    )
+    every = f"{format_iterations(best.interval)} ({duration(best.achieved_seconds or 0.0)})"
+    yield f"The best interval is {every}: {ettr(best.ettr or 0.0)} of the time moves training forward."
     if not best.within_budget:
-        yield f"That is {percent(best.overhead)} overhead, more than the budget of {percent(found.budget)}."
-    if found.present is not None:
-        yield f"{answer.in_force} {_compared(found, found.present)}"
-    for each in found.asked:
-        yield f"You ask for one every {_compared(found, each)}"
-    held = found.present or best
-    hours = f" ({_amount(held.lost_gpu_hours or 0.0)} GPU-hours)" if (held.lost_gpu_hours or 0.0) >= 0.01 else ""
+        yield f"Its overhead of {percent(best.overhead)} is over the budget of {percent(comparison.budget)}."
+    if comparison.current is not None:
+        yield f"{report.current} {_compared(comparison, comparison.current)}"
+    for each in comparison.requested:
+        yield f"The requested interval is {_compared(comparison, each)}"
+    held = comparison.current or best
+    gpu_hours = held.mean_lost_gpu_hours or 0.0
+    hours = f" ({_amount(gpu_hours)} GPU-hours)" if gpu_hours >= 0.01 else ""
     yield (
-        f"Killed now, it loses {duration(held.lost_seconds or 0.0)} of work on average{hours}, at most "
+        f"A failure now loses {duration(held.mean_lost_seconds or 0.0)} of work on average{hours}, at most "
         f"{duration(held.exposure_seconds or 0.0)}; the next checkpoint is durable before the next failure with a "
-        f"probability of {ettr(held.safe or 0.0)}."
+        f"probability of {ettr(held.survival_probability or 0.0)}."
     )
 
 
-def _compared(found: Outlook, held: Choice) -> str:
-    """An interval with its price: `143 (2.38 min): 92.5%, …`."""
+def _compared(comparison: IntervalComparison, held: IntervalForecast) -> str:
+    """Describe an interval with its price: `143 (2.38 min): 92.5%, …`."""
     time = duration(held.interval_seconds or 0.0)
-    if held.kept_seconds != held.interval_seconds:
-        time = f"{time}, in fact {duration(held.kept_seconds or 0.0)}, as writing one takes so long"
-    said = f"{held.interval:,} ({time}): {ettr(held.effective or 0.0)}"
-    price, idle = held.gpu_hours_a_day or 0.0, held.idle_gpus or 0.0
-    if price < NEGLIGIBLE * HOURS_A_DAY * found.world_size:
-        return f"{said}, as good as the best."
-    still = f" as if {idle:,.0f} of {found.world_size:,} GPUs stood still," if idle >= 1 else ""
-    return f"{said},{still} {_amount(price)} GPU-hours a day behind the best."
+    if held.achieved_seconds != held.interval_seconds:
+        time = f"{time}, actually {duration(held.achieved_seconds or 0.0)}, since writing takes longer"
+    text = f"{held.interval:,} ({time}): {ettr(held.ettr or 0.0)}"
+    price, idle = held.wasted_gpu_hours_per_day or 0.0, held.wasted_gpus or 0.0
+    if price < NEGLIGIBLE * HOURS_A_DAY * comparison.world_size:
+        return f"{text}, as good as the best."
+    idle_gpus = f" as if {idle:,.0f} of {comparison.world_size:,} GPUs were idle," if idle >= 1 else ""
+    return f"{text},{idle_gpus} {_amount(price)} GPU-hours a day behind the best."
 
 
 def _amount(number: float) -> str:
-    """Three digits, and no more noise than that."""
+    """Format a number with three digits."""
     if number == 0:
         return "-"
     if number < 0.01:
@@ -140,21 +152,7 @@ def _amount(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def simulated(found: Outlook) -> list[Simulated]:
-    """Run every policy through the same failures; takes some seconds of processor time."""
-    profile = Profile(
-        iteration_seconds=found.iteration_seconds,
-        persist_seconds=max(0.0, found.lag_seconds),
-        cost_seconds=found.cost_seconds,
-    )
-    history = History(
-        failures=Failures(world_size=found.world_size, mean_seconds=found.mtbf_seconds),
-        restart_seconds=found.restart_seconds,
-    )
-    return compare_policies(profile, Settings(budget=found.budget), history)
-
-
-def _simulated_row(each: Simulated) -> tuple[str, ...]:
+def _simulated_row(each: SimulatedPolicy) -> tuple[str, ...]:
     return (
         each.policy,
         ettr(each.ettr),

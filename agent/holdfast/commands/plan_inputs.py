@@ -1,4 +1,4 @@
-"""What `holdfast plan` rests on: the figures that were given, and those assumed in place of others."""
+"""The inputs of `holdfast plan` for a planned job: figures from the options, and assumptions for the others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.commands.console import percent, size
-from holdfast.pacing import DEFAULT_BUDGET, History, Profile, Settings, parse_budget, parse_every, parse_policy
+from holdfast.pacing import (
+    DEFAULT_BUDGET,
+    FailureHistory,
+    PacingSettings,
+    Profile,
+    parse_budget,
+    parse_every,
+    parse_policy,
+)
 from holdfast.pacing.failures import (
     ASSUMED_RESTART_SECONDS,
     GPU_HOURS_BETWEEN_FAILURES,
     JOB_HOURS_BETWEEN_FAILURES,
-    Failures,
+    FailureEstimate,
 )
 from holdfast.pacing.policy import duration
 from holdfast.pacing.quantities import parse_bytes, parse_count, parse_positive_seconds, parse_seconds, parse_speed
@@ -20,21 +28,17 @@ from holdfast.pacing.settings import parse_mtbf
 BYTES_PER_PARAMETER = 14.0
 """Mixed precision with Adam: 2 for the weight, 4 for its float32 copy, 4 for each of two moments."""
 COPY_BYTES_PER_SECOND = 10e9
-"""From a GPU to pinned host memory over PCIe, with room for what else goes that way."""
+"""Copy of one GPU to pinned host memory over PCIe, beside other traffic."""
 WRITE_BYTES_PER_SECOND = 500e6
 ITERATION_SECONDS = 1.0
 INTERFERENCE = 0.05
-"""The share by which training is slower while a checkpoint is copied and written, where it was not measured."""
-NOTHING_TO_PLAN = (
-    "say what to plan for: its size (--state 6.5GB or --parameters 7B), what a checkpoint costs (--stall 2s), "
-    "or a job that runs (--job NAME)"
-)
-MOST_BYTES_A_RANK = 4e12
+"""Assumed share by which training is slower while a checkpoint is copied and written."""
+MAX_BYTES_PER_RANK = 4e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
-    """A job that is only thought of, as the options have it."""
+class PlanOptions:
+    """The options that describe a planned job, as text."""
 
     state: str | None = None
     parameters: str | None = None
@@ -53,75 +57,75 @@ class Typed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Premise:
-    """One figure that the answer rests on."""
+class PlanInput:
+    """One figure that a plan rests on."""
 
     name: str
     value: str
     origin: str
-    """`given`, `assumed` or `measured`; with more to it after a colon."""
+    """`given`, `assumed` or `measured`, with details after a colon."""
 
 
-def premises_of(typed: Typed) -> tuple[Profile, Settings, History, list[Premise]]:
-    """All that an outlook asks for, and what it rests on.
+def plan_inputs(options: PlanOptions) -> tuple[Profile, PacingSettings, FailureHistory, list[PlanInput]]:
+    """Parse the options and add the assumptions.
 
-    ValueError, naming the option and the way out, for what cannot be.
+    Raises:
+        ValueError: an option is invalid; the text names it and the remedy.
     """
-    told: list[Premise] = []
-    profile = _profile(typed, told)
-    ranks = typed.ranks or 1
-    failures = Failures(world_size=ranks, mean_seconds=None if typed.mtbf is None else parse_mtbf(typed.mtbf))
+    inputs: list[PlanInput] = []
+    profile = _profile(options, inputs)
+    ranks = options.ranks or 1
+    mtbf = None if options.mtbf is None else parse_mtbf(options.mtbf)
+    failures = FailureEstimate(world_size=ranks, mean_seconds=mtbf)
     published = (
         f"assumed: 1 in {GPU_HOURS_BETWEEN_FAILURES:,.0f} GPU-hours + 1 in {JOB_HOURS_BETWEEN_FAILURES:.0f} h"
     )
-    told.append(_premise("ranks", f"{ranks:,}", typed.ranks))
-    told.append(_premise("failures", f"one in {duration(1 / failures.rate)}", typed.mtbf, published))
-    restart = _read(typed.restart, "--restart", parse_seconds, ASSUMED_RESTART_SECONDS)
-    told.append(_premise("restart", duration(restart), typed.restart))
-    settings = Settings(
-        budget=DEFAULT_BUDGET if typed.budget is None else parse_budget(typed.budget),
-        policy=Settings().policy if typed.policy is None else parse_policy(typed.policy),
-        every=_kept(typed),
+    inputs.append(_input("ranks", f"{ranks:,}", options.ranks))
+    inputs.append(_input("failures", f"one in {duration(1 / failures.rate)}", options.mtbf, published))
+    restart = _parse(options.restart, "--restart", parse_seconds, ASSUMED_RESTART_SECONDS)
+    inputs.append(_input("restart", duration(restart), options.restart))
+    settings = PacingSettings(
+        budget=DEFAULT_BUDGET if options.budget is None else parse_budget(options.budget),
+        policy=PacingSettings().policy if options.policy is None else parse_policy(options.policy),
+        every=_fixed_interval(options),
     )
-    told.append(_premise("budget", percent(settings.budget), typed.budget, "assumed: the default"))
-    history = History(failures=failures, restart_seconds=restart)
-    return profile, settings, history, told
+    inputs.append(_input("budget", percent(settings.budget), options.budget, "assumed: the default"))
+    return profile, settings, FailureHistory(failures=failures, restart_seconds=restart), inputs
 
 
-def _kept(typed: Typed) -> int | None:
-    """The interval that the policy fixed keeps; for any other, `--every` is one to look at beside it."""
-    if typed.policy is None or parse_policy(typed.policy) != "fixed":
+def _fixed_interval(options: PlanOptions) -> int | None:
+    """Return `--every` for the policy fixed; for other policies it is an interval to compare."""
+    if options.policy is None or parse_policy(options.policy) != "fixed":
         return None
-    if typed.every is None:
-        raise ValueError("the policy fixed keeps the interval that it is given: add --every 500")
-    return parse_every(typed.every)
+    if options.every is None:
+        raise ValueError("the policy fixed needs an interval: add --every 500")
+    return parse_every(options.every)
 
 
-def _profile(typed: Typed, told: list[Premise]) -> Profile:
-    """What measuring might find: the ranks share the state, and copy and write their parts at once."""
-    state_bytes = _state_bytes(typed, told)
-    iteration = _read(typed.iteration, "--iteration", parse_positive_seconds, ITERATION_SECONDS)
-    copy = _read(typed.copy_bandwidth, "--copy-bandwidth", parse_speed, COPY_BYTES_PER_SECOND)
-    write = _read(typed.write_bandwidth, "--write-bandwidth", parse_speed, WRITE_BYTES_PER_SECOND)
-    snapshot, persist = (state_bytes / (typed.ranks or 1) / speed for speed in (copy, write))
-    if typed.lag is not None:
-        durable_seconds = parse_seconds(typed.lag, "--lag")
+def _profile(options: PlanOptions, inputs: list[PlanInput]) -> Profile:
+    """Predict a profile: each rank copies and writes its share of the state, all at the same time."""
+    state_bytes = _state_bytes(options, inputs)
+    iteration = _parse(options.iteration, "--iteration", parse_positive_seconds, ITERATION_SECONDS)
+    copy = _parse(options.copy_bandwidth, "--copy-bandwidth", parse_speed, COPY_BYTES_PER_SECOND)
+    write = _parse(options.write_bandwidth, "--write-bandwidth", parse_speed, WRITE_BYTES_PER_SECOND)
+    snapshot, persist = (state_bytes / (options.ranks or 1) / speed for speed in (copy, write))
+    if options.lag is not None:
+        durable_seconds = parse_seconds(options.lag, "--lag")
         snapshot = min(snapshot, durable_seconds)
         persist = durable_seconds - snapshot
-    if typed.stall is not None:
-        cost = parse_seconds(typed.stall, "--stall")
+    if options.stall is not None:
+        cost = parse_seconds(options.stall, "--stall")
     else:
-        # the part of the copy that does not fit into an iteration, and a slower loop until it is durable
+        # the part of the copy that does not fit into an iteration, and slower training until it is durable
         cost = max(0.0, snapshot - iteration) + INTERFERENCE * (snapshot + persist)
-    told.append(_premise("iteration", duration(iteration), typed.iteration))
+    inputs.append(_input("iteration", duration(iteration), options.iteration))
     if state_bytes:
-        told.append(_premise("copying", f"{size(round(copy))}/s a rank", typed.copy_bandwidth))
-        told.append(_premise("writing", f"{size(round(write))}/s a rank", typed.write_bandwidth))
+        inputs.append(_input("copying", f"{size(round(copy))}/s a rank", options.copy_bandwidth))
+        inputs.append(_input("writing", f"{size(round(write))}/s a rank", options.write_bandwidth))
     slower = f"assumed: {percent(INTERFERENCE)} slower until it is durable"
-    told.append(_premise("cost of one", duration(cost), typed.stall, slower))
-    durable = duration(snapshot + persist)
+    inputs.append(_input("cost of one", duration(cost), options.stall, slower))
     follows = "follows from size and speeds" if state_bytes else "assumed: at once"
-    told.append(_premise("durable after", durable, typed.lag, follows))
+    inputs.append(_input("durable after", duration(snapshot + persist), options.lag, follows))
     return Profile(
         iteration_seconds=iteration,
         snapshot_seconds=snapshot,
@@ -131,31 +135,34 @@ def _profile(typed: Typed, told: list[Premise]) -> Profile:
     )
 
 
-def _state_bytes(typed: Typed, told: list[Premise]) -> float:
-    if typed.state is not None and typed.parameters is not None:
-        raise ValueError("--state and --parameters both say how large it is: give one of them")
-    if typed.state is not None:
-        state_bytes = parse_bytes(typed.state, "--state")
-        told.append(Premise(name="state", value=size(round(state_bytes)), origin="given"))
-    elif typed.parameters is not None:
-        state_bytes = parse_count(typed.parameters, "--parameters") * typed.bytes_per_parameter
-        each = f"{typed.parameters} parameters of {typed.bytes_per_parameter:g} bytes"
-        told.append(Premise(name="state", value=size(round(state_bytes)), origin=f"given: {each}"))
-    elif typed.stall is not None:
+def _state_bytes(options: PlanOptions, inputs: list[PlanInput]) -> float:
+    if options.state is not None and options.parameters is not None:
+        raise ValueError("--state and --parameters both give the size: use one of them")
+    if options.state is not None:
+        state_bytes = parse_bytes(options.state, "--state")
+        inputs.append(PlanInput(name="state", value=size(round(state_bytes)), origin="given"))
+    elif options.parameters is not None:
+        state_bytes = parse_count(options.parameters, "--parameters") * options.bytes_per_parameter
+        each = f"{options.parameters} parameters of {options.bytes_per_parameter:g} bytes"
+        inputs.append(PlanInput(name="state", value=size(round(state_bytes)), origin=f"given: {each}"))
+    elif options.stall is not None:
         state_bytes = 0.0
     else:
-        raise ValueError(NOTHING_TO_PLAN)
-    if state_bytes / (typed.ranks or 1) > MOST_BYTES_A_RANK:
-        share = size(round(state_bytes / (typed.ranks or 1)))
         raise ValueError(
-            f"a state of {size(round(state_bytes))} is {share} a rank, more than any has: give --ranks"
+            "nothing to plan for: give the size (--state 6.5GB or --parameters 7B), the cost of a checkpoint "
+            "(--stall 2s), or a running job (--job NAME)"
+        )
+    if state_bytes / (options.ranks or 1) > MAX_BYTES_PER_RANK:
+        share = size(round(state_bytes / (options.ranks or 1)))
+        raise ValueError(
+            f"a state of {size(round(state_bytes))} is {share} a rank, more than any machine has: give --ranks"
         )
     return state_bytes
 
 
-def _read(text: str | None, name: str, parse: Callable[[str, str], float], assumed: float) -> float:
-    return assumed if text is None else parse(text, name)
+def _parse(text: str | None, name: str, parse: Callable[[str, str], float], default: float) -> float:
+    return default if text is None else parse(text, name)
 
 
-def _premise(name: str, value: str, given: object, otherwise: str = "assumed") -> Premise:
-    return Premise(name=name, value=value, origin=otherwise if given is None else "given")
+def _input(name: str, value: str, given: object, otherwise: str = "assumed") -> PlanInput:
+    return PlanInput(name=name, value=value, origin=otherwise if given is None else "given")

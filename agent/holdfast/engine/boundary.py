@@ -233,8 +233,8 @@ class Boundary:
             memory_ready=not (checkpoints.unprepared and is_early),
             has_room=snapshots.free if iteration == self._position.iteration else snapshots.has_room,
             in_flight=checkpoints.under_way,
-            max_in_flight=controller.in_flight,
-            mode=plan.mode if plan is not None else "cpu",
+            max_in_flight=controller.max_in_flight,
+            mode=controller.mode,
             spread_seconds=self._spread * controller.interval_seconds if self._spread else 0.0,
         )
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.pacing import Settings, parse_budget, parse_every, parse_policy
+from holdfast.pacing import PacingSettings, parse_budget, parse_every, parse_policy
 from holdfast.protocol.messages import Desired, RestoreOrder
 from holdfast.protocol.retention import Retention, parse_retention
 from holdfast.store import Attempt, Ending, Lineage, Store
@@ -36,7 +36,7 @@ class Orders:
         store: Store,
         job: str,
         reporter: Reporter,
-        base: Settings,
+        base: PacingSettings,
         *,
         retention: Retention,
         clock: Callable[[], float] = time.monotonic,
@@ -71,7 +71,7 @@ class Orders:
         if order is not None and order.id not in self._answered:
             self._reporter.order(order.id, "delivered")
 
-    def settings(self) -> Settings:
+    def settings(self) -> PacingSettings:
         """Operator's order > argument > environment > default."""
         seen, base = self._seen, self.base
         return replace(

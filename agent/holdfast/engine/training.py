@@ -352,7 +352,7 @@ class Training:
 
     def failed(self, times: int) -> None:
         """So often since the checkpoint that was loaded: how often to take one depends on it."""
-        self._controller.life.failed(times)
+        self._controller.job_history.failed(times)
 
     def apply(self, loaded: Loaded) -> None:
         """Put everything back to the checkpoint; whatever a load_state_dict raises passes through."""
@@ -367,7 +367,7 @@ class Training:
         self._loaded = state["loaders"]
         if restarted:  # in place, what is measured by now is better
             self._controller.load_state_dict(state["controller"])
-        self._controller.rewound(self._standing.iteration)
+        self._controller.restored(self._standing.iteration)
         self.rewinds += 1
         for i, (_, cursor) in enumerate(self._loaders):
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)

@@ -1,20 +1,21 @@
-"""When to take a checkpoint: policies over a `Profile`, and the controller that keeps to the budget.
+"""When to take a checkpoint: policies, and the controller that keeps the measured overhead within the budget.
 
-No clock, no threads, no torch: the agent asks it at each iteration, the server to preview a setting.
+`Controller` is the entry point of the agent, `plan` that of the server and the command line. Pure: no clock, no
+threads, no torch, and no import from other packages of ours. `docs/internals/pacing.md` explains how it works.
 """
 
 from holdfast.pacing.controller import FIRST_SECONDS, Controller
 from holdfast.pacing.estimator import Observation
-from holdfast.pacing.failures import Failures, History
+from holdfast.pacing.failures import FailureEstimate, FailureHistory
 from holdfast.pacing.planner import find_policy, parse_policy, plan, policies, policy_names
 from holdfast.pacing.policy import Policy
-from holdfast.pacing.profile import Plan, Profile, SnapshotMode
+from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode
 from holdfast.pacing.settings import (
     DEFAULT_BUDGET,
     MAX_BUDGET,
     MAX_INTERVAL,
     MIN_BUDGET,
-    Settings,
+    PacingSettings,
     parse_budget,
     parse_every,
     parse_mtbf,
@@ -27,13 +28,13 @@ __all__ = [
     "MAX_INTERVAL",
     "MIN_BUDGET",
     "Controller",
-    "Failures",
-    "History",
+    "FailureEstimate",
+    "FailureHistory",
+    "IntervalPlan",
     "Observation",
-    "Plan",
+    "PacingSettings",
     "Policy",
     "Profile",
-    "Settings",
     "SnapshotMode",
     "find_policy",
     "parse_budget",

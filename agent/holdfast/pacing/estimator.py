@@ -1,9 +1,9 @@
-"""What checkpoints cost, worked out from iterations: direct stalls, and interference by comparison.
+"""Estimates of what checkpoints cost: stalls as timed, and interference by comparing iterations.
 
-Iterations are gathered in spans, each from the start of a checkpoint up to a later start. Within one span the
-iterations that a snapshot or persist overlapped (busy) are compared with those that nothing overlapped (idle),
-data waits and stalls taken out first. The two kinds lie side by side in time, so a neighbour on the machine who
-slows both is not blamed on checkpoints; the median over the spans sorts out one that a change cut in two.
+A span begins with a checkpoint and ends with a later one. Within a span, iterations that a snapshot or persist
+overlapped (busy) are compared with the others (idle), without data waits and stalls. Both kinds lie side by side
+in time, so another process that slows both does not count as a cost; the median over the spans removes a span in
+which something changed.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from operator import mul
 from statistics import median, median_low
 
 CLIP = 5.0
-"""A value beyond this many medians counts as this many: an evaluation inside an iteration is no interference."""
+"""Values are limited to so many medians: an evaluation inside an iteration is no interference."""
 PAIRED_IDLE = 2
-"""Idle iterations that a span needs to be judged by itself."""
+"""Idle iterations that a span needs for a comparison of its own."""
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every iteration, which takes a third as long
+@dataclass(slots=True, kw_only=True)  # not frozen: creating a frozen one in each iteration takes 3 times as long
 class Observation:
-    """One finished iteration, as the session saw it."""
+    """The measurements of one finished iteration."""
 
     iteration: int
     seconds: float
-    """Wall time of the whole iteration, restores left out."""
+    """Wall time of the iteration, without restores."""
     checkpoint_stall_seconds: float = 0.0
     data_seconds: float = 0.0
     in_flight: bool = False
-    """A snapshot or persist overlapped this iteration."""
+    """Whether a snapshot or persist overlapped the iteration."""
     update_seconds: float | None = None
 
 
-class Reservoir:
-    """A bounded, evenly thinned record of a sequence: when full, every other value goes and the stride doubles."""
+class ThinnedSamples:
+    """A bounded sample of a sequence: when full, it drops every other value and doubles its stride."""
 
     __slots__ = ("_limit", "_skip", "_stride", "values")
 
@@ -56,25 +56,25 @@ class Reservoir:
 
 
 @dataclass(slots=True)
-class Span:
-    """Iterations from the start of a checkpoint on, and the number of checkpoints that started in it."""
+class CheckpointSpan:
+    """Sums over the iterations from the start of one checkpoint to the start of a later one."""
 
     checkpoints: int = 0
     iterations: int = 0
     seconds: float = 0.0
     stall_seconds: float = 0.0
     busy_seconds: float = 0.0
-    """Of the iterations that a snapshot or persist overlapped, data waits and stalls taken out."""
-    busy: Reservoir = field(default_factory=Reservoir)
-    idle: Reservoir = field(default_factory=Reservoir)
+    """Time of busy iterations, without data waits and stalls."""
+    busy: ThinnedSamples = field(default_factory=ThinnedSamples)
+    idle: ThinnedSamples = field(default_factory=ThinnedSamples)
 
     @property
-    def comparison(self) -> Comparison | None:
-        """None where there is nothing to compare."""
+    def comparison(self) -> SpanComparison | None:
+        """`None` without enough iterations of both kinds."""
         return compare(self.busy.values, self.idle.values) if len(self.idle.values) >= PAIRED_IDLE else None
 
     def cost_seconds(self, excess: float) -> float:
-        """Of its checkpoints together, where `excess` is the part of busy time that these account for."""
+        """Return the cost of its checkpoints together, if `excess` is their share of the busy time."""
         return self.stall_seconds + self.busy_seconds * excess
 
     def add(self, seconds: float, stall_seconds: float, compute_seconds: float, *, in_flight: bool) -> None:
@@ -89,50 +89,51 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slowdown:
-    """By which share a busy iteration is longer than an idle one, and the standard error of that.
+class SlowdownEstimate:
+    """The share by which a busy iteration is longer than an idle one.
 
-    A share and not seconds: it stays what it is when the whole machine grows slower or faster.
+    A share, since seconds would change with the speed of the whole machine.
     """
 
     share: float = 0.0
     error: float = 0.0
+    """Standard error of `share`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One span's busy iterations against its idle ones."""
+class SpanComparison:
+    """The busy iterations of one span compared with its idle ones."""
 
     share: float
     variance: float
-    """Of `share`, where a single iteration has the variance 1."""
+    """Variance of `share`, in units of the variance of one iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """What some spans say about the cost of checkpoints."""
+class OverheadEstimate:
+    """The overhead and the cost of a checkpoint, from some spans."""
 
     iterations: int
     overhead: float
     error: float
     """Standard error of `overhead`, from the scatter of the iterations."""
     stall_overhead: float
-    """The part of it that was timed directly."""
+    """The part of `overhead` that was timed as stalls."""
     cost_seconds: float
-    """Of one checkpoint in the typical span, stalls and interference together."""
+    """Cost of one checkpoint in the typical span, stalls and interference together."""
     cautious_cost_seconds: float
-    """The same with interference less its standard error: what the figures prove."""
+    """`cost_seconds` with the interference lowered by its standard error."""
     mean_cost_seconds: float
-    """As cautious, over all spans but the most expensive: it counts what is rare but keeps coming."""
+    """The mean over all spans but the most expensive one, as cautious; it includes rare expensive checkpoints."""
 
 
-def measure(spans: Sequence[Span], slowdown: Slowdown, *, typical: int = 3) -> Measurement:
-    """The overhead of `spans` together; the newest `typical` of them say what a checkpoint costs now."""
+def measure(spans: Sequence[CheckpointSpan], slowdown: SlowdownEstimate, *, typical: int = 3) -> OverheadEstimate:
+    """Estimate the overhead of `spans`; the newest `typical` ones give the current cost of a checkpoint."""
     excess, proven = _excess(slowdown.share), _excess(slowdown.share - slowdown.error)
     busy = math.fsum(span.busy_seconds for span in spans)
     stalls = math.fsum(span.stall_seconds for span in spans)
     base = max(math.fsum(span.seconds for span in spans) - stalls - excess * busy, 1e-12)
-    return Measurement(
+    return OverheadEstimate(
         iterations=sum(span.iterations for span in spans),
         overhead=(stalls + excess * busy) / base,
         error=slowdown.error * busy / base,
@@ -143,40 +144,42 @@ def measure(spans: Sequence[Span], slowdown: Slowdown, *, typical: int = 3) -> M
     )
 
 
-def compare(busy: Sequence[float], idle: Sequence[float]) -> Comparison | None:
-    """None where there is nothing to compare."""
+def compare(busy: Sequence[float], idle: Sequence[float]) -> SpanComparison | None:
+    """Compare busy with idle iterations; `None` if either is missing."""
     baseline = clipped_mean(idle)
     if not busy or baseline <= 0:
         return None
-    return Comparison(clipped_mean(busy) / baseline - 1, 1 / len(busy) + 1 / len(idle))
+    return SpanComparison(clipped_mean(busy) / baseline - 1, 1 / len(busy) + 1 / len(idle))
 
 
-def conclude(comparisons: Sequence[Comparison], scatter: float) -> Slowdown:
-    """What several comparisons say together: their median, for one of them may have been cut in two by a change.
+def conclude(comparisons: Sequence[SpanComparison], scatter: float) -> SlowdownEstimate:
+    """Combine comparisons by their median, since something may have changed during one of them.
 
-    `scatter` is the standard deviation of an iteration, as a share of its mean.
+    `scatter`: standard deviation of an iteration as a share of its mean.
     """
     if not comparisons:
-        return Slowdown()
-    # The median of several scatters by a quarter more than their mean would.
+        return SlowdownEstimate()
+    # The standard error of a median is about 1.25 times that of a mean.
     widen = 1.25 if len(comparisons) > 2 else 1.0
     deviation = scatter * math.sqrt(math.fsum(each.variance for each in comparisons))
-    return Slowdown(share=median(each.share for each in comparisons), error=widen * deviation / len(comparisons))
+    return SlowdownEstimate(
+        share=median(each.share for each in comparisons), error=widen * deviation / len(comparisons)
+    )
 
 
 def clipped_mean(values: Sequence[float]) -> float:
-    """The mean, with values beyond CLIP medians cut down to that; 0 for none."""
+    """Return the mean of values limited to CLIP medians; 0 for none."""
     return math.fsum(_clipped(values)) / len(values) if values else 0.0
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The median deviation from the median, which a few odd values do not move."""
+    """Return the median absolute deviation."""
     middle = median(values)
     return median(abs(value - middle) for value in values)
 
 
 def scatter(values: Sequence[float]) -> float:
-    """Standard deviation as a share of the mean, outliers clipped; 0 where that cannot be said."""
+    """Return the standard deviation as a share of the mean, with outliers clipped; 0 if undefined."""
     clipped = _clipped(values) if len(values) > 1 else ()
     mean = math.fsum(clipped) / len(clipped) if clipped else 0.0
     if mean <= 0:
@@ -191,16 +194,16 @@ def _clipped(values: Sequence[float]) -> Sequence[float]:
 
 
 def _excess(slowdown_share: float) -> float:
-    """The part of a busy iteration's time by which it is longer than it would have been."""
+    """Return the share of a busy iteration that is interference."""
     return slowdown_share / (1 + slowdown_share) if slowdown_share > 0 else 0.0
 
 
-def _typical_cost(spans: Sequence[Span], excess: float) -> float:
+def _typical_cost(spans: Sequence[CheckpointSpan], excess: float) -> float:
     costs = [span.cost_seconds(excess) / span.checkpoints for span in spans if span.checkpoints]
     return median_low(costs) if costs else 0.0
 
 
-def _mean_cost(spans: Sequence[Span], excess: float) -> float:
+def _mean_cost(spans: Sequence[CheckpointSpan], excess: float) -> float:
     costs = sorted((span.cost_seconds(excess), span.checkpoints) for span in spans if span.checkpoints)
     counted = costs[:-1] or costs
     return math.fsum(cost for cost, _ in counted) / max(sum(checkpoints for _, checkpoints in counted), 1)

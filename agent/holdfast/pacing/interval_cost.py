@@ -1,36 +1,44 @@
-"""What an interval between checkpoints costs, what it leaves exposed, and what it makes of the job's time.
+"""The cost of an interval: overhead, exposure, and the effective training time ratio (ETTR).
 
-Two bounds hold for every policy: checkpoints become durable as fast as they start, and the budget is a ceiling.
-Both come from Algorithm 1 of CheckFreq (Mohan, Phanishayee, Chidambaram, FAST'21, section 4.2), whose symbols are
-given with the fields of `Profile`; the measured cost of a checkpoint, once known, replaces the predicted stall To.
-With N in flight the next one may start after an Nth of the time that one takes.
+Two bounds hold for every policy: checkpoints start no faster than they become durable, and the budget is a
+ceiling. Both are from Algorithm 1 of CheckFreq (Mohan, Phanishayee, Chidambaram, FAST'21, section 4.2), whose
+symbols are given with the fields of `Profile`. The measured cost of a checkpoint, once known, replaces the
+predicted stall To. With N in flight, the next checkpoint may start after an Nth of the time that one takes.
 
-The share of time that moves training forward, the effective training time ratio, follows from a renewal process.
-Failures are a Poisson process. Work goes in cycles of W useful seconds and one checkpoint's cost δ; a failure
-takes back what the cycle had reached, what was not durable yet (lag L), and costs a restart R:
+ETTR, the share of time that is spent on progress which no failure undoes, follows from a renewal process. Failures
+are a Poisson process. A cycle is W useful seconds and the cost δ of one checkpoint. A failure loses the progress
+of the cycle and what is not durable yet (lag L), and costs a restart R:
 
     ETTR(W) = W / ((1/λ + R + L) (exp(λ (W + δ)) - 1))
 
-exact for that model where a checkpoint is durable at once, and to first order in λL where it is not. J. W. Young,
-"A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974, and J. T. Daly, "A higher order
-estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, approximate its optimum.
+This is exact for L = 0, and to first order in λL otherwise. J. W. Young, "A first order approximation to the
+optimum checkpoint interval", CACM 17(9), 1974, and J. T. Daly, "A higher order estimate of the optimum checkpoint
+interval for restart dumps", FGCS 22(3), 2006, approximate its optimum.
 """
 
 from __future__ import annotations
 
 import math
 
-from holdfast.pacing.failures import History
-from holdfast.pacing.policy import ceil, duration, failures_of, known, percent, plural, usable_iteration
-from holdfast.pacing.profile import Plan, Profile, SnapshotMode
-from holdfast.pacing.settings import MAX_INTERVAL, Settings
+from holdfast.pacing.failures import FailureHistory
+from holdfast.pacing.policy import (
+    ceil,
+    duration,
+    estimate_failures,
+    format_iterations,
+    has_iteration_time,
+    known,
+    percent,
+)
+from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode
+from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
 
 TINY = 1e-6
-"""λδ below which the first two terms of the optimum's expansion are exact to 1e-6."""
+"""λδ below which two terms of the expansion of the optimum are exact to 1e-6."""
 
 
 def predicted_stall(profile: Profile) -> tuple[SnapshotMode, float]:
-    """Where to copy to first, and To, the stall that Algorithm 1 predicts for it."""
+    """Return where to copy to first, and To, the stall that Algorithm 1 of CheckFreq predicts."""
     over_cpu = max(0.0, profile.snapshot_seconds - (profile.iteration_seconds - profile.update_seconds))  # Toc
     over_gpu = profile.device_copy_seconds  # Tog
     fits = profile.memory_total_bytes - profile.memory_used_bytes > profile.checkpoint_bytes
@@ -40,7 +48,7 @@ def predicted_stall(profile: Profile) -> tuple[SnapshotMode, float]:
 
 
 def checkpoint_cost(profile: Profile) -> float:
-    """What one checkpoint costs training: as measured, or else the predicted stall."""
+    """Return the training time that one checkpoint costs: measured, or else the predicted stall."""
     measured = profile.cost_seconds
     if measured is not None and math.isfinite(measured) and measured >= 0:
         return measured
@@ -48,19 +56,22 @@ def checkpoint_cost(profile: Profile) -> float:
 
 
 def lag_seconds(profile: Profile) -> float:
-    """From the start of a checkpoint until it is durable; parts not known count nothing."""
+    """Return the time from the start of a checkpoint until it is durable; unknown parts count 0."""
     return known(profile.snapshot_seconds) + known(profile.persist_seconds)
 
 
 def pipeline_interval(profile: Profile) -> int:
-    """k = ((Tc + Ts) / N - To) / Ti, rounded up: never more than N are in flight, 1 in Algorithm 1."""
+    """Return the shortest interval with at most N in flight: ((Tc + Ts) / N - To) / Ti, rounded up.
+
+    CheckFreq, Algorithm 1, with N = 1.
+    """
     busy = (profile.snapshot_seconds + profile.persist_seconds) / max(1, profile.in_flight)
     busy -= checkpoint_cost(profile)
     return max(1, ceil(busy / profile.iteration_seconds)) if busy > 0 else 1
 
 
 def budget_interval(profile: Profile, budget: float) -> int | None:
-    """kmin = ceil(To / (p * Ti)); None where no interval, however long, is within the budget."""
+    """Return the shortest interval within the budget p, ceil(To / (p Ti)) (CheckFreq); `None` if there is none."""
     cost = checkpoint_cost(profile)
     if cost == 0:
         return 1
@@ -68,70 +79,66 @@ def budget_interval(profile: Profile, budget: float) -> int | None:
     return max(1, ceil(cost / allowed)) if allowed > 0 else None
 
 
-def kept_interval(profile: Profile, interval: int) -> int:
-    """What becomes of an interval that writing cannot keep up with: every next checkpoint waits."""
+def achieved_interval(profile: Profile, interval: int) -> int:
+    """Return the actual interval, a multiple of `interval` if writing takes longer: the next checkpoint waits."""
     return interval * max(1, ceil(pipeline_interval(profile) / interval))
 
 
 def exposure_iterations(profile: Profile, interval: int) -> int:
-    """The most iterations a failure can lose: those since the last checkpoint but one, while the last is written.
+    """Return the maximum iterations that a failure can lose: all since the last but one checkpoint.
 
-    A checkpoint is durable `lag` iterations after it was due. While that is no more than the interval, k + lag
-    (at most 2k) are exposed. A shorter interval than the lag cannot be kept: with one checkpoint in flight the
-    next starts at the first multiple of k after it, with N of them at the first after an Nth of it.
+    A checkpoint is durable `lag` iterations after it is due, so k + lag are exposed (at most 2k) unless the lag is
+    longer than k. Then the next checkpoint starts at the first multiple of k after the lag, or after an Nth of it
+    with N in flight.
     """
-    if not usable_iteration(profile):
+    if not has_iteration_time(profile):
         return interval
     lag = ceil(lag_seconds(profile) / profile.iteration_seconds)
     spacing = interval * max(1, ceil(lag / (interval * max(1, profile.in_flight))))
     return spacing + lag
 
 
-def expect(
-    profile: Profile, settings: Settings, history: History, interval: int, *, policy: str, reason: str
-) -> Plan:
-    """The plan of a checkpoint every `interval` iterations, whatever it costs."""
-    usable = usable_iteration(profile)
-    mode, _ = predicted_stall(profile)
+def forecast(
+    profile: Profile, settings: PacingSettings, history: FailureHistory, interval: int, *, policy: str, reason: str
+) -> IntervalPlan:
+    """Return the plan of a checkpoint every `interval` iterations at any cost."""
+    usable = has_iteration_time(profile)
     cost = checkpoint_cost(profile)
-    kept = kept_interval(profile, interval) if usable else interval
+    kept = achieved_interval(profile, interval) if usable else interval
     overhead = cost / (kept * profile.iteration_seconds) if usable else None
     exposure = exposure_iterations(profile, interval)
-    effective = None
+    ettr = None
     if usable:
-        effective = effective_ratio(
+        ettr = effective_training_ratio(
             kept * profile.iteration_seconds,
-            rate=failures_of(settings, history).rate,
+            rate=estimate_failures(settings, history).rate,
             cost_seconds=cost,
             lag_seconds=lag_seconds(profile),
             restart_seconds=known(history.restart_seconds),
         )
-    return Plan(
+    return IntervalPlan(
         interval=interval,
-        mode=mode,
         policy=policy,
         cost_seconds=cost,
         overhead=overhead,
         exposure_iterations=exposure,
         exposure_seconds=exposure * profile.iteration_seconds * (1 + overhead) if overhead is not None else None,
-        effective=effective,
-        in_flight=max(1, profile.in_flight),
+        ettr=ettr,
         reason=reason,
     )
 
 
-def expect_within(
-    profile: Profile, settings: Settings, history: History, wanted: float, *, policy: str, reason: str
-) -> Plan:
-    """The plan of a checkpoint every `wanted` iterations, or as near above as the budget and the pipeline allow.
+def forecast_within_budget(
+    profile: Profile, settings: PacingSettings, history: FailureHistory, wanted: float, *, policy: str, reason: str
+) -> IntervalPlan:
+    """Return the plan of the shortest interval of at least `wanted` iterations within the budget and the pipeline.
 
-    `reason` says why so many are wanted; where another bound decides, that is added to it. There is no interval
-    where no iteration was timed, or where none is within the budget.
+    `reason` explains `wanted`; a bound that decides is added to it. The interval is `None` if no iteration was
+    timed or none is within the budget.
     """
-    mode, _ = predicted_stall(profile)
     cost = checkpoint_cost(profile)
-    if not usable_iteration(profile):
-        return Plan(
+    if not has_iteration_time(profile):
+        return IntervalPlan(
             interval=None, policy=policy, reason="no checkpoints are planned: no iteration has been timed yet"
         )
     affordable = budget_interval(profile, settings.budget)
@@ -139,21 +146,22 @@ def expect_within(
         reason = (
             f"no checkpoints are planned: one costs {duration(cost)} and the budget is {percent(settings.budget)}"
         )
-        return Plan(interval=None, mode=mode, policy=policy, cost_seconds=cost, reason=reason)
+        return IntervalPlan(interval=None, policy=policy, cost_seconds=cost, reason=reason)
     pipeline = pipeline_interval(profile)
-    # the bound comes first: of two numbers, max keeps it where the other is not a number
+    # `wanted` comes last: max() ignores a NaN there
     interval = int(min(max(1, pipeline, affordable, wanted), MAX_INTERVAL))
     if interval > wanted and interval > 1:
         if affordable >= pipeline:
-            bound = f"the budget of {percent(settings.budget)} allows one every {plural(affordable)} at most"
+            every = format_iterations(affordable)
+            bound = f"the budget of {percent(settings.budget)} allows one every {every} at most"
         else:
-            busy = duration(lag_seconds(profile))
-            bound = f"one takes {busy} to become durable and the next waits for it: every {plural(pipeline)}"
+            lag, every = duration(lag_seconds(profile)), format_iterations(pipeline)
+            bound = f"one takes {lag} to become durable and the next waits for it: every {every}"
         reason += f"; {bound}"
-    return expect(profile, settings, history, interval, policy=policy, reason=reason)
+    return forecast(profile, settings, history, interval, policy=policy, reason=reason)
 
 
-def effective_ratio(
+def effective_training_ratio(
     interval_seconds: float,
     *,
     rate: float,
@@ -187,7 +195,7 @@ def effective_ratio(
     return interval_seconds * rate / ((1 + rate * (restart_seconds + lag_seconds)) * math.expm1(exponent))
 
 
-def best_interval_seconds(rate: float, cost_seconds: float) -> float:
+def optimal_interval_seconds(rate: float, cost_seconds: float) -> float:
     """W* = (1 + W₀(-exp(-1 - λδ))) / λ, at which ETTR is highest; R and L only scale it.
 
     Infinite without failures, 0 where a checkpoint costs nothing.
@@ -215,14 +223,14 @@ def best_interval_seconds(rate: float, cost_seconds: float) -> float:
     return y / rate
 
 
-def best_interval(profile: Profile, rate: float, *, shortest: int = 1) -> int:
+def optimal_interval(profile: Profile, rate: float, *, shortest: int = 1) -> int:
     """The number of iterations of the highest ETTR, `shortest` or more."""
     cost = checkpoint_cost(profile)
-    ideal = best_interval_seconds(rate, cost) / profile.iteration_seconds
+    ideal = optimal_interval_seconds(rate, cost) / profile.iteration_seconds
     below = int(min(max(shortest, math.floor(min(ideal, MAX_INTERVAL))), MAX_INTERVAL))
 
     def worth(interval: int) -> float:
-        return effective_ratio(interval * profile.iteration_seconds, rate=rate, cost_seconds=cost)
+        return effective_training_ratio(interval * profile.iteration_seconds, rate=rate, cost_seconds=cost)
 
     return max(below, min(below + 1, MAX_INTERVAL), key=worth)
 

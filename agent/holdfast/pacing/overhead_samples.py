@@ -1,4 +1,4 @@
-"""What iterations and checkpoints take: recent spans, busy iterations against idle ones, the measured profile."""
+"""Samples of iterations and checkpoints: recent spans, the idle baseline, and the measured profile."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 from statistics import median
 
 from holdfast.pacing.estimator import (
-    Comparison,
-    Measurement,
+    CheckpointSpan,
     Observation,
-    Reservoir,
-    Slowdown,
-    Span,
+    OverheadEstimate,
+    SlowdownEstimate,
+    SpanComparison,
+    ThinnedSamples,
     clipped_mean,
     compare,
     conclude,
@@ -24,42 +24,45 @@ from holdfast.pacing.estimator import (
 from holdfast.pacing.profile import Profile
 
 SPAN_ITERATIONS = 10
+"""Minimum iterations of a span."""
 WINDOW_SPANS, WINDOW_ITERATIONS = 3, 50
-"""A window is max(3 intervals, 50 iterations): that many spans of at least one interval each."""
+"""A window is the newest spans that together hold both: 3 intervals and 50 iterations."""
 SETTLED_SPANS = 48
+"""Spans of the long-run average."""
 BASELINE_ITERATIONS = 64
 TIMED_ITERATIONS = 20
 """Idle iterations whose mean is Ti: few, so that it follows a change of the batch size within a window."""
-FRESH_ITERATIONS, FRESH_IDLE = 500, 10
-"""Idle iterations are held against busy ones for so long; with fewer of them than that the baseline is stale."""
+FRESH_ITERATIONS, MIN_FRESH_IDLE = 500, 10
+"""An idle iteration is comparable for so many iterations; with fewer comparable ones the baseline is stale."""
 CHANGED_ERRORS = 4.0
-"""Beyond so many standard errors between the newest slowdown and the long run's, something has changed."""
+"""Standard errors between the newest slowdown and the long-run one beyond which something has changed."""
 CHANGED_HORIZONS = (WINDOW_SPANS, 4 * WINDOW_SPANS)
-"""Comparisons that count as the newest: few for a great change, more for a smaller one."""
+"""Newest comparisons in which a change is looked for: few for a large change, more for a smaller one."""
 CLEAR_ERRORS = 2.0
-"""By how many standard errors a figure must clear its threshold."""
+"""Standard errors by which a figure must clear its threshold."""
 RECENT_UPDATES = 31
 RECENT_CHECKPOINTS = 3
-"""Whose median counts: the first ones pay for memory and files that they are first to touch."""
+"""Checkpoints of which the median counts: the first ones allocate memory and files."""
 
 
-class Ledger:
+class OverheadSamples:
+    """Iterations of one job, in spans from one checkpoint to a later one; idle: no checkpoint overlapped it."""
+
     def __init__(self) -> None:
         self.idle_iterations = 0
-        """Idle iterations seen, ever."""
         self._iterations = 0
-        self._closed: deque[Span] = deque(maxlen=SETTLED_SPANS)
-        self._open = Span()
-        self._comparisons: deque[Comparison] = deque(maxlen=SETTLED_SPANS)
+        self._closed: deque[CheckpointSpan] = deque(maxlen=SETTLED_SPANS)
+        self._open = CheckpointSpan()
+        self._comparisons: deque[SpanComparison] = deque(maxlen=SETTLED_SPANS)
         self._idle: deque[float] = deque(maxlen=BASELINE_ITERATIONS)
         self._idle_at: deque[int] = deque(maxlen=BASELINE_ITERATIONS)
-        """After how many iterations in all each of them came."""
+        """The number of iterations before each of `_idle`."""
         self._idle_whole: deque[float] = deque(maxlen=TIMED_ITERATIONS)
         self._busy: deque[float] = deque(maxlen=BASELINE_ITERATIONS)
         self._busy_whole: deque[float] = deque(maxlen=TIMED_ITERATIONS)
 
     def add(self, seen: Observation) -> None:
-        """Take one iteration into account; one whose times are no numbers says nothing and is left out."""
+        """Add an iteration, unless its duration is not finite and positive."""
         seconds = seen.seconds
         if not (math.isfinite(seconds) and seconds > 0):
             return
@@ -78,43 +81,44 @@ class Ledger:
             self._idle_whole.append(whole)
 
     def started(self) -> None:
-        """A checkpoint starts here: the end of a span, if that one is long enough to be judged."""
+        """Begin a checkpoint, and with it a new span if the open one is complete."""
         if self._open.checkpoints == 0:
-            self._open = Span()
+            self._open = CheckpointSpan()
         elif self.complete:
             if (comparison := self._open.comparison) is not None:
                 self._comparisons.append(comparison)
             self._closed.append(self._open)
-            self._open = Span()
+            self._open = CheckpointSpan()
         self._open.checkpoints += 1
 
     def restart(self) -> None:
-        """What the open span holds belongs to a past that a restore undid."""
-        self._open = Span()
+        """Drop the open span: a restore undid its iterations."""
+        self._open = CheckpointSpan()
 
     def forget(self) -> None:
-        """Judge from here on only: the interval has changed. An open span of one checkpoint goes on."""
+        """Drop closed spans after the interval changed; an open span of one checkpoint continues."""
         self._closed.clear()
         if self._open.checkpoints > 1:
-            self._open = Span()
+            self._open = CheckpointSpan()
 
     def renew_baseline(self) -> None:
-        """The idle iterations known are too old to compare with; the next ones take their place."""
+        """Drop the idle iterations, so that new ones replace them."""
         self._idle.clear()
         self._idle_at.clear()
 
     @property
     def stale(self) -> bool:
-        """Too few idle iterations are recent enough to compare with."""
-        return len(self._fresh_idle) < FRESH_IDLE
+        """Whether too few idle iterations are recent enough to compare with."""
+        return len(self._fresh_idle) < MIN_FRESH_IDLE
 
     @property
     def complete(self) -> bool:
+        """Whether the open span is long enough to be judged."""
         return self._open.iterations >= SPAN_ITERATIONS
 
     @property
     def shows_cost(self) -> bool:
-        """The open span holds a checkpoint and iterations that it overlapped."""
+        """Whether the open span holds a checkpoint and iterations that it overlapped."""
         return self._open.checkpoints > 0 and bool(self._open.busy.values)
 
     @property
@@ -123,36 +127,36 @@ class Ledger:
 
     @property
     def iteration_seconds(self) -> float | None:
-        """Ti, data waits included; of busy iterations where an order for every iteration leaves no other."""
+        """Ti, data waits included; of busy iterations if there is no idle one."""
         return clipped_mean(self._idle_whole or self._busy_whole) or None
 
     @property
     def idle_seconds(self) -> list[float]:
-        """Of the newest idle iterations, data waits included."""
+        """Durations of the newest idle iterations, data waits included."""
         return list(self._idle_whole)
 
-    def recent(self, slowdown: Slowdown) -> Measurement:
-        """Of the newest window."""
+    def recent(self, slowdown: SlowdownEstimate) -> OverheadEstimate:
+        """Estimate the overhead of the newest window."""
         return measure(self._window(), slowdown)
 
-    def settled(self, slowdown: Slowdown) -> Measurement:
-        """Of all that is remembered since the interval last changed."""
+    def settled(self, slowdown: SlowdownEstimate) -> OverheadEstimate:
+        """Estimate the overhead since the interval last changed."""
         return measure([*self._closed, self._open], slowdown)
 
-    def suspected(self) -> Measurement:
-        """The newest window if its busy iterations are held against the last idle ones, however old these are."""
+    def suspected(self) -> OverheadEstimate:
+        """Estimate the overhead of the newest window against the last idle iterations, however old."""
         return measure(self._window(), self._unpaired())
 
     @property
     def paired(self) -> bool:
-        """The newest window holds both kinds of iteration side by side, or none that a checkpoint overlapped."""
+        """Whether the newest window holds busy and idle iterations of one span, or no busy ones."""
         newest = self._window()
         return any(span.comparison for span in newest) or not any(span.busy_seconds for span in newest)
 
-    def slowdown(self) -> Slowdown:
-        """The long run's, unless the newest comparisons clearly say otherwise; then those before are forgotten."""
-        mine = self._open.comparison
-        comparisons = [*self._comparisons, mine] if mine else list(self._comparisons)
+    def slowdown(self) -> SlowdownEstimate:
+        """Return the long-run slowdown or, if the newest comparisons clearly differ from it, only theirs."""
+        newest_span = self._open.comparison
+        comparisons = [*self._comparisons, newest_span] if newest_span else list(self._comparisons)
         if not comparisons:
             return self._unpaired()
         scatter = self._scatter
@@ -160,24 +164,24 @@ class Ledger:
         for horizon in CHANGED_HORIZONS:
             newest = conclude(comparisons[-horizon:], scatter)
             if abs(newest.share - settled.share) > CHANGED_ERRORS * newest.error:
-                while len(self._comparisons) > horizon - (mine is not None):
+                while len(self._comparisons) > horizon - (newest_span is not None):
                     self._comparisons.popleft()
                 return newest
         return settled
 
-    def compare_with_gap(self) -> None:
-        """A deliberate gap has brought fresh idle iterations: hold the busy ones around it against them."""
+    def compare_with_probe(self) -> None:
+        """Compare the newest busy iterations with the idle ones of a probe."""
         comparison = compare(self._busy, self._idle)
         if comparison is not None:
             self._comparisons.append(comparison)
-            self._open.idle = Reservoir()
+            self._open.idle = ThinnedSamples()
 
     @property
     def _fresh_idle(self) -> list[float]:
         since = self._iterations - FRESH_ITERATIONS
         return [compute for compute, at in zip(self._idle, self._idle_at, strict=True) if at > since]
 
-    def _unpaired(self) -> Slowdown:
+    def _unpaired(self) -> SlowdownEstimate:
         comparison = compare(self._busy, self._fresh_idle or self._idle)
         return conclude([comparison] if comparison else [], self._scatter)
 
@@ -185,7 +189,7 @@ class Ledger:
     def _scatter(self) -> float:
         return scatter(self._idle if len(self._idle) > len(self._busy) // 4 else self._busy)
 
-    def _window(self) -> list[Span]:
+    def _window(self) -> list[CheckpointSpan]:
         window, iterations = [self._open], self._open.iterations
         for span in reversed(self._closed):
             if len(window) >= WINDOW_SPANS and iterations >= WINDOW_ITERATIONS:
@@ -195,72 +199,71 @@ class Ledger:
         return window[::-1]
 
 
-class Gap:
-    """A rare pause of checkpoints: where every iteration overlaps one, nothing idle is left to compare with."""
+class BaselineProbe:
+    """A pause of checkpoints to measure idle iterations, for jobs where a checkpoint overlaps every iteration."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, samples: OverheadSamples) -> None:
+        self._samples = samples
         self._until_idle: int | None = None
         self._left = 0
 
     @property
-    def open(self) -> bool:
-        """Whether checkpoints are being put off."""
+    def is_active(self) -> bool:
         return self._until_idle is not None
 
-    def open_if_needed(self, interval: int, budget: float) -> bool:
-        """Whether the window should be judged only after a few idle iterations; if so, let them come."""
-        if self._ledger.paired:
+    def start_if_needed(self, interval: int, budget: float) -> bool:
+        """Start if the window cannot be judged without idle iterations; return whether it started."""
+        if self._samples.paired:
             return False
-        suspected = self._ledger.suspected()
+        suspected = self._samples.suspected()
         if suspected.stall_overhead > budget:
             return False
         over = suspected.overhead - CLEAR_ERRORS * suspected.error > budget
-        if not over and not self._ledger.stale:
+        if not over and not self._samples.stale:
             return False
-        self._ledger.renew_baseline()
-        self._until_idle = self._ledger.idle_iterations + FRESH_IDLE
-        # A persist that never ends must not keep checkpoints from starting for ever.
+        self._samples.renew_baseline()
+        self._until_idle = self._samples.idle_iterations + MIN_FRESH_IDLE
+        # A write that never ends must not prevent checkpoints forever.
         self._left = max(WINDOW_ITERATIONS, 3 * interval)
         return True
 
-    def passed(self) -> None:
-        """One more iteration."""
+    def advance(self) -> None:
+        """Count one iteration."""
         if self._until_idle is None:
             return
         self._left -= 1
-        if self._ledger.idle_iterations >= self._until_idle:
-            self._ledger.compare_with_gap()
+        if self._samples.idle_iterations >= self._until_idle:
+            self._samples.compare_with_probe()
             self._until_idle = None
         elif self._left <= 0:
             self._until_idle = None
 
-    def abandon(self) -> None:
+    def stop(self) -> None:
         self._until_idle = None
 
 
-class Measured:
-    """The `Profile` that policies decide from, of what iterations and checkpoints took."""
+class ProfileSamples:
+    """Collects the measurements of iterations and checkpoints that make the `Profile`."""
 
-    def __init__(self, ledger: Ledger, in_flight: int) -> None:
+    def __init__(self, samples: OverheadSamples, in_flight: int) -> None:
         self.cost_seconds: float | None = None
-        """Of one checkpoint, as it was last accepted."""
+        """The last accepted cost of one checkpoint."""
         self.saved: Profile | None = None
-        """What an attempt before knew."""
+        """The profile of an earlier attempt."""
         self.checkpoints = 0
-        """Measured so far, by this attempt."""
-        self._ledger = ledger
+        """ProfileSamples so far, by this attempt."""
+        self._samples = samples
         self._in_flight = in_flight
         self._updates: deque[float] = deque(maxlen=RECENT_UPDATES)
         self._checkpoints: deque[Profile] = deque(maxlen=RECENT_CHECKPOINTS)
 
     def update(self, seconds: float | None) -> None:
-        """An optimizer's step took so long; what is no duration says nothing."""
+        """Add the duration of an optimizer step, if valid."""
         if seconds is not None and _is_duration(seconds):
             self._updates.append(seconds)
 
     def checkpoint(self, taken: Profile) -> None:
-        """One has become durable: the fields that concern it. What is no duration says nothing."""
+        """Add the measurements of a durable checkpoint, if valid."""
         if not (_is_duration(taken.snapshot_seconds) and _is_duration(taken.persist_seconds)):
             return
         if not taken.device_copy_seconds >= 0:
@@ -270,8 +273,8 @@ class Measured:
 
     @property
     def profile(self) -> Profile | None:
-        """What was saved, until an iteration and a checkpoint were measured here."""
-        seconds = self._ledger.iteration_seconds
+        """The saved profile until an iteration and a checkpoint are measured."""
+        seconds = self._samples.iteration_seconds
         if not self._checkpoints or seconds is None:
             return self.saved
         return replace(
@@ -285,15 +288,10 @@ class Measured:
         )
 
     @property
-    def on_device(self) -> bool:
-        """The state, or some of it, was in a device's memory at the last checkpoint."""
-        return bool(self._checkpoints) and self._checkpoints[-1].memory_total_bytes > 0
-
-    @property
     def spread(self) -> dict[str, float]:
-        """By how much the figures of the profile scatter: the median deviation from the median, by field."""
+        """Median absolute deviation, by field of the profile."""
         found = {
-            "iteration_seconds": self._ledger.idle_seconds,
+            "iteration_seconds": self._samples.idle_seconds,
             "update_seconds": list(self._updates),
             "snapshot_seconds": [each.snapshot_seconds for each in self._checkpoints],
             "persist_seconds": [each.persist_seconds for each in self._checkpoints],
@@ -302,7 +300,7 @@ class Measured:
 
 
 def _part(seconds: float, of_seconds: float) -> float:
-    """A wait as measured, within 0 and the time it is a part of; not a number: none."""
+    """Limit a measured wait to the time that it is a part of; 0 if it is not finite."""
     return min(seconds, of_seconds) if math.isfinite(seconds) and seconds > 0 else 0.0
 
 

@@ -1,19 +1,18 @@
-"""From settings and a profile to a plan: operators' orders first, then the chosen policy.
+"""The interval policies, and `plan`, which applies the settings.
 
-checkfreq: as often as the pipeline allows and the budget permits. Algorithm 1 of J. Mohan, A. Phanishayee,
-    V. Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing", FAST'21, section 4.2, as printed there.
-goodput: the exact optimum of the effective training time ratio (see `interval_cost`), for the mean of the
-    posterior over the failure rate. The budget is a ceiling, not a target.
-young-daly: √(2δM) - δ, the rule that schedulers and papers compare with.
-fixed: an interval that an operator or the script set, kept whatever it costs.
+checkfreq: the shortest interval within the pipeline and the budget. Algorithm 1 of J. Mohan, A. Phanishayee,
+    V. Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing", FAST'21, section 4.2.
+goodput: the exact optimum of the effective training time ratio (see `interval_cost`) for the mean of the posterior
+    of the failure rate. The budget is a ceiling, not a target.
+young-daly: √(2δM) - δ, the first-order rule of Young (1974) and Daly (2006).
+fixed: the interval from the script or an operator, at any cost.
 
-Other packages add policies by entry points of the group `holdfast.policies`, functions like those here:
+Other packages add policies as entry points of the group `holdfast.policies`:
 
     [project.entry-points."holdfast.policies"]
     tidal = "my_package.tidal:tidal"
 
-They are looked for when a name is none of ours, and loaded when first needed. A faulty one never stops a job:
-checkfreq decides then, and the reason says so.
+They are loaded when first needed. If one fails, checkfreq decides, and the reason says so.
 """
 
 from __future__ import annotations
@@ -22,41 +21,41 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from holdfast.pacing.failures import History
+from holdfast.pacing.failures import FailureHistory
 from holdfast.pacing.interval_cost import (
-    best_interval,
     budget_interval,
     checkpoint_cost,
     daly_interval_seconds,
-    expect,
-    expect_within,
+    forecast,
+    forecast_within_budget,
     lag_seconds,
+    optimal_interval,
     pipeline_interval,
 )
 from holdfast.pacing.policy import (
     Policy,
-    cost_in_words,
+    describe_cost,
+    describe_failures,
     duration,
-    failures_in_words,
-    failures_of,
+    estimate_failures,
+    format_iterations,
+    has_iteration_time,
     percent,
-    plural,
-    usable_iteration,
 )
-from holdfast.pacing.profile import Plan, Profile
-from holdfast.pacing.settings import MAX_INTERVAL, Settings
+from holdfast.pacing.profile import IntervalPlan, Profile
+from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
 
 GROUP = "holdfast.policies"
 
 
-def checkfreq(profile: Profile, settings: Settings, history: History) -> Plan:
-    """The most frequent checkpoints that keep their cost within the budget."""
-    plan = expect_within(profile, settings, history, 1, policy="checkfreq", reason="")
+def checkfreq(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
+    """Choose the shortest interval within the pipeline and the budget."""
+    plan = forecast_within_budget(profile, settings, history, 1, policy="checkfreq", reason="")
     if plan.interval is None:
         return plan
     cost = checkpoint_cost(profile)
-    price = cost_in_words(profile, cost)
-    share = f"{percent(cost / (plan.interval * profile.iteration_seconds))} of {plural(plan.interval)}"
+    price = describe_cost(profile, cost)
+    share = f"{percent(cost / (plan.interval * profile.iteration_seconds))} of {format_iterations(plan.interval)}"
     pipeline, affordable = pipeline_interval(profile), budget_interval(profile, settings.budget) or 1
     if affordable >= pipeline and affordable > 1:
         reason = f"{price}, {share}: as often as the budget of {percent(settings.budget)} allows"
@@ -68,45 +67,47 @@ def checkfreq(profile: Profile, settings: Settings, history: History) -> Plan:
     return replace(plan, reason=reason)
 
 
-def goodput(profile: Profile, settings: Settings, history: History) -> Plan:
-    """The interval of the highest effective training time ratio that the budget and the pipeline allow."""
-    if not usable_iteration(profile):
-        return expect_within(profile, settings, history, 1, policy="goodput", reason="")
-    failures = failures_of(settings, history)
-    best = best_interval(profile, failures.rate)
-    cost = cost_in_words(profile, checkpoint_cost(profile))
+def goodput(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
+    """Choose the interval with the highest effective training time ratio within the budget and the pipeline."""
+    if not has_iteration_time(profile):
+        return forecast_within_budget(profile, settings, history, 1, policy="goodput", reason="")
+    failures = estimate_failures(settings, history)
+    best = optimal_interval(profile, failures.rate)
+    cost = describe_cost(profile, checkpoint_cost(profile))
     reason = (
-        f"for the most progress in the time there is: best every {plural(best)} "
-        f"({duration(best * profile.iteration_seconds)}), as {cost} and {failures_in_words(failures)}"
+        f"for the most progress in the time there is: best every {format_iterations(best)} "
+        f"({duration(best * profile.iteration_seconds)}), as {cost} and {describe_failures(failures)}"
     )
-    plan = expect_within(profile, settings, history, best, policy="goodput", reason=reason)
-    if plan.effective is None:
+    plan = forecast_within_budget(profile, settings, history, best, policy="goodput", reason=reason)
+    if plan.ettr is None:
         return plan
-    return replace(plan, reason=f"{plan.reason}; {percent(plan.effective)} of the time moves training forward")
+    return replace(plan, reason=f"{plan.reason}; {percent(plan.ettr)} of the time moves training forward")
 
 
-def young_daly(profile: Profile, settings: Settings, history: History) -> Plan:
-    """Daly's first-order interval, or as near above as the budget and the pipeline allow."""
-    failures, cost = failures_of(settings, history), checkpoint_cost(profile)
+def young_daly(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
+    """Choose Daly's first-order interval, or the shortest longer one within the budget and the pipeline."""
+    failures, cost = estimate_failures(settings, history), checkpoint_cost(profile)
     seconds = daly_interval_seconds(failures.rate, cost)
-    iterations = seconds / profile.iteration_seconds if usable_iteration(profile) else 1
+    iterations = seconds / profile.iteration_seconds if has_iteration_time(profile) else 1
     reason = (
         f"for the least time lost to checkpoints and failures, by Young's and Daly's approximation: every "
-        f"{duration(seconds)}, as {cost_in_words(profile, cost)} and {failures_in_words(failures)}"
+        f"{duration(seconds)}, as {describe_cost(profile, cost)} and {describe_failures(failures)}"
     )
     wanted = max(1, round(min(MAX_INTERVAL, iterations)))
-    return expect_within(profile, settings, history, wanted, policy="young-daly", reason=reason)
+    return forecast_within_budget(profile, settings, history, wanted, policy="young-daly", reason=reason)
 
 
-def fixed(profile: Profile, settings: Settings, history: History) -> Plan:
-    """Every `settings.every` iterations; without that number CheckFreq decides."""
+def fixed(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
+    """Choose `settings.every`; without it, checkfreq decides."""
     if settings.every is None:
         plan = checkfreq(profile, settings, history)
         return replace(
             plan, reason=f"no interval is set for the policy fixed, so checkfreq decides: {plan.reason}"
         )
     interval = max(1, settings.every)
-    plan = expect(profile, settings, history, interval, policy="fixed", reason=f"set to every {plural(interval)}")
+    plan = forecast(
+        profile, settings, history, interval, policy="fixed", reason=f"set to every {format_iterations(interval)}"
+    )
     if plan.overhead is None:
         return plan
     if plan.overhead > settings.budget:
@@ -124,28 +125,34 @@ policies: dict[str, Policy] = {
     "young-daly": young_daly,
     "fixed": fixed,
 }
-"""Ours. Those of other packages are found by `find_policy`."""
+"""The built-in policies; `find_policy` also finds those of other packages."""
 
 
-def plan(profile: Profile | None, settings: Settings, history: History = History()) -> Plan:  # noqa: B008
-    """The plan in force under `settings`: paused wins over an ordered interval, and that over the policy.
+def plan(
+    profile: Profile | None,
+    settings: PacingSettings,
+    history: FailureHistory = FailureHistory(),  # noqa: B008
+) -> IntervalPlan:
+    """Return the plan under `settings`: a pause comes before a fixed interval, and that before the policy.
 
-    Never raises: settings may come from a server newer than this agent. A policy unknown here is replaced
-    by checkfreq, and the reason says so. `profile` is None until an iteration and a checkpoint were measured.
+    Never raises: settings may come from a newer server, so checkfreq replaces an unknown policy, and the reason
+    says so. `profile` is `None` until an iteration and a checkpoint are measured.
     """
     if settings.paused:
-        return Plan(
+        return IntervalPlan(
             interval=None, policy=settings.policy, overhead=0.0, reason="paused: no checkpoints until resumed"
         )
     if settings.every is not None:
         if profile is None:
             interval = max(1, settings.every)
-            return Plan(
-                interval=interval, policy="fixed", reason=f"set to every {plural(interval)}; cost not known yet"
+            return IntervalPlan(
+                interval=interval,
+                policy="fixed",
+                reason=f"set to every {format_iterations(interval)}; cost not known yet",
             )
         return fixed(profile, settings, history)
     if profile is None:
-        return Plan(
+        return IntervalPlan(
             interval=None, policy=settings.policy, reason="still measuring iterations and the first checkpoint"
         )
     try:
@@ -156,7 +163,7 @@ def plan(profile: Profile | None, settings: Settings, history: History = History
 
 
 def find_policy(name: str) -> Policy:
-    """One of ours or of another package; ValueError where there is none of this name, or it cannot be loaded."""
+    """Return a policy by name; ValueError if it does not exist or cannot be loaded."""
     if name in policies:
         return policies[name]
     if name not in installed():
@@ -168,12 +175,12 @@ def find_policy(name: str) -> Policy:
 
 
 def policy_names() -> list[str]:
-    """All that can be chosen, those of other packages included."""
+    """Return the names of all policies, including those of other packages."""
     return sorted({*policies, *installed()})
 
 
 def parse_policy(value: str) -> str:
-    """The name of a policy as typed; ValueError with the names that exist otherwise."""
+    """Parse the name of a policy; ValueError with the existing names otherwise."""
     text = str(value).strip().lower()
     find_policy(text)
     return text
@@ -181,41 +188,43 @@ def parse_policy(value: str) -> str:
 
 @cache
 def installed() -> dict[str, EntryPoint]:
-    """Policies of other packages, by name in lower case."""
+    """Return the policies of other packages, by name in lower case."""
     return {entry.name.lower(): entry for entry in entry_points(group=GROUP)}
 
 
 @cache
 def _loaded(name: str) -> Policy | str:
-    """The installed policy, safe to call with anything; why not, where it cannot be loaded, without a retry."""
+    """Load a policy of another package and guard its calls; return the reason if it cannot be loaded."""
     entry = installed()[name]
     try:
         policy = entry.load()
     except Exception as error:  # importing another package's module may raise anything
         return f"policy {name!r} of {entry.value} cannot be loaded: {type(error).__name__}: {error}"
     if not callable(policy):
-        return f"policy {name!r} of {entry.value} is no function"
+        return f"policy {name!r} of {entry.value} is not a function"
 
-    def guarded(profile: Profile, settings: Settings, history: History) -> Plan:
+    def guarded(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
         try:
             made: object = policy(profile, settings, history)
         except Exception as error:  # another package's code must not stop training
             why = f"policy {name!r} failed: {type(error).__name__}: {error}"
             return _checkfreq_instead(profile, settings, history, why)
-        interval = made.interval if isinstance(made, Plan) else -1
-        if not isinstance(made, Plan) or not (
+        interval = made.interval if isinstance(made, IntervalPlan) else -1
+        if not isinstance(made, IntervalPlan) or not (
             interval is None or (isinstance(interval, int) and 1 <= interval <= MAX_INTERVAL)
         ):
-            why = f"policy {name!r} made no plan that can be kept"
+            why = f"policy {name!r} returned no valid plan"
             return _checkfreq_instead(profile, settings, history, why)
         if interval is None:
-            return Plan(interval=None, policy=name, reason=str(made.reason))
-        # cost, overhead and exposure are computed here, whatever the plan says
-        return expect(profile, settings, history, interval, policy=name, reason=str(made.reason))
+            return IntervalPlan(interval=None, policy=name, reason=str(made.reason))
+        # do not trust cost, overhead and exposure of the returned plan
+        return forecast(profile, settings, history, interval, policy=name, reason=str(made.reason))
 
     return guarded
 
 
-def _checkfreq_instead(profile: Profile, settings: Settings, history: History, because: str) -> Plan:
+def _checkfreq_instead(
+    profile: Profile, settings: PacingSettings, history: FailureHistory, because: str
+) -> IntervalPlan:
     made = checkfreq(profile, settings, history)
     return replace(made, reason=f"{because}; checkfreq decides: {made.reason}")

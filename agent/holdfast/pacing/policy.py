@@ -1,4 +1,4 @@
-"""What every policy is: a function from what was measured and what is wanted to a `Plan`."""
+"""The type of a policy, and what several policies share: failure estimates, rounding, figures as text."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from holdfast.pacing.failures import Failures, History
-from holdfast.pacing.profile import Plan, Profile
-from holdfast.pacing.settings import MAX_INTERVAL, Settings
+from holdfast.pacing.failures import FailureEstimate, FailureHistory
+from holdfast.pacing.profile import IntervalPlan, Profile
+from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
 
-Policy = Callable[[Profile, Settings, History], Plan]
+Policy = Callable[[Profile, PacingSettings, FailureHistory], IntervalPlan]
 
 
-def failures_of(settings: Settings, history: History) -> Failures:
-    """What is known of the job's failures: a mean time that was set takes the place of the published one."""
+def estimate_failures(settings: PacingSettings, history: FailureHistory) -> FailureEstimate:
+    """Estimate the failure rate; an MTBF from the settings replaces the published one as the prior."""
     if settings.mtbf_seconds is None:
         return history.failures
     return replace(history.failures, mean_seconds=settings.mtbf_seconds)
 
 
-def failures_in_words(failures: Failures) -> str:
-    """How often failures are to be expected, and what says so."""
+def describe_failures(failures: FailureEstimate) -> str:
+    """Describe the estimated failure rate and its evidence."""
     if failures.count > 0:
         basis = f"{failures.count:.3g} seen in {duration(failures.exposure_seconds)}"
     elif failures.stated:
-        basis = "as stated"
+        basis = "as set"
     else:
         gpus = "one GPU" if failures.world_size <= 1 else f"{failures.world_size:,} GPUs"
-        basis = f"as published for {gpus}"
+        basis = f"published rate for {gpus}"
     if failures.count == 0 and failures.exposure_seconds > 0:
         basis += f", none seen in {duration(failures.exposure_seconds)}"
-    return f"a failure is to be expected every {duration(1 / failures.rate)} ({basis})"
+    return f"a failure is expected every {duration(1 / failures.rate)} ({basis})"
 
 
-def cost_in_words(profile: Profile, cost_seconds: float) -> str:
+def describe_cost(profile: Profile, cost_seconds: float) -> str:
     basis = "predicted" if profile.cost_seconds is None else "measured"
     return f"a checkpoint costs {duration(cost_seconds)} ({basis})"
 
 
-def usable_iteration(profile: Profile) -> bool:
+def has_iteration_time(profile: Profile) -> bool:
     return math.isfinite(profile.iteration_seconds) and profile.iteration_seconds > 0
 
 
 def known(seconds: float) -> float:
-    """A measured duration, or 0 where that is none."""
+    """Return a measured duration, or 0 if it is not finite and positive."""
     return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 def ceil(number: float) -> int:
-    """Round up, forgiving the last bits that division leaves behind: 0.3 / 0.1 is 3, not 4."""
+    """Round up, ignoring the rounding error of a division: 0.3 / 0.1 is 3, not 4."""
     return math.ceil(min(number, MAX_INTERVAL) * (1 - 1e-12))
 
 
@@ -58,7 +58,7 @@ def percent(fraction: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them: `4.2 s`, `35 ms`, `12 min`."""
+    """Format seconds with a suitable unit: `4.2 s`, `35 ms`, `12 min`."""
     if seconds >= 7200:
         return f"{seconds / 3600:.3g} h"
     if seconds >= 120:
@@ -68,5 +68,5 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
-def plural(iterations: int) -> str:
+def format_iterations(iterations: int) -> str:
     return "1 iteration" if iterations == 1 else f"{iterations:,} iterations"

@@ -1,4 +1,4 @@
-"""What a policy decides from: the measured costs of an iteration and of a checkpoint."""
+"""The input and output of a policy: measured costs of iterations and checkpoints, and a planned interval."""
 
 from __future__ import annotations
 
@@ -16,59 +16,58 @@ class Profile:
     iteration_seconds: float
     """Ti: one iteration with no checkpoint in flight."""
     update_seconds: float = 0.0
-    """Tw: the optimizer's step, during which parameters change."""
+    """Tw: the optimizer step, during which parameters change."""
     snapshot_seconds: float = 0.0
     """Tc: copying the state to host memory."""
     device_copy_seconds: float = math.inf
-    """Tg: copying it within device memory; infinite where there is no device."""
+    """Tg: copying the state within device memory; infinite without a device."""
     persist_seconds: float = 0.0
-    """Ts: from host memory to durable, with `in_flight` under way at the same time."""
+    """Ts: from host memory to durable, with `in_flight` checkpoints being written."""
     in_flight: int = 1
-    """N: how many checkpoints may be under way at the same time."""
+    """N: the maximum number of checkpoints in flight."""
     checkpoint_bytes: int = 0
-    """m."""
+    """m: the size of a checkpoint."""
     memory_used_bytes: int = 0
-    """M: peak use of device memory."""
+    """M: peak use of device memory by training."""
     memory_total_bytes: int = 0
-    """Mmax."""
+    """Mmax: all device memory."""
     cost_seconds: float | None = None
-    """Measured price of one checkpoint, stall and interference together; None until it was measured.
+    """ProfileSamples price of one checkpoint, stall and interference together; None until it was measured.
     It takes the place of the predicted stall as soon as it is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A policy's answer, with what it expects of it."""
+class IntervalPlan:
+    """The interval that a policy chose, with the expected consequences."""
 
     interval: int | None
-    """Iterations between checkpoints; None: none until something changes."""
-    mode: SnapshotMode = "cpu"
+    """Iterations between checkpoints; `None`: no checkpoints until something changes."""
     policy: str = "checkfreq"
     cost_seconds: float = 0.0
-    """What one checkpoint is expected to cost training."""
+    """Training time that one checkpoint costs."""
     overhead: float | None = None
-    """Expected overhead at this interval."""
+    """Expected (time with checkpoints / time without) - 1."""
     exposure_iterations: int | None = None
-    """Most iterations that a failure can lose: up to k since the last snapshot and the persist still under way."""
+    """Maximum iterations that one failure can lose."""
     exposure_seconds: float | None = None
-    effective: float | None = None
-    """Expected share of time that moves training forward and is not lost again (ETTR), for the failure rate that
-    is known or assumed; None where nothing was timed."""
-    in_flight: int = 1
-    """Checkpoints under way at once, at most."""
+    ettr: float | None = None
+    """Effective training time ratio: the expected share of time that is spent on progress which no failure undoes.
+    `None` if no iteration was timed."""
     reason: str = ""
-    """In words, for the person who asks why."""
+    """Why this interval, in words."""
+    pending: str = ""
+    """Why the interval stays although the measured overhead is over the budget; empty where it is not."""
 
 
 def to_json(profile: Profile) -> dict[str, float]:
-    """What is known of it: JSON has no infinity, and the fields left out have their defaults back when read."""
-    # not `dataclasses.asdict`, which copies even a number by way of `copy.deepcopy`, while training waits
+    """Return the finite fields: JSON has no infinity, and `from_json` restores defaults."""
+    # dataclasses.asdict deep-copies every number, which is slow, and training waits here
     values = ((name, getattr(profile, name)) for name in Profile.__dataclass_fields__)
     return {name: value for name, value in values if value is not None and math.isfinite(value)}
 
 
 def from_json(saved: object) -> Profile | None:
-    """None when it is no profile."""
+    """Parse the result of `to_json`; `None` if `saved` is not a profile."""
     if not isinstance(saved, dict):
         return None
     numbers: dict[str, Any] = {

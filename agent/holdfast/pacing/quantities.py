@@ -1,7 +1,6 @@
-"""Sizes, speeds and times as people write them: `6.5GB`, `2 GB/s`, `405B`, `3 min`.
+"""Parsers for sizes, speeds, counts and times such as `6.5GB`, `2 GB/s`, `405B`, `3 min`.
 
-Every function takes the name of what was asked for, and raises a ValueError that repeats it, what was typed, and
-what to write instead.
+Each takes the name of the value and raises a ValueError with that name, the text, and what to write instead.
 """
 
 from __future__ import annotations
@@ -20,39 +19,39 @@ _SIZES = {f"{prefix}b": factor for prefix, factor in _DECIMAL.items()} | {
     f"{prefix}ib": 1024.0**power for power, prefix in enumerate("kmgtp", start=1)
 }
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
-MOST_SECONDS = 100 * 365 * 86400.0
-MOST_BYTES = 1e18
+MAX_SECONDS = 100 * 365 * 86400.0
+MAX_BYTES = 1e18
 
 
-def parse_seconds(text: str, name: str, *, least: float = 0.0) -> float:
-    """`250ms`, `2.5s`, `3 min`, `3h`, `2 days`; a bare number is seconds."""
+def parse_seconds(text: str, name: str) -> float:
+    """Parse `250ms`, `2.5s`, `3 min`, `3h` or `2 days`; a bare number is in seconds."""
     seconds = _parse(str(text), name, _TIMES, "a time: write 2.5s, 3min or 3h")
-    if not least <= seconds <= MOST_SECONDS or (least == 0 and seconds < 0):
-        raise ValueError(f"{name} {text!r} is outside {_least(least)} to 100 years")
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise ValueError(f"{name} {text!r} is outside 0 s to 100 years")
     return seconds
 
 
 def parse_positive_seconds(text: str, name: str) -> float:
-    """The same, and more than 0."""
+    """Parse a time greater than 0."""
     seconds = parse_seconds(text, name)
     if seconds == 0:
-        raise ValueError(f"{name} {text!r} has to be more than 0: write 2.5s, 3min or 3h")
+        raise ValueError(f"{name} {text!r} must be greater than 0: write 2.5s, 3min or 3h")
     return seconds
 
 
 def parse_bytes(text: str, name: str) -> float:
-    """`6.5GB`, `512 MiB`; more than 0."""
+    """Parse a size greater than 0, such as `6.5GB` or `512 MiB`."""
     return _positive(_parse(text, name, _SIZES, "a size: write 6.5GB or 512MiB"), text, name)
 
 
 def parse_speed(text: str, name: str) -> float:
-    """Bytes a second, from `2GB/s` or `800 MB/s`; more than 0."""
+    """Parse a speed greater than 0, such as `2GB/s`, in bytes per second."""
     stem = re.sub(r"\s*/\s*s(ec)?\s*$", "", str(text))
     return _positive(_parse(stem, name, _SIZES, "a speed: write 2GB/s or 800MB/s", typed=text), text, name)
 
 
 def parse_count(text: str, name: str) -> float:
-    """`405B`, `124M`, `16384`; more than 0."""
+    """Parse a number greater than 0, such as `405B`, `124M` or `16384`."""
     return _positive(_parse(text, name, _COUNTS, "a number: write 124M, 7B or 405e9"), text, name)
 
 
@@ -66,11 +65,7 @@ def _parse(text: str, name: str, units: dict[str, float], what: str, typed: str 
 
 def _positive(value: float, text: str, name: str) -> float:
     if value <= 0:
-        raise ValueError(f"{name} {text!r} has to be more than 0")
-    if not math.isfinite(value) or value > MOST_BYTES:
-        raise ValueError(f"{name} {text!r} is larger than anything that trains")
+        raise ValueError(f"{name} {text!r} must be greater than 0")
+    if not math.isfinite(value) or value > MAX_BYTES:
+        raise ValueError(f"{name} {text!r} is too large")
     return value
-
-
-def _least(least: float) -> str:
-    return "0 s" if least == 0 else f"{least:g} s"

@@ -1,4 +1,4 @@
-"""What an operator may set, and how what was typed becomes a number; shared by agent, server and command line."""
+"""The pacing settings of a job, and the parsers of their values for agent, server and command line."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ MAX_INTERVAL = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What holds for the next iterations, after orders, arguments, environment and defaults were weighed."""
+class PacingSettings:
+    """The settings in force: live operator settings before arguments, environment and defaults."""
 
     budget: float = DEFAULT_BUDGET
-    """Allowed overhead: (time with checkpointing / time without) - 1."""
+    """Maximum overhead: (time with checkpoints / time without) - 1."""
     policy: str = "checkfreq"
     every: int | None = None
-    """An interval, in iterations, that overrides the policy."""
+    """Interval in iterations that overrides the policy."""
     paused: bool = False
     mtbf_seconds: float | None = None
-    """Mean time between failures of the whole job, as it was stated; None: as clusters report it. What is
-    then seen of the job corrects either."""
+    """Mean time between failures of the whole job; `None`: the published rate. Observed failures correct both."""
 
 
 def parse_budget(value: float | str, *, bare: str = "fraction") -> float:
-    """The budget as a fraction, from 0.035, "0.035" or "3.5%".
+    """Parse a budget such as 0.035, "0.035" or "3.5%" to a fraction.
 
     Args:
-        value: what was given or typed.
-        bare: what a number without a % sign means, "fraction" or (in a field marked %) "percent".
+        value: the number or text.
+        bare: the meaning of a number without a % sign, "fraction" or "percent".
 
     Raises:
-        ValueError: not a number, or outside 0.01 % to 100 %.
+        ValueError: not a number, or not between 0.01 % and 100 %.
     """
     text = str(value).strip()
     percent = text.endswith("%")
@@ -52,7 +51,7 @@ def parse_budget(value: float | str, *, bare: str = "fraction") -> float:
 
 
 def parse_every(value: int | str) -> int:
-    """An interval in iterations, at least 1; ValueError otherwise."""
+    """Parse an interval of at least 1 iteration; ValueError otherwise."""
     text = str(value).strip()
     try:
         every = int(text)
@@ -64,12 +63,14 @@ def parse_every(value: int | str) -> int:
 
 
 def parse_mtbf(value: float | str) -> float:
-    """A mean time between failures in seconds, from 11000, "3.1h" or "90 min"; ValueError for none above 0."""
+    """Parse a mean time between failures such as 11000, "3.1h" or "90 min"; ValueError if not above 0."""
     return parse_positive_seconds(str(value), "mtbf")
 
 
-def settings_from_json(saved: object) -> Settings | None:
-    """From `dataclasses.asdict`; None when it is none. Keys that are not known are ignored."""
+def settings_from_json(saved: object) -> PacingSettings | None:
+    """Restore settings from a dictionary and ignore unknown keys; `None` if `saved` is not a dictionary."""
     if not isinstance(saved, dict):
         return None
-    return Settings(**{key: value for key, value in saved.items() if key in Settings.__dataclass_fields__})
+    return PacingSettings(
+        **{key: value for key, value in saved.items() if key in PacingSettings.__dataclass_fields__}
+    )

@@ -6,8 +6,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from holdfast.pacing.profile import Plan
-from holdfast.pacing.what_if import Outlook
+from holdfast.pacing.profile import IntervalPlan
+from holdfast.pacing.what_if import IntervalComparison
 from holdfast.protocol.jobs import CheckpointRow, Edit, Order, Verification
 from holdfast.protocol.messages import RestoreMode
 from holdfast.protocol.timeline import LineageRow, ShortWindow, Window
@@ -123,8 +123,8 @@ class Kept(Struct, kw_only=True, frozen=True):
 
 
 class SettingsPreview(Struct, kw_only=True, frozen=True):
-    plan: Plan | None
-    in_force: Plan | None
+    plan: IntervalPlan | None
+    in_force: IntervalPlan | None
     """The same of the interval in force; None without one."""
     why_none: str
     """Why there is no plan; empty when there is one."""
@@ -160,7 +160,7 @@ class JobPlan(Struct, kw_only=True, frozen=True):
     """What if: every interval weighed for this job, as it is or as it might be."""
 
     job: str
-    outlook: Outlook | None
+    comparison: IntervalComparison | None
     why_none: str
     """Why there is none; empty when there is one."""
     held_by_hand: bool

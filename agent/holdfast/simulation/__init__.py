@@ -1,22 +1,28 @@
-"""What would have happened: seeded runs of a training job that fails, under any policy. Standard library only.
+"""Seeded simulations of training jobs that fail, under any interval policy.
 
-A job's iterations, checkpoints, failures and restarts are events; between two of them time is arithmetic, so that
-54 days of a job take a fraction of a second. Policies are the very functions that pace real jobs, called with what
-a real job would know at that point.
+`simulate` runs one job, `compare_policies` all policies with the same failures. Time between events is computed,
+not stepped, so 54 days take a fraction of a second. The policies are the functions that real jobs use, with the
+knowledge that a real job has. Imports `holdfast.pacing` only.
 """
 
-from holdfast.simulation.comparison import FORESEEN_FAILURES, RUNS, Simulated, compare_policies
-from holdfast.simulation.run import FailureSource, Job, Knowledge, Outcome, PoissonFailures, certain, simulate
+from holdfast.simulation.comparison import FORESEEN_FAILURES, RUNS, SimulatedPolicy, compare_policies
+from holdfast.simulation.run import (
+    FailureKnowledge,
+    PoissonFailures,
+    SimulatedJob,
+    SimulationOutcome,
+    certain,
+    simulate,
+)
 
 __all__ = [
     "FORESEEN_FAILURES",
     "RUNS",
-    "FailureSource",
-    "Job",
-    "Knowledge",
-    "Outcome",
+    "FailureKnowledge",
     "PoissonFailures",
-    "Simulated",
+    "SimulatedJob",
+    "SimulatedPolicy",
+    "SimulationOutcome",
     "certain",
     "compare_policies",
     "simulate",

@@ -1,4 +1,4 @@
-"""Every policy on the same job, with the same failures: what `holdfast plan --simulate` shows."""
+"""Comparison of all policies on one simulated job with the same failures, for `holdfast plan --simulate`."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.pacing import History, Profile, Settings, policies
+from holdfast.pacing import FailureHistory, PacingSettings, Profile, policies
 from holdfast.pacing.interval_cost import checkpoint_cost, lag_seconds
-from holdfast.pacing.policy import failures_of, usable_iteration
-from holdfast.simulation.run import Job, Knowledge, Outcome, PoissonFailures, simulate
+from holdfast.pacing.policy import estimate_failures, has_iteration_time
+from holdfast.simulation.run import FailureKnowledge, PoissonFailures, SimulatedJob, SimulationOutcome, simulate
 
 RUNS = 20
 REPLANS = 200
-"""A plan is made anew when it is older than so small a part of the job."""
+"""Number of times that a policy plans anew during a job."""
 FORESEEN_FAILURES = 30
-"""How long a job is simulated: so many times its mean time between failures."""
+"""Length of a simulated job in mean times between failures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """What one policy came to, over all runs."""
+class SimulatedPolicy:
+    """The results of one policy over all runs."""
 
     policy: str
     ettr: float
-    """The median; the lower quartile is `ettr_low`."""
+    """Median; `ettr_low` and `ettr_high` are the quartiles."""
     ettr_low: float
     ettr_high: float
     checkpoints: float
     lost_hours_a_day: float
-    """Of each GPU: stalls, work done twice, restarts."""
+    """Time per GPU in stalls, repeated work and restarts."""
     runs: int
 
     @classmethod
-    def of(cls, policy: str, outcomes: Sequence[Outcome]) -> Simulated:
+    def of(cls, policy: str, outcomes: Sequence[SimulationOutcome]) -> SimulatedPolicy:
         low, median, high = _quartiles([each.ettr for each in outcomes])
         return cls(
             policy=policy,
@@ -51,29 +51,29 @@ def _quartiles(values: list[float]) -> list[float]:
 
 
 def compare_policies(
-    profile: Profile, settings: Settings, history: History, *, seeds: Iterable[int] = range(RUNS)
-) -> list[Simulated]:
-    """Run every policy on the job that a plan was asked for, with the same failures for all.
+    profile: Profile, settings: PacingSettings, history: FailureHistory, *, seeds: Iterable[int] = range(RUNS)
+) -> list[SimulatedPolicy]:
+    """Simulate every policy with the same failures.
 
-    Policies are told the rate of failures. The job runs for some thirty times its mean time between failures, as
-    that is believed to be now. `fixed` takes part only with an interval.
+    Policies know the failure rate. The job lasts for FORESEEN_FAILURES mean times between failures. `fixed` takes
+    part only with an interval.
 
     Raises:
         ValueError: the profile has no iteration time.
     """
-    if not usable_iteration(profile):
-        raise ValueError("the time of an iteration is not known: nothing can be simulated without it")
-    rate, cost = failures_of(settings, history).rate, checkpoint_cost(profile)
-    job = Job(
+    if not has_iteration_time(profile):
+        raise ValueError("the iteration time is unknown, and a simulation needs it")
+    rate, cost = estimate_failures(settings, history).rate, checkpoint_cost(profile)
+    job = SimulatedJob(
         total_iterations=max(1, round(FORESEEN_FAILURES / rate / profile.iteration_seconds)),
         iteration_seconds=profile.iteration_seconds,
         cost_seconds=cost,
         lag_seconds=max(0.0, lag_seconds(profile) - cost),
         restart_seconds=history.restart_seconds,
     )
-    known = Knowledge(rate=lambda now: rate)
+    known = FailureKnowledge(rate=lambda now: rate)
     return [
-        Simulated.of(
+        SimulatedPolicy.of(
             name,
             [
                 simulate(

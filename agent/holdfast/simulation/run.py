@@ -1,4 +1,4 @@
-"""One run of a simulated job: from event to event, at whatever pace its policy asks for."""
+"""One run of a simulated job, from event to event."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from holdfast.pacing import Failures, History, Policy, Profile, Settings
+from holdfast.pacing import FailureEstimate, FailureHistory, PacingSettings, Policy, Profile
 
 CERTAIN_FAILURES = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Times in seconds. ValueError for one that could never be trained."""
+class SimulatedJob:
+    """The iterations and costs of a job."""
 
     total_iterations: int
     iteration_seconds: float
     cost_seconds: float = 0.0
-    """What one checkpoint costs training, interference included (δ)."""
+    """Training time that one checkpoint costs, interference included (δ)."""
     lag_seconds: float = 0.0
-    """From the end of that cost until it is durable; training goes on meanwhile (L)."""
+    """Time from the end of that cost until the checkpoint is durable, while training continues (L)."""
     restart_seconds: float = 0.0
-    """From a failure until it trains again (R)."""
+    """Time from a failure until training continues (R)."""
 
     def __post_init__(self) -> None:
         if self.total_iterations < 1 or not self.iteration_seconds > 0:
@@ -34,58 +33,46 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Where a job's wall time went: useful, stalled, lost and restarting time are all of it."""
+class SimulationOutcome:
+    """The wall time of a job as the sum of useful, stall, lost and restart time."""
 
     wall_seconds: float
     useful_seconds: float
-    """Iterations that were not taken back."""
+    """Time of iterations that no failure undid."""
     stall_seconds: float
-    """What checkpoints cost, those taken back included."""
+    """Cost of all checkpoints, lost ones included."""
     lost_seconds: float
-    """Iterations that a failure took back, and what it broke off."""
+    """Time of iterations that a failure undid or interrupted."""
     restart_seconds: float
     failures: int
     checkpoints: int
-    """Those that were finished, durable in time or not."""
+    """Completed checkpoints, durable or not."""
     iteration: int
-    """Where it stands at the end."""
+    """The last iteration reached."""
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio: useful time over all time."""
+        """Effective training time ratio: useful time / wall time."""
         return self.useful_seconds / self.wall_seconds if self.wall_seconds > 0 else 1.0
 
 
-class FailureSource(Protocol):
-    """Where failures come from. Asked before each stretch of running, and told what came of it."""
-
-    def seconds_left(self, now: float) -> float:
-        """How long the job can run from `now` on before the next failure."""
-        ...
-
-    def ran(self, now: float, seconds: float) -> None:
-        """It ran from `now` for so long, and did not fail."""
-        ...
-
-    def failed(self) -> None: ...
-
-
 class PoissonFailures:
-    """So many failures an hour of running. The same seed gives every policy the same failures."""
+    """Failures at a constant rate; the same seed gives every policy the same failures."""
 
     def __init__(self, per_hour: float, *, seed: int = 0, draws: Iterator[float] | None = None) -> None:
-        """`draws`: exponential times of mean 1, in the place of those of `seed`."""
+        """`draws`: exponential variables of mean 1 that replace those of `seed`."""
         if per_hour < 0:
-            raise ValueError("rates of failures are 0 or more")
+            raise ValueError("a failure rate must not be negative")
         self._rate = per_hour / 3600
         self._draws = draws if draws is not None else _exponential(seed)
         self._hazard_left = next(self._draws)
 
     def seconds_left(self, now: float) -> float:
+        """Return how long the job can run from `now` until the next failure."""
         return self._hazard_left / self._rate if self._rate > 0 else math.inf
 
     def ran(self, now: float, seconds: float) -> None:
+        """Advance: the job ran from `now` for `seconds` without a failure."""
         self._hazard_left = max(0.0, self._hazard_left - self._rate * seconds)
 
     def failed(self) -> None:
@@ -99,64 +86,64 @@ def _exponential(seed: int) -> Iterator[float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knowledge:
-    """What the policy gets to know of failures: by default it learns them from the published rates on."""
+class FailureKnowledge:
+    """What the policy knows of failures; by default it starts with the published rate and learns."""
 
-    failures: Failures = field(default_factory=Failures)
-    """What is believed before the first second."""
+    failures: FailureEstimate = field(default_factory=FailureEstimate)
+    """The prior estimate."""
     rate: Callable[[float], float] | None = None
-    """The true rate at a wall time, failures a second; it takes the place of learning."""
+    """The true rate in failures per second at a wall time; replaces learning."""
 
 
-def certain(rate: float) -> Failures:
-    """A belief in exactly this rate, failures a second, that nothing will move."""
-    return Failures(count=CERTAIN_FAILURES, exposure_seconds=CERTAIN_FAILURES / rate, mean_seconds=1 / rate)
+def certain(rate: float) -> FailureEstimate:
+    """Return an estimate of exactly this rate, in failures per second, that no observation changes."""
+    return FailureEstimate(count=CERTAIN_FAILURES, exposure_seconds=CERTAIN_FAILURES / rate, mean_seconds=1 / rate)
 
 
 @dataclass(frozen=True, slots=True)
-class _Snapshot:
+class _SimulatedCheckpoint:
     iteration: int
     durable_at: float
     useful_seconds: float
-    """What of the run's time is useful if it goes on from here."""
+    """Useful time of the run up to this checkpoint."""
 
 
 def simulate(
-    job: Job,
+    job: SimulatedJob,
     policy: Policy,
-    settings: Settings = Settings(),  # noqa: B008 - frozen
+    settings: PacingSettings = PacingSettings(),  # noqa: B008 - frozen
     *,
-    failures: FailureSource,
-    knowledge: Knowledge = Knowledge(),
+    failures: PoissonFailures,
+    knowledge: FailureKnowledge = FailureKnowledge(),
     replan_seconds: float = 0.0,
     until_seconds: float = math.inf,
-) -> Outcome:
-    """What becomes of `job` when `policy` paces it and `failures` strike it.
+) -> SimulationOutcome:
+    """Simulate `job` with `policy` and `failures`.
 
-    A checkpoint that is not durable when the job fails is gone, and so is one whose cost was not paid to the end.
-    While one is on its way, one that is due waits for the first iteration boundary after that. What finishes the
-    job is not counted as a checkpoint.
+    A failure loses a checkpoint that is not durable or not completed. A checkpoint that is due while another is in
+    flight waits for the first iteration boundary after that one is durable. The end of the job counts no
+    checkpoint.
 
     Args:
         job: its iterations and costs.
-        policy: asked at the start, after each checkpoint and after each failure.
-        settings: handed to the policy.
-        failures: used up by this run; make one for each.
-        knowledge: what the policy gets to know of failures.
-        replan_seconds: after a checkpoint the policy is asked again only when its plan is older than this.
-        until_seconds: the wall time at which the job is killed for good.
+        policy: called at the start, after each checkpoint and after each failure.
+        settings: passed to the policy.
+        failures: consumed by this run.
+        knowledge: what the policy knows of failures.
+        replan_seconds: minimum age of a plan before the policy is called again after a checkpoint.
+        until_seconds: wall time at which the simulation ends.
     """
-    return _Run(job, policy, settings, failures, knowledge, replan_seconds, until_seconds).to_end()
+    return _Simulation(job, policy, settings, failures, knowledge, replan_seconds, until_seconds).to_end()
 
 
-class _Run:
+class _Simulation:
     def __init__(
         self,
-        job: Job,
+        job: SimulatedJob,
         policy: Policy,
-        settings: Settings,
-        failures: FailureSource,
-        knowledge: Knowledge,
+        settings: PacingSettings,
+        failures: PoissonFailures,
+        knowledge: FailureKnowledge,
         replan_seconds: float,
         until_seconds: float,
     ) -> None:
@@ -171,8 +158,8 @@ class _Run:
         )
         self._clock = 0.0
         self._iteration = 0
-        self._durable = _Snapshot(0, 0.0, 0.0)
-        self._pending: _Snapshot | None = None
+        self._durable = _SimulatedCheckpoint(0, 0.0, 0.0)
+        self._pending: _SimulatedCheckpoint | None = None
         self._useful = self._stalled = self._lost = self._restarting = 0.0
         self._failures = self._checkpoints = 0
         self._due: float = math.inf
@@ -180,14 +167,14 @@ class _Run:
         self._planned_at = -math.inf
         self._unseen_seconds = 0.0
 
-    def to_end(self) -> Outcome:
+    def to_end(self) -> SimulationOutcome:
         last = self._job.total_iterations
         self._replan()
         while self._iteration < last and self._clock < self._until:
             self._skip_quiet_intervals(last)
             if self._train_to(int(min(last, self._due))) and self._due <= self._iteration < last:
                 self._checkpoint()
-        return Outcome(
+        return SimulationOutcome(
             wall_seconds=self._clock,
             useful_seconds=self._useful,
             stall_seconds=self._stalled,
@@ -203,7 +190,7 @@ class _Run:
         self._unseen_seconds = 0.0
         self._planned_at = self._clock
         believed = self._believed if self._rate is None else certain(self._rate(self._clock))
-        history = History(failures=believed, restart_seconds=self._job.restart_seconds)
+        history = FailureHistory(failures=believed, restart_seconds=self._job.restart_seconds)
         interval = self._policy(self._profile, self._settings, history).interval
         self._interval = math.inf if interval is None else max(1, interval)
         self._due = max(self._newest + self._interval, self._iteration)
@@ -213,7 +200,7 @@ class _Run:
         return (self._pending or self._durable).iteration
 
     def _skip_quiet_intervals(self, stop: int) -> None:
-        """Whole intervals at once, all but the last before something happens."""
+        """Advance by whole intervals, up to the last one before the next event."""
         interval, span = self._interval, self._interval * self._job.iteration_seconds
         if interval == math.inf or self._job.lag_seconds > span or self._iteration != self._newest:
             return
@@ -231,12 +218,14 @@ class _Run:
         self._useful += count * span
         self._iteration += int(count * interval)
         lag = self._job.lag_seconds
-        self._durable = _Snapshot(int(self._iteration - interval), self._clock - cycle + lag, self._useful - span)
-        self._pending = _Snapshot(self._iteration, self._clock + lag, self._useful)
+        self._durable = _SimulatedCheckpoint(
+            int(self._iteration - interval), self._clock - cycle + lag, self._useful - span
+        )
+        self._pending = _SimulatedCheckpoint(self._iteration, self._clock + lag, self._useful)
         self._due = self._iteration + interval
 
     def _train_to(self, stop: int) -> bool:
-        """Whether it got there: else it failed or was killed on the way."""
+        """Train to iteration `stop`; return whether it was reached."""
         seconds = (stop - self._iteration) * self._job.iteration_seconds
         ran, whole = self._run_for(seconds)
         if whole:
@@ -252,7 +241,7 @@ class _Run:
         return whole
 
     def _run_for(self, seconds: float) -> tuple[float, bool]:
-        """For how long the job ran, and whether that was all: else it failed or was killed."""
+        """Run for up to `seconds`; return the time that the job ran, and whether that was all."""
         left = min(self._source.seconds_left(self._clock), self._until - self._clock)
         whole = seconds <= left
         ran = seconds if whole else left
@@ -276,14 +265,14 @@ class _Run:
                 self._fail(broken_seconds=0.0)
             return
         self._checkpoints += 1
-        self._pending = _Snapshot(self._iteration, self._clock + self._job.lag_seconds, self._useful)
+        self._pending = _SimulatedCheckpoint(self._iteration, self._clock + self._job.lag_seconds, self._useful)
         if self._clock - self._planned_at >= self._replan_seconds:
             self._replan()
         else:
             self._due = self._iteration + self._interval
 
     def _settle(self) -> None:
-        """What has become durable by now."""
+        """Make the pending checkpoint durable if its time has come."""
         if self._pending is not None and self._pending.durable_at <= self._clock:
             self._durable, self._pending = self._pending, None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from holdfast.pacing import Controller, Plan, Profile
+from holdfast.pacing import Controller, IntervalPlan, Profile
 from holdfast.pacing.policy import duration, percent
 from holdfast.protocol import messages
 from holdfast.protocol.messages import OrderState, RestoreMode, StallKind, parse_checkpoint_id
@@ -27,8 +27,6 @@ NOT_TOLD_ELSEWHERE = ("internal", "ranks")
 """Notices that are about one rank of several."""
 TOLD_RATIO = 2.0
 """The factor by which an interval has to change for another line in the log at INFO."""
-NEARLY = 1.1
-"""A predicted overhead of at most so many budgets is rounding."""
 DURABLE_EVERY_SECONDS = 60.0
 """The least time between two lines in the log, at INFO, that say that a checkpoint is durable."""
 LOG_FORMAT = "%(asctime)s %(levelname)s holdfast: %(message)s"
@@ -64,6 +62,8 @@ class Reporter:
         self.link: ServerConnection | OfflineConnection = OfflineConnection()
         self._paced_at = 0.0
         self._told_interval: int | None = None
+        self._pending_logged_at: int | None = None
+        """The interval for which a pending change was logged."""
         self._durable_told_at = -math.inf
 
     @property
@@ -203,18 +203,21 @@ class Reporter:
                 predicted_overhead=plan.overhead if plan else None,
                 measured_overhead=controller.measured_overhead,
                 measured_window_iterations=controller.measured_window_iterations,
-                reason=plan.reason if plan else "measuring the first iterations",
+                reason=_reason(plan) if plan else "measuring the first iterations",
                 profile=_measured(profile) if profile else {},
                 spread=controller.spread,
                 mtbf_seconds=controller.settings.mtbf_seconds,
             )
         )
 
-    def _tell(self, plan: Plan, budget: float) -> None:
-        """Log a new interval; why the policy chose it is on the dashboard, and here at DEBUG."""
+    def _tell(self, plan: IntervalPlan, budget: float) -> None:
+        """Log a new interval, and once for each why it stays although it is over the budget."""
         before, now = self._told_interval, plan.interval
-        if before == now:
+        explains = bool(plan.pending) and self._pending_logged_at != now
+        if before == now and not explains:
             return
+        if explains:
+            self._pending_logged_at = now
         near = before is not None and now is not None and before / TOLD_RATIO <= now <= before * TOLD_RATIO
         if not near:
             self._told_interval = now
@@ -222,9 +225,9 @@ class Reporter:
         figures = f"policy {plan.policy}"
         if plan.overhead is not None:
             figures += f", predicted overhead {percent(plan.overhead)}, budget {percent(budget)}"
-            if plan.policy != "fixed" and plan.overhead > NEARLY * budget:
-                figures += ", until further checkpoints confirm their cost"
-        level = logging.DEBUG if near else logging.INFO
+        if plan.pending:
+            figures += f"; {plan.pending}"
+        level = logging.INFO if explains or not near else logging.DEBUG
         logger.log(level, "%s: checkpoint interval: %s (%s)", self.job, every, figures)
         logger.debug("%s: checkpoint interval: %s", self.job, plan.reason)
 
@@ -318,3 +321,7 @@ def _worth_a_row_seconds(kind: StallKind, iteration_seconds: float) -> float:
 def _measured(profile: Profile) -> dict[str, float]:
     values = {field.name: getattr(profile, field.name) for field in fields(profile)}
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _reason(plan: IntervalPlan) -> str:
+    return f"{plan.reason}; {plan.pending}" if plan.pending else plan.reason

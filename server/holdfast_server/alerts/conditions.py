@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from holdfast.pacing.policy import duration, plural
+from holdfast.pacing.policy import duration, format_iterations
 from holdfast.protocol.administration import LimitUnit, Severity
 from holdfast_server.alerts.facts import JobFacts
 
@@ -168,7 +168,7 @@ def _exposure_gpu_hours(facts: JobFacts, limit: float) -> RuleResult | None:
     unit="iterations", limit=1000, for_seconds=60, built_in=False, while_training=True,
 )  # fmt: skip
 def _exposure_iterations(facts: JobFacts, limit: float) -> RuleResult | None:
-    return _above(facts.exposure_iterations, limit, f"a crash now would cost more than {plural(round(limit))}")
+    return _above(facts.exposure_iterations, limit, f"a crash now would cost more than {format_iterations(round(limit))}")
 
 
 @_kind(

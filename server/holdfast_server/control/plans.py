@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from holdfast.pacing import DEFAULT_BUDGET, History, Settings, parse_budget, parse_every, plan
-from holdfast.pacing.failures import ASSUMED_RESTART_SECONDS, Failures
-from holdfast.pacing.policy import usable_iteration
+from holdfast.pacing import DEFAULT_BUDGET, FailureHistory, PacingSettings, parse_budget, parse_every, plan
+from holdfast.pacing.failures import ASSUMED_RESTART_SECONDS, FailureEstimate
+from holdfast.pacing.policy import has_iteration_time
 from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_mtbf
-from holdfast.pacing.what_if import at_world_size, outlook
+from holdfast.pacing.what_if import at_world_size, compare_intervals
 from holdfast.protocol.messages import Paced
 from holdfast.protocol.questions import JobPlan, Origin, SettingsPreview
 from holdfast_server import models
@@ -100,14 +100,14 @@ async def preview_settings(
 
 def _preview_settings(
     job: models.JobRecord, paced: Paced | None, budget: float | None, every: int | None
-) -> Settings:
+) -> PacingSettings:
     try:
         chosen = None if budget is None else parse_budget(budget)
         interval = None if every is None else parse_every(every)
     except ValueError as error:
         raise InvalidSetting("budget" if budget is not None else "every", str(error)) from None
     present = job.budget or (paced.budget if paced else DEFAULT_BUDGET)
-    return Settings(budget=chosen or present, policy=job.policy or "checkfreq", every=interval)
+    return PacingSettings(budget=chosen or present, policy=job.policy or "checkfreq", every=interval)
 
 
 async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPlan:
@@ -117,7 +117,7 @@ async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPla
         seen = await failures_of(session, row)
     paced = paced_of(row)
     profile = profile_of(paced)
-    if profile is not None and not usable_iteration(profile):
+    if profile is not None and not has_iteration_time(profile):
         profile = None
     failures = _failures(seen, paced, what_if)
     restart = what_if.restart_seconds
@@ -125,14 +125,14 @@ async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPla
         restart = seen.restart_seconds if seen.restart_seconds is not None else ASSUMED_RESTART_SECONDS
     return JobPlan(
         job=job,
-        outlook=None
+        comparison=None
         if paced is None or profile is None
-        else outlook(
+        else compare_intervals(
             profile,
             _settings(row, paced, what_if),
-            History(failures=failures, restart_seconds=restart),
-            present=paced.interval,
-            asked=() if what_if.every is None else (what_if.every,),
+            FailureHistory(failures=failures, restart_seconds=restart),
+            current=paced.interval,
+            requested=() if what_if.every is None else (what_if.every,),
         ),
         why_none="" if profile else "the job is still measuring its iterations",
         held_by_hand=row.every is not None,
@@ -143,11 +143,11 @@ async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPla
     )
 
 
-def _failures(seen: Seen, paced: Paced | None, what_if: WhatIf) -> Failures:
+def _failures(seen: Seen, paced: Paced | None, what_if: WhatIf) -> FailureEstimate:
     """A mean time that is asked about stands for itself; one that the script stated is bent by what was seen."""
     ranks = what_if.ranks or seen.failures.world_size
     if what_if.mtbf_seconds is not None:
-        return Failures(world_size=ranks, mean_seconds=what_if.mtbf_seconds)
+        return FailureEstimate(world_size=ranks, mean_seconds=what_if.mtbf_seconds)
     if paced is None or paced.mtbf_seconds is None:
         return at_world_size(seen.failures, ranks)
     # stated for the ranks that there are; on others it changes as that of any job does
@@ -156,9 +156,9 @@ def _failures(seen: Seen, paced: Paced | None, what_if: WhatIf) -> Failures:
     return replace(at_world_size(here, ranks), mean_seconds=stated)
 
 
-def _settings(job: models.JobRecord, paced: Paced, what_if: WhatIf) -> Settings:
+def _settings(job: models.JobRecord, paced: Paced, what_if: WhatIf) -> PacingSettings:
     budget = what_if.budget or job.budget or paced.budget or DEFAULT_BUDGET
-    return Settings(budget=budget, policy=job.policy or paced.policy)
+    return PacingSettings(budget=budget, policy=job.policy or paced.policy)
 
 
 def _origins(seen: Seen, paced: Paced | None, what_if: WhatIf) -> dict[str, Origin]:

@@ -11,7 +11,7 @@ from sqlalchemy import Float, Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from holdfast.pacing.failures import Failures
+from holdfast.pacing.failures import FailureEstimate
 from holdfast.protocol.messages import ASKED_TO_END, PLANNED_ENDS
 from holdfast_server import models
 from holdfast_server.db import named_jobs
@@ -30,7 +30,7 @@ class Seen:
     """From the last iteration before a failure to the first one after it, the median of the last ones."""
     restarts: int
     """How many that rests on."""
-    failures: Failures
+    failures: FailureEstimate
     """The same as the policies weigh it, older ones counting less."""
 
 
@@ -45,7 +45,7 @@ async def failures_of(session: AsyncSession, job: models.JobRecord) -> Seen:
     """Planned stops and restores are none, nor is an attempt that ended before its first iteration."""
     lives = await lives_of(session, job)
     current = next((life.attempt for life in lives if life.attempt.uid == job.uid), None)
-    known = Failures(world_size=max(1, current.world_size) if current else 1)
+    known = FailureEstimate(world_size=max(1, current.world_size) if current else 1)
     count, running_seconds, ends = 0, 0.0, []
     followers = [*(life.attempt for life in lives[1:]), None]
     for life, following in zip(lives, followers, strict=False):  # of a job that never started there is no life

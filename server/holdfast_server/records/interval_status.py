@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.pacing import Plan, Profile, Settings, plan, policies
-from holdfast.pacing.policy import duration, percent, plural
+from holdfast.pacing import IntervalPlan, PacingSettings, Profile, plan, policies
+from holdfast.pacing.policy import duration, format_iterations, percent
 from holdfast.protocol.messages import Paced
 from holdfast_server import models
 
@@ -27,12 +27,12 @@ def profile_of(paced: Paced | None) -> Profile | None:
     return Profile(**known)  # type: ignore[arg-type]
 
 
-def in_force(paced: Paced | None) -> Plan | None:
+def in_force(paced: Paced | None) -> IntervalPlan | None:
     """What is to be expected of the interval in force; None while there is none, or nothing to expect it from."""
     profile = profile_of(paced)
     if paced is None or profile is None or paced.interval is None:
         return None
-    return plan(profile, Settings(budget=paced.budget, every=paced.interval))
+    return plan(profile, PacingSettings(budget=paced.budget, every=paced.interval))
 
 
 def reason_of(paced: Paced | None) -> str:
@@ -50,10 +50,10 @@ def reason_of(paced: Paced | None) -> str:
         return held.reason
     if paced.policy != CHECKFREQ:  # others look at the job's life, of which the agent knows more
         return paced.reason
-    now = plan(profile, Settings(budget=paced.budget, policy=paced.policy))
+    now = plan(profile, PacingSettings(budget=paced.budget, policy=paced.policy))
     if now.interval == held.interval:
         return now.reason
     price = f"a checkpoint costs {duration(held.cost_seconds)}"
-    share = f"{percent(held.overhead)} of {plural(paced.interval or 1)}"
-    other = "none" if now.interval is None else f"every {plural(now.interval)}"
+    share = f"{percent(held.overhead)} of {format_iterations(paced.interval or 1)}"
+    other = "none" if now.interval is None else f"every {format_iterations(now.interval)}"
     return f"{price}, {share}; by the newest figures alone it would be {other}"

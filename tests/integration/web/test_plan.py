@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import Page, expect
 from starlette.testclient import TestClient
 
-from holdfast.pacing import History, Profile, Settings
-from holdfast.pacing.failures import Failures
-from holdfast.pacing.what_if import outlook
+from holdfast.pacing import FailureHistory, PacingSettings, Profile
+from holdfast.pacing.failures import FailureEstimate
+from holdfast.pacing.what_if import compare_intervals
 from holdfast_web.picture import draw
 from tests.support.fake_agent import FakeAgent, over_client
 
@@ -28,8 +28,8 @@ def text_of(html: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
 
 
-def answer(client: TestClient, **asked: str) -> str:
-    reply = client.get(f"{JOB}/plan/answer", params=asked)
+def answer(client: TestClient, **requested: str) -> str:
+    reply = client.get(f"{JOB}/plan/answer", params=requested)
     assert reply.status_code == 200
     return reply.text
 
@@ -104,9 +104,11 @@ def test_the_table_has_the_policies_and_who_decides_in_whose_place(client: TestC
 
 
 def test_measured_and_assumed_figures_look_different(client: TestClient, agent: FakeAgent) -> None:
-    def origins(**asked: str) -> dict[str, tuple[str, str]]:
-        told = re.findall(r'<dt>([^<]*) <span class="tag" data-kind="(\w+)">(\w+)</span>', answer(client, **asked))
-        return {name: (kind, origin) for name, kind, origin in told}
+    def origins(**requested: str) -> dict[str, tuple[str, str]]:
+        figures = re.findall(
+            r'<dt>([^<]*) <span class="tag" data-kind="(\w+)">(\w+)</span>', answer(client, **requested)
+        )
+        return {name: (kind, origin) for name, kind, origin in figures}
 
     now = origins()
     assert now["Cost of a checkpoint"] == now["Iteration"] == ("measured", "measured")
@@ -123,9 +125,9 @@ def test_failures_are_told_with_the_time_that_they_were_seen_in(client: TestClie
     agent.crash(12)
     agent.train(20)
     agent.send()
-    told = text_of(answer(client))
-    assert re.search(r"Time between failures estimated .* 1 failure in \d+ min .*; 90 % sure:", told)
-    assert re.search(r"Restart measured [\d.]+ s as the last one took", told)
+    text = text_of(answer(client))
+    assert re.search(r"Time between failures estimated .* 1 failure in \d+ min .*; 90 % sure:", text)
+    assert re.search(r"Restart measured [\d.]+ s as the last one took", text)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_a_budget_is_in_percent_here_and_the_link_to_the_data_asks_the_same(
     drawn = answer(client, budget="2", ranks="64")
     link = re.search(r'href="(/api/v1/jobs/char-gpt/plan\?[^"]+)"', drawn)
     assert link
-    found = client.get(unescape(link[1])).json()["outlook"]
+    found = client.get(unescape(link[1])).json()["comparison"]
     assert (found["budget"], found["world_size"]) == (0.02, 64)
     assert "over the budget of 2 %" in text_of(drawn)
 
@@ -179,8 +181,8 @@ def test_a_paused_job_has_nothing_in_force(client: TestClient, agent: FakeAgent)
 
 def test_the_picture_puts_the_optimum_highest_and_everything_inside() -> None:
     profile = Profile(iteration_seconds=1, persist_seconds=120, cost_seconds=5)
-    history = History(failures=Failures(world_size=16_384, mean_seconds=11_124), restart_seconds=300)
-    picture = draw(outlook(profile, Settings(), history, present=1800, asked=[200]))
+    history = FailureHistory(failures=FailureEstimate(world_size=16_384, mean_seconds=11_124), restart_seconds=300)
+    picture = draw(compare_intervals(profile, PacingSettings(), history, current=1800, requested=[200]))
     assert [mark.kind for mark in picture.marks] == ["asked", "present", "best"]
     asked, present, best = picture.marks
     assert asked.x < best.x < present.x
@@ -199,13 +201,13 @@ def test_the_picture_puts_the_optimum_highest_and_everything_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("present", "asked", "lines"),
+    ("current", "requested", "lines"),
     [(1800, 200, [22, 22, -11]), (60, 70, [-11, 22, -11]), (300, 360, [38, 22, -11])],
 )
-def test_labels_keep_out_of_each_other_s_way(present: int, asked: int, lines: list[int]) -> None:
+def test_labels_keep_out_of_each_other_s_way(current: int, requested: int, lines: list[int]) -> None:
     profile = Profile(iteration_seconds=1, cost_seconds=5)
-    history = History(failures=Failures(world_size=16_384, mean_seconds=11_124), restart_seconds=300)
-    picture = draw(outlook(profile, Settings(), history, present=present, asked=[asked]))
+    history = FailureHistory(failures=FailureEstimate(world_size=16_384, mean_seconds=11_124), restart_seconds=300)
+    picture = draw(compare_intervals(profile, PacingSettings(), history, current=current, requested=[requested]))
     assert [mark.label for mark in picture.marks] == lines
 
 

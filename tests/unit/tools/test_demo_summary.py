@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
 
-from demo_summary import Story, read_losses, summary
+from demo_summary import DemoEvents, read_losses, summary
 
 from holdfast.client import CheckpointRow, Order
 
@@ -92,7 +92,7 @@ def server() -> Server:
 
 
 @pytest.fixture
-def story(server: Server) -> Story:
+def events(server: Server) -> DemoEvents:
     order = Order(
         id="o",
         job="j",
@@ -108,7 +108,7 @@ def story(server: Server) -> Story:
         seconds=0.25,
     )
     before_restore = {key: loss for key, loss in read_losses(server, "j").items() if key[0] == 1}  # type: ignore[arg-type]
-    return Story(
+    return DemoEvents(
         killed_at=5,
         killed_at_time=103.0,
         losses_before_kill=before_restore,
@@ -116,16 +116,16 @@ def story(server: Server) -> Story:
     )
 
 
-def told(server: Server, story: Story) -> dict[str, list[str]]:
+def rows(server: Server, events: DemoEvents) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for line in summary(server, "j", story).splitlines()[1:]:  # type: ignore[arg-type]
+    for line in summary(server, "j", events).splitlines()[1:]:  # type: ignore[arg-type]
         name, _, value = line.strip().partition("  ")
         found.setdefault(name, []).append(value.strip())
     return found
 
 
-def test_each_figure_comes_from_the_timeline(server: Server, story: Story) -> None:
-    assert told(server, story) == {
+def test_each_figure_comes_from_the_timeline(server: Server, events: DemoEvents) -> None:
+    assert rows(server, events) == {
         "iterations": ["10 on 2 lineages"],
         "checkpoints": ["2 taken, 1 kept, 109 MB each"],
         "interval": ["every 10, then 4, then 6 iterations"],
@@ -151,31 +151,31 @@ def test_each_figure_comes_from_the_timeline(server: Server, story: Story) -> No
     ],
 )
 def test_the_interval_is_given_as_the_interval_history_has_it(
-    server: Server, story: Story, intervals: list[int | None], expected: str
+    server: Server, events: DemoEvents, intervals: list[int | None], expected: str
 ) -> None:
     server.intervals = intervals
-    assert told(server, story)["interval"] == [expected]
+    assert rows(server, events)["interval"] == [expected]
 
 
 def test_a_run_longer_than_one_answer_is_read_in_windows(
-    server: Server, story: Story, monkeypatch: pytest.MonkeyPatch
+    server: Server, events: DemoEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("demo_summary.POINTS", 3)
     server.most_points = 3
-    assert told(server, story)["iterations"] == ["10 on 2 lineages"]
-    assert told(server, story)["losses replayed"] == ["all 3 after the restore equal the first ones, bit for bit"]
+    assert rows(server, events)["iterations"] == ["10 on 2 lineages"]
+    assert rows(server, events)["losses replayed"] == ["all 3 after the restore equal the first ones, bit for bit"]
 
 
-def test_a_loss_that_differs_in_its_last_bit_is_told(server: Server, story: Story) -> None:
+def test_a_loss_that_differs_in_its_last_bit_is_told(server: Server, events: DemoEvents) -> None:
     server.again[1] = 0.4000000000000001
-    assert told(server, story)["losses replayed"] == ["1 of 3 DIFFER after the restore, first at iteration 6"]
+    assert rows(server, events)["losses replayed"] == ["1 of 3 DIFFER after the restore, first at iteration 6"]
 
 
-def test_a_loss_that_differs_after_the_kill_is_told(server: Server, story: Story) -> None:
-    story.losses_before_kill[1, 5] = 0.6
-    assert told(server, story)["losses repeated"] == ["1 of 1 DIFFER after the kill, first at iteration 5"]
+def test_a_loss_that_differs_after_the_kill_is_told(server: Server, events: DemoEvents) -> None:
+    events.losses_before_kill[1, 5] = 0.6
+    assert rows(server, events)["losses repeated"] == ["1 of 1 DIFFER after the kill, first at iteration 5"]
 
 
-def test_nothing_to_compare_is_not_success(server: Server, story: Story) -> None:
-    story.losses_before_kill = {}
-    assert told(server, story)["losses repeated"] == ["none were repeated after the kill"]
+def test_nothing_to_compare_is_not_success(server: Server, events: DemoEvents) -> None:
+    events.losses_before_kill = {}
+    assert rows(server, events)["losses repeated"] == ["none were repeated after the kill"]

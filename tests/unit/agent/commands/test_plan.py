@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.pacing import History, Profile, Settings
-from holdfast.pacing.failures import Failures
-from holdfast.pacing.what_if import outlook
+from holdfast.pacing import FailureHistory, PacingSettings, Profile
+from holdfast.pacing.failures import FailureEstimate
+from holdfast.pacing.what_if import compare_intervals
 from tests.support.fake_server import FakeServer, Holdfast
 
 LLAMA_3 = ("--ranks", "16384", "--mtbf", "3.0931h", "--stall", "5s", "--lag", "2min", "--restart", "5min")
 
 
-def table(told: str) -> dict[str, list[str]]:
+def table(output: str) -> dict[str, list[str]]:
     """The rows by name, cells as printed."""
-    lines = told.splitlines()
+    lines = output.splitlines()
     (start,) = (at for at, line in enumerate(lines) if "OVERHEAD" in line)
     ends = [lines[start].index(name) for name in ("EVERY", "TIME", "OVERHEAD", "ETTR", "AT RISK", "GPU-HOURS")]
     rows = lines[start + 1 : lines.index("", start)]
@@ -33,11 +33,13 @@ def table(told: str) -> dict[str, list[str]]:
 
 def measured() -> dict[str, Any]:
     profile = Profile(iteration_seconds=0.25, snapshot_seconds=0.1, persist_seconds=1.5, cost_seconds=0.4)
-    history = History(failures=Failures(world_size=8, count=3, exposure_seconds=9e5), restart_seconds=45)
-    found = outlook(profile, Settings(), history, present=20, asked=[400])
+    history = FailureHistory(
+        failures=FailureEstimate(world_size=8, count=3, exposure_seconds=9e5), restart_seconds=45
+    )
+    found = compare_intervals(profile, PacingSettings(), history, current=20, requested=[400])
     return {
-        "job": "gpt", "outlook": msgspec.to_builtins(found), "why_none": "", "held_by_hand": True, "failures": 3,
-        "running_seconds": 9e5, "restarts": 2,
+        "job": "gpt", "comparison": msgspec.to_builtins(found), "why_none": "", "held_by_hand": True,
+        "failures": 3, "running_seconds": 9e5, "restarts": 2,
         "origins": {
             "mtbf_seconds": "estimated", "restart_seconds": "measured", "world_size": "measured", "budget": "set",
         },
@@ -47,7 +49,7 @@ def measured() -> dict[str, Any]:
 def test_the_answer_comes_first_and_is_the_published_one(holdfast: Holdfast, server: FakeServer) -> None:
     result = holdfast("plan", *LLAMA_3)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("A checkpoint every 330 iterations (5.5 min) is best: 93.5% of the time")
+    assert result.stdout.startswith("The best interval is 330 iterations (5.5 min): 93.5% of the time")
     said = " ".join(result.stdout.split("\n\n")[0].split())
     assert (
         "checkfreq with a budget of 3.5% takes one every 143 (2.38 min): 92.5%, as if 166 of 16,384 GPUs" in said
@@ -68,28 +70,28 @@ def test_the_table_has_the_optimum_its_neighbours_and_every_policy(holdfast: Hol
 
 
 def test_what_is_over_the_budget_is_marked(holdfast: Holdfast) -> None:
-    told = holdfast("plan", *LLAMA_3, "--budget", "1%").stdout
-    assert "That is 1.52% overhead, more than the budget of 1%." in told
-    assert table(told)["optimum"][2] == "1.52% !"
+    output = holdfast("plan", *LLAMA_3, "--budget", "1%").stdout
+    assert "Its overhead of 1.52% is over the budget of 1%." in output
+    assert table(output)["optimum"][2] == "1.52% !"
 
 
-def test_an_interval_that_cannot_be_kept_is_said_to_be_longer(holdfast: Holdfast) -> None:
-    told = " ".join(holdfast("plan", *LLAMA_3, "--every", "20").stdout.split())
-    assert "You ask for one every 20 (20 s, in fact 2 min, as writing one takes so long): 92.0%" in told
+def test_an_interval_shorter_than_writing_is_reported_as_longer(holdfast: Holdfast) -> None:
+    output = " ".join(holdfast("plan", *LLAMA_3, "--every", "20").stdout.split())
+    assert "The requested interval is 20 (20 s, actually 2 min, since writing takes longer): 92.0%" in output
 
 
 def test_the_plot_fits_80_plain_columns_and_marks_what_matters(holdfast: Holdfast) -> None:
-    told = holdfast("plan", *LLAMA_3, "--every", "60").stdout
-    assert told.isascii()
-    assert max(map(len, told.splitlines())) <= 80
-    drawn = [line for line in told.splitlines() if "|" in line]
+    output = holdfast("plan", *LLAMA_3, "--every", "60").stdout
+    assert output.isascii()
+    assert max(map(len, output.splitlines())) <= 80
+    drawn = [line for line in output.splitlines() if "|" in line]
     assert len(drawn) == 13
     picture = "\n".join(line.partition("|")[2] for line in drawn)
     assert (picture.count("O"), picture.count("X"), picture.count("+")) == (1, 1, 1)
     assert picture.count(":") >= 10
     assert picture.splitlines()[-1].count("*") < 3  # a curve that leaves the picture does not run along its edge
-    assert "O optimum   X in force   + asked for   : 3.5% budget" in told
-    axis = next(line for line in told.splitlines() if "10 min" in line and "60 min" in line)
+    assert "O optimum   X in force   + requested   : 3.5% budget" in output
+    axis = next(line for line in output.splitlines() if "10 min" in line and "60 min" in line)
     assert axis.index("10 min") < axis.index("20 min") < axis.index("60 min")
     column = next(line.index("O") for line in drawn if "O" in line)
     assert axis.index("5 min") < column < axis.index("10 min")
@@ -108,40 +110,40 @@ def test_the_curve_rises_to_the_optimum_and_falls_after_it(holdfast: Holdfast) -
     assert after == sorted(after)
 
 
-def test_what_was_left_out_is_said_to_be_assumed(holdfast: Holdfast) -> None:
-    told = holdfast("plan", "--parameters", "7B", "--ranks", "64", "--iteration", "800ms").stdout
-    basis = {line[:14].strip(): line[14:] for line in told.rpartition("\n\n")[2].splitlines()}
+def test_options_left_out_are_reported_as_assumed(holdfast: Holdfast) -> None:
+    output = holdfast("plan", "--parameters", "7B", "--ranks", "64", "--iteration", "800ms").stdout
+    basis = {line[:14].strip(): line[14:] for line in output.rpartition("\n\n")[2].splitlines()}
     assert basis["state"].split("  ")[0] == "98 GB"
     assert "7B parameters of 14 bytes" in basis["state"]
     assert basis["iteration"].split()[-1] == basis["ranks"].split()[-1] == "given"
     for name in ("copying", "writing", "cost of one", "failures", "restart", "budget"):
         assert "assumed" in basis[name]
     assert "follows from size and speeds" in basis["durable after"]
-    assert "measured" not in told
+    assert "measured" not in output
 
 
 def test_scripts_get_the_curve_and_what_it_rests_on(holdfast: Holdfast) -> None:
     answer = json.loads(holdfast("plan", *LLAMA_3, "--json").stdout)
-    assert len(answer["outlook"]["curve"]) == 60
-    assert answer["outlook"]["best"]["interval"] == 330
-    assert answer["outlook"]["world_size"] == 16384
-    assert {"name": "failures", "value": "one in 3.09 h", "origin": "given"} in answer["rests_on"]
+    assert len(answer["comparison"]["curve"]) == 60
+    assert answer["comparison"]["best"]["interval"] == 330
+    assert answer["comparison"]["world_size"] == 16384
+    assert {"name": "failures", "value": "one in 3.09 h", "origin": "given"} in answer["inputs"]
     assert "measured" not in json.dumps(answer)
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ([], "say what to plan for"),
-        (["--state", "6GB", "--mtbf", "0"], "mtbf '0' has to be more than 0"),
+        ([], "nothing to plan for"),
+        (["--state", "6GB", "--mtbf", "0"], "mtbf '0' must be greater than 0"),
         (["--state", "6GB", "--mtbf", "-3h"], "mtbf '-3h'"),
         (["--state", "6GB", "--budget", "300"], "outside 0.01% to 100%"),
         (["--state", "6GB", "--budget", "-1"], "outside 0.01% to 100%"),
         (["--state", "6"], "'6' is not a size"),
-        (["--state", "0GB"], "more than 0"),
-        (["--state", "6GB", "--parameters", "7B"], "give one of them"),
-        (["--parameters", "405B"], "5.67 TB a rank, more than any has: give --ranks"),
-        (["--state", "6GB", "--iteration", "0s"], "--iteration '0s' has to be more than 0"),
+        (["--state", "0GB"], "greater than 0"),
+        (["--state", "6GB", "--parameters", "7B"], "use one of them"),
+        (["--parameters", "405B"], "5.67 TB a rank, more than any machine has: give --ranks"),
+        (["--state", "6GB", "--iteration", "0s"], "--iteration '0s' must be greater than 0"),
         (["--state", "6GB", "--write-bandwidth", "0MB/s"], "--write-bandwidth"),
         (["--state", "6GB", "--copy-bandwidth", "fast"], "is not a speed"),
         (["--state", "6GB", "--every", "0"], "interval '0' is outside"),
@@ -163,18 +165,18 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 
 
 def test_a_fixed_interval_is_the_one_in_force(holdfast: Holdfast) -> None:
-    told = holdfast("plan", "--state", "6.5GB", "--policy", "fixed", "--every", "500").stdout
-    assert "fixed takes one every 500" in told.replace("\n", " ")
-    assert "You ask for" not in told
-    assert "fixed: " not in told, "nothing decides in its place"
-    rows = table(told)
+    output = holdfast("plan", "--state", "6.5GB", "--policy", "fixed", "--every", "500").stdout
+    assert "fixed takes one every 500" in output.replace("\n", " ")
+    assert "requested" not in output
+    assert "fixed: " not in output, "nothing decides in its place"
+    rows = table(output)
     assert rows["fixed"][0] == rows["in force"][0] == "500"
 
 
 def test_where_no_interval_helps_it_says_so(holdfast: Holdfast) -> None:
-    told = holdfast("plan", "--stall", "10h", "--mtbf", "1h").stdout
-    assert told.startswith("No interval helps: with a failure every 60 min")
-    assert "is best" not in told
+    output = holdfast("plan", "--stall", "10h", "--mtbf", "1h").stdout
+    assert output.startswith("No interval helps: with a failure every 60 min")
+    assert "best interval is" not in output
 
 
 def test_a_running_job_is_planned_from_what_was_measured_of_it(holdfast: Holdfast, server: FakeServer) -> None:
@@ -185,8 +187,8 @@ def test_a_running_job_is_planned_from_what_was_measured_of_it(holdfast: Holdfas
     path, _, query = request[1].partition("?")
     assert path == "/api/v1/jobs/gpt/plan"
     assert set(query.split("&")) == {"budget=0.02", "every=400", "mtbf=43200.0", "ranks=16"}
-    assert "In force, set by hand, is one every 20 (5 s)" in result.stdout
-    assert "the usual rate, corrected by 3 failures in 250 h; 90% between" in result.stdout
+    assert "The interval in force, set by hand, is 20 (5 s)" in result.stdout
+    assert "published rate corrected by 3 failures in 250 h; 90% between" in result.stdout
     assert table(result.stdout)["every 400"][0] == "400"
 
 
@@ -194,22 +196,22 @@ def test_a_job_that_is_still_being_measured_has_no_plan(holdfast: Holdfast) -> N
     result = holdfast("plan", "--job", "gpt")
     assert (result.exit_code, result.stderr) == (
         1,
-        "holdfast: nothing to plan with yet: nothing is measured yet\n",
+        "holdfast: no plan yet: nothing is measured yet\n",
     )
-    assert holdfast("plan", "--job", "nobody").exit_code == 1
+    assert holdfast("plan", "--job", "unknown").exit_code == 1
 
 
 def test_planning_needs_neither_torch_nor_a_web_stack() -> None:
     asked = "import sys, holdfast.commands.plan; print({'torch', 'numpy', 'fastapi'} & set(sys.modules))"
-    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == "set()"
+    output = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "set()"
 
 
 def test_simulated_runs_come_near_what_the_formula_says(holdfast: Holdfast) -> None:
     arguments = ["plan", "--ranks", "64", "--mtbf", "3h", "--stall", "5s", "--lag", "1min", "--restart", "5min"]
-    told = json.loads(holdfast(*arguments, "--simulate", "--json").stdout)
-    formula = {each["name"]: each["effective"] for each in told["outlook"]["policies"]}
-    simulated = {each["policy"]: each for each in told["simulated"]}
+    output = json.loads(holdfast(*arguments, "--simulate", "--json").stdout)
+    formula = {each["name"]: each["ettr"] for each in output["comparison"]["policies"]}
+    simulated = {each["policy"]: each for each in output["simulated"]}
     assert {"checkfreq", "goodput", "young-daly"} <= simulated.keys()
     for name, each in simulated.items():
         assert each["ettr_low"] <= each["ettr"] <= each["ettr_high"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.commands.plan_inputs import INTERFERENCE, Typed, premises_of
+from holdfast.commands.plan_inputs import INTERFERENCE, PlanOptions, plan_inputs
 from holdfast.pacing import Profile
 
 SLOW = {"state": "64GB", "copy_bandwidth": "8GB/s", "write_bandwidth": "1GB/s", "iteration": "2s"}
 
 
 def profile_of(**given: str | int) -> Profile:
-    return premises_of(Typed(**given))[0]  # type: ignore[arg-type]
+    return plan_inputs(PlanOptions(**given))[0]  # type: ignore[arg-type]
 
 
 def test_ranks_share_the_state_and_copy_and_write_it_at_once() -> None:

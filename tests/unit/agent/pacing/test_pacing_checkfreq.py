@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.pacing import MAX_INTERVAL, History, Plan, Profile, Settings, policies
+from holdfast.pacing import MAX_INTERVAL, FailureHistory, IntervalPlan, PacingSettings, Profile, policies
+from holdfast.pacing.interval_cost import predicted_stall
 
 PAPER = Profile(
     iteration_seconds=1.0,
@@ -38,8 +39,8 @@ profiles = st.builds(
 budgets = st.floats(min_value=1e-4, max_value=1.0)
 
 
-def checkfreq(profile: Profile, budget: float = 0.05) -> Plan:
-    return policies["checkfreq"](profile, Settings(budget=budget), History())
+def checkfreq(profile: Profile, budget: float = 0.05) -> IntervalPlan:
+    return policies["checkfreq"](profile, PacingSettings(budget=budget), FailureHistory())
 
 
 def interval(profile: Profile, budget: float = 0.05) -> int:
@@ -50,23 +51,25 @@ def interval(profile: Profile, budget: float = 0.05) -> int:
 
 def test_a_cheap_copy_within_device_memory_leaves_the_pipeline_as_the_limit() -> None:
     plan = checkfreq(PAPER)
-    assert (plan.interval, plan.mode) == (5, "gpu")
+    assert (plan.interval, predicted_stall(PAPER)) == (5, ("gpu", pytest.approx(0.05)))
     assert plan.cost_seconds == pytest.approx(0.05)
 
 
 def test_without_room_on_the_device_the_budget_is_the_limit() -> None:
-    plan = checkfreq(replace(PAPER, memory_total_bytes=10))
-    assert (plan.interval, plan.mode) == (20, "cpu")
+    full = replace(PAPER, memory_total_bytes=10)
+    plan = checkfreq(full)
+    assert (plan.interval, predicted_stall(full)[0]) == (20, "cpu")
     assert plan.overhead == pytest.approx(0.05)
 
 
 def test_room_for_less_than_the_checkpoint_is_no_room() -> None:
-    assert checkfreq(replace(PAPER, checkpoint_bytes=10, memory_total_bytes=20)).mode == "cpu"
+    assert predicted_stall(replace(PAPER, checkpoint_bytes=10, memory_total_bytes=20))[0] == "cpu"
 
 
 def test_a_copy_hidden_by_the_next_iteration_costs_nothing() -> None:
-    plan = checkfreq(replace(PAPER, snapshot_seconds=0.5))
-    assert (plan.interval, plan.mode, plan.cost_seconds) == (4, "cpu", 0.0)
+    hidden = replace(PAPER, snapshot_seconds=0.5)
+    plan = checkfreq(hidden)
+    assert (plan.interval, plan.cost_seconds, predicted_stall(hidden)) == (4, 0.0, ("cpu", 0.0))
 
 
 def test_free_and_instant_checkpoints_are_taken_every_iteration() -> None:
@@ -127,9 +130,9 @@ def test_a_checkpoint_is_durable_before_the_next_one_starts(profile: Profile, bu
     assert until_next >= busy * (1 - 1e-9) or plan.interval == MAX_INTERVAL
 
 
-@given(profiles, budgets)
-def test_device_memory_is_used_only_where_the_checkpoint_fits(profile: Profile, budget: float) -> None:
-    if checkfreq(profile, budget).mode == "gpu":
+@given(profiles)
+def test_device_memory_is_used_only_where_the_checkpoint_fits(profile: Profile) -> None:
+    if predicted_stall(profile)[0] == "gpu":
         assert profile.memory_total_bytes - profile.memory_used_bytes > profile.checkpoint_bytes
 
 
@@ -147,6 +150,6 @@ def test_device_memory_is_used_only_where_the_checkpoint_fits(profile: Profile, 
     st.integers(1, MAX_INTERVAL) | st.none(),
 )
 def test_no_measurement_is_odd_enough_to_raise(profile: Profile, policy: str, every: int | None) -> None:
-    plan = policies[policy](profile, Settings(policy=policy, every=every), History())
+    plan = policies[policy](profile, PacingSettings(policy=policy, every=every), FailureHistory())
     assert plan.interval is None or plan.interval >= 1
     assert plan.reason

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from benchmarks.pacing.paced import Job
-from holdfast.pacing import Controller, Settings
+from benchmarks.pacing.paced import PacedJob
+from holdfast.pacing import Controller, PacingSettings
 from holdfast.pacing.failures import JobHistory
 
 HOUR = 3600.0
@@ -15,8 +15,8 @@ HOUR = 3600.0
 
 def job(policy, **settings):
     """Iterations of 10 s; a checkpoint costs 0.5 s."""
-    controller = Controller(Settings(policy=policy, **settings), world_size=1)
-    return Job(controller, compute_seconds=10.0, stall_seconds=0.5, interference=0.0)
+    controller = Controller(PacingSettings(policy=policy, **settings), world_size=1)
+    return PacedJob(controller, compute_seconds=10.0, stall_seconds=0.5, interference=0.0)
 
 
 def test_running_time_and_failures_go_on_from_attempt_to_attempt():
@@ -55,7 +55,7 @@ def test_a_clock_that_jumps_is_no_running_time(seconds):
 def test_more_failures_make_checkpoints_more_frequent():
     simulated = job("goodput").run(300)
     before = simulated.interval
-    simulated.controller.life.failed(100)
+    simulated.controller.job_history.failed(100)
     simulated.run_intervals(2)
     assert simulated.interval < before / 2
     assert simulated.plans[-1].interval == simulated.interval
@@ -63,7 +63,7 @@ def test_more_failures_make_checkpoints_more_frequent():
 
 def test_what_is_measured_is_known_with_its_spread():
     noise = random.Random(1)
-    simulated = Job(Controller(Settings()), noise=lambda: noise.gauss(1, 0.1)).run(600)
+    simulated = PacedJob(Controller(PacingSettings()), noise=lambda: noise.gauss(1, 0.1)).run(600)
     spread = simulated.controller.spread
     assert spread["iteration_seconds"] == pytest.approx(0.067, rel=0.5)  # of a normal distribution
     assert set(spread) == {"iteration_seconds", "update_seconds", "snapshot_seconds", "persist_seconds"}
@@ -73,7 +73,7 @@ def test_what_is_measured_is_known_with_its_spread():
 def test_years_without_a_failure_make_them_rarer():
     simulated = job("goodput").run(300)
     before = simulated.interval
-    simulated.controller.life.trained(30 * 86400.0)
+    simulated.controller.job_history.trained(30 * 86400.0)
     simulated.run_intervals(2)
     assert simulated.interval > before
 
@@ -81,7 +81,7 @@ def test_years_without_a_failure_make_them_rarer():
 def test_checkfreq_does_not_look_at_failures():
     simulated = job("checkfreq").run(300)
     before = simulated.interval
-    simulated.controller.life.failed(100)
+    simulated.controller.job_history.failed(100)
     simulated.run_intervals(4)
     assert simulated.interval == before
 
@@ -97,17 +97,17 @@ def test_the_budget_is_a_ceiling_for_every_policy():
 
 
 def test_as_many_under_way_as_there_are_slots() -> None:
-    controller = Controller(Settings(budget=0.1), slots=3)
-    simulated = Job(controller, compute_seconds=1.0, persist_seconds=30.0, stall_seconds=0.01)
+    controller = Controller(PacingSettings(budget=0.1), max_in_flight=3)
+    simulated = PacedJob(controller, compute_seconds=1.0, persist_seconds=30.0, stall_seconds=0.01)
     simulated.run(900)
-    assert controller.in_flight == 3
+    assert controller.max_in_flight == 3
     assert simulated.interval == pytest.approx(31 / 3, abs=1)
 
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_a_disk_that_recovers_has_its_interval_back_with_any_number_of_slots(slots: int) -> None:
-    controller = Controller(Settings(budget=0.1), slots=slots)
-    simulated = Job(controller, compute_seconds=1.0, persist_seconds=50.0, stall_seconds=0.01)
+    controller = Controller(PacingSettings(budget=0.1), max_in_flight=slots)
+    simulated = PacedJob(controller, compute_seconds=1.0, persist_seconds=50.0, stall_seconds=0.01)
     simulated.run(900)
     slow = simulated.interval
     simulated.persist_seconds = 5.0

@@ -9,10 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.pacing import History, Plan, Profile, Settings, planner
-from holdfast.pacing.failures import Failures
+from holdfast.pacing import FailureHistory, IntervalPlan, PacingSettings, Profile, planner
+from holdfast.pacing.failures import FailureEstimate
 from holdfast.pacing.planner import policy_names
-from holdfast.pacing.what_if import Choice, Frame, Outlook, at_world_size, outlook
+from holdfast.pacing.what_if import (
+    IntervalComparison,
+    IntervalForecast,
+    PlotGeometry,
+    at_world_size,
+    compare_intervals,
+)
 
 GPUS = 16_384
 LLAMA_3 = 54 * 86400 / 419
@@ -31,15 +37,15 @@ def look(
     budget: float = 0.035,
     iteration_seconds: float = FINE,
     world_size: int = GPUS,
-    **asked: object,
-) -> Outlook:
+    **requested: object,
+) -> IntervalComparison:
     profile = Profile(iteration_seconds=iteration_seconds, persist_seconds=lag_seconds, cost_seconds=cost_seconds)
-    failures = Failures(world_size=world_size, mean_seconds=mtbf_seconds)
-    history = History(failures=failures, restart_seconds=restart_seconds)
-    return outlook(profile, Settings(budget=budget), history, **asked)  # type: ignore[arg-type]
+    failures = FailureEstimate(world_size=world_size, mean_seconds=mtbf_seconds)
+    history = FailureHistory(failures=failures, restart_seconds=restart_seconds)
+    return compare_intervals(profile, PacingSettings(budget=budget), history, **requested)  # type: ignore[arg-type]
 
 
-def of_policy(found: Outlook, name: str) -> Choice:
+def of_policy(found: IntervalComparison, name: str) -> IntervalForecast:
     (choice,) = (each for each in found.policies if each.name == name)
     return choice
 
@@ -66,40 +72,40 @@ def test_the_best_interval_of_16384_gpus_is_the_published_one(
 ) -> None:
     best = look(mtbf, cost, restart, lag).best
     # theirs were searched for on a grid
-    assert best.kept_seconds == pytest.approx(seconds, rel=0.01)
-    assert best.effective is not None
-    assert best.effective * 100 == pytest.approx(percent, abs=0.06)
-    assert best.gpu_hours_a_day == 0
+    assert best.achieved_seconds == pytest.approx(seconds, rel=0.01)
+    assert best.ettr is not None
+    assert best.ettr * 100 == pytest.approx(percent, abs=0.06)
+    assert best.wasted_gpu_hours_per_day == 0
 
 
 def test_the_best_interval_is_exact() -> None:
-    assert look(LLAMA_3, 5, 300, 120).best.kept_seconds == pytest.approx(330.4, abs=0.05)
+    assert look(LLAMA_3, 5, 300, 120).best.achieved_seconds == pytest.approx(330.4, abs=0.05)
 
 
 @pytest.mark.parametrize(("mtbf", "percent"), [(LLAMA_3, 88.5), (RSC_1, 81.2), (RSC_2, 92.7)])
 def test_half_an_hour_between_checkpoints_of_5_seconds(mtbf: float, percent: float) -> None:
-    (choice,) = look(mtbf, 5, 300, 120, iteration_seconds=1, asked=[1800]).asked
-    assert choice.effective is not None
-    assert choice.effective * 100 == pytest.approx(percent, abs=0.06)
+    (choice,) = look(mtbf, 5, 300, 120, iteration_seconds=1, requested=[1800]).requested
+    assert choice.ettr is not None
+    assert choice.ettr * 100 == pytest.approx(percent, abs=0.06)
 
 
 @pytest.mark.parametrize(("budget", "seconds", "gpus"), [(0.035, 143, 167), (0.10, 50, 1002), (0.02, 250, 18)])
 def test_a_budget_that_is_spent_in_full_wastes_gpus(budget: float, seconds: float, gpus: float) -> None:
     # R and L only count together, and without L no pipeline keeps an interval long
     spent = of_policy(look(LLAMA_3, 5, 420, budget=budget), "checkfreq")
-    assert spent.kept_seconds == pytest.approx(seconds, abs=0.5)
-    assert spent.idle_gpus == pytest.approx(gpus, abs=1)
-    assert spent.gpu_hours_a_day == pytest.approx(24 * gpus, abs=24)
+    assert spent.achieved_seconds == pytest.approx(seconds, abs=0.5)
+    assert spent.wasted_gpus == pytest.approx(gpus, abs=1)
+    assert spent.wasted_gpu_hours_per_day == pytest.approx(24 * gpus, abs=24)
     assert spent.overhead == pytest.approx(budget, rel=1e-3)
 
 
 def test_half_and_twice_the_best_interval_cost_next_to_nothing() -> None:
     found = look(LLAMA_3, 5, 300, 120)
-    best = found.best.effective
+    best = found.best.ettr
     assert best is not None
-    for choice in found.around:
-        assert choice.effective is not None
-        assert 1 - choice.effective / best == pytest.approx(0.007, abs=0.001)
+    for choice in found.neighbors:
+        assert choice.ettr is not None
+        assert 1 - choice.ettr / best == pytest.approx(0.007, abs=0.001)
 
 
 def test_goodput_is_the_optimum_while_the_budget_allows_it_and_stays_in_the_budget_where_not() -> None:
@@ -109,45 +115,44 @@ def test_goodput_is_the_optimum_while_the_budget_allows_it_and_stays_in_the_budg
     assert tight.best.within_budget is False
     chosen = of_policy(tight, "goodput")
     assert chosen.within_budget is True
-    assert chosen.gpu_hours_a_day is not None
-    assert chosen.gpu_hours_a_day > 1000
+    assert chosen.wasted_gpu_hours_per_day is not None
+    assert chosen.wasted_gpu_hours_per_day > 1000
 
 
 def test_what_is_in_force_has_a_price_against_the_best() -> None:
-    found = look(LLAMA_3, 5, 300, 120, iteration_seconds=1, present=1800)
-    assert found.present is not None
-    assert found.best.effective is not None
-    assert found.present.effective is not None
-    behind = found.best.effective - found.present.effective
-    assert found.present.gpu_hours_a_day == pytest.approx(behind * GPUS * 24)
-    assert look(LLAMA_3, 5, 300, 120, present=None).present is None
+    found = look(LLAMA_3, 5, 300, 120, iteration_seconds=1, current=1800)
+    assert found.current is not None
+    assert found.best.ettr is not None
+    assert found.current.ettr is not None
+    behind = found.best.ettr - found.current.ettr
+    assert found.current.wasted_gpu_hours_per_day == pytest.approx(behind * GPUS * 24)
+    assert look(LLAMA_3, 5, 300, 120, current=None).current is None
 
 
 def test_the_work_at_risk_is_priced_in_gpu_hours_and_has_a_probability() -> None:
-    found = look(LLAMA_3, 5, 300, 120, iteration_seconds=1, present=200)
-    held = found.present
+    found = look(LLAMA_3, 5, 300, 120, iteration_seconds=1, current=200)
+    held = found.current
     assert held is not None
     a_step = 1 + 5 / 200
     assert held.exposure_iterations == 320
-    assert held.lost_seconds == pytest.approx((100 + 120) * a_step)
-    assert held.lost_gpu_hours == pytest.approx(220 * a_step * GPUS / 3600)
-    assert held.lost_gpu_hours_most == pytest.approx(320 * a_step * GPUS / 3600)
-    failures = Failures(world_size=GPUS, mean_seconds=LLAMA_3)
-    assert held.safe == pytest.approx(failures.none_within(205))
+    assert held.mean_lost_seconds == pytest.approx((100 + 120) * a_step)
+    assert held.mean_lost_gpu_hours == pytest.approx(220 * a_step * GPUS / 3600)
+    failures = FailureEstimate(world_size=GPUS, mean_seconds=LLAMA_3)
+    assert held.survival_probability == pytest.approx(failures.survival_probability(205))
 
 
 def test_an_interval_that_writing_cannot_keep_is_judged_by_the_one_that_comes_of_it() -> None:
-    found = look(LLAMA_3, 5, 300, 120, iteration_seconds=1, asked=[50])
-    (choice,) = found.asked
+    found = look(LLAMA_3, 5, 300, 120, iteration_seconds=1, requested=[50])
+    (choice,) = found.requested
     assert choice.interval_seconds == 50
-    assert choice.kept_seconds == 150  # durable 115 s after the next would be due: the third multiple
+    assert choice.achieved_seconds == 150  # durable 115 s after the next would be due: the third multiple
     assert choice.overhead == pytest.approx(5 / 150)
     assert found.shortest_seconds == 115
 
 
 def test_the_best_interval_is_never_one_that_cannot_be_kept() -> None:
     found = look(600.0, 0.01, 60, 300, iteration_seconds=1)
-    assert found.best.kept_seconds == found.best.interval_seconds == found.shortest_seconds
+    assert found.best.achieved_seconds == found.best.interval_seconds == found.shortest_seconds
 
 
 def test_every_policy_is_asked_and_says_who_decides_in_its_place() -> None:
@@ -159,12 +164,12 @@ def test_every_policy_is_asked_and_says_who_decides_in_its_place() -> None:
 
 
 def test_a_policy_that_plans_none_keeps_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(profile: Profile, settings: Settings, history: History) -> Plan:
-        return Plan(interval=None, policy="checkfreq", reason="it has seen enough")
+    def never(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
+        return IntervalPlan(interval=None, policy="checkfreq", reason="it has seen enough")
 
     monkeypatch.setitem(planner.policies, "checkfreq", never)
     choice = of_policy(look(LLAMA_3, 5, 300), "checkfreq")
-    assert (choice.interval, choice.effective, choice.reason) == (None, None, "it has seen enough")
+    assert (choice.interval, choice.ettr, choice.reason) == (None, None, "it has seen enough")
 
 
 def test_the_curve_has_its_highest_point_where_the_optimum_is() -> None:
@@ -172,26 +177,26 @@ def test_the_curve_has_its_highest_point_where_the_optimum_is() -> None:
     assert len(found.curve) == 60
     steps = [other.interval_seconds / one.interval_seconds for one, other in pairwise(found.curve)]
     assert max(steps) == pytest.approx(min(steps))
-    highest = max(found.curve, key=lambda point: point.effective)
-    assert found.best.effective is not None
-    assert found.best.kept_seconds is not None
-    assert highest.effective <= found.best.effective
-    assert highest.interval_seconds == pytest.approx(found.best.kept_seconds, rel=0.1)
+    highest = max(found.curve, key=lambda point: point.ettr)
+    assert found.best.ettr is not None
+    assert found.best.achieved_seconds is not None
+    assert highest.ettr <= found.best.ettr
+    assert highest.interval_seconds == pytest.approx(found.best.achieved_seconds, rel=0.1)
 
 
 def test_the_curve_reaches_what_is_marked_on_it() -> None:
-    found = look(LLAMA_3, 5, 300, 120, iteration_seconds=1, present=40_000)
+    found = look(LLAMA_3, 5, 300, 120, iteration_seconds=1, current=40_000)
     assert found.curve[0].interval_seconds == pytest.approx(115)
     assert found.curve[-1].interval_seconds >= 40_000
 
 
 def test_without_an_iteration_time_there_is_no_outlook() -> None:
     with pytest.raises(ValueError, match="iteration"):
-        outlook(Profile(iteration_seconds=math.nan), Settings())
+        compare_intervals(Profile(iteration_seconds=math.nan), PacingSettings())
 
 
 def test_what_was_seen_of_failures_goes_with_the_job_to_more_gpus() -> None:
-    seen = Failures(world_size=8, count=4, exposure_seconds=1e6)
+    seen = FailureEstimate(world_size=8, count=4, exposure_seconds=1e6)
     there = at_world_size(seen, 8192)
     hardware = (8192 / 50_000 + 1 / 200) / (8 / 50_000 + 1 / 200)
     assert there.world_size == 8192
@@ -210,50 +215,50 @@ times = st.floats(0, 1e5, **finite)  # type: ignore[arg-type]
     lag=times,
     mtbf=st.floats(1e-6, 1e9),
     budget=st.floats(0.0001, 1),
-    present=st.integers(1, 10**9),
+    current=st.integers(1, 10**9),
 )
 def test_whatever_the_figures_nothing_beats_the_best_and_no_price_is_odd(
-    iteration: float, cost: float, lag: float, mtbf: float, budget: float, present: int
+    iteration: float, cost: float, lag: float, mtbf: float, budget: float, current: int
 ) -> None:
-    found = look(mtbf, cost, 60, lag, budget=budget, iteration_seconds=iteration, present=present)
-    assert found.best.effective is not None
-    assert found.present is not None
-    for choice in (found.present, *found.around, *found.policies):
+    found = look(mtbf, cost, 60, lag, budget=budget, iteration_seconds=iteration, current=current)
+    assert found.best.ettr is not None
+    assert found.current is not None
+    for choice in (found.current, *found.neighbors, *found.policies):
         if choice.interval is None:
             continue
-        assert choice.effective is not None
-        assert choice.gpu_hours_a_day is not None
-        assert 0 <= choice.effective <= found.best.effective * (1 + 1e-6) + 1e-12
-        assert 0 <= choice.gpu_hours_a_day <= GPUS * 24
+        assert choice.ettr is not None
+        assert choice.wasted_gpu_hours_per_day is not None
+        assert 0 <= choice.ettr <= found.best.ettr * (1 + 1e-6) + 1e-12
+        assert 0 <= choice.wasted_gpu_hours_per_day <= GPUS * 24
     places = [point.interval_seconds for point in found.curve]
     assert places == sorted(places)
-    assert all(math.isfinite(point.effective) and math.isfinite(point.interval_seconds) for point in found.curve)
+    assert all(math.isfinite(point.ettr) and math.isfinite(point.interval_seconds) for point in found.curve)
 
 
 # The picture that the terminal and the page draw
 
 
 @pytest.fixture
-def drawn() -> Outlook:
+def drawn() -> IntervalComparison:
     profile = Profile(iteration_seconds=1, persist_seconds=120, cost_seconds=5)
-    history = History(failures=Failures(world_size=16_384, mean_seconds=11_124), restart_seconds=300)
-    return outlook(profile, Settings(), history, present=2000)
+    history = FailureHistory(failures=FailureEstimate(world_size=16_384, mean_seconds=11_124), restart_seconds=300)
+    return compare_intervals(profile, PacingSettings(), history, current=2000)
 
 
-def test_the_frame_is_logarithmic_in_time_and_holds_every_choice(drawn: Outlook) -> None:
-    frame = Frame(drawn)
+def test_the_frame_is_logarithmic_in_time_and_holds_every_choice(drawn: IntervalComparison) -> None:
+    frame = PlotGeometry(drawn)
     middle = (frame.low * frame.high) ** 0.5
     assert [frame.x(frame.low / 2), frame.x(middle), frame.x(frame.high * 2)] == [0, pytest.approx(0.5), 1]
-    for choice in (drawn.best, drawn.present, *drawn.around, *drawn.policies):
+    for choice in (drawn.best, drawn.current, *drawn.neighbors, *drawn.policies):
         assert choice is not None
-        assert choice.effective is not None
-        assert 0 <= frame.y(choice.effective) <= 1
+        assert choice.ettr is not None
+        assert 0 <= frame.y(choice.ettr) <= 1
     assert frame.y(0.0) < 0
 
 
 @pytest.mark.parametrize("most", [2, 3, 5, 8])
-def test_the_scales_have_round_figures_and_not_too_many(drawn: Outlook, most: int) -> None:
-    frame = Frame(drawn)
+def test_the_scales_have_round_figures_and_not_too_many(drawn: IntervalComparison, most: int) -> None:
+    frame = PlotGeometry(drawn)
     times, shares = frame.times(most), frame.shares(most)
     assert 1 <= len(times) <= most
     assert times == sorted(times)
@@ -265,6 +270,6 @@ def test_the_scales_have_round_figures_and_not_too_many(drawn: Outlook, most: in
 
 
 def test_a_curve_that_is_flat_looks_flat() -> None:
-    calm = outlook(Profile(iteration_seconds=1, cost_seconds=1e-6), Settings(), History())
-    frame = Frame(calm)
+    calm = compare_intervals(Profile(iteration_seconds=1, cost_seconds=1e-6), PacingSettings(), FailureHistory())
+    frame = PlotGeometry(calm)
     assert frame.top - frame.bottom >= 0.0099

@@ -9,25 +9,35 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from holdfast.config import Config
-from holdfast.pacing import History, Plan, Profile, Settings, parse_policy, plan, planner, policies, policy_names
+from holdfast.pacing import (
+    FailureHistory,
+    IntervalPlan,
+    PacingSettings,
+    Profile,
+    parse_policy,
+    plan,
+    planner,
+    policies,
+    policy_names,
+)
 from tests.support.pacing_profiles import MEASURED
 
 Install = Callable[..., None]
 
 
-def tidal(profile: Profile, settings: Settings, history: History) -> Plan:
-    return Plan(interval=77, reason="at high tide")
+def tidal(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
+    return IntervalPlan(interval=77, reason="at high tide")
 
 
-def stormy(profile: Profile, settings: Settings, history: History) -> Plan:
+def stormy(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
     raise RuntimeError("a wave")
 
 
-def ebbing(profile: Profile, settings: Settings, history: History) -> Plan:
-    return Plan(interval=0)
+def ebbing(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
+    return IntervalPlan(interval=0)
 
 
-def silent(profile: Profile, settings: Settings, history: History) -> None:
+def silent(profile: Profile, settings: PacingSettings, history: FailureHistory) -> None:
     return None
 
 
@@ -59,7 +69,7 @@ def here(name: str) -> str:
 
 def test_a_policy_of_others_is_found_and_followed(install: Install) -> None:
     install(Tidal=here("tidal"))
-    made = plan(MEASURED, Settings(policy="tidal"))
+    made = plan(MEASURED, PacingSettings(policy="tidal"))
     assert (made.interval, made.policy, made.reason) == (77, "tidal", "at high tide")
     assert parse_policy(" Tidal ") == "tidal"
     assert policy_names() == sorted([*policies, "tidal"])
@@ -73,13 +83,13 @@ def test_a_session_takes_it_from_the_environment(install: Install, monkeypatch: 
 
 def test_ours_keep_their_names(install: Install) -> None:
     install(checkfreq=here("tidal"))
-    assert plan(MEASURED, Settings()).interval == 20
+    assert plan(MEASURED, PacingSettings()).interval == 20
     assert policy_names() == sorted(policies)
 
 
 def test_nothing_is_looked_for_while_ours_are_asked_for(install: Install) -> None:
     install(broken="no_such_package.anywhere:policy")
-    assert plan(MEASURED, Settings(policy="goodput")).policy == "goodput"
+    assert plan(MEASURED, PacingSettings(policy="goodput")).policy == "goodput"
     assert planner.installed.cache_info().currsize == 0
 
 
@@ -88,14 +98,14 @@ def test_nothing_is_looked_for_while_ours_are_asked_for(install: Install) -> Non
     [
         ("no_such_package.anywhere:policy", "cannot be loaded: ModuleNotFoundError: No module named"),
         (here("no_such_name"), "cannot be loaded: AttributeError"),
-        (here("NOT_A_POLICY"), "is no function"),
+        (here("NOT_A_POLICY"), "is not a function"),
     ],
 )
 def test_one_that_cannot_be_loaded_is_refused_and_never_stops_a_plan(
     install: Install, value: str, why: str
 ) -> None:
     install(broken=value)
-    made = plan(MEASURED, Settings(policy="broken"))
+    made = plan(MEASURED, PacingSettings(policy="broken"))
     assert (made.interval, made.policy) == (20, "checkfreq")
     assert "policy 'broken' of" in made.reason
     assert why in made.reason
@@ -107,14 +117,14 @@ def test_one_that_cannot_be_loaded_is_refused_and_never_stops_a_plan(
     ("name", "why"),
     [
         ("stormy", "policy 'other' failed: RuntimeError: a wave; checkfreq decides: "),
-        ("ebbing", "policy 'other' made no plan that can be kept; checkfreq decides: "),
-        ("silent", "policy 'other' made no plan that can be kept; checkfreq decides: "),
+        ("ebbing", "policy 'other' returned no valid plan; checkfreq decides: "),
+        ("silent", "policy 'other' returned no valid plan; checkfreq decides: "),
     ],
 )
 def test_one_that_fails_or_makes_no_plan_is_replaced(install: Install, name: str, why: str) -> None:
     install(other=here(name))
-    made = plan(MEASURED, Settings(policy="other"))
-    assert made == replace(plan(MEASURED, Settings()), reason=made.reason)
+    made = plan(MEASURED, PacingSettings(policy="other"))
+    assert made == replace(plan(MEASURED, PacingSettings()), reason=made.reason)
     assert made.reason.startswith(why)
 
 

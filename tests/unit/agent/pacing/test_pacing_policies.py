@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.pacing import MAX_INTERVAL, Failures, History, Plan, Profile, Settings, plan, policies
+from holdfast.pacing import (
+    MAX_INTERVAL,
+    FailureEstimate,
+    FailureHistory,
+    IntervalPlan,
+    PacingSettings,
+    Profile,
+    plan,
+    policies,
+)
 from holdfast.pacing.interval_cost import budget_interval, exposure_iterations, pipeline_interval
 from tests.support.pacing_profiles import (
     MEASURED,
@@ -22,25 +31,25 @@ from tests.support.pacing_profiles import (
 )
 
 CEILED = sorted(set(policies) - {"fixed"})
-STATED = Settings(mtbf_seconds=3600.0)
+STATED = PacingSettings(mtbf_seconds=3600.0)
 
 
 @given(odd_profiles, odd_settings, odd_histories, st.sampled_from(sorted(policies)))
 def test_no_figures_are_odd_enough_to_raise(
-    profile: Profile, settings: Settings, history: History, name: str
+    profile: Profile, settings: PacingSettings, history: FailureHistory, name: str
 ) -> None:
     made = plan(profile, replace(settings, policy=name), history)
     assert made.interval is None or 1 <= made.interval <= MAX_INTERVAL
     assert made.reason
-    assert made.effective is None or 0 <= made.effective <= 1
+    assert made.ettr is None or 0 <= made.ettr <= 1
 
 
 @pytest.mark.parametrize("name", sorted(policies))
 def test_a_job_of_which_nothing_is_known_has_a_plan_and_its_worth(name: str) -> None:
-    made = plan(MEASURED, Settings(policy=name))
+    made = plan(MEASURED, PacingSettings(policy=name))
     assert made.interval is not None
-    assert made.effective is not None
-    assert 0.9 < made.effective < 1
+    assert made.ettr is not None
+    assert 0.9 < made.ettr < 1
 
 
 @pytest.mark.parametrize("name", CEILED)
@@ -101,14 +110,13 @@ def test_more_in_flight_never_makes_checkpoints_rarer(profile: Profile, name: st
     assert one.interval is not None
     assert four.interval is not None
     assert four.interval <= one.interval
-    assert (one.in_flight, four.in_flight) == (1, 4)
 
 
 def test_with_two_in_flight_the_next_one_starts_after_half_of_a_write() -> None:
     """One is durable after 10 s and its stall is free time for it too."""
     profile = Profile(iteration_seconds=1.0, snapshot_seconds=2.0, persist_seconds=8.0, cost_seconds=0.0)
-    assert plan(profile, Settings(budget=1.0)).interval == 10
-    assert plan(replace(profile, in_flight=2), Settings(budget=1.0)).interval == 5
+    assert plan(profile, PacingSettings(budget=1.0)).interval == 10
+    assert plan(replace(profile, in_flight=2), PacingSettings(budget=1.0)).interval == 5
     assert exposure_iterations(replace(profile, in_flight=2), 5) == 15
     assert exposure_iterations(profile, 5) == 20
 
@@ -116,14 +124,14 @@ def test_with_two_in_flight_the_next_one_starts_after_half_of_a_write() -> None:
 def test_the_worth_of_an_interval_counts_what_becomes_of_it() -> None:
     """Writing takes ten iterations: checkpoints ordered every seven start every fourteen."""
     profile = Profile(iteration_seconds=1.0, persist_seconds=10.0, cost_seconds=0.0)
-    seven, fourteen = (plan(profile, Settings(every=every, mtbf_seconds=1000.0)) for every in (7, 14))
-    assert seven.effective == fourteen.effective
-    assert seven.effective == pytest.approx(14e-3 / ((1 + 70e-3) * math.expm1(14e-3)))
+    seven, fourteen = (plan(profile, PacingSettings(every=every, mtbf_seconds=1000.0)) for every in (7, 14))
+    assert seven.ettr == fourteen.ettr
+    assert seven.ettr == pytest.approx(14e-3 / ((1 + 70e-3) * math.expm1(14e-3)))
 
 
 def test_a_time_between_failures_that_somebody_set_wins_over_the_published_one() -> None:
-    history = History(failures=Failures(world_size=16_384))
-    rare, often = (plan(MEASURED, Settings(mtbf_seconds=mtbf), history).effective for mtbf in (1e6, 1e3))
+    history = FailureHistory(failures=FailureEstimate(world_size=16_384))
+    rare, often = (plan(MEASURED, PacingSettings(mtbf_seconds=mtbf), history).ettr for mtbf in (1e6, 1e3))
     assert rare is not None
     assert often is not None
     assert rare > 0.96 > 0.93 > often
@@ -131,15 +139,15 @@ def test_a_time_between_failures_that_somebody_set_wins_over_the_published_one()
 
 @given(odd_numbers)
 def test_an_odd_restart_time_counts_nothing(seconds: float) -> None:
-    made = plan(MEASURED, Settings(), History(restart_seconds=seconds))
-    instant = plan(MEASURED, Settings(), History(restart_seconds=0.0))
-    assert made.effective is not None
-    assert instant.effective is not None
-    assert made.effective <= instant.effective
+    made = plan(MEASURED, PacingSettings(), FailureHistory(restart_seconds=seconds))
+    instant = plan(MEASURED, PacingSettings(), FailureHistory(restart_seconds=0.0))
+    assert made.ettr is not None
+    assert instant.ettr is not None
+    assert made.ettr <= instant.ettr
 
 
 def test_every_policy_is_offered_under_the_name_its_plans_carry() -> None:
     for name, policy in policies.items():
-        made = policy(MEASURED, Settings(policy=name, every=3, mtbf_seconds=3600.0), History())
+        made = policy(MEASURED, PacingSettings(policy=name, every=3, mtbf_seconds=3600.0), FailureHistory())
         assert made.policy == name
-        assert isinstance(made, Plan)
+        assert isinstance(made, IntervalPlan)

@@ -33,7 +33,7 @@ def test_a_time_out_of_range_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "0s", "0h"])
 def test_a_time_that_has_to_be_more_than_0_is(text: str) -> None:
-    with pytest.raises(ValueError, match="more than 0"):
+    with pytest.raises(ValueError, match="greater than 0"):
         parse_positive_seconds(text, "mtbf")
 
 
@@ -55,7 +55,7 @@ def test_a_speed_is_a_size_a_second() -> None:
     assert parse_speed("2GB/s", "x") == parse_speed("2 GB / s", "x") == parse_speed("2GB", "x") == 2e9
     with pytest.raises(ValueError, match="'2 Gbit/s' is not a speed"):
         parse_speed("2 Gbit/s", "--write-bandwidth")
-    with pytest.raises(ValueError, match="more than 0"):
+    with pytest.raises(ValueError, match="greater than 0"):
         parse_speed("0MB/s", "--write-bandwidth")
 
 
@@ -63,5 +63,5 @@ def test_parameters_are_counted_in_thousands_millions_and_billions() -> None:
     assert [parse_count(text, "x") for text in ("124M", "7B", "1.5T", "70 b", "1000", "2k")] == [
         124e6, 7e9, 1.5e12, 70e9, 1000, 2000,
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="more than 0"):
+    with pytest.raises(ValueError, match="greater than 0"):
         parse_count("0B", "--parameters")

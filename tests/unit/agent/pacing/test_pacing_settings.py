@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from holdfast.pacing import Settings, parse_mtbf
+from holdfast.pacing import PacingSettings, parse_mtbf
 from holdfast.pacing.settings import settings_from_json
 
 
@@ -25,10 +25,10 @@ def test_a_time_between_failures_that_is_none_is_refused_with_the_way_out(typed:
 
 
 def test_settings_come_back_as_they_were_saved() -> None:
-    settings = Settings(budget=0.02, policy="goodput", mtbf_seconds=3600.0)
+    settings = PacingSettings(budget=0.02, policy="goodput", mtbf_seconds=3600.0)
     assert settings_from_json(asdict(settings)) == settings
     assert settings_from_json(None) is None
 
 
 def test_settings_of_a_newer_version_are_read_as_far_as_they_are_known() -> None:
-    assert settings_from_json({"budget": 0.05, "of_tomorrow": 1}) == Settings(budget=0.05)
+    assert settings_from_json({"budget": 0.05, "of_tomorrow": 1}) == PacingSettings(budget=0.05)

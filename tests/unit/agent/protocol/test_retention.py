@@ -62,7 +62,7 @@ def test_rules_are_told_in_one_way() -> None:
         ("every 0", "a whole number of iterations, at least 1"),
         ("last 5, last 6", "says 'last' twice"),
         ("size much", "is not a size: write 6.5GB or 512MiB"),
-        ("size 0GB", "has to be more than 0"),
+        ("size 0GB", "must be greater than 0"),
     ],
 )
 def test_what_is_no_rule_is_refused_with_the_way_out(said: str, why: str) -> None:

@@ -1,10 +1,13 @@
-"""What a session tells its policy, when its checkpoints begin, and what the log says of them."""
+"""What a session passes to its policy, when its checkpoints begin, and how it logs the interval."""
 
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 import holdfast
+from benchmarks.pacing.paced import PacedJob
+from holdfast.pacing import Controller, PacingSettings
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 SAMPLES, BATCH, EPOCHS = 20, 4, 3
 
@@ -52,13 +55,32 @@ def test_the_log_says_when_checkpoints_are_taken_and_why(tmp_path, caplog):
         train(model, optimizer, session, iterations=2)
         session.every(7)
         session.every(20)
-    told = [(record.levelname, record.message) for record in caplog.records if "interval: every" in record.message]
-    assert told == [
+    logged = [
+        (record.levelname, record.message) for record in caplog.records if "interval: every" in record.message
+    ]
+    assert logged == [
         ("INFO", "job: checkpoint interval: every 5 iterations (policy fixed)"),
         ("DEBUG", "job: checkpoint interval: every 7 iterations (policy fixed)"),
         ("INFO", "job: checkpoint interval: every 20 iterations (policy fixed)"),
     ]
     assert "job: checkpoint interval: set to every 5 iterations; cost not known yet" in caplog.messages
+
+
+def test_the_log_says_once_what_an_overhead_over_the_budget_waits_for(caplog):
+    caplog.set_level("INFO", "holdfast")
+    simulated = PacedJob(Controller(PacingSettings(budget=0.035)), stall_seconds=1.0).run(400)
+    reporter = Reporter("job", TrainingPosition())
+    reporter.pace(simulated.controller, changed=True)
+    simulated.stall_seconds *= 1.5
+    while not simulated.controller.plan.pending:
+        simulated.step()
+    reporter.pace(simulated.controller, changed=True)
+    reporter.pace(simulated.controller, changed=True)
+    [_, message] = caplog.messages
+    assert message.startswith(
+        "job: checkpoint interval: every 29 iterations (policy checkfreq, predicted overhead"
+    )
+    assert "over the budget: the interval grows if the next 2 intervals are over the budget too)" in message
 
 
 def first_of(store, *, trained_seconds):

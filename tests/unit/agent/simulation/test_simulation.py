@@ -9,12 +9,22 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given, settings, strategies
 
-from holdfast.pacing import Failures, History, Plan, Profile, Settings, policies
-from holdfast.simulation import Job, Knowledge, Outcome, PoissonFailures, certain, compare_policies, simulate
-from holdfast.simulation.run import _Run
+from holdfast.pacing import FailureEstimate, FailureHistory, IntervalPlan, PacingSettings, Profile, policies
+from holdfast.simulation import (
+    FailureKnowledge,
+    PoissonFailures,
+    SimulatedJob,
+    SimulationOutcome,
+    certain,
+    compare_policies,
+    simulate,
+)
+from holdfast.simulation.run import _Simulation
 
-SMALL = Job(total_iterations=10, iteration_seconds=10.0, cost_seconds=1.0, lag_seconds=3.0, restart_seconds=5.0)
-LARGE = Job(
+SMALL = SimulatedJob(
+    total_iterations=10, iteration_seconds=10.0, cost_seconds=1.0, lag_seconds=3.0, restart_seconds=5.0
+)
+LARGE = SimulatedJob(
     total_iterations=54 * 86400 // 5,
     iteration_seconds=5.0,
     cost_seconds=5.0,
@@ -41,13 +51,13 @@ class ListedFailures:
         del self._at[0]
 
 
-def every(job: Job, k: int, *failures: float, until: float = math.inf) -> Outcome:
+def every(job: SimulatedJob, k: int, *failures: float, until: float = math.inf) -> SimulationOutcome:
     return simulate(
-        job, policies["fixed"], Settings(every=k), failures=ListedFailures(failures), until_seconds=until
+        job, policies["fixed"], PacingSettings(every=k), failures=ListedFailures(failures), until_seconds=until
     )
 
 
-def parts(outcome: Outcome) -> float:
+def parts(outcome: SimulationOutcome) -> float:
     return outcome.useful_seconds + outcome.stall_seconds + outcome.lost_seconds + outcome.restart_seconds
 
 
@@ -84,18 +94,20 @@ def test_two_failures_come_out_as_by_hand():
 )
 @settings(max_examples=200, deadline=None)
 def test_the_parts_are_all_of_the_wall_time(seed, interval, cost, lag, until):
-    job = Job(
+    job = SimulatedJob(
         total_iterations=100, iteration_seconds=7.0, cost_seconds=cost, lag_seconds=lag, restart_seconds=20.0
     )
     failures = PoissonFailures(8.0, seed=seed)
-    outcome = simulate(job, policies["fixed"], Settings(every=interval), failures=failures, until_seconds=until)
+    outcome = simulate(
+        job, policies["fixed"], PacingSettings(every=interval), failures=failures, until_seconds=until
+    )
     assert parts(outcome) == pytest.approx(outcome.wall_seconds, rel=1e-9)
     assert outcome.wall_seconds <= until
     assert min(outcome.useful_seconds, outcome.lost_seconds) >= 0
 
 
 def test_the_same_seed_is_the_same_run():
-    def run(seed: int) -> Outcome:
+    def run(seed: int) -> SimulationOutcome:
         failures = PoissonFailures(AN_HOUR, seed=seed)
         return simulate(LARGE, policies["goodput"], failures=failures, until_seconds=86400.0)
 
@@ -109,7 +121,7 @@ def test_more_failures_leave_less_of_the_time():
             simulate(
                 replace(LARGE, total_iterations=50_000),
                 policies["fixed"],
-                Settings(every=60),
+                PacingSettings(every=60),
                 failures=PoissonFailures(per_hour, seed=seed),
                 replan_seconds=math.inf,
             )
@@ -134,14 +146,14 @@ def test_a_job_killed_for_good_ends_there():
 
 
 def test_a_policy_learns_of_failures():
-    histories: list[History] = []
+    histories: list[FailureHistory] = []
 
-    def policy(profile: Profile, wanted: Settings, history: History) -> Plan:
+    def policy(profile: Profile, wanted: PacingSettings, history: FailureHistory) -> IntervalPlan:
         histories.append(history)
-        return Plan(interval=20)
+        return IntervalPlan(interval=20)
 
     job = replace(SMALL, total_iterations=2000)
-    knowledge = Knowledge(failures=Failures(mean_seconds=1e5))
+    knowledge = FailureKnowledge(failures=FailureEstimate(mean_seconds=1e5))
     simulate(job, policy, failures=ListedFailures((9000.0,)), knowledge=knowledge)
     assert histories[0].failures.rate == pytest.approx(1e-5)
     assert [each.failures.count > 0 for each in histories] == sorted(each.failures.count > 0 for each in histories)
@@ -162,7 +174,7 @@ def test_a_large_job_is_a_few_events_for_each_failure_and_each_plan():
             return super().seconds_left(now)
 
     failures = Counting(AN_HOUR, seed=2)
-    knowledge = Knowledge(failures=Failures(mean_seconds=3.09 * 3600))
+    knowledge = FailureKnowledge(failures=FailureEstimate(mean_seconds=3.09 * 3600))
     outcome = simulate(LARGE, policies["goodput"], failures=failures, knowledge=knowledge, replan_seconds=3600.0)
     assert outcome.failures > 350
     hours = outcome.wall_seconds / 3600
@@ -178,54 +190,56 @@ def test_a_large_job_is_a_few_events_for_each_failure_and_each_plan():
 )
 @settings(max_examples=200, deadline=None)
 def test_intervals_in_which_nothing_happens_may_be_skipped(seed, interval, lag, replan, until):
-    job = Job(
+    job = SimulatedJob(
         total_iterations=1500, iteration_seconds=7.0, cost_seconds=1.5, lag_seconds=lag, restart_seconds=20.0
     )
-    asked: list[list[History]] = []
+    asked: list[list[FailureHistory]] = []
 
-    def run() -> Outcome:
+    def run() -> SimulationOutcome:
         asked.append([])
 
-        def policy(profile: Profile, wanted: Settings, history: History) -> Plan:
+        def policy(profile: Profile, wanted: PacingSettings, history: FailureHistory) -> IntervalPlan:
             asked[-1].append(history)
-            return Plan(interval=interval)
+            return IntervalPlan(interval=interval)
 
         failures = PoissonFailures(1.5, seed=seed)
         return simulate(job, policy, failures=failures, replan_seconds=replan, until_seconds=until)
 
     quick = run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Run, "_skip_quiet_intervals", lambda run, stop: None)
+        patch.setattr(_Simulation, "_skip_quiet_intervals", lambda run, stop: None)
         slow = run()
-    for each in fields(Outcome):
+    for each in fields(SimulationOutcome):
         assert getattr(quick, each.name) == pytest.approx(getattr(slow, each.name)), each.name
     assert len(asked[0]) == len(asked[1])
 
 
 def test_all_policies_meet_the_same_failures():
     profile = Profile(iteration_seconds=10.0, cost_seconds=1.0, persist_seconds=3.0)
-    history = History(failures=Failures(mean_seconds=7200.0))
-    rows = compare_policies(profile, Settings(), history, seeds=range(4))
+    history = FailureHistory(failures=FailureEstimate(mean_seconds=7200.0))
+    rows = compare_policies(profile, PacingSettings(), history, seeds=range(4))
     assert [row.policy for row in rows] == sorted(policies.keys() - {"fixed"})
     assert all(row.runs == 4 and row.ettr_low <= row.ettr <= row.ettr_high for row in rows)
-    assert compare_policies(profile, Settings(), history, seeds=range(4)) == rows
-    [one, *_] = compare_policies(profile, Settings(), history, seeds=[2])
+    assert compare_policies(profile, PacingSettings(), history, seeds=range(4)) == rows
+    [one, *_] = compare_policies(profile, PacingSettings(), history, seeds=[2])
     assert one.ettr_low == one.ettr == one.ettr_high
 
 
 def test_a_planned_job_comes_out_as_its_plan_says():
     profile = Profile(iteration_seconds=5.0, cost_seconds=5.0, snapshot_seconds=5.0, persist_seconds=120.0)
-    history = History(failures=Failures(world_size=16_384, mean_seconds=3.09 * 3600), restart_seconds=300.0)
-    found = {row.policy: row.ettr for row in compare_policies(profile, Settings(), history, seeds=range(4))}
+    history = FailureHistory(
+        failures=FailureEstimate(world_size=16_384, mean_seconds=3.09 * 3600), restart_seconds=300.0
+    )
+    found = {row.policy: row.ettr for row in compare_policies(profile, PacingSettings(), history, seeds=range(4))}
     for name in ("checkfreq", "goodput", "young-daly"):
-        predicted = policies[name](profile, Settings(), history).effective
+        predicted = policies[name](profile, PacingSettings(), history).ettr
         assert found[name] == pytest.approx(predicted, abs=0.02)
     assert found["goodput"] > found["checkfreq"]
 
 
 def test_nothing_is_simulated_without_the_time_of_an_iteration():
-    with pytest.raises(ValueError, match="time of an iteration"):
-        compare_policies(Profile(iteration_seconds=math.nan), Settings(), History())
+    with pytest.raises(ValueError, match="iteration time"):
+        compare_policies(Profile(iteration_seconds=math.nan), PacingSettings(), FailureHistory())
 
 
 @pytest.mark.parametrize(

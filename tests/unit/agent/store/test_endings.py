@@ -20,7 +20,7 @@ def counted(store):
     *_, session = session_of(store)
     try:
         session.resume()
-        return session._controller.life.history.failures.count
+        return session._controller.job_history.history.failures.count
     finally:
         session._close("SIGKILL")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.pacing import History, Profile, Settings
-from holdfast.pacing.failures import Failures
-from holdfast.pacing.what_if import outlook
+from holdfast.pacing import FailureHistory, PacingSettings, Profile
+from holdfast.pacing.failures import FailureEstimate
+from holdfast.pacing.what_if import compare_intervals
 from holdfast.protocol.messages import AttemptFinished, Paced
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -45,24 +45,24 @@ def next_attempt(agent: Any, clock: Any, *, previous_exit: str | None = None, it
     return following
 
 
-def plan(client: Any, **asked: object) -> dict[str, Any]:
-    reply = client.get(f"{JOB}/plan", params=asked)
+def plan(client: Any, **requested: object) -> dict[str, Any]:
+    reply = client.get(f"{JOB}/plan", params=requested)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
 def test_a_job_is_weighed_by_its_own_figures(job, client):
     answer = plan(client)
-    expected = outlook(
+    expected = compare_intervals(
         Profile(**PROFILE),
-        Settings(budget=0.035),
-        History(failures=Failures(world_size=8).after(30), restart_seconds=60),
-        present=20,
+        PacingSettings(budget=0.035),
+        FailureHistory(failures=FailureEstimate(world_size=8).after(30), restart_seconds=60),
+        current=20,
     )
-    found = answer["outlook"]
+    found = answer["comparison"]
     assert found["best"]["interval"] == expected.best.interval
-    assert found["present"]["interval"] == 20
-    assert found["present"]["gpu_hours_a_day"] == pytest.approx(expected.present.gpu_hours_a_day)
+    assert found["current"]["interval"] == 20
+    assert found["current"]["wasted_gpu_hours_per_day"] == pytest.approx(expected.current.wasted_gpu_hours_per_day)
     assert found["mtbf_seconds"] == pytest.approx(expected.mtbf_seconds)
     assert len(found["curve"]) == 60
     assert (found["world_size"], found["lag_seconds"]) == (8, pytest.approx(0.45))
@@ -74,17 +74,17 @@ def test_a_job_is_weighed_by_its_own_figures(job, client):
 
 def test_what_is_asked_takes_the_place_of_what_is(job, client):
     answer = plan(client, budget="2%", every="500", mtbf="3h", ranks="16384", restart="5min")
-    found = answer["outlook"]
+    found = answer["comparison"]
     assert (found["budget"], found["world_size"], found["restart_seconds"]) == (0.02, 16384, 300)
     assert found["mtbf_seconds"] == pytest.approx(3 * 3600)
-    assert [each["interval"] for each in found["asked"]] == [500]
-    assert found["present"]["interval"] == 20
+    assert [each["interval"] for each in found["requested"]] == [500]
+    assert found["current"]["interval"] == 20
     assert set(answer["origins"].values()) == {"stated"}
-    assert plan(client, budget="0.02")["outlook"]["budget"] == 0.02
+    assert plan(client, budget="0.02")["comparison"]["budget"] == 0.02
 
 
 def test_more_ranks_fail_more_often_than_was_seen_on_few(job, client):
-    few, many = plan(client)["outlook"], plan(client, ranks="800")["outlook"]
+    few, many = plan(client)["comparison"], plan(client, ranks="800")["comparison"]
     assert many["mtbf_seconds"] < few["mtbf_seconds"] / 3
 
 
@@ -95,7 +95,7 @@ def test_more_ranks_fail_more_often_than_was_seen_on_few(job, client):
         ("budget", "lots", "not a number"),
         ("every", "0", "outside"),
         ("every", "1e99", "whole number"),
-        ("mtbf", "0", "more than 0"),
+        ("mtbf", "0", "greater than 0"),
         ("mtbf", "-3h", "outside"),
         ("mtbf", "weekly", "not a time"),
         ("ranks", "0", "from 1 to"),
@@ -116,22 +116,22 @@ def test_what_cannot_be_is_refused_by_the_name_of_its_field(job, client, field, 
 def test_a_job_that_was_not_measured_yet_says_so(agent, client):
     agent.start()
     answer = plan(client)
-    assert (answer["outlook"], answer["why_none"]) == (None, "the job is still measuring its iterations")
+    assert (answer["comparison"], answer["why_none"]) == (None, "the job is still measuring its iterations")
 
 
 def test_a_profile_without_a_time_gives_no_plan(agent, client):
     agent.start()
     agent.train(5, pace(agent, iteration_seconds=0.0))
-    assert plan(client)["outlook"] is None
+    assert plan(client)["comparison"] is None
 
 
 def test_a_job_whose_checkpoints_are_paused_has_nothing_in_force(job, client):
     job.train(1, pace(job, interval=None))
-    assert plan(client)["outlook"]["present"] is None
+    assert plan(client)["comparison"]["current"] is None
 
 
 def test_an_unknown_job_is_not_found(client):
-    reply = client.get("/api/v1/jobs/nobody/plan")
+    reply = client.get("/api/v1/jobs/unknown/plan")
     assert (reply.status_code, reply.json()["error"]) == (404, "unknown_job")
 
 
@@ -141,11 +141,11 @@ def test_an_attempt_that_died_without_a_word_is_a_failure(job, client, clock):
     assert answer["failures"] == 1
     assert answer["running_seconds"] == pytest.approx(30 + 10)
     assert answer["origins"]["mtbf_seconds"] == "estimated"
-    known = Failures(world_size=8).after(30, failures=1).after(10)
-    assert answer["outlook"]["mtbf_seconds"] == pytest.approx(1 / known.rate)
-    low, high = known.interval()
-    assert answer["outlook"]["mtbf_low_seconds"] == pytest.approx(1 / high)
-    assert answer["outlook"]["mtbf_high_seconds"] == pytest.approx(1 / low)
+    known = FailureEstimate(world_size=8).after(30, failures=1).after(10)
+    assert answer["comparison"]["mtbf_seconds"] == pytest.approx(1 / known.rate)
+    low, high = known.credible_interval()
+    assert answer["comparison"]["mtbf_low_seconds"] == pytest.approx(1 / high)
+    assert answer["comparison"]["mtbf_high_seconds"] == pytest.approx(1 / low)
 
 
 @pytest.mark.parametrize(("reason", "failures"), [("RuntimeError", 1), ("finished", 0), ("interrupted", 0)])
@@ -164,7 +164,7 @@ def test_an_attempt_that_was_told_to_go_is_no_failure(job, client, clock, how):
 
 def test_an_attempt_that_runs_or_never_trained_is_no_failure(job, client, clock):
     clock.now += 3600
-    assert plan(client)["failures"] == 0  # silent, and nobody knows why
+    assert plan(client)["failures"] == 0  # silent, for an unknown reason
     stillborn = job.restarted("stillborn")
     stillborn.start(world_size=8)
     ended(stillborn, "OSError")
@@ -177,7 +177,7 @@ def test_coming_back_takes_what_it_took(job, client, clock):
     answer = plan(client)
     assert (answer["restarts"], answer["origins"]["restart_seconds"]) == (1, "measured")
     first_iteration = second.at + 301 * 0.1
-    assert answer["outlook"]["restart_seconds"] == pytest.approx(first_iteration - (job.at + 30))
+    assert answer["comparison"]["restart_seconds"] == pytest.approx(first_iteration - (job.at + 30))
 
 
 def test_an_interval_set_by_hand_is_told_as_such(job, client):
@@ -192,22 +192,22 @@ def test_the_plan_is_in_the_api_s_description(client):
     answer = operation["responses"]["200"]["content"]["application/json"]["schema"]
     assert answer == {"$ref": "#/components/schemas/JobPlan"}
     fields = document["components"]["schemas"]
-    assert {"curve", "best", "present", "policies"} <= set(fields["Outlook"]["properties"])
-    assert "gpu_hours_a_day" in fields["Choice"]["properties"]
+    assert {"curve", "best", "current", "policies"} <= set(fields["IntervalComparison"]["properties"])
+    assert "wasted_gpu_hours_per_day" in fields["IntervalForecast"]["properties"]
     assert {each["name"] for each in operation["parameters"]} == {
         "job", "budget", "every", "mtbf", "ranks", "restart",
     }  # fmt: skip
-    assert "Choice" in client.get("/docs").text
+    assert "IntervalForecast" in client.get("/docs").text
 
 
 def test_what_the_script_states_is_what_the_page_plans_with(agent, client, clock):
     agent.start(world_size=8)
     clock.now += 30
-    told = pace(agent)
-    told.mtbf_seconds = 7200.0
-    agent.train(300, told)
+    paced = pace(agent)
+    paced.mtbf_seconds = 7200.0
+    agent.train(300, paced)
     answer = plan(client)
-    found = answer["outlook"]
+    found = answer["comparison"]
     assert found["mtbf_seconds"] == pytest.approx(7230, rel=0.001)  # and half a minute without a failure
     assert answer["origins"]["mtbf_seconds"] == "stated"
-    assert plan(client, mtbf="3h")["outlook"]["mtbf_seconds"] == pytest.approx(3 * 3600)
+    assert plan(client, mtbf="3h")["comparison"]["mtbf_seconds"] == pytest.approx(3 * 3600)
