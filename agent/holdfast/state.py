@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import itertools
 import logging
@@ -189,7 +190,11 @@ class Registry:
         """The same of trees that are known to decode: those of this session itself."""
         for keyword, part in self._parts.items():
             if keyword not in trees:
-                raise IncompatibleCheckpoint(f"the checkpoint holds no {keyword!r}; it has {', '.join(trees)}")
+                close = difflib.get_close_matches(keyword, trees.keys() - self._parts.keys(), n=1)
+                hint = f". Did you mean Session({close[0]}=...)?" if close else ""
+                raise IncompatibleCheckpoint(
+                    f"the checkpoint holds no {keyword!r}; it has {', '.join(trees)}{hint}"
+                )
             part.check(trees[keyword], shapes)
         live = Live({}, self._trained())
         for tree in (each for keyword in self.objects for each in trained_in(trees[keyword])):
