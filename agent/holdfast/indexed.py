@@ -1,4 +1,4 @@
-"""Datasets whose samples are asked for by index: in which order, by which rank, and how far that has come."""
+"""Batches of map-style datasets: the order of indices, each rank's share, and the position."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ logger = logging.getLogger("holdfast")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where training stands in its data: what finished iterations have taken of `epoch` (from 0).
+    """Position of training in its data: what finished iterations have taken of `epoch` (from 0).
 
-    In samples, on all ranks together. Where a batch_sampler makes the batches: in batches, on all ranks together.
-    For an iterable dataset: in batches, of this rank.
+    Counted in samples on all ranks together; with a batch_sampler, in batches on all ranks together; for an
+    iterable dataset, in batches of this rank.
     """
 
     epoch: int = 0
     taken: int = 0
     padded: int = 0
-    """Given a second time so far, in all epochs, so that every rank got equally many."""
+    """Samples given twice in all epochs so far, so that every rank got equally many."""
 
 
 class Drawn(Protocol):
@@ -44,22 +44,22 @@ class Drawn(Protocol):
 
 
 class Order(Protocol):
-    """What decides on the order of every epoch."""
+    """Source of the order of every epoch."""
 
     name: str
-    """A position counted in an order of another name means nothing here."""
+    """Kind of the order. A position is valid only for an order of the same name."""
     shards: int
-    """Among how many ranks it shares itself out. Then what is drawn is one rank's part."""
+    """Number of ranks among which the order itself is split; it then gives one rank's part."""
     epochs: Epochs
 
     @property
     def gap(self) -> str | None:
-        """What it cannot promise, in words."""
+        """Guarantees that this order cannot give, as text."""
         ...
 
     @property
     def size(self) -> int | None:
-        """Of an epoch; None where only reading to its end would tell."""
+        """Items per epoch; `None` if unknown in advance."""
         ...
 
     def draw(self, epoch: int) -> Drawn: ...
@@ -68,21 +68,21 @@ class Order(Protocol):
 class Epochs:
     """Calls `set_epoch` of samplers or of a dataset.
 
-    Which epoch such an object is in shows in its attribute `epoch`; what the script has set is left as it is.
+    Their attribute `epoch` shows whether the script has set the epoch, which is then left as it is.
 
     Args:
-        always: also for a loop of the script's own, which with torch's loader would call it itself.
+        always: also call it for the script's own loop, which with torch's loader would call it itself.
     """
 
     def __init__(self, *parts: Any, always: bool = False) -> None:
         self._parts = [part for part in parts if hasattr(part, "set_epoch")]
         self._always = always
         self.in_use: int | None = None
-        """The epoch that the sampler or dataset was in when reading began; None where it does not show."""
+        """Epoch of the sampler or dataset when reading began; `None` if unknown."""
         self._left_at, self._last, self._warned = self._now, 0, False
 
     def begin(self, epoch: int, *, begun: bool, by_hand: bool) -> None:
-        """`begun`: a part of the epoch has been given out, so that its order is fixed."""
+        """Set the epoch. With `begun`, a part of it has been given already, so that its order is fixed."""
         set_by_script = self._now != self._left_at
         if begun and self.in_use is not None:
             self._set(self.in_use)
@@ -92,7 +92,7 @@ class Epochs:
             self._warned = getattr(self._parts[0], "shuffle", None) is True
             if self._warned:
                 logger.warning(
-                    "%s.set_epoch was not called: epoch %d comes in the order of the one before, as with torch's "
+                    "%s.set_epoch was not called: epoch %d has the order of the previous one, as with torch's "
                     "DataLoader; call loader.sampler.set_epoch(epoch) before each epoch",
                     *(type(self._parts[0]).__name__, epoch),
                 )
@@ -109,7 +109,7 @@ class Epochs:
 
 
 class OwnOrder:
-    """Of a dataset's indices: as they are, or shuffled anew each epoch."""
+    """The order of a dataset's indices: sequential, or shuffled in each epoch."""
 
     gap: str | None = None
     shards = 1
@@ -130,7 +130,7 @@ class OwnOrder:
 
 
 class SamplerOrder:
-    """Of somebody else's making: what a sampler, or a batch sampler, gives when it is iterated."""
+    """The order given by a sampler or a batch sampler."""
 
     def __init__(self, source: Iterable[Any], seed: int) -> None:
         self._source, self._seed = source, seed
@@ -147,23 +147,23 @@ class SamplerOrder:
     def gap(self) -> str | None:
         if self.size is None:
             return (
-                f"{self.name} has no len() and is drawn from as training goes: unless its order follows from the "
-                "epoch, samples may come twice or not at all after a resume"
+                f"{self.name} has no len() and is iterated as training goes: unless its order follows from the "
+                "epoch, samples may occur twice or not at all after a resume"
             )
         if any(getattr(part, "generator", None) is not None for part in self._parts):
             return (
-                f"{self.name} draws its order from a generator of its own, which is not checkpointed: "
-                "after a resume samples may come twice or not at all"
+                f"{self.name} has its own generator, which is not checkpointed: after a resume samples may occur "
+                "twice or not at all"
             )
         if self.shards > 1:
             return (
-                f"{self.name} shares samples among {self.shards} ranks by itself: on another number of ranks some "
-                "may come twice or not at all. Without it holdfast.DataLoader shares them, for any number"
+                f"{self.name} splits samples among {self.shards} ranks: with another number of ranks some may "
+                "occur twice or not at all. Without it, holdfast.DataLoader splits them, for any number"
             )
         return None
 
     def draw(self, epoch: int) -> Drawn:
-        """A sampler that draws at random draws the same whenever it draws for this epoch."""
+        """Iterate the sampler with generators seeded from the epoch, so that its order is reproducible."""
         if self.size is None:
             return _Read(self._source)
         with random_state_kept():
@@ -180,7 +180,7 @@ class _Listed:
 
 
 class _Read:
-    """Ends when it ends."""
+    """The order of a sampler without a length."""
 
     size = sys.maxsize
 
@@ -195,9 +195,9 @@ class Indexed:
     """The batches of a map-style dataset, from any position on.
 
     Args:
-        order: of samples; or, with `by_batch`, of batches, each a collection of indices.
-        share: what this rank takes of it.
-        options: for the torch loader, which reads as it is told.
+        order: order of samples; or, with `by_batch`, of batches, each a collection of indices.
+        share: this rank's share of it.
+        options: options for the torch loader, which reads the samples.
     """
 
     def __init__(
@@ -231,18 +231,18 @@ class Indexed:
 
     @property
     def exclusive(self) -> bool:
-        """A new iterator takes over from an open one: persistent workers read for one at a time."""
+        """Whether a new iterator takes over from an open one: persistent workers read for one at a time."""
         return self.loader.persistent_workers
 
     state: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Nothing: all follows from the position."""
+        """Return `None`: everything follows from the position."""
         return self.state
 
     @property
     def extent(self) -> str:
-        """What positions are counted among."""
+        """Number and kind of items that positions count."""
         size = self._order.size
         return f"{'?' if size is None else format(size, ',')} {self._items}"
 
@@ -252,8 +252,8 @@ class Indexed:
         if self._order.gap or size is None or self._share.tail != "pad" or size % ranks == 0:
             return self._order.gap
         return (
-            f"{size:,} {self._items} do not divide among {ranks} ranks: {-size % ranks} come twice in an epoch, "
-            "so that all ranks make equally many iterations; with drop_last=True or tail='short' none does"
+            f"{size:,} {self._items} do not divide evenly among {ranks} ranks: {-size % ranks} occur twice in an "
+            "epoch, so that all ranks run equally many iterations; drop_last=True or tail='short' avoids that"
         )
 
     def __len__(self) -> int:
@@ -262,16 +262,16 @@ class Indexed:
         return self._share.iterations(0, self._order.size)
 
     def left(self, start: Position) -> int:
-        """Batches of this rank from `start` to the end of its epoch; TypeError where that cannot be known."""
+        """Count the batches of this rank from `start` to the end of its epoch; TypeError if unknown."""
         if self._order.size is None:
             return len(self)
         return self._share.iterations(start.taken // self._order.shards, self._order.size)
 
     def batches(self, start: Position) -> Iterator[tuple[Position, Any]]:
-        """Each with the position after it."""
+        """Yield each batch with the position after it."""
         drawn, first = self._order.draw(start.epoch), start.taken // self._order.shards
         items = drawn.at(self._share.places(first, drawn.size))
-        # drawn here, once for all that workers read ahead: meanwhile the loader may be set elsewhere
+        # drawn here once, also for what workers read ahead: the position of the loader may change meanwhile
         remaining = self._indices.remaining = _Ahead(self._keyed(start.epoch, items))
         try:
             for number, batch in enumerate(begun(self.loader), start=1):
@@ -282,10 +282,10 @@ class Indexed:
                 self._indices.remaining = None
 
     def upcoming(self, start: Position, batches: int) -> list[Key | list[Key]]:
-        """The next batches that nobody was told to read yet, as collections of keys; each still comes in its turn.
+        """Return the keys of the next batches that no worker has been given yet, without consuming them.
 
-        Fewer where only a sampler knows what comes after this epoch, and none where it has no length: to ask it
-        would be to draw from it.
+        There are fewer if a sampler decides on the next epoch, and none if it has no length: peeking would draw
+        from it.
         """
         remaining = self._indices.remaining
         found: list[Key | list[Key]] = []
@@ -301,9 +301,9 @@ class Indexed:
     def second_loader(
         self, coming: list[Key | list[Key]], around: Callable[[Seeded], Dataset[Any]], timeout_seconds: float
     ) -> torch.utils.data.DataLoader[Any]:
-        """Reads these as the first loader would, with workers of its own, and touches nothing of the first one."""
+        """Return a loader of these keys with its own workers, independent of the first loader."""
         own = {
-            "generator": torch.Generator(),  # to begin reading draws a number
+            "generator": torch.Generator(),  # a new iterator draws a number
             "persistent_workers": False,
             "pin_memory": False,
             "timeout": timeout_seconds if self.loader.num_workers else 0,
@@ -329,17 +329,17 @@ class Indexed:
 
 
 class _Indices(Sampler[Any]):
-    """What torch's loader draws from: whatever is to come next."""
+    """The sampler of torch's loader: gives the keys of the current iterator."""
 
     remaining: _Ahead | None = None
-    """None between epochs."""
+    """Keys that are left; `None` between epochs."""
 
     def __iter__(self) -> Iterator[Any]:
         return self.remaining or iter(())
 
 
 class _Ahead(Iterator[Any]):
-    """Can be looked at before it is drawn from."""
+    """An iterator whose next items can be peeked at."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items, self._looked_at = items, deque[Any]()
@@ -353,7 +353,7 @@ class _Ahead(Iterator[Any]):
 
 
 def _key(epoch: int, index: Any) -> Key:
-    """With the epoch, since workers that persist learn of it by no other way."""
+    """Add the epoch to an index: persistent workers cannot learn it otherwise."""
     try:
         return epoch, operator.index(index)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Iterable datasets: no index to ask for, only more of the same."""
+"""Batches of iterable datasets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _END = object()
 class Streamed:
     """The batches of an iterable dataset, from any position on.
 
-    A dataset with `state_dict` and `load_state_dict` goes on by itself where it is read in this process. Any
-    other is read again from its start: under the same random numbers, if as many workers read it.
+    A dataset with `state_dict` and `load_state_dict` continues from its state if it is read in this process. Any
+    other is read again from its start, with the same random numbers if the number of workers is the same.
     """
 
     order = "stream"
@@ -38,13 +38,13 @@ class Streamed:
         self.collate_fn = self.loader.collate_fn
         self._first = dataset.state_dict() if self._keeps_state else None
         self._moved = False
-        """The dataset is somewhere within an epoch."""
+        """Whether the dataset is within an epoch."""
         self.state: dict[str, Any] | None = None
-        """What `state_dict` gave, for when `batches` is asked for the position that it belongs to."""
+        """State of the dataset to load when `batches` begins; `None` if there is none."""
 
     @property
     def exclusive(self) -> bool:
-        """A new iterator takes over from an open one: the dataset is in one place, or the workers persist."""
+        """Whether a new iterator takes over from an open one: one dataset has one state; workers persist."""
         return self._keeps_state or self.loader.persistent_workers
 
     @property
@@ -56,28 +56,28 @@ class Streamed:
         name, workers = type(self._dataset).__name__, self.loader.num_workers
         gaps = []
         if not self._keeps_state:
-            gaps.append(f"{name} is read again from its start after a resume, up to where training stood")
+            gaps.append(f"{name} is read again from its start after a resume, up to the position")
         if self._stateful and workers:
-            gaps.append("its own state stays in the workers: num_workers=0 would use it")
+            gaps.append("its state_dict is not used with workers: num_workers=0 would use it")
         if workers and self.loader.persistent_workers:
             gaps.append("random augmentation in persistent workers may differ")
         if self._world_size > 1:
-            gaps.append(f"it must share itself among the {self._world_size} ranks, and stay with that number")
+            gaps.append(f"it must split itself among the {self._world_size} ranks, whose number must not change")
         return "; ".join(gaps) or None
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def left(self, start: Position) -> int:
-        """Batches of this rank from `start` to the end of its epoch; TypeError where that cannot be known."""
+        """Count the batches of this rank from `start` to the end of its epoch; TypeError if unknown."""
         return max(0, len(self) - start.taken)
 
     def batches(self, start: Position) -> Iterator[tuple[Position, Any]]:
-        """Each with the position after it."""
+        """Yield each batch with the position after it."""
         behind = self._set_up(start)
         if self._watched.ended:
             return
-        # or workers would be seeded by how many epochs this process has seen
+        # otherwise the seeds of workers would depend on the number of epochs in this process
         self.loader.generator.manual_seed(hashed(self._seed, "workers", start.epoch) >> 1)
         with random_state_kept():
             seed_all(self._seed, "stream", start.epoch)
@@ -98,7 +98,7 @@ class Streamed:
         return {"own": self._dataset.state_dict(), "ended": self._watched.ended}
 
     def _set_up(self, start: Position) -> int:
-        """Make the dataset ready for `start`; how many batches are behind it then."""
+        """Prepare the dataset for `start`. Return the number of batches that it is past."""
         state, self.state = self.state, None
         self._watched.ended = False
         if not self._keeps_state:
@@ -113,7 +113,7 @@ class Streamed:
 
 
 class _Watched(IterableDataset[Any]):
-    """Knows whether its end was met, as it is while a last batch is filled: some datasets begin again there."""
+    """Records that its end was reached, while the last batch is filled: some datasets begin again there."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self.ended = dataset, False

@@ -82,7 +82,7 @@ def structures(stage, kind):
 
 
 def refusal(stage):
-    """Of a tensor of which the ranks hold addends."""
+    """Of a tensor of which the ranks hold partial sums."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     tensor = DTensor.from_local(torch.ones(4), mesh, [Partial()])
     try:

@@ -168,7 +168,7 @@ def test_a_position_within_an_epoch_of_another_order_is_refused(then, now, messa
 def test_a_dataset_that_has_grown_is_said_so_in_the_middle_of_an_epoch_alone():
     loader = DataLoader(Ledger(12), batch_size=4)
     loader.load_state_dict(within_an_epoch())
-    assert "counted in 10 samples, now there are 12 samples" in loader.gap
+    assert "position is for 10 samples, but there are 12 samples" in loader.gap
     loader.load_state_dict(DataLoader(Ledger(10), batch_size=4).state_dict())
     assert loader.gap is None
 
@@ -524,7 +524,7 @@ def test_a_look_within_a_loop_changes_nothing_of_it(how, keeps, two_epochs, capl
         loader.iteration_ended()
     assert seen == two_epochs[0]
     assert loader.position == Position(epoch=1)
-    assert ("two loops draw from one" in caplog.text) == keeps
+    assert ("two loops use one" in caplog.text) == keeps
 
 
 def test_a_whole_pass_within_a_loop_changes_nothing_of_it(two_epochs):
@@ -594,7 +594,7 @@ def test_what_was_given_is_given_back():
 def test_a_sampler_whose_epoch_the_script_never_sets_gives_one_order_as_in_torch_and_that_is_said_once(caplog):
     loader = over_distributed()
     assert [indices(loader) for _ in range(3)] == [torchs_order(0)] * 3
-    assert caplog.text.count("Distributed.set_epoch was not called: epoch 1 comes in the order") == 1
+    assert caplog.text.count("Distributed.set_epoch was not called: epoch 1 has the order") == 1
     caplog.clear()
     loader = over_distributed(sampler=Distributed(shuffle=False))
     assert indices(loader) == indices(loader)

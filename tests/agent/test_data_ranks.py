@@ -90,7 +90,7 @@ def test_padding_gives_all_ranks_equally_many_and_is_counted_and_told():
     assert [[len(batch) for batch in batches] for batches in found] == [[3, 3]] * 4
     assert sum(len(batch) for batches in found for batch in batches) == 24
     assert {loader.padded for loader in ranks} == {1}
-    assert "23 samples do not divide among 4 ranks: 1 come twice in an epoch" in ranks[0].gap
+    assert "23 samples do not divide evenly among 4 ranks: 1 occur twice in an epoch" in ranks[0].gap
     for loader in ranks:
         indices(loader)
     assert ranks[0].state_dict()["padded"] == 2
@@ -144,7 +144,7 @@ def test_a_sampler_that_shares_by_itself_is_not_shared_again_and_gives_what_it_g
             found.append(indices(ours))
             assert found[-1] == expected
     assert found[0] != found[1] or size == 3
-    assert "DistributedSampler shares samples among 4 ranks by itself" in ours.gap
+    assert "DistributedSampler splits samples among 4 ranks" in ours.gap
 
 
 def test_a_sampler_that_shares_by_itself_goes_on_where_all_ranks_stood():
@@ -197,7 +197,7 @@ def test_ranks_take_the_batches_of_a_batch_sampler_in_turn():
     assert two == [[[0, 1, 2, 3, 4], [10, 11, 12, 13, 14], [20, 21, 22]], [[5, 6, 7, 8, 9], [15, 16, 17, 18, 19]]]
     padded = make(2)
     assert [len(indices(loader)) for loader in padded] == [3, 3]
-    assert "5 batches do not divide among 2 ranks: 1 come twice" in padded[0].gap
+    assert "5 batches do not divide evenly among 2 ranks: 1 occur twice" in padded[0].gap
     first, one = make(2), make(1)[0]
     for loader in first:
         next(iter(loader))

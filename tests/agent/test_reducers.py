@@ -89,8 +89,8 @@ def test_a_communication_hook_that_may_keep_a_state_is_not_called(crowd, static_
     ("what", "why"),
     [
         ("fewer parameters", "it reduces 18 parameters, not the 20 of the checkpoint"),
-        ("larger buckets", "its buckets hold other parameters together: has bucket_cap_mb changed?"),
-        ("called before", "with static_graph it must not have been called before"),
+        ("larger buckets", "its buckets contain other parameters: has bucket_cap_mb changed?"),
+        ("called before", "with static_graph it must not have been called before the resume"),
         ("all delayed", "it has no buckets"),
     ],
 )

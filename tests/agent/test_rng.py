@@ -70,16 +70,6 @@ def test_the_device_that_a_rank_trains_on_goes_on_as_the_one_that_it_had(saved_c
         assert seeds_of(generators) == expected
 
 
-@pytest.mark.parametrize(("current", "expected"), [(0, [10, 11]), (1, [10, 10])])
-def test_without_a_note_the_first_device_was_the_one_in_use(current, expected):
-    with gpus(10, 11, 12, current=2):
-        state = rng_state()
-    del state["cuda_device"]
-    with gpus(90, 91, current=current) as generators:
-        restore_rng(state)
-        assert seeds_of(generators) == expected
-
-
 def test_random_state_of_gpus_is_passed_over_where_there_is_none():
     with gpus(10, 11):
         state = rng_state()

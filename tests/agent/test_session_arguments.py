@@ -56,7 +56,7 @@ def test_objects_under_the_names_of_settings_are_saved_and_come_back(tmp_path):
             r'state=Linear: give names and objects, as in state=\{"policy": policy_net\}',
         ),
         ({"state": {"a.b": net()}}, ValueError, r"state=\{'a\.b': \.\.\.\}: give a name without dots"),
-        ({"state": {"rng": net()}}, ValueError, "this name is taken in checkpoints"),
+        ({"state": {"rng": net()}}, ValueError, "this name is reserved in checkpoints"),
     ],
 )
 def test_what_cannot_have_been_meant_is_refused_by_name(tmp_path, given, error, message):

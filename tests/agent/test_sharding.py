@@ -70,7 +70,7 @@ def test_what_was_captured_once_is_found_again(crowd, kind):
 
 def test_addends_of_a_tensor_are_refused(crowd):
     for said in crowd.run(2, "sharding_work.refusal"):
-        assert "loop.sum: the ranks hold addends of it" in said
+        assert "loop.sum: the ranks hold partial sums of it" in said
         assert "redistribute it" in said
 
 

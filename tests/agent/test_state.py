@@ -377,7 +377,7 @@ def test_parameters_require_gradients_as_they_did(caplog):
     fit(registry, Registry(two))
     expected = {"0.weight": True, "0.bias": False, "1.weight": True, "1.bias": False}
     assert {name: each.requires_grad for name, each in two["model"].named_parameters()} == expected
-    assert "model: requires_grad of 2 parameters (0.weight …) is again as in the checkpoint" in caplog.text
+    assert "model: restored requires_grad of 2 parameters (such as 0.weight) from the checkpoint" in caplog.text
     caplog.clear()
     fit(registry, Registry(one))
     assert "requires_grad" not in caplog.text
@@ -567,7 +567,7 @@ def test_a_teacher_made_under_inference_mode_comes_back():
 @pytest.mark.parametrize("lazy", [torch.nn.LazyLinear, lambda _: torch.nn.LazyBatchNorm1d()])
 def test_a_lazy_module_is_refused_by_its_keyword_before_its_first_batch(lazy):
     model = torch.nn.Sequential(lazy(2))
-    with pytest.raises(TypeError, match=r"Session\(net=\.\.\.\): 0\.\w+ of a lazy module has no values before"):
+    with pytest.raises(TypeError, match=r"Session\(net=\.\.\.\): 0\.\w+ of a lazy module is not initialized"):
         Registry({"net": model})
     model(torch.ones(4, 3))
     Registry({"net": model}).capture({})
@@ -602,7 +602,7 @@ def test_a_value_in_the_place_of_a_schedulers_code_is_damage(name):
         if name == "_is_better" and inner is not tree:
             continue
         inner[name] = 1.5
-        with pytest.raises(DamagedCheckpoint, match=rf"state\.scheduler.*\.{name} is no value of a"):
+        with pytest.raises(DamagedCheckpoint, match=rf"state\.scheduler.*\.{name} is not a value of a"):
             Registry({"scheduler": make()}).check(saved.trees, shapes_of(saved))
 
 
@@ -655,7 +655,7 @@ def test_a_function_with_a_state_in_a_scheduler_comes_back_and_no_code_of_it(kin
     saved = Registry({"scheduler": one}).capture({})
     tree = saved.trees["scheduler"]
     (tree["lr_lambdas"][0] if kind == "lambda" else tree["_scale_fn_custom"])["__call__"] = 1
-    with pytest.raises(DamagedCheckpoint, match="__call__ is no value of a Decay"):
+    with pytest.raises(DamagedCheckpoint, match="__call__ is not a value of a Decay"):
         Registry({"scheduler": two}).check(saved.trees, shapes_of(saved))
 
 
@@ -712,7 +712,7 @@ def test_state_of_a_parameter_in_another_mapping_comes_back_or_is_refused(kind):
         return optimizer
 
     if kind is collections.defaultdict:
-        with pytest.raises(TypeError, match=r"optimizer\.0: a defaultdict would come back as a plain dict"):
+        with pytest.raises(TypeError, match=r"optimizer\.0: a defaultdict would be restored as a plain dict"):
             Registry({"optimizer": made(1)}).capture({})
         return
     one, other = made(1), made(0)

@@ -155,9 +155,13 @@ def test_reading_a_stream_draws_a_base_seed_from_the_training_process_and_no_mor
     [
         (Stream, {}, ["Stream is read again from its start"]),
         (Stream, {"num_workers": 1}, ["Stream is read again from its start"]),
-        (Stateful, {"num_workers": 1}, ["read again", "its own state stays in the workers: num_workers=0 would"]),
+        (
+            Stateful,
+            {"num_workers": 1},
+            ["read again", "its state_dict is not used with workers: num_workers=0 would"],
+        ),
         (Stream, {"num_workers": 1, "persistent_workers": True}, ["read again", "persistent workers may differ"]),
-        (Stateful, {"rank": 0, "world_size": 2}, ["share itself among the 2 ranks"]),
+        (Stateful, {"rank": 0, "world_size": 2}, ["split itself among the 2 ranks"]),
     ],
 )
 def test_what_a_stream_cannot_promise_is_said(kind, options, words):

@@ -57,7 +57,7 @@ def test_tensors_and_arrays_come_back_without_their_graph(caplog):
     Registry({"loop": after}).apply(captured.trees, captured.tensors)
     assert after.hidden[0].tolist() == [2, 2]
     assert after.hidden[0].grad_fn is None
-    assert "loop.hidden.0 has a graph behind it" in caplog.text
+    assert "loop.hidden.0 has a gradient graph" in caplog.text
     assert after.hidden[1] is None
     assert after.array.tolist() == [0, 1, 2]
 
