@@ -153,8 +153,8 @@ def within_an_epoch(**options):
 @pytest.mark.parametrize(
     ("then", "now", "message"),
     [
-        ({"seed": 4}, {"seed": 3}, "seed is 3, but .* counted with seed 4"),
-        ({"shuffle": True}, {}, "order is 'sequential', but .* counted with order 'shuffled'"),
+        ({"seed": 4}, {"seed": 3}, "seed is 3, but .* position is for seed 4"),
+        ({"shuffle": True}, {}, "order is 'sequential', but .* position is for order 'shuffled'"),
         ({"batch_size": 1, "batch_sampler": [[1, 2], [3]]}, {}, "order is 'sequential', but .* 'list'"),
     ],
 )
@@ -214,7 +214,7 @@ def test_torchs_random_samplers_resume_exactly_although_they_know_no_epoch():
     assert epoch(after) == whole[2:]
     assert before.gap is None
     own = RandomSampler(Noisy(), generator=torch.Generator())
-    assert "generator of its own" in DataLoader(Noisy(), sampler=own).gap
+    assert "has its own generator" in DataLoader(Noisy(), sampler=own).gap
 
 
 def test_a_subset_is_seeded_by_sample_like_any_other_set():
@@ -348,7 +348,7 @@ def test_a_sampler_without_an_end_goes_on_and_is_told_to_promise_nothing():
             yield from range(100, 123)
 
     loader = DataLoader(Keys(), batch_size=4, sampler=Endless())
-    assert "Endless has no len() and is drawn from as training goes" in loader.gap
+    assert "Endless has no len() and is iterated as training goes" in loader.gap
     source = iter(loader)
     next(source)
     resumed = DataLoader(Keys(), batch_size=4, sampler=Endless())

@@ -241,5 +241,5 @@ def test_half_a_place_or_one_that_does_not_exist_is_refused(options):
 
 
 def test_another_tail_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"tail='long'\): 'pad' or 'short'"):
+    with pytest.raises(ValueError, match=r"tail='long'\): give 'pad' or 'short'"):
         DataLoader(Ledger(8), tail="long")

@@ -58,8 +58,8 @@ def test_a_value_is_what_it_is(value):
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "x would be restored as dict ('b', 'a'), and is dict ('a', 'b')"),
         ({"a": [1, "b"]}, {"a": [1, "c"]}, "x.a.1 would be restored as str 'c', and is str 'b'"),
         (bytearray(b"a"), b"a", "x would be restored as bytes b'a', and is bytearray b'a'"),
-        (torch.ones(2), torch.ones(2).double(), "back as tensor of float64 (2,), and is tensor of float32 (2,)"),
-        (torch.ones(1), torch.ones(()), "back as tensor of float32 (), and is tensor of float32 (1,)"),
+        (torch.ones(2), torch.ones(2).double(), "restored as tensor of float64 (2,), and is tensor of float32 (2,)"),
+        (torch.ones(1), torch.ones(()), "restored as tensor of float32 (), and is tensor of float32 (1,)"),
         (numpy.float64(1), 1.0, "x would be restored as float 1.0, and is float64 of float64 ()"),
         (collections.deque(maxlen=1), collections.deque(), "and is deque of 0 items, at most 1"),
     ],
@@ -124,8 +124,8 @@ def test_a_checkpoint_that_would_come_back_otherwise_is_reported_and_not_listed(
     assert open_store(tmp_path).checkpoints("m") == []
     (notice,) = [each for each in notices_of(caplog) if "could not be loaded" in each]
     assert notice == (
-        "m: a checkpoint of this state could not be loaded: loop.pair would be restored as list of 2 items, and is "
-        "tuple of 2 items; training goes on"
+        "m: a checkpoint of this state could not be loaded: loop.pair would be restored as list of 2 items, and "
+        "is tuple of 2 items; training goes on"
     )
     monkeypatch.undo()
     run(tmp_path, backend=backend)

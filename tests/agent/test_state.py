@@ -193,7 +193,7 @@ def test_a_generator_of_another_kind_is_refused():
     with pytest.raises(IncompatibleCheckpoint, match=r"noise: random\.Random here, torch\.Generator on cpu"):
         Registry({"noise": random.Random()}).check(saved.trees, shapes_of(saved))
     saved = Registry({"noise": Variables()}).capture({})
-    with pytest.raises(IncompatibleCheckpoint, match=r"noise: random\.Random here, something else in the"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"noise: random\.Random here, another kind of object in the"):
         Registry({"noise": random.Random()}).check(saved.trees, shapes_of(saved))
 
 
@@ -238,7 +238,7 @@ def test_a_model_that_changed_is_refused_by_the_tensor_that_differs():
         Registry({"model": torch.nn.Linear(9, 2)}).check(saved.trees, shapes)
     with pytest.raises(IncompatibleCheckpoint, match="holds no 'ema'; it has model"):
         Registry({"ema": torch.nn.Linear(8, 2)}).check(saved.trees, shapes)
-    with pytest.raises(IncompatibleCheckpoint, match="differ in 1 entries, 'bias'"):
+    with pytest.raises(IncompatibleCheckpoint, match="differ in 1 entries, such as 'bias'"):
         Registry({"model": torch.nn.Linear(8, 2, bias=False)}).check(saved.trees, shapes)
 
 
@@ -258,14 +258,14 @@ def test_another_dtype_another_buffer_and_other_groups_are_refused():
     with pytest.raises(IncompatibleCheckpoint, match=r"model\.scratch: \(3,\)"):
         Registry({"model": model}).check(saved.trees, shapes_of(saved))
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-    with pytest.raises(IncompatibleCheckpoint, match=r"optimizer: .* of \[2, 1\] parameters here, of \[2\]"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"optimizer: \[2, 1\] parameters by group here, \[2\]"):
         Registry({"optimizer": optimizer}).check(saved.trees, shapes_of(saved))
 
 
 def test_another_kind_of_optimizer_is_refused_and_one_with_a_new_setting_is_not():
     model = torch.nn.Linear(8, 2)
     saved = Registry({"optimizer": torch.optim.Adam(model.parameters())}).capture({})
-    with pytest.raises(IncompatibleCheckpoint, match=r"optimizer: this SGD has dampening, .* had amsgrad, betas"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"optimizer: this SGD has dampening, .* has amsgrad, betas"):
         Registry({"optimizer": torch.optim.SGD(model.parameters())}).check(saved.trees, shapes_of(saved))
     newer = torch.optim.Adam(model.parameters())
     newer.param_groups[0]["since_next_torch"] = True
@@ -310,7 +310,7 @@ def test_a_module_with_extra_state_is_its_own_match():
 
 @pytest.mark.parametrize("keyword", ["rng", "session", "gradients"])
 def test_a_keyword_that_checkpoints_use_themselves_is_refused(keyword):
-    with pytest.raises(ValueError, match=rf"Session\({keyword}=\.\.\.\): this name is taken"):
+    with pytest.raises(ValueError, match=rf"Session\({keyword}=\.\.\.\): this name is reserved"):
         Registry({keyword: Variables()})
 
 
@@ -461,7 +461,7 @@ def test_a_crafted_name_in_variables_is_damage():
     saved = Registry({"loop": Variables(x=1)}).capture({})
     for name in ("_declared", "load_state_dict", "__class__"):
         saved.trees["loop"] = {name: 1}
-        with pytest.raises(DamagedCheckpoint, match=f"Variables can have no value '{name}'"):
+        with pytest.raises(DamagedCheckpoint, match=f"invalid name '{name}' of a variable"):
             Registry({"loop": Variables()}).check(saved.trees, shapes_of(saved))
 
 
@@ -531,7 +531,7 @@ def test_a_buffer_whose_elements_share_memory_comes_back():
 
 def test_a_buffer_that_torch_can_save_and_not_load_is_refused_at_the_start():
     with pytest.raises(
-        TypeError, match=r"model\.table: torch cannot load .* expanded tensor, .*register its clone"
+        TypeError, match=r"model\.table: torch cannot load .* expanded tensor, .*Register its clone"
     ):
         Registry({"model": Buffered(persistent=True)}).capture({})
 

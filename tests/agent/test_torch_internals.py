@@ -142,7 +142,7 @@ def test_a_checkpoint_is_copied_where_it_cannot_be_told_what_loading_runs(lackin
 def test_buckets_that_cannot_be_known_are_said_to_be_so(lacking):
     lacking(torch_internals.DDP_BUCKETS, torch_internals.DDP_PARAMETERS)
     ddp = DistributedDataParallel.__new__(DistributedDataParallel)
-    assert "does not tell" in torch_internals.obstacle_to_buckets(ddp)
+    assert "lacks the buckets" in torch_internals.obstacle_to_buckets(ddp)
     assert torch_internals.kept_the_same(ddp) == []
 
 

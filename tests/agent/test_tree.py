@@ -207,7 +207,7 @@ def test_a_view_into_a_far_larger_tensor_comes_back_without_the_gaps_and_says_so
     found = there_and_back({"x": column})["x"]
     assert torch.equal(found, column)
     assert found.is_contiguous()
-    assert "value.x is a view of a far larger tensor" in caplog.text
+    assert "value.x is a view of a much larger tensor" in caplog.text
 
 
 @pytest.mark.parametrize(

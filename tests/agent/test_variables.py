@@ -81,7 +81,7 @@ def test_a_value_that_cannot_be_saved_is_named_and_training_goes_on(tmp_path, ca
 
 @pytest.mark.parametrize("name", ["state_dict", "load_state_dict", "_declared"])
 def test_a_name_that_it_needs_itself_is_refused(name):
-    with pytest.raises(ValueError, match="give the value another"):
+    with pytest.raises(ValueError, match="this name is reserved"):
         holdfast.Variables(**{name: 1})
 
 
