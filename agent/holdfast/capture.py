@@ -41,7 +41,7 @@ class ModuleWatch:
         self._dicts = list(contents_of(module))
 
     @staticmethod
-    def vouches_for(module: nn.Module) -> bool:
+    def can_watch(module: nn.Module) -> bool:
         return all(map(has_plain_state_dict, module.modules()))
 
     def leaves(self) -> list[Any]:
@@ -53,7 +53,7 @@ class OptimizerWatch:
         self._optimizer = optimizer
 
     @staticmethod
-    def vouches_for(optimizer: torch.optim.Optimizer) -> bool:
+    def can_watch(optimizer: torch.optim.Optimizer) -> bool:
         if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
             return False
         if state_dict_hooks(optimizer):
@@ -89,7 +89,7 @@ class OptimizerWatch:
         return marshal.dumps(groups, 2) if _is_simple(groups) else None
 
 
-class Watched:
+class WatchedState:
     """Several objects with their parts at a full capture."""
 
     def __init__(self, watches: Iterable[Watch]) -> None:
@@ -100,7 +100,7 @@ class Watched:
         self._sharded = [tensor for tensor in self._tensors if is_sharded(tensor)]
         self._tensors = [tensor for tensor in self._tensors if not is_sharded(tensor)]
         self._places = self._all_places()
-        self.steady = all(type(tensor) in PLAIN for tensor in self._tensors)
+        self.is_watchable = all(type(tensor) in PLAIN for tensor in self._tensors)
         """All tensors have their memory at `data_ptr`, so that a change of address shows."""
 
     def unchanged(self) -> bool:
@@ -124,9 +124,9 @@ class Watched:
 def watch_of(item: object) -> ModuleWatch | OptimizerWatch | None:
     """Return a watch; `None` for an object that must be encoded in full each time."""
     if isinstance(item, nn.Module):
-        return ModuleWatch(item) if ModuleWatch.vouches_for(item) else None
+        return ModuleWatch(item) if ModuleWatch.can_watch(item) else None
     if isinstance(item, torch.optim.Optimizer):
-        return OptimizerWatch(item) if OptimizerWatch.vouches_for(item) else None
+        return OptimizerWatch(item) if OptimizerWatch.can_watch(item) else None
     return None
 
 

@@ -38,7 +38,7 @@ from holdfast.reports import Reporter
 from holdfast.retention import Retention
 from holdfast.retention_queue import Protector, RetentionQueue, TrainingHead
 from holdfast.snapshot import Snapshotter
-from holdfast.state import Captured
+from holdfast.state import CapturedState
 from holdfast.store import Lineage, Store
 from holdfast.tier import Tier
 
@@ -204,7 +204,7 @@ class Checkpointer:
 
         self.follow_lineage(self._ranks.decide(current, int))
 
-    def prepare(self, capture: Callable[[], Captured]) -> None:
+    def prepare(self, capture: Callable[[], CapturedState]) -> None:
         """Allocate memory in the background, so that the first checkpoint does not wait for it."""
         if self.snapshots.free:
             self.unprepared = False
@@ -215,7 +215,7 @@ class Checkpointer:
 
     def take(
         self,
-        capture: Callable[[], Captured],
+        capture: Callable[[], CapturedState],
         kind: CheckpointKind,
         *,
         mode: SnapshotMode = "cpu",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from holdfast.data import DataLoader
-from holdfast.leaving import begun
+from holdfast.leaving import iterate_loader
 from holdfast.rng import restore_rng, rng_state
 
 
@@ -17,7 +17,7 @@ class Cursor(Protocol):
     """Source of batches of `session.batches`."""
 
     @property
-    def gap(self) -> str | None:
+    def limitation(self) -> str | None:
         """Guarantees that this loader cannot give, as text."""
         ...
 
@@ -52,7 +52,7 @@ class _StatefulCursor:
     def __init__(self, loader: Any) -> None:
         self._loader, self.epoch, self._given = loader, 0, 0
         self._begun = self._loaded = False
-        self.gap = (
+        self.limitation = (
             f"{type(loader).__name__} restores its own position: with workers, random augmentation may differ "
             "after a resume. holdfast.DataLoader takes the same arguments and has no such limit"
         )
@@ -61,13 +61,13 @@ class _StatefulCursor:
         _set_epoch(self._loader, self.epoch)
         resumed, self._begun = self._given, True
         now = rng_state()
-        source = begun(self._loader)
+        source = iterate_loader(self._loader)
         if resumed:
             restore_rng(now)  # the epoch began before the resume, and drew its numbers then
         yield from self._counted(source)
         if self._loaded and not resumed and not self._given:
             # at the end of an epoch, some loaders continue with the next one, others give an empty rest first
-            yield from self._counted(begun(self._loader))
+            yield from self._counted(iterate_loader(self._loader))
         self.epoch, self._given, self._loaded = self.epoch + 1, 0, False
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class _CountingCursor:
         """Random state at the start of this epoch, from which a loader that shuffles draws its order."""
 
     @property
-    def gap(self) -> str:
+    def limitation(self) -> str:
         name = type(self._loader).__name__
         text = (
             f"{name} cannot continue from a position: after a resume its epoch is read again from the start up to "
@@ -127,7 +127,7 @@ class _CountingCursor:
     def _begun(self) -> Iterator[Any]:
         self._start = rng_state()
         _set_epoch(self._loader, self.epoch)
-        return begun(self._loader)
+        return iterate_loader(self._loader)
 
     def _begun_again(self) -> Iterator[Any]:
         now, start = rng_state(), self._start

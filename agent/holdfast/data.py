@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
-from holdfast.indexed import Indexed, Order, OwnOrder, Position, SamplerOrder
-from holdfast.order import Share, hashed
+from holdfast.indexed import DataPosition, IndexedBatches, IndexOrder, SampleOrder, SamplerOrder
+from holdfast.order import RankShare, stable_hash
 from holdfast.ranks import rank_and_world_size
-from holdfast.streams import Streamed
+from holdfast.streams import StreamedBatches
 
-__all__ = ["DataLoader", "Position"]
+__all__ = ["DataLoader", "DataPosition"]
 
 logger = logging.getLogger("holdfast")
 
@@ -80,35 +80,37 @@ class DataLoader:
         **options: Any,
     ) -> None:
         _refuse(options, shuffle, sampler, batch_sampler, drop_last, batch_size)
-        self.dataset, self.seed, self.position = dataset, seed, Position()
+        self.dataset, self.seed, self.position = dataset, seed, DataPosition()
         self._given_sampler, self._given_batch_sampler, self._shuffle = sampler, batch_sampler, shuffle
         self.batch_size, self.drop_last = (None if batch_sampler is not None else batch_size), drop_last
         self.rank, self.world_size = _place_among_ranks(rank, world_size)
         if tail not in ("pad", "short"):
             raise ValueError(f"DataLoader(tail={tail!r}): give 'pad' or 'short'")
         # a private generator: instead of torch, _draw_base_seed draws from the global one, once per epoch
-        options["generator"] = torch.Generator().manual_seed(hashed(seed, "loader") >> 1)
-        self._inner: Indexed | Streamed
+        options["generator"] = torch.Generator().manual_seed(stable_hash(seed, "loader") >> 1)
+        self._inner: IndexedBatches | StreamedBatches
         if isinstance(dataset, IterableDataset):
             options |= {"batch_size": batch_size, "drop_last": drop_last, "shuffle": shuffle}
             options |= {"sampler": sampler, "batch_sampler": batch_sampler}  # so that torch refuses them
-            self._inner = Streamed(dataset, seed, options, self.world_size)
+            self._inner = StreamedBatches(dataset, seed, options, self.world_size)
         else:
             source = sampler if sampler is not None else batch_sampler
-            order: Order = SamplerOrder(source, seed) if source is not None else OwnOrder(dataset, seed, shuffle)
-            share = Share(
+            order: SampleOrder = (
+                SamplerOrder(source, seed) if source is not None else IndexOrder(dataset, seed, shuffle)
+            )
+            share = RankShare(
                 rank=self.rank,
                 world_size=self.world_size,
                 batch_size=self.batch_size or 1,
                 tail="drop" if drop_last else tail,
             )
-            self._inner = Indexed(
+            self._inner = IndexedBatches(
                 dataset, order, share, seed, options,
                 batch_size=self.batch_size, by_batch=batch_sampler is not None,
             )  # fmt: skip
         self.collate_fn = self._inner.collate_fn
         self._misfit: str | None = None
-        self._reading = _Reading()
+        self._reading = _IteratorState()
         self._warned: set[str] = set()
 
     @property
@@ -122,12 +124,12 @@ class DataLoader:
         return self.position.padded
 
     @property
-    def gap(self) -> str | None:
+    def limitation(self) -> str | None:
         """Guarantees that this loader cannot give, as text."""
-        return "; ".join(gap for gap in (self._misfit, self._inner.gap) if gap) or None
+        return "; ".join(limitation for limitation in (self._misfit, self._inner.limitation) if limitation) or None
 
     @property
-    def drawn_directly(self) -> bool:
+    def is_iterated_directly(self) -> bool:
         """Whether the script is in the middle of its own loop `for batch in loader`."""
         return self._reading.drawing > 0
 
@@ -136,7 +138,7 @@ class DataLoader:
         """The given sampler; else one as torch's loader has, which describes the order but is not used."""
         if self._given_sampler is not None:
             return self._given_sampler
-        if isinstance(self._inner, Streamed):
+        if isinstance(self._inner, StreamedBatches):
             return self._inner.loader.sampler
         return (RandomSampler if self._shuffle else SequentialSampler)(self.dataset)  # type: ignore[arg-type]
 
@@ -173,7 +175,7 @@ class DataLoader:
         """
         if not self._goes_on:  # as in torch, before the first batch is requested
             self._draw_base_seed()
-        elif isinstance(self._inner, Indexed) and self._is_complete():
+        elif isinstance(self._inner, IndexedBatches) and self._is_complete():
             logger.info(
                 "the checkpoint was taken after the last batch of epoch %d: this loop over the loader gets no "
                 "batch, and the next one begins epoch %d",
@@ -259,7 +261,7 @@ class DataLoader:
         finally:
             self._reading.open.discard(iterator)
 
-    def _take_back(self, iterator: object, began: Position, position: Position) -> None:
+    def _take_back(self, iterator: object, began: DataPosition, position: DataPosition) -> None:
         """Make the position follow this iterator again."""
         if self._reading.current not in (None, iterator):
             self._reading.counted = True
@@ -271,7 +273,7 @@ class DataLoader:
         self._reading.current = self._reading.last = iterator
         self._reading.began, self.position = began, position
 
-    def _beginning(self) -> Position:
+    def _beginning(self) -> DataPosition:
         """Return the position at which a new iterator begins."""
         if self._reading.counted:
             return _after(self.position)
@@ -304,14 +306,14 @@ class DataLoader:
             torch.empty((), dtype=torch.int64).random_()
             self._reading.seed_drawn = True
 
-    def follow(self) -> None:
+    def attach_session(self) -> None:
         """Let a session count iterations from now on. Batches drawn before are not counted."""
         if not self._reading.followed:
             self._reading.followed, self._reading.counted, self._reading.looked = True, False, False
             if self._reading.current is None:
                 self.position = self._reading.placed_at
 
-    def unfollow(self) -> None:
+    def detach_session(self) -> None:
         """Record that the session is closed."""
         self._reading.followed, self._reading.placed_at = False, self.position
 
@@ -331,11 +333,11 @@ class DataLoader:
         This loader stays as it is and still gives these batches. `around` wraps the dataset. `None` for an
         iterable dataset, which cannot be read ahead.
         """
-        if isinstance(self._inner, Streamed):
+        if isinstance(self._inner, StreamedBatches):
             return None
         return self._inner.second_loader(self._inner.upcoming(self.position, batches), around, timeout_seconds)
 
-    def seek(self, position: Position) -> None:
+    def seek(self, position: DataPosition) -> None:
         """Continue from this position, which may be within an epoch."""
         self.position, self._reading.placed_at, self._misfit = position, position, None
         self._reading.current, self._reading.counted, self._reading.looked = None, False, False
@@ -350,7 +352,7 @@ class DataLoader:
             "set_epoch": self._inner.epochs.in_use,
             "seed_drawn": self._reading.seed_drawn,
         }
-        if isinstance(self._inner, Streamed):
+        if isinstance(self._inner, StreamedBatches):
             state["dataset"] = self._dataset_state
         return state
 
@@ -361,9 +363,9 @@ class DataLoader:
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
         """Continue from a position; `None` for the start. ValueError within an epoch of another order."""
         if state_dict is None:
-            self.seek(Position())
+            self.seek(DataPosition())
             return
-        position = Position(**{key: state_dict[key] for key in ("epoch", "taken", "padded")})
+        position = DataPosition(**{key: state_dict[key] for key in ("epoch", "taken", "padded")})
         for key, here in (("seed", self.seed), ("order", self._inner.order)):
             if position.taken and state_dict[key] != here:
                 raise ValueError(
@@ -372,7 +374,7 @@ class DataLoader:
                 )
         self.seek(position)
         self._inner.epochs.in_use, self._reading.seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
-        if isinstance(self._inner, Streamed):
+        if isinstance(self._inner, StreamedBatches):
             self._inner.state = state_dict["dataset"]
         if position.taken and state_dict["extent"] != self._inner.extent:
             self._misfit = (
@@ -382,12 +384,12 @@ class DataLoader:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _IteratorState:
     """State of the iterators of a loader: which one the position follows, and what has been trained on."""
 
     placed: int = 0
     """Number of calls of `seek`."""
-    placed_at: Position = field(default_factory=Position)
+    placed_at: DataPosition = field(default_factory=DataPosition)
     """Position set last: by `seek`, or the initial one."""
     drawing: int = 0
     """Number of the script's own loops that are in the middle of an epoch."""
@@ -400,7 +402,7 @@ class _Reading:
     """Open iterator that the position follows."""
     last: object | None = None
     """Iterator that gave the last batch; it may have ended."""
-    began: Position = field(default_factory=Position)
+    began: DataPosition = field(default_factory=DataPosition)
     """Position at which the current iterator began."""
     counted: bool = False
     """Whether the current epoch has been trained on: the next iterator begins the next epoch."""
@@ -408,9 +410,9 @@ class _Reading:
     """Whether an iterator was left early since the last iteration ended, and the position was reset."""
 
 
-def _after(position: Position) -> Position:
+def _after(position: DataPosition) -> DataPosition:
     """Return the beginning of the next epoch."""
-    return Position(epoch=position.epoch + 1, padded=position.padded)
+    return DataPosition(epoch=position.epoch + 1, padded=position.padded)
 
 
 def _refuse(

@@ -20,7 +20,7 @@ import torch
 
 from holdfast.format import Shard
 from holdfast.sharding import is_repeated, is_sharded, is_stored_here, local, place_of
-from holdfast.tree import NUMPY, Tree, extent, most_elements
+from holdfast.tree import NUMPY, Tree, largest_span, memory_span
 
 logger = logging.getLogger("holdfast")
 
@@ -260,7 +260,7 @@ class Encoder:
         """Whether the strides differ from those of a new tensor and can be restored."""
         if tuple(strides) == _contiguous(tuple(shape)):
             return False
-        if extent(shape, strides) <= most_elements(shape):
+        if memory_span(shape, strides) <= largest_span(shape):
             return True
         self._warn(
             path, "%s is a view of a much larger tensor: it is restored without the gaps between its elements"
@@ -324,7 +324,7 @@ class Encoder:
     def _note_overlap(self, path: str, storage: int, tensor: torch.Tensor, in_place: bool) -> None:
         """Warn if a tensor shares memory with another one: each is restored with its own memory."""
         start = int(tensor.storage_offset() * tensor.itemsize)
-        count = tensor.numel() if tensor.is_contiguous() else extent(tensor.shape, tensor.stride())
+        count = tensor.numel() if tensor.is_contiguous() else memory_span(tensor.shape, tensor.stride())
         end = start + count * tensor.itemsize
         spans = self._spans.maps[0].setdefault(storage, list(self._spans.get(storage, ())))
         at = bisect.bisect(spans, (start, end))

@@ -24,14 +24,14 @@ _Mark = tuple["weakref.ref[torch.Tensor]", int]
 """A gradient right after an update, and its version (number of writes) at that time."""
 
 
-class Gradients:
+class GradientTracker:
     """Observes gradients around updates to find, at the end of an iteration, those that still matter.
 
     Without observations, all do.
     """
 
     def __init__(self) -> None:
-        self.asked_soon: Callable[[], bool] = lambda: True
+        self.is_capture_expected: Callable[[], bool] = lambda: True
         """Whether `pending` is likely to be called at the end of this iteration: marking costs a microsecond per
         parameter."""
         self._marks: dict[torch.optim.Optimizer, list[_Mark | None]] = {}
@@ -68,7 +68,7 @@ class Gradients:
         self._throws_away[optimizer] = not kept
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._marking and (optimizer not in self._throws_away or self.asked_soon()):
+        if self._marking and (optimizer not in self._throws_away or self.is_capture_expected()):
             self._marks[optimizer] = [_mark(parameter.grad) for parameter in _trained_by(optimizer)]
 
     def pending(self, parameters: Parameters) -> Parameters:
@@ -108,7 +108,7 @@ def require_synchronized(modules: Iterable[tuple[str, torch.nn.Module]]) -> None
 
 
 def require_gradients(modules: Mapping[str, torch.nn.Module], saved: Any) -> None:
-    """Raise ValueError for gradients that `put_back` cannot restore."""
+    """Raise ValueError for gradients that `restore_gradients` cannot restore."""
     if not isinstance(saved, dict) or not all(isinstance(each, dict) for each in saved.values()):
         raise ValueError("gradients are not given by keyword and name")
     for keyword, gradients in saved.items():
@@ -120,7 +120,9 @@ def require_gradients(modules: Mapping[str, torch.nn.Module], saved: Any) -> Non
                 raise ValueError(f"{keyword}.{name} has another shape than its parameter")
 
 
-def put_back(modules: Mapping[str, torch.nn.Module], saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+def restore_gradients(
+    modules: Mapping[str, torch.nn.Module], saved: Mapping[str, Mapping[str, torch.Tensor]]
+) -> None:
     """Give parameters the saved gradients, and remove all others."""
     given = {keyword: dict(module.named_parameters()) for keyword, module in modules.items()}
     for parameters in given.values():

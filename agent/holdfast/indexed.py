@@ -14,15 +14,15 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler
 
-from holdfast.leaving import begun
-from holdfast.order import Permutation, Share
-from holdfast.seeding import Key, Seeded, as_it_is, random_state_kept, seed_all
+from holdfast.leaving import iterate_loader
+from holdfast.order import Permutation, RankShare
+from holdfast.seeding import Key, SeededDataset, preserved_random_state, seed_all, unchanged_batch
 
 logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class DataPosition:
     """Position of training in its data: what finished iterations have taken of `epoch` (from 0).
 
     Counted in samples on all ranks together; with a batch_sampler, in batches on all ranks together; for an
@@ -35,7 +35,7 @@ class Position:
     """Samples given twice in all epochs so far, so that every rank got equally many."""
 
 
-class Drawn(Protocol):
+class EpochOrder(Protocol):
     """The order of one epoch."""
 
     size: int
@@ -43,17 +43,17 @@ class Drawn(Protocol):
     def at(self, places: range) -> Iterator[Any]: ...
 
 
-class Order(Protocol):
+class SampleOrder(Protocol):
     """Source of the order of every epoch."""
 
     name: str
     """Kind of the order. A position is valid only for an order of the same name."""
     shards: int
     """Number of ranks among which the order itself is split; it then gives one rank's part."""
-    epochs: Epochs
+    epochs: EpochSetter
 
     @property
-    def gap(self) -> str | None:
+    def limitation(self) -> str | None:
         """Guarantees that this order cannot give, as text."""
         ...
 
@@ -62,10 +62,10 @@ class Order(Protocol):
         """Items per epoch; `None` if unknown in advance."""
         ...
 
-    def draw(self, epoch: int) -> Drawn: ...
+    def draw(self, epoch: int) -> EpochOrder: ...
 
 
-class Epochs:
+class EpochSetter:
     """Calls `set_epoch` of samplers or of a dataset.
 
     Their attribute `epoch` shows whether the script has set the epoch, which is then left as it is.
@@ -108,14 +108,14 @@ class Epochs:
         return epoch if isinstance(epoch, int) else None
 
 
-class OwnOrder:
+class IndexOrder:
     """The order of a dataset's indices: sequential, or shuffled in each epoch."""
 
-    gap: str | None = None
+    limitation: str | None = None
     shards = 1
 
     def __init__(self, dataset: Dataset[Any], seed: int, shuffle: bool) -> None:
-        self.epochs = Epochs()
+        self.epochs = EpochSetter()
         if not isinstance(dataset, Sized):
             raise TypeError(f"DataLoader: {type(dataset).__name__} has no len(); give a sampler")
         self._dataset, self._seed, self._shuffle = dataset, seed, shuffle
@@ -125,7 +125,7 @@ class OwnOrder:
     def size(self) -> int:
         return len(self._dataset)
 
-    def draw(self, epoch: int) -> Drawn:
+    def draw(self, epoch: int) -> EpochOrder:
         return Permutation(self.size, self._seed, epoch) if self._shuffle else _Listed(range(self.size))
 
 
@@ -135,7 +135,7 @@ class SamplerOrder:
     def __init__(self, source: Iterable[Any], seed: int) -> None:
         self._source, self._seed = source, seed
         self._parts: tuple[Any, ...] = (source, getattr(source, "sampler", None))
-        self.name, self.epochs = type(source).__name__, Epochs(*self._parts)
+        self.name, self.epochs = type(source).__name__, EpochSetter(*self._parts)
         sharing = (part for part in self._parts if hasattr(part, "num_replicas") and hasattr(part, "rank"))
         self.shards = int(getattr(next(sharing, None), "num_replicas", 1))
 
@@ -144,7 +144,7 @@ class SamplerOrder:
         return len(self._source) if isinstance(self._source, Sized) else None
 
     @property
-    def gap(self) -> str | None:
+    def limitation(self) -> str | None:
         if self.size is None:
             return (
                 f"{self.name} has no len() and is iterated as training goes: unless its order follows from the "
@@ -162,11 +162,11 @@ class SamplerOrder:
             )
         return None
 
-    def draw(self, epoch: int) -> Drawn:
+    def draw(self, epoch: int) -> EpochOrder:
         """Iterate the sampler with generators seeded from the epoch, so that its order is reproducible."""
         if self.size is None:
             return _Read(self._source)
-        with random_state_kept():
+        with preserved_random_state():
             seed_all(self._seed, "order", epoch)
             return _Listed(list(self._source))
 
@@ -191,7 +191,7 @@ class _Read:
         return itertools.islice(self._source, places.start, None, places.step)
 
 
-class Indexed:
+class IndexedBatches:
     """The batches of a map-style dataset, from any position on.
 
     Args:
@@ -203,8 +203,8 @@ class Indexed:
     def __init__(
         self,
         dataset: Dataset[Any],
-        order: Order,
-        share: Share,
+        order: SampleOrder,
+        share: RankShare,
         seed: int,
         options: dict[str, Any],
         *,
@@ -218,7 +218,7 @@ class Indexed:
         self.collate_fn = options.pop("collate_fn", None) or (
             torch.utils.data.default_convert if by_sample else torch.utils.data.default_collate
         )
-        self._seeded = Seeded(dataset, seed, self.collate_fn)
+        self._seeded = SeededDataset(dataset, seed, self.collate_fn)
         self.loader: torch.utils.data.DataLoader[Any] = self._reading(self._seeded, self._indices, options)
 
     @property
@@ -226,7 +226,7 @@ class Indexed:
         return self._order.name
 
     @property
-    def epochs(self) -> Epochs:
+    def epochs(self) -> EpochSetter:
         return self._order.epochs
 
     @property
@@ -247,10 +247,10 @@ class Indexed:
         return f"{'?' if size is None else format(size, ',')} {self._items}"
 
     @property
-    def gap(self) -> str | None:
+    def limitation(self) -> str | None:
         size, ranks = self._order.size, self._share.world_size
-        if self._order.gap or size is None or self._share.tail != "pad" or size % ranks == 0:
-            return self._order.gap
+        if self._order.limitation or size is None or self._share.tail != "pad" or size % ranks == 0:
+            return self._order.limitation
         return (
             f"{size:,} {self._items} do not divide evenly among {ranks} ranks: {-size % ranks} occur twice in an "
             "epoch, so that all ranks run equally many iterations; drop_last=True or tail='short' avoids that"
@@ -261,27 +261,27 @@ class Indexed:
             raise TypeError(f"DataLoader: {self._order.name} has no len()")
         return self._share.iterations(0, self._order.size)
 
-    def left(self, start: Position) -> int:
+    def left(self, start: DataPosition) -> int:
         """Count the batches of this rank from `start` to the end of its epoch; TypeError if unknown."""
         if self._order.size is None:
             return len(self)
         return self._share.iterations(start.taken // self._order.shards, self._order.size)
 
-    def batches(self, start: Position) -> Iterator[tuple[Position, Any]]:
+    def batches(self, start: DataPosition) -> Iterator[tuple[DataPosition, Any]]:
         """Yield each batch with the position after it."""
         drawn, first = self._order.draw(start.epoch), start.taken // self._order.shards
         items = drawn.at(self._share.places(first, drawn.size))
         # drawn here once, also for what workers read ahead: the position of the loader may change meanwhile
         remaining = self._indices.remaining = _Ahead(self._keyed(start.epoch, items))
         try:
-            for number, batch in enumerate(begun(self.loader), start=1):
+            for number, batch in enumerate(iterate_loader(self.loader), start=1):
                 place, padded = self._share.after(first, number, drawn.size)
                 yield replace(start, taken=place * self._order.shards, padded=start.padded + padded), batch
         finally:
             if self._indices.remaining is remaining:
                 self._indices.remaining = None
 
-    def upcoming(self, start: Position, batches: int) -> list[Key | list[Key]]:
+    def upcoming(self, start: DataPosition, batches: int) -> list[Key | list[Key]]:
         """Return the keys of the next batches that no worker has been given yet, without consuming them.
 
         There are fewer if a sampler decides on the next epoch, and none if it has no length: peeking would draw
@@ -290,16 +290,19 @@ class Indexed:
         remaining = self._indices.remaining
         found: list[Key | list[Key]] = []
         if remaining is not None and self._order.size is not None:
-            found, start = remaining.peek(batches), Position(epoch=start.epoch + 1)
-        while isinstance(self._order, OwnOrder) and len(self) and len(found) < batches:
+            found, start = remaining.peek(batches), DataPosition(epoch=start.epoch + 1)
+        while isinstance(self._order, IndexOrder) and len(self) and len(found) < batches:
             drawn = self._order.draw(start.epoch)
             coming = self._keyed(start.epoch, drawn.at(self._share.places(start.taken, drawn.size)))
             found += itertools.islice(coming, batches - len(found))
-            start = Position(epoch=start.epoch + 1)
+            start = DataPosition(epoch=start.epoch + 1)
         return found
 
     def second_loader(
-        self, coming: list[Key | list[Key]], around: Callable[[Seeded], Dataset[Any]], timeout_seconds: float
+        self,
+        coming: list[Key | list[Key]],
+        around: Callable[[SeededDataset], Dataset[Any]],
+        timeout_seconds: float,
     ) -> torch.utils.data.DataLoader[Any]:
         """Return a loader of these keys with its own workers, independent of the first loader."""
         own = {
@@ -314,7 +317,7 @@ class Indexed:
         self, dataset: Dataset[Any], indices: Iterable[Any], options: dict[str, Any]
     ) -> torch.utils.data.DataLoader[Any]:
         how = {"batch_size": None, "sampler": indices} if self._by_sample else {"batch_sampler": indices}
-        return torch.utils.data.DataLoader(dataset, collate_fn=as_it_is, **how, **options)
+        return torch.utils.data.DataLoader(dataset, collate_fn=unchanged_batch, **how, **options)
 
     def _keyed(self, epoch: int, items: Iterator[Any]) -> Iterator[Key | list[Key]]:
         if self._by_sample:

@@ -17,11 +17,11 @@ from holdfast.encoder import Encoder
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST, SMALL_BYTES
 from holdfast.hostmemory import copy_plain, duplicates, is_plain, one_thread_for, populate
-from holdfast.rng import OwnGenerator
+from holdfast.rng import StatefulGenerator
 from holdfast.sharding import is_sharded, local
 from holdfast.shards import is_module, names_in
 from holdfast.torch_internals import metadata_of, only_copies, own_buffers, with_metadata
-from holdfast.tree import Live, Shapes, Tree, decode, has_array, is_expanded, require_readable, unexpanded
+from holdfast.tree import LiveTensors, Shapes, Tree, decode, has_array, is_expanded, require_readable, unexpanded
 from holdfast.variables import Variables
 from holdfast.wrappers import Stateful, has_plain_state, require_attributes
 
@@ -61,7 +61,12 @@ class Part:
         return {}
 
     def load(
-        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+        self,
+        tree: Tree,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        live: LiveTensors | None = None,
+        adopt: bool = True,
     ) -> None:
         """Load a checkpoint's state into the object. Errors of its `load_state_dict` pass through.
 
@@ -70,11 +75,11 @@ class Part:
         """
         self._item.load_state_dict(decode(tree, tensors, copy=True))
 
-    def make_room(self) -> None:
+    def populate_memory(self) -> None:
         """Touch the memory that `load` will copy into, without changing its contents."""
 
 
-class VariablesPart(Part):
+class VariablesAdapter(Part):
     """`Variables`, which may hold tensors of the session's modules and optimizers."""
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
@@ -88,19 +93,24 @@ class VariablesPart(Part):
                 raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}: invalid name {name!r} of a variable")
 
     def load(
-        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+        self,
+        tree: Tree,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        live: LiveTensors | None = None,
+        adopt: bool = True,
     ) -> None:
         self._item.load_state_dict(decode(tree, tensors, copy=True, live=live))
 
 
-class SchedulerPart(Part):
+class SchedulerAdapter(Part):
     """A learning-rate scheduler of torch. Its `load_state_dict` sets any attribute, so `check` restricts them."""
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         require_attributes(self.keyword, self._item, require_readable(self.keyword, tree, shapes))
 
 
-class ModulePart(Part):
+class ModuleAdapter(Part):
     """A module: its `state`, the `metadata` of that, non-persistent `buffers`, and the names of parameters that
     require no gradient (`frozen`)."""
 
@@ -174,7 +184,12 @@ class ModulePart(Part):
                 )
 
     def load(
-        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+        self,
+        tree: Tree,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        live: LiveTensors | None = None,
+        adopt: bool = True,
     ) -> None:
         # custom loading code may keep a reference to an entry
         copy = not adopt and not all(map(only_copies, self._item.modules()))
@@ -223,7 +238,7 @@ class ModulePart(Part):
                 *(self.keyword, len(changed), changed[0]),
             )
 
-    def make_room(self) -> None:
+    def populate_memory(self) -> None:
         for tensor in map(local, self._item.parameters()):
             if is_plain(tensor) and tensor.nbytes >= SMALL_BYTES:
                 populate(tensor.data_ptr(), tensor.nbytes)
@@ -232,7 +247,7 @@ class ModulePart(Part):
         return dict(self._item.named_buffers(remove_duplicate=False))
 
 
-class OptimizerPart(Part):
+class OptimizerAdapter(Part):
     """An optimizer: its `state_dict()`, with tensors named after their parameters instead of numbered."""
 
     _item: torch.optim.Optimizer
@@ -311,7 +326,12 @@ class OptimizerPart(Part):
                 )
 
     def load(
-        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+        self,
+        tree: Tree,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        live: LiveTensors | None = None,
+        adopt: bool = True,
     ) -> None:
         # large moments stay in the memory they were read into. The rest is copied: a small tensor would keep that
         # whole memory alive
@@ -376,10 +396,10 @@ class OptimizerPart(Part):
         return [parameter for group in self._item.param_groups for parameter in group["params"]]
 
 
-class GeneratorPart(Part):
+class GeneratorAdapter(Part):
     """A random generator of the script."""
 
-    _item: OwnGenerator
+    _item: StatefulGenerator
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         there = tree.get("kind") if isinstance(tree, dict) else None
@@ -389,17 +409,17 @@ class GeneratorPart(Part):
             )
 
 
-def part_of(keyword: str, item: Stateful) -> Part:
+def adapter_for(keyword: str, item: Stateful) -> Part:
     if isinstance(item, torch.nn.Module):
-        return ModulePart(keyword, item)
+        return ModuleAdapter(keyword, item)
     if has_plain_state(item):
-        return OptimizerPart(keyword, item)
+        return OptimizerAdapter(keyword, item)
     if isinstance(item, Variables):
-        return VariablesPart(keyword, item)
+        return VariablesAdapter(keyword, item)
     if isinstance(item, (LRScheduler, ReduceLROnPlateau)):
-        return SchedulerPart(keyword, item)
-    if isinstance(item, OwnGenerator):
-        return GeneratorPart(keyword, item)
+        return SchedulerAdapter(keyword, item)
+    if isinstance(item, StatefulGenerator):
+        return GeneratorAdapter(keyword, item)
     return Part(keyword, item)
 
 

@@ -97,7 +97,7 @@ class Leaving:
         self._timer.start()
 
 
-def begun(loader: Iterable[T]) -> Iterator[T]:
+def iterate_loader(loader: Iterable[T]) -> Iterator[T]:
     """Return `iter(loader)`, with loader workers that leave SIGTERM to the trainer and end when it is killed.
 
     They ignore the signal as long as the trainer handles it. The signal is blocked while they start, so that it

@@ -17,14 +17,14 @@ ROUNDS = 16
 """Rounds of the cipher. With 10, some orders of five or six samples are measurably more likely."""
 
 
-def hashed(*parts: object, size_bytes: int = 8) -> int:
+def stable_hash(*parts: object, size_bytes: int = 8) -> int:
     """Hash a few small values to a number."""
     text = "/".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=size_bytes).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class RankShare:
     """One rank's share of a global order.
 
     An iteration takes the next `batch_size` × `world_size` places, dealt to the ranks in turn. So all ranks
@@ -72,7 +72,7 @@ class Permutation:
         self.size = size
         self._width = math.isqrt(max(size - 1, 0)) + 1
         self._height = -(-size // self._width)
-        keys = hashed("order", *key, size_bytes=4 * ROUNDS)
+        keys = stable_hash("order", *key, size_bytes=4 * ROUNDS)
         self._keys = [keys >> 32 * i & 0xFFFF_FFFF for i in range(ROUNDS)]
 
     def at(self, places: range) -> Iterator[int]:

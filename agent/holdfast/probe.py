@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from holdfast.data import DataLoader
 from holdfast.errors import NoProbe
-from holdfast.leaving import begun
+from holdfast.leaving import iterate_loader
 from holdfast.rng import restore_rng, rng_state
 from holdfast.torch_internals import limit_wait
 
@@ -38,7 +38,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
+class LoadingTimes:
     """Mean times of loading one batch, in the process that reads it."""
 
     fetch_seconds: float
@@ -54,7 +54,7 @@ class Probed:
 
 def probe(
     loader: object, batches: int = BATCHES, most_seconds: float = MOST_SECONDS, clock: Clock = time.perf_counter
-) -> Probed:
+) -> LoadingTimes:
     """Read the next batches of a loader twice, after those that its workers have read ahead.
 
     They are read by separate workers: the loader, its workers, its position and all random states stay as they
@@ -85,21 +85,21 @@ def probe(
         restore_rng(state)
     if not warm:
         raise NoProbe(_why_nothing(reading, cold, most_seconds))
-    return _told_apart(cold[: len(warm)], warm, first, workers)
+    return _split_times(cold[: len(warm)], warm, first, workers)
 
 
-def _told_apart(cold: Sequence[float], warm: Sequence[float], first: int, workers: int) -> Probed:
+def _split_times(cold: Sequence[float], warm: Sequence[float], first: int, workers: int) -> LoadingTimes:
     # the first batches include the start of the workers, and compete with the loader's own prefetching
     first = min(first, len(cold) // 2)
     whole = fmean(cold[first:])
     prep = min(fmean(warm[first:]), whole)
-    return Probed(fetch_seconds=whole - prep, prep_seconds=prep, batches=len(cold) - first, workers=workers)
+    return LoadingTimes(fetch_seconds=whole - prep, prep_seconds=prep, batches=len(cold) - first, workers=workers)
 
 
 def _read(reading: torch.utils.data.DataLoader[Any], most: int, until: float, clock: Clock) -> list[float]:
     """Return the seconds that each of the first batches took, until the time is up."""
     taken: list[float] = []
-    source: Any = begun(reading)
+    source: Any = iterate_loader(reading)
     while len(taken) < most and (left := until - clock()) > 0:
         limit_wait(source, left if reading.num_workers else 0)  # torch's limit is per batch, this one is for all
         try:
@@ -160,7 +160,7 @@ class _Timed(Dataset[Any]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class IterationTimes:
     """Times of recent iterations."""
 
     compute_seconds: float
@@ -173,7 +173,7 @@ class Pace:
     """Batches per iteration."""
 
 
-def told(probed: Probed, pace: Pace | None, processors: int | None = None) -> str:
+def describe_loading(probed: LoadingTimes, pace: IterationTimes | None, processors: int | None = None) -> str:
     """Describe the result. Without `pace`, only loading is described."""
     sentences = [_loading(probed)]
     if pace is not None:
@@ -181,14 +181,14 @@ def told(probed: Probed, pace: Pace | None, processors: int | None = None) -> st
     return ". ".join(sentences)
 
 
-def expected_wait_seconds(probed: Probed, pace: Pace) -> float:
+def expected_wait_seconds(probed: LoadingTimes, pace: IterationTimes) -> float:
     """Return the expected wait of an iteration: the time to load its batches minus the overlapping computation."""
     if probed.workers == 0:  # the loop itself reads
         return probed.load_seconds * pace.batches
     return max(0.0, probed.load_seconds * pace.batches / probed.workers - pace.compute_seconds)
 
 
-def _loading(probed: Probed) -> str:
+def _loading(probed: LoadingTimes) -> str:
     load, fetch, prep = _ms(probed.load_seconds), _ms(probed.fetch_seconds), _ms(probed.prep_seconds)
     each, ready = "", ""
     if probed.workers > 1:
@@ -201,7 +201,7 @@ def _loading(probed: Probed) -> str:
     return f"{text}. A second reading was not faster: the data are cached already, or cannot be cached"
 
 
-def _waiting(probed: Probed, pace: Pace, processors: int) -> list[str]:
+def _waiting(probed: LoadingTimes, pace: IterationTimes, processors: int) -> list[str]:
     expected = expected_wait_seconds(probed, pace)
     drawn = "" if pace.batches < 1.01 else f" over {pace.batches:.3g} batches"
     computes = f"An iteration computes for {_ms(pace.compute_seconds)}{drawn}"
@@ -220,7 +220,7 @@ def _waiting(probed: Probed, pace: Pace, processors: int) -> list[str]:
     return sentences
 
 
-def _remedies(probed: Probed, pace: Pace, processors: int) -> str:
+def _remedies(probed: LoadingTimes, pace: IterationTimes, processors: int) -> str:
     """Describe what would end the wait; if nothing alone would, the larger part of it."""
     found = []
     compute, workers = pace.compute_seconds, probed.workers

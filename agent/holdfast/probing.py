@@ -8,7 +8,7 @@ from typing import Literal
 
 from holdfast.errors import NoProbe
 from holdfast.meter import Meter
-from holdfast.probe import Pace, probe, told
+from holdfast.probe import IterationTimes, describe_loading, probe
 from holdfast.reports import Reporter
 from holdfast.training import Training
 
@@ -52,17 +52,17 @@ class Prober:
                 "session.batches(...), or give the loader to the session by keyword"
             )
         try:
-            return "info", told(probe(loader), self._pace())
+            return "info", describe_loading(probe(loader), self._pace())
         except NoProbe as error:
             return "warning", f"data loading cannot be measured: {error}"
         except Exception as error:  # an error of the script's loader must not end training
             return "warning", f"data loading cannot be measured: {type(error).__name__}: {error}"
 
-    def _pace(self) -> Pace | None:
+    def _pace(self) -> IterationTimes | None:
         recent, batches = self._meter.recent, self._training.batches_an_iteration
         if not recent or batches is None:
             return None
-        return Pace(
+        return IterationTimes(
             compute_seconds=median(
                 each.seconds - each.data_seconds - each.checkpoint_stall_seconds for each in recent
             ),

@@ -51,7 +51,7 @@ def bucket_layout(module: DistributedDataParallel) -> Layout | None:
     return _known.get(module)
 
 
-def warm_up(module: DistributedDataParallel, layout: Layout) -> str | None:
+def restore_buckets(module: DistributedDataParallel, layout: Layout) -> str | None:
     """Restore this layout in a new module by one all-reduce of zeros. Collective over its group.
 
     Gradients stay as they are, no hook of a parameter runs, and no random number is drawn.

@@ -94,7 +94,7 @@ def is_generator(item: object) -> bool:
     return _kind(item) is not None
 
 
-class OwnGenerator:
+class StatefulGenerator:
     """Gives a random generator of the script `state_dict` and `load_state_dict`."""
 
     def __init__(self, generator: Any) -> None:

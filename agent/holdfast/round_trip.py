@@ -18,13 +18,13 @@ from holdfast.format import Shard, Slot
 from holdfast.tree import Shapes, Tree, decode_without_memory
 
 
-class Description(NamedTuple):
+class ValueDescription(NamedTuple):
     """An immutable description of a value."""
 
     kind: str
     value: object
     """Contents of a leaf; properties of a container that must be equal."""
-    parts: tuple[tuple[object, Description], ...] = ()
+    parts: tuple[tuple[object, ValueDescription], ...] = ()
     """Items of a container, by key or number."""
 
 
@@ -88,37 +88,37 @@ def as_stored(trees: Mapping[str, Tree]) -> dict[str, Tree]:
     return stored
 
 
-def describe(value: Any) -> Description:
+def describe(value: Any) -> ValueDescription:
     """Describe a value as it is now. Functions are left out: no checkpoint holds them."""
     name = type(value).__name__
     if isinstance(value, torch.Tensor):
-        return Description("tensor", _outline(value))
+        return ValueDescription("tensor", _outline(value))
     if isinstance(value, Mapping):
         kind = "dict" if isinstance(value, collections.OrderedDict) else name
         entries = {key: item for key, item in value.items() if not _is_function(item)}
         parts = tuple(
             (key if isinstance(key, str) else _text(key), describe(item)) for key, item in entries.items()
         )
-        return Description(kind, f"({', '.join(map(_text, entries))})", parts)
+        return ValueDescription(kind, f"({', '.join(map(_text, entries))})", parts)
     if isinstance(value, (set, frozenset)):
-        return Description(name, tuple(sorted(map(_text, value))))
+        return ValueDescription(name, tuple(sorted(map(_text, value))))
     if isinstance(value, (list, tuple, collections.deque)):
         limit = f", at most {value.maxlen}" if isinstance(value, collections.deque) else ""
-        return Description(name, f"of {len(value)} items{limit}", tuple(enumerate(map(describe, value))))
+        return ValueDescription(name, f"of {len(value)} items{limit}", tuple(enumerate(map(describe, value))))
     if hasattr(value, "dtype") and hasattr(value, "shape"):  # an array or a scalar of NumPy
-        return Description(name, f"of {value.dtype} {tuple(value.shape)}")
+        return ValueDescription(name, f"of {value.dtype} {tuple(value.shape)}")
     if isinstance(value, (bytes, bytearray)):
-        return Description(name, bytes(value))
+        return ValueDescription(name, bytes(value))
     # the repr of a number distinguishes -0.0 and 0.0, and is equal for all NaNs
-    return Description(name, repr(value))
+    return ValueDescription(name, repr(value))
 
 
-def difference(path: str, was: Description, found: Description) -> str | None:
+def difference(path: str, was: ValueDescription, found: ValueDescription) -> str | None:
     """Describe the first difference between the captured and the decoded value."""
     if was == found:
         return None
     if was[:2] != found[:2]:
-        return f"{path} would be restored as {_told(found)}, and is {_told(was)}"
+        return f"{path} would be restored as {_text_of(found)}, and is {_text_of(was)}"
     pairs = zip(was.parts, found.parts, strict=True)  # equal values imply equal keys
     return next(filter(None, (difference(f"{path}.{key}", one, other) for (key, one), (_, other) in pairs)), None)
 
@@ -136,7 +136,7 @@ def _outline(tensor: torch.Tensor) -> str:
     return f"of {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _told(description: Description) -> str:
+def _text_of(description: ValueDescription) -> str:
     return f"{description.kind} {str(description.value)[:80]}"
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
-from holdfast.order import hashed
+from holdfast.order import stable_hash
 
 Key = tuple[int, Any]
 """(epoch, index): all that a worker needs to read a sample like any other worker."""
 
 
-class Seeded(Dataset[Any]):
+class SeededDataset(Dataset[Any]):
     """A dataset that seeds the random generators before each sample is read and each batch collated.
 
     A worker_init_fn that uses or sets attributes of `worker_info.dataset` reaches the dataset inside.
@@ -37,11 +37,11 @@ class Seeded(Dataset[Any]):
         setattr(self._dataset, name, value)
 
     def __getitem__(self, key: Key) -> Any:
-        with random_state_kept():
+        with preserved_random_state():
             return self._collated(key, self._read(key))
 
     def __getitems__(self, keys: list[Key]) -> Any:
-        with random_state_kept():
+        with preserved_random_state():
             if self._by_batches:
                 seed_all(self._seed, *keys[0])
                 samples = list(self._dataset.__getitems__([index for _, index in keys]))
@@ -58,14 +58,14 @@ class Seeded(Dataset[Any]):
         return self._collate(samples)
 
 
-def as_it_is(batch: Any) -> Any:
+def unchanged_batch(batch: Any) -> Any:
     """Return the batch unchanged: a collate_fn for batches that are complete."""
     return batch
 
 
 def seed_all(*parts: object) -> None:
     """Seed the global generators of Python and torch, and that of NumPy if it is in use."""
-    seed = hashed(*parts) >> 1
+    seed = stable_hash(*parts) >> 1
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -73,7 +73,7 @@ def seed_all(*parts: object) -> None:
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
+def preserved_random_state() -> Iterator[None]:
     """Restore the random state of the training process afterwards."""
     if torch.utils.data.get_worker_info() is not None:
         yield  # the state of a worker does not matter

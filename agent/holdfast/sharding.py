@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def is_possible() -> bool:
+def is_sharding_in_use() -> bool:
     """Whether sharded tensors can exist: their module has been imported."""
     return _dtensor() is not None
 
@@ -82,7 +82,7 @@ def is_stored_here(name: str, tensor: torch.Tensor) -> bool:
     return index == zlib.crc32(name.encode()) % count
 
 
-def like(template: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+def shard_like(template: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """Return this rank's part as a tensor that is sharded like `template`."""
     from torch.distributed.tensor import DTensor
 
@@ -97,7 +97,7 @@ def like(template: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     )
 
 
-def shared_out(sizes: Iterable[tuple[str, int]], world_size: int) -> dict[str, int]:
+def assign_to_ranks(sizes: Iterable[tuple[str, int]], world_size: int) -> dict[str, int]:
     """Assign each (name, bytes) to a rank that stores it, so that all ranks write about as much.
 
     Deterministic: all ranks get the same result.

@@ -26,7 +26,7 @@ from holdfast.restore import Loaded
 from holdfast.retention_queue import Protector
 from holdfast.store import Lineage, Store
 from holdfast.tier import Found
-from holdfast.training import Training, left_out
+from holdfast.training import Training, dropped_gradients
 from holdfast.verifier import Verifier
 
 T = TypeVar("T")
@@ -273,8 +273,8 @@ class Starter:
             if page is not None and not supervision.is_supervised():  # which says it, and whether a server answers
                 logger.info("%s: dashboard: %s", checkpoints.job, page)
         self.introduce()
-        for gap in self._training.gaps():
-            self._reporter.notice("warning", "loader", gap)
+        for limitation in self._training.limitations():
+            self._reporter.notice("warning", "loader", limitation)
         for what in self._training.missing(start.loaded):
             self._reporter.notice("warning", "inventory", what)
         for what in self._training.registry.stored_by_each_rank():
@@ -384,9 +384,9 @@ class Starter:
 
     def _put_in_place(self, loaded: Loaded) -> None:
         self._ranks.together(lambda: self._training.check(loaded.manifest))
-        for told in self._training.warm_up(loaded):
+        for told in self._training.restore_buckets(loaded):
             self._reporter.notice("warning", "reducer", told)
-        if (what := left_out(loaded, self._ranks.world_size)) is not None:
+        if (what := dropped_gradients(loaded, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
         self._ranks.together(lambda: self._training.apply(loaded))
 

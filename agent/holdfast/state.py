@@ -15,33 +15,41 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.capture import Watch, Watched
+from holdfast.capture import Watch, WatchedState
 from holdfast.encoder import Encoder, Trained
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST, Shard
 from holdfast.gradients import (
-    Gradients,
+    GradientTracker,
     Parameters,
     fully_sharded,
-    put_back,
     require_gradients,
     require_synchronized,
+    restore_gradients,
 )
-from holdfast.kinds import Names, part_of
+from holdfast.kinds import Names, adapter_for
 from holdfast.resharding import Region
-from holdfast.rng import OwnGenerator, branch_rng, require_rng, restore_rng, rng_state
+from holdfast.rng import StatefulGenerator, branch_rng, require_rng, restore_rng, rng_state
 from holdfast.round_trip import RoundTrip, as_stored
-from holdfast.sharding import is_possible, is_sharded, like, local, place_of, shared_out, storages
-from holdfast.torch_internals import kept_the_same, unsupported
-from holdfast.tree import Live, Shapes, Tree, decode, require_readable, trained_in
+from holdfast.sharding import (
+    assign_to_ranks,
+    is_sharded,
+    is_sharding_in_use,
+    local,
+    place_of,
+    shard_like,
+    storages,
+)
+from holdfast.torch_internals import replicated_parameters, unsupported
+from holdfast.tree import LiveTensors, Shapes, Tree, decode, require_readable, trained_tensors
 from holdfast.witness import Witness
-from holdfast.wrappers import accepted, has_unseen_steps, optimizers_in
+from holdfast.wrappers import checkpointable, has_unseen_steps, optimizers_in
 
 logger = logging.getLogger("holdfast")
 
 
 @dataclass(slots=True)
-class Captured:
+class CapturedState:
     """The state of one instant, as references to live tensors."""
 
     trees: dict[str, Tree] = field(default_factory=dict)
@@ -77,19 +85,19 @@ class Registry:
     def __init__(self, objects: Mapping[str, Any], rank: int = 0, world_size: int = 1) -> None:
         self._rank, self._world_size = rank, world_size
         self.given = dict(objects)
-        self.objects = {keyword: accepted(keyword, item) for keyword, item in objects.items()}
+        self.objects = {keyword: checkpointable(keyword, item) for keyword, item in objects.items()}
         self.modules = {k: o for k, o in self.objects.items() if isinstance(o, torch.nn.Module)}
         self.optimizers = list(dict.fromkeys(o for item in self.objects.values() for o in optimizers_in(item)))
         """Optimizers whose step hooks run: given ones, and those inside a given wrapper."""
-        self.gradients = Gradients()
-        self._parts = {keyword: part_of(keyword, item) for keyword, item in self.objects.items()}
+        self.gradients = GradientTracker()
+        self._adapters = {keyword: adapter_for(keyword, item) for keyword, item in self.objects.items()}
         self._warned: set[str] = set()
-        self._known: _Known | None = None
+        self._known: _WatchedEncoding | None = None
         self._structure: tuple[object, ...] = ()
         self.replicated = self._replicated() if world_size > 1 else {}
         """DistributedDataParallel modules that span all ranks, by the name of their first parameter."""
 
-    def gaps(self) -> list[str]:
+    def limitations(self) -> list[str]:
         """Describe the guarantees that this version of torch does not allow."""
         return unsupported(distributed=self._world_size > 1)
 
@@ -112,7 +120,7 @@ class Registry:
                 )
         return found
 
-    def capture(self, session: Mapping[str, Any], *, gradients: bool = True) -> Captured:
+    def capture(self, session: Mapping[str, Any], *, gradients: bool = True) -> CapturedState:
         """Return references to all state, including the session's own.
 
         Without `gradients`, it is what a checkpoint of most loops holds.
@@ -125,20 +133,20 @@ class Registry:
         known = self._known
         encoder, trees = self._encoder(known.step_storages, known.shared_storages, known.encoder), {}
         states = {}
-        for keyword, part in self._parts.items():
+        for keyword, adapter in self._adapters.items():
             if (watch := known.watches.get(keyword)) is None:
-                states[keyword] = part.state()
-                trees[keyword] = part.encode(states[keyword], encoder, known.names)
+                states[keyword] = adapter.state()
+                trees[keyword] = adapter.encode(states[keyword], encoder, known.names)
             else:
-                trees[keyword] = part.encode_again(known.trees[keyword], watch, encoder)
+                trees[keyword] = adapter.encode_again(known.trees[keyword], watch, encoder)
         trees["session"] = encoder.encode("session", session)
         trees["rng"] = encoder.encode("rng", rng_state())
         if gradients and (pending := self.gradients.pending(known.parameters)):
             trees["gradients"] = self._encode_gradients(encoder, pending)
-        if gradients and is_possible():
+        if gradients and is_sharding_in_use():
             watched = known.watches.keys() >= self.modules.keys()
             require_synchronized(known.fully_sharded if watched else fully_sharded(self.modules))
-        captured = Captured(
+        captured = CapturedState(
             trees=trees,
             states=states,
             tensors=ChainMap(self._stored(encoder), known.tensors),
@@ -156,7 +164,7 @@ class Registry:
             captured.alike = {f"replicas {each.key}": each.seen() for each in witnesses}
         return captured
 
-    def round_trip(self, captured: Captured) -> RoundTrip:
+    def round_trip(self, captured: CapturedState) -> RoundTrip:
         """Return a check that the objects would get back what `captured` holds."""
         shapes, refusal = shapes_of(captured), None
         try:
@@ -165,7 +173,8 @@ class Registry:
             refusal = f"{type(error).__name__}: {error}"
         # a second call of state_dict() may differ, for example in elapsed time
         states = {
-            k: captured.states[k] if k in captured.states else part.state() for k, part in self._parts.items()
+            k: captured.states[k] if k in captured.states else adapter.state()
+            for k, adapter in self._adapters.items()
         }
         return RoundTrip(states, shapes, refusal, modules=self.modules)
 
@@ -187,16 +196,16 @@ class Registry:
 
     def require_fit(self, trees: Mapping[str, Tree], shapes: Shapes) -> None:
         """Do the same as `check` for trees that are known to decode."""
-        for keyword, part in self._parts.items():
+        for keyword, adapter in self._adapters.items():
             if keyword not in trees:
-                close = difflib.get_close_matches(keyword, trees.keys() - self._parts.keys(), n=1)
+                close = difflib.get_close_matches(keyword, trees.keys() - self._adapters.keys(), n=1)
                 hint = f". Did you mean Session({close[0]}=...)?" if close else ""
                 raise IncompatibleCheckpoint(
                     f"the checkpoint holds no {keyword!r}; it has {', '.join(trees)}{hint}"
                 )
-            part.check(trees[keyword], shapes)
-        live = Live({}, self._trained())
-        for tree in (each for keyword in self.objects for each in trained_in(trees[keyword])):
+            adapter.check(trees[keyword], shapes)
+        live = LiveTensors({}, self._trained())
+        for tree in (each for keyword in self.objects for each in trained_tensors(trees[keyword])):
             parameter, name = live.parameter(tree), tree["$tensor"]
             if parameter is not None and (str(parameter.dtype), tuple(parameter.shape)) != shapes[name]:
                 raise IncompatibleCheckpoint(
@@ -225,12 +234,12 @@ class Registry:
         global shape. With `adopt`, an optimizer may keep the memory of `tensors`.
         """
         if sharded := self._sharded(trees, shapes):
-            parts = {name: like(tensor, tensors[name]) for name, tensor in sharded.items()}
+            parts = {name: shard_like(tensor, tensors[name]) for name, tensor in sharded.items()}
             tensors = {**tensors, **parts}
-        live = Live(self._held(trees), self._trained())
-        for keyword, part in self._parts.items():
-            part.load(trees[keyword], tensors, live=live, adopt=adopt)
-        put_back(self.modules, decode(trees.get("gradients", {}), tensors, copy=True))
+        live = LiveTensors(self._held(trees), self._trained())
+        for keyword, adapter in self._adapters.items():
+            adapter.load(trees[keyword], tensors, live=live, adopt=adopt)
+        restore_gradients(self.modules, decode(trees.get("gradients", {}), tensors, copy=True))
         restore_rng(decode(trees["rng"], tensors, copy=True))
 
     def branch_rng(self, key: int, differed: Collection[str]) -> None:
@@ -241,29 +250,31 @@ class Registry:
         """
         branch_rng(key, {name.removeprefix("rng.") for name in differed if name.startswith("rng.")})
         for keyword, item in self.objects.items():
-            if keyword in differed and isinstance(item, OwnGenerator):
+            if keyword in differed and isinstance(item, StatefulGenerator):
                 item.branch(key)
 
-    def make_room(self) -> None:
+    def populate_memory(self) -> None:
         """Touch the memory that `apply` will copy into, so that page faults happen earlier."""
-        for part in self._parts.values():
-            part.make_room()
+        for adapter in self._adapters.values():
+            adapter.populate_memory()
 
-    def _walk(self) -> _Known:
+    def _walk(self) -> _WatchedEncoding:
         """Encode in full all objects that can be watched from here on."""
-        if is_possible():
+        if is_sharding_in_use():
             for module in self.modules.values():
                 module.state_dict()  # makes `fully_shard` reshard parameters that an evaluation left gathered
-        watches = {keyword: watch for keyword, part in self._parts.items() if (watch := part.watch())}
-        watched = Watched(watches.values())
-        if not watched.steady:
-            watches, watched = {}, Watched([])
+        watches = {keyword: watch for keyword, adapter in self._adapters.items() if (watch := adapter.watch())}
+        watched = WatchedState(watches.values())
+        if not watched.is_watchable:
+            watches, watched = {}, WatchedState([])
         names, step_storages = self._parameter_names(), self._step_storages()
-        shared_storages = {each for ddp in self.replicated.values() for each in storages(kept_the_same(ddp))}
+        shared_storages = {
+            each for ddp in self.replicated.values() for each in storages(replicated_parameters(ddp))
+        }
         encoder = self._encoder(step_storages, shared_storages)
-        trees = {k: self._parts[k].encode(self._parts[k].state(), encoder, names) for k in watches}
+        trees = {k: self._adapters[k].encode(self._adapters[k].state(), encoder, names) for k in watches}
         tensors = self._stored(encoder)
-        return _Known(
+        return _WatchedEncoding(
             watched=watched,
             watches=watches,
             trees=trees,
@@ -330,21 +341,21 @@ class Registry:
         if self._world_size == 1:
             return encoder.tensors
         sizes = [(name, encoder.tensors[name].nbytes) for name in encoder.shared]
-        elsewhere = {name for name, rank in shared_out(sizes, self._world_size).items() if rank != self._rank}
+        elsewhere = {name for name, rank in assign_to_ranks(sizes, self._world_size).items() if rank != self._rank}
         elsewhere |= encoder.elsewhere
         return {name: t for name, t in encoder.tensors.items() if name not in elsewhere}
 
     def _sharded(self, trees: Mapping[str, Tree], shapes: Shapes) -> dict[str, torch.Tensor]:
         """Return sharded tensors of the script, by the names of the checkpoint tensors that are sharded alike."""
-        if not is_possible():
+        if not is_sharding_in_use():
             return {}
         encoder, names = Encoder((), self._warned), self._parameter_names()
-        for part in self._parts.values():
-            part.encode(part.state(), encoder, names)
+        for adapter in self._adapters.values():
+            adapter.encode(adapter.state(), encoder, names)
         found = {n: t for n, t in encoder.sharded.items() if n in shapes and shapes[n][1] == tuple(t.shape)}
-        for keyword, part in self._parts.items():
+        for keyword, adapter in self._adapters.items():
             if keyword in trees:
-                found |= part.sharded(trees[keyword], shapes)
+                found |= adapter.sharded(trees[keyword], shapes)
         for keyword, gradients in trees.get("gradients", {}).items():
             parameters = dict(self.modules[keyword].named_parameters()) if keyword in self.modules else {}
             for name, tree in gradients.items():
@@ -367,7 +378,7 @@ class Registry:
                 )
         return trees
 
-    def _structured(self, known: _Known, loose: Encoder) -> object:
+    def _structured(self, known: _WatchedEncoding, loose: Encoder) -> object:
         """Return the same object while `known` and the names, dtypes and shapes of the rest stay the same."""
         if loose.deferred:
             return object()  # deferred copies need the same tensor objects, and these are found anew each time
@@ -404,10 +415,10 @@ class Registry:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Known:
+class _WatchedEncoding:
     """The full encoding of the watched objects; valid until the watch reports a change."""
 
-    watched: Watched
+    watched: WatchedState
     watches: dict[str, Watch]
     trees: dict[str, Tree]
     encoder: Encoder
@@ -421,7 +432,7 @@ class _Known:
     fully_sharded: list[tuple[str, torch.nn.Module]]
 
 
-def shapes_of(captured: Captured) -> Shapes:
+def shapes_of(captured: CapturedState) -> Shapes:
     """Return dtype and global shape of each tensor of the trees, as `restore.shapes` does for a checkpoint."""
     return {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in captured.whole.items()}
 

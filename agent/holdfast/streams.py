@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from holdfast.indexed import Epochs, Position
-from holdfast.leaving import begun
-from holdfast.order import hashed
-from holdfast.seeding import random_state_kept, seed_all
+from holdfast.indexed import DataPosition, EpochSetter
+from holdfast.leaving import iterate_loader
+from holdfast.order import stable_hash
+from holdfast.seeding import preserved_random_state, seed_all
 
 _END = object()
 
 
-class Streamed:
+class StreamedBatches:
     """The batches of an iterable dataset, from any position on.
 
     A dataset with `state_dict` and `load_state_dict` continues from its state if it is read in this process. Any
@@ -31,7 +31,7 @@ class Streamed:
         self._dataset, self._seed, self._world_size = dataset, seed, world_size
         self._stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         self._keeps_state = self._stateful and not options.get("num_workers")
-        self._watched, self.epochs = _Watched(dataset), Epochs(dataset, always=True)
+        self._watched, self.epochs = _Watched(dataset), EpochSetter(dataset, always=True)
         self.loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
             self._watched if self._keeps_state else dataset, **options
         )
@@ -52,38 +52,40 @@ class Streamed:
         return f"batches of {self.loader.batch_size} from {max(self.loader.num_workers, 1)} workers"
 
     @property
-    def gap(self) -> str | None:
+    def limitation(self) -> str | None:
         name, workers = type(self._dataset).__name__, self.loader.num_workers
-        gaps = []
+        limitations = []
         if not self._keeps_state:
-            gaps.append(f"{name} is read again from its start after a resume, up to the position")
+            limitations.append(f"{name} is read again from its start after a resume, up to the position")
         if self._stateful and workers:
-            gaps.append("its state_dict is not used with workers: num_workers=0 would use it")
+            limitations.append("its state_dict is not used with workers: num_workers=0 would use it")
         if workers and self.loader.persistent_workers:
-            gaps.append("random augmentation in persistent workers may differ")
+            limitations.append("random augmentation in persistent workers may differ")
         if self._world_size > 1:
-            gaps.append(f"it must split itself among the {self._world_size} ranks, whose number must not change")
-        return "; ".join(gaps) or None
+            limitations.append(
+                f"it must split itself among the {self._world_size} ranks, whose number must not change"
+            )
+        return "; ".join(limitations) or None
 
     def __len__(self) -> int:
         return len(self.loader)
 
-    def left(self, start: Position) -> int:
+    def left(self, start: DataPosition) -> int:
         """Count the batches of this rank from `start` to the end of its epoch; TypeError if unknown."""
         return max(0, len(self) - start.taken)
 
-    def batches(self, start: Position) -> Iterator[tuple[Position, Any]]:
+    def batches(self, start: DataPosition) -> Iterator[tuple[DataPosition, Any]]:
         """Yield each batch with the position after it."""
         behind = self._set_up(start)
         if self._watched.ended:
             return
         # otherwise the seeds of workers would depend on the number of epochs in this process
-        self.loader.generator.manual_seed(hashed(self._seed, "workers", start.epoch) >> 1)
-        with random_state_kept():
+        self.loader.generator.manual_seed(stable_hash(self._seed, "workers", start.epoch) >> 1)
+        with preserved_random_state():
             seed_all(self._seed, "stream", start.epoch)
-            source = begun(self.loader)
+            source = iterate_loader(self.loader)
         for number in itertools.count(behind):
-            with random_state_kept():
+            with preserved_random_state():
                 seed_all(self._seed, "stream", start.epoch, number)
                 batch = next(source, _END)
             if batch is _END:
@@ -97,7 +99,7 @@ class Streamed:
             return self.state
         return {"own": self._dataset.state_dict(), "ended": self._watched.ended}
 
-    def _set_up(self, start: Position) -> int:
+    def _set_up(self, start: DataPosition) -> int:
         """Prepare the dataset for `start`. Return the number of batches that it is past."""
         state, self.state = self.state, None
         self._watched.ended = False

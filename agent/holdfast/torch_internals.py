@@ -1,8 +1,8 @@
 """All private torch API that Holdfast uses, with a fallback for each.
 
 No other module of the agent uses a name of torch that begins with an underscore; a test enforces that. An entry of
-`INTERNALS` says what is used, on which versions it was checked and what is missing without it. `supported` looks
-for the names themselves, so unchecked versions of torch that have them work as well.
+`PRIVATE_APIS` says what is used, on which versions it was checked and what is missing without it. `supported`
+looks for the names themselves, so unchecked versions of torch that have them work as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHECKED_ON = ("2.13",)
 
 
 @dataclass(frozen=True, slots=True)
-class Internal:
+class PrivateApi:
     """A private API of torch."""
 
     name: str
@@ -42,7 +42,7 @@ class Internal:
 
 
 @functools.cache
-def _has_all(internal: Internal) -> bool:
+def _has_all(internal: PrivateApi) -> bool:
     try:
         owner = internal.owner()
     except (ImportError, AttributeError):
@@ -68,37 +68,37 @@ def _device_mesh() -> Any:
     return DeviceMesh
 
 
-MODULE_CONTENTS = Internal(
+MODULE_CONTENTS = PrivateApi(
     "the dicts and hooks of a Module",
     ("_modules", "_parameters", "_buffers", "_state_dict_hooks", "_state_dict_pre_hooks", "_save_to_state_dict"),
     nn.Module,
     "models are walked in full at each checkpoint, which takes longer",
 )
-MODULE_LOADING = Internal(
+MODULE_LOADING = PrivateApi(
     "the load hooks of a Module",
     ("_load_from_state_dict", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
     nn.Module,
     "a checkpoint in memory is copied once more before a model is loaded from it",
 )
-OPTIMIZER_HOOKS = Internal(
+OPTIMIZER_HOOKS = PrivateApi(
     "the hooks of an Optimizer",
     ("_optimizer_step_pre_hooks", "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"),
     lambda: torch.optim.SGD([nn.Parameter(torch.empty(0, device="cpu"))], lr=0.1),
     "training waits while a checkpoint is copied",
 )
-DDP_PARAMETERS = Internal(
+DDP_PARAMETERS = PrivateApi(
     "the parameters that DistributedDataParallel reduces",
     ("_get_ddp_logging_data",),
     lambda: DistributedDataParallel,
     "what DistributedDataParallel keeps the same on all ranks is stored by each of them",
 )
-DDP_BUCKETS = Internal(
+DDP_BUCKETS = PrivateApi(
     "the buckets of DistributedDataParallel",
     ("_rebuild_buckets", "_get_zeros_like_grad_buckets", "_autograd_hook", "prepare_for_backward"),
     lambda: torch.distributed.Reducer,  # type: ignore[attr-defined]
     "on three ranks or more the losses after a resume may differ in their last bits",
 )
-DDP_REDUCER = Internal(
+DDP_REDUCER = PrivateApi(
     "the making of a DistributedDataParallel's reducer",
     (
         "_build_params_for_reducer",
@@ -109,25 +109,25 @@ DDP_REDUCER = Internal(
     lambda: _calls_assignment() and DistributedDataParallel,
     "on three ranks or more, with static_graph, the losses after a resume may differ in their last bits",
 )
-DTENSOR_CHUNKS = Internal(
+DTENSOR_CHUNKS = PrivateApi(
     "the place of a DTensor's local part",
     ("__create_chunk_list__",),
     _dtensor,
     "checkpoints of sharded tensors are refused",
 )
-MESH_ROOT = Internal(
+MESH_ROOT = PrivateApi(
     "the mesh that a DeviceMesh is cut from",
     ("_get_root_mesh",),
     _device_mesh,
     "checkpoints of tensors that are sharded over a part of a mesh are refused",
 )
-DEFAULT_STORE = Internal(
+DEFAULT_STORE = PrivateApi(
     "the store of the default process group",
     ("_get_default_store",),
     lambda: torch.distributed.distributed_c10d,
     "the ranks of a job cannot find each other",
 )
-INTERNALS = (
+PRIVATE_APIS = (
     MODULE_CONTENTS,
     MODULE_LOADING,
     OPTIMIZER_HOOKS,
@@ -144,7 +144,7 @@ compiled module are as old as the feature that they belong to."""
 
 def unsupported(*, distributed: bool) -> list[str]:
     """Describe what this torch lacks, with the consequences; with `distributed`, for several ranks as well."""
-    internals = INTERNALS if distributed else (MODULE_CONTENTS, MODULE_LOADING, OPTIMIZER_HOOKS)
+    internals = PRIVATE_APIS if distributed else (MODULE_CONTENTS, MODULE_LOADING, OPTIMIZER_HOOKS)
     return [
         f"torch {torch.__version__} lacks {each.name}, as torch {each.checked_on[-1]} has it: {each.without}"
         for each in internals
@@ -263,7 +263,7 @@ def root_mesh(mesh: Any) -> Any:
     return mesh._get_root_mesh() if MESH_ROOT.supported() else mesh
 
 
-def kept_the_same(ddp: DistributedDataParallel) -> list[torch.Tensor]:
+def replicated_parameters(ddp: DistributedDataParallel) -> list[torch.Tensor]:
     """Return the parameters that are equal on all ranks: broadcast at the start, then reduced or unchanged."""
     if not DDP_PARAMETERS.supported() or not hasattr(ddp, "_module_parameters"):
         return []

@@ -18,12 +18,12 @@ from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST, Manifest, saved_rank, state_for
 from holdfast.pacing import Controller
 from holdfast.ranks import Ranks
-from holdfast.reducers import bucket_layout, warm_up
+from holdfast.reducers import bucket_layout, restore_buckets
 from holdfast.reports import Standing
 from holdfast.restore import Loaded, Regions
 from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.shards import names_in
-from holdfast.state import Captured, Registry, shapes_of
+from holdfast.state import CapturedState, Registry, shapes_of
 from holdfast.store import Store
 from holdfast.tree import Shapes, decode
 from holdfast.variables import Variables
@@ -45,7 +45,7 @@ class Training:
         rewinds: bool | None = None,
     ) -> None:
         self._ranks = ranks
-        self._said = rewinds
+        self._restorable = rewinds
         """The script's setting of whether it can be restored in place, if it has one."""
         self.registry = Registry(objects, ranks.rank, ranks.world_size)
         self.rewinds = 0
@@ -55,9 +55,9 @@ class Training:
         """Loaders with their cursors, in the order in which the script first used them."""
         self._given_loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
         for loader in self._given_loaders:
-            loader.follow()
+            loader.attach_session()
         self._drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
-        self._told_of: list[DataLoader] = []
+        self._reported_loaders: list[DataLoader] = []
         """Loaders that are in no checkpoint and were reported."""
         self._current = -1
         """Index of the loader in use."""
@@ -75,9 +75,9 @@ class Training:
         self._start: tuple[dict[str, Any], Shapes] | None = None
         """Trees and shapes at the start of training, until a structural change was reported."""
         self._structure: object = None
-        """`Captured.structure` of the last capture."""
+        """`CapturedState.structure` of the last capture."""
         self._compared: object = None
-        """`Captured.structure` of the last capture that was compared with `_start`."""
+        """`CapturedState.structure` of the last capture that was compared with `_start`."""
         self.registry.capture({}, gradients=False)  # raise now for what cannot be stored, not hours later
         DataLoader.watched_by.append(self._drawn_from)
 
@@ -90,7 +90,7 @@ class Training:
         """No batch has been drawn and no parameter updated since the last iteration ended."""
         return not self._moved
 
-    def drew(self) -> None:
+    def record_batch(self) -> None:
         """Record that the script got a batch of `session.batches`."""
         self._moved = True
         self._drawn += 1
@@ -107,13 +107,13 @@ class Training:
         """
         gradients, controller = self.registry.gradients, self._controller
 
-        def asked_soon() -> bool:
+        def is_capture_expected() -> bool:
             following = self._standing.iteration + 1
             if (known := may_act_after(following)) is not None:
                 return known
             return controller.plan is None or controller.due(following)
 
-        gradients.asked_soon = asked_soon
+        gradients.is_capture_expected = is_capture_expected
 
         def about_to_update(optimizer: torch.optim.Optimizer, *_: object) -> None:
             before()
@@ -147,7 +147,7 @@ class Training:
         DataLoader.watched_by[:] = [each for each in DataLoader.watched_by if each is not self._drawn_from]
         for loader in (*self._given_loaders, *(each for each, _ in self._loaders)):
             if isinstance(loader, DataLoader):
-                loader.unfollow()
+                loader.detach_session()
 
     def boundary(self) -> None:
         """Record the end of an iteration."""
@@ -159,19 +159,19 @@ class Training:
 
     def unknown_loaders(self) -> list[str]:
         """Describe loaders that the script uses and the session was not given, each once."""
-        told = []
+        messages = []
         while self._drawn_from:
             loader = self._drawn_from.pop()
-            known = (*self._given_loaders, *(each for each, _ in self._loaders), *self._told_of)
+            known = (*self._given_loaders, *(each for each, _ in self._loaders), *self._reported_loaders)
             if not any(each is loader for each in known):
-                self._told_of.append(loader)
+                self._reported_loaders.append(loader)
                 keyword = inventory.unused_keyword("loader", self.registry.given)
-                told.append(
+                messages.append(
                     f"the script uses a holdfast.DataLoader over {type(loader.dataset).__name__} that is in no "
                     "checkpoint: after a resume it starts again at epoch 0. Give it to the session, "
                     f"Session({keyword}=...)"
                 )
-        return told
+        return messages
 
     @property
     def loader(self) -> Iterable[Any] | None:
@@ -185,13 +185,13 @@ class Training:
         """Average number so far; `None` for a loop that iterates over its loader itself."""
         return self._drawn / self._ended if self._loaders and self._ended else None
 
-    def enter(self, loader: Iterable[Any]) -> Cursor:
+    def cursor_for(self, loader: Iterable[Any]) -> Cursor:
         """Return the cursor of a loader that the script starts or continues to use."""
         known = [each for each, _ in self._loaders]
         self._current = next((i for i, each in enumerate(known) if each is loader), len(known))
         if self._current == len(known):
             if isinstance(loader, DataLoader):
-                loader.follow()
+                loader.attach_session()
             cursor = cursor_over(loader)
             # a new loader starts at the beginning, even if the script has looked at its first batch
             cursor.load_state_dict(self._loaded[self._current] if self._current < len(self._loaded) else None)
@@ -221,11 +221,11 @@ class Training:
             return str(error)
         return None
 
-    def outline(self) -> Captured:
+    def outline(self) -> CapturedState:
         """Return what a capture will most likely consist of."""
         return self._capture(gradients=False, reducers={})
 
-    def capture(self) -> Captured:
+    def capture(self) -> CapturedState:
         """Capture the state of this instant. TypeError names what cannot be stored."""
         captured = self._capture(gradients=True, reducers=self._reducers())
         self._structure = captured.structure
@@ -264,7 +264,7 @@ class Training:
                 found[name] = layout
         return found
 
-    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> Captured:
+    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> CapturedState:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
         return self.registry.capture(
             {
@@ -293,7 +293,7 @@ class Training:
             rank=self._ranks.rank,
             regions=self.regions,
             room=room,
-            meanwhile=self.registry.make_room,
+            meanwhile=self.registry.populate_memory,
         )
 
     def check(self, manifest: Manifest) -> None:
@@ -308,14 +308,14 @@ class Training:
         _require_position(trees)
         self.registry.check(trees, restore.shapes(manifest, rank))
 
-    def no_way_back(self, loader: int | None = None) -> str | None:
+    def obstacle_to_restore(self, loader: int | None = None) -> str | None:
         """Say why the running script cannot be restored in place; `None` if it can.
 
         `loader` is the index of the one in use when the checkpoint was taken; `None` for the current one.
         """
-        if self._said is not None:
-            return None if self._said else "the script sets rewinds=False"
-        if any(loader.drawn_directly for loader in self._given_loaders):
+        if self._restorable is not None:
+            return None if self._restorable else "the script sets rewinds=False"
+        if any(loader.is_iterated_directly for loader in self._given_loaders):
             return (
                 "this script iterates over its loader itself; a loop over session.batches(...) can be restored in "
                 "place"
@@ -329,29 +329,29 @@ class Training:
             return "the checkpoint was taken while the script used another loader"
         return None
 
-    def gaps(self) -> list[str]:
+    def limitations(self) -> list[str]:
         """Describe the limitations of loaders that the session was given."""
-        return [loader.gap for loader in self._given_loaders if loader.gap]
+        return [loader.limitation for loader in self._given_loaders if loader.limitation]
 
     def missing(self, loaded: Loaded | None) -> list[str]:
         """Describe what training changes, as far as its objects show it, and no checkpoint holds."""
         there = loaded.state if loaded is not None else {}
         saved = [keyword for keyword in there if keyword not in RESERVED]
-        return [*inventory.missing(self.registry.given, saved), *self.registry.gaps()]
+        return [*inventory.missing(self.registry.given, saved), *self.registry.limitations()]
 
-    def warm_up(self, loaded: Loaded) -> list[str]:
+    def restore_buckets(self, loaded: Loaded) -> list[str]:
         """Restore the gradient buckets of the checkpoint in new processes. Collective over all ranks.
 
         Returns:
             Descriptions of failures, after which the next losses may differ in their last bits.
         """
-        told = []
+        messages = []
         layouts = loaded.state["session"].get("reducers", {})
         if loaded.manifest.world_size == self._ranks.world_size:  # otherwise the sums are others anyway
             for name, ddp in self.registry.replicated.items():
-                if name in layouts and (reason := _warmed_up(ddp, layouts[name])) is not None:
-                    told.append(f"gradients may be summed up in another order than before: {reason}")
-        return told
+                if name in layouts and (reason := _restore_buckets(ddp, layouts[name])) is not None:
+                    messages.append(f"gradients may be summed up in another order than before: {reason}")
+        return messages
 
     def failed(self, times: int) -> None:
         """Tell the pacing how many failures there were since the loaded checkpoint."""
@@ -385,7 +385,7 @@ def _require_position(trees: Mapping[str, Any]) -> None:
         raise DamagedCheckpoint(MANIFEST, "missing or invalid random state")
 
 
-def left_out(loaded: Loaded, world_size: int) -> str | None:
+def dropped_gradients(loaded: Loaded, world_size: int) -> str | None:
     """Describe what of a checkpoint is dropped because the world size is another one."""
     if loaded.manifest.world_size == world_size or not _unfitting(loaded):
         return None
@@ -427,8 +427,8 @@ def _differing(loaded: Loaded) -> set[str]:
     return found
 
 
-def _warmed_up(ddp: DistributedDataParallel, layout: list[list[int]]) -> str | None:
+def _restore_buckets(ddp: DistributedDataParallel, layout: list[list[int]]) -> str | None:
     try:
-        return warm_up(ddp, layout)
+        return restore_buckets(ddp, layout)
     except Exception as error:  # only the last bits of sums depend on it: the job goes on
         return f"{type(error).__name__}: {error}"

@@ -41,7 +41,7 @@ _LARGEST_GAPS = 16
 _DTYPE_NAME = re.compile(r"(b?float|u?int|q?u?int|complex|bits)\d+\w*|bool")
 
 
-class Live:
+class LiveTensors:
     """Tensors of a session's objects to which its `Variables` may refer.
 
     Args:
@@ -68,7 +68,7 @@ def decode(
     *,
     copy: bool,
     adopt: Collection[str] = (),
-    live: Live | None = None,
+    live: LiveTensors | None = None,
 ) -> Any:
     """Return the value that a tree was made from.
 
@@ -78,13 +78,13 @@ def decode(
     return _Decoder(tensors, copy, adopt, live).decode(tree)
 
 
-def trained_in(tree: Tree) -> Iterator[Tree]:
+def trained_tensors(tree: Tree) -> Iterator[Tree]:
     """Yield the tensors of a tree that are parameters of an optimizer outside all modules."""
     if isinstance(tree, dict) and "trained" in tree and "$tensor" in tree:
         yield tree
     elif isinstance(tree, (dict, list)):
         for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from trained_in(item)
+            yield from trained_tensors(item)
 
 
 def decode_without_memory(tree: Tree, shapes: Shapes) -> Any:
@@ -129,7 +129,7 @@ class _StandIns(Mapping[str, torch.Tensor]):
 
 class _Decoder:
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], copy: bool, adopt: Collection[str], live: Live | None
+        self, tensors: Mapping[str, torch.Tensor], copy: bool, adopt: Collection[str], live: LiveTensors | None
     ) -> None:
         self._tensors, self._copy, self._adopt, self._live = tensors, copy, adopt, live
         self._made: dict[str, tuple[Tree, torch.Tensor]] = live.made if live is not None else {}
@@ -258,14 +258,14 @@ class _StandInDecoder(_Decoder):
         return tensor
 
 
-def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+def memory_span(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Count the elements of memory from the first element to the last, both included."""
     if not math.prod(shape):
         return 0
     return 1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True))
 
 
-def most_elements(shape: Sequence[int]) -> int:
+def largest_span(shape: Sequence[int]) -> int:
     return max(_LARGEST_GAPS * math.prod(shape), 1 << 18)
 
 
@@ -273,13 +273,13 @@ def _require_strides(shape: Sequence[int], strides: Sequence[int]) -> None:
     """Raise ValueError for strides that are invalid for this shape, or span too much memory."""
     if len(strides) != len(shape) or any(type(stride) is not int or stride < 0 for stride in strides):
         raise ValueError(f"invalid strides {strides} of a tensor of shape {tuple(shape)}")
-    if extent(shape, strides) > most_elements(shape):
+    if memory_span(shape, strides) > largest_span(shape):
         raise ValueError(f"strides {strides} of a tensor of shape {tuple(shape)} have too large gaps")
 
 
 def _copied(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """Return a copy with these non-negative strides."""
-    shape, count = tensor.shape, extent(tensor.shape, strides)
+    shape, count = tensor.shape, memory_span(tensor.shape, strides)
     memory = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
     found = memory.as_strided(shape, strides)
     if _overlaps(shape, strides):  # elements in one place have the same value: the order does not matter

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST
-from holdfast.rng import OwnGenerator, is_generator
+from holdfast.rng import StatefulGenerator, is_generator
 from holdfast.torch_internals import compiled_from, runs_step_hooks
 
 RESERVED = ("rng", "session", "gradients")
@@ -34,12 +34,12 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
-def accepted(keyword: str, item: Any) -> Stateful:
+def checkpointable(keyword: str, item: Any) -> Stateful:
     """Return the object to checkpoint for one that was given. TypeError or ValueError if there is none."""
     if keyword in RESERVED:
         raise ValueError(f"Session({keyword}=...): this name is reserved in checkpoints; use another one")
     if is_generator(item):
-        return OwnGenerator(item)
+        return StatefulGenerator(item)
     if is_accelerator(item):
         return AcceleratorCounter(item)
     if not isinstance(item, Stateful):

@@ -14,7 +14,7 @@ from holdfast.arena import Arena
 from holdfast.checkpoint_run import SETTLED, CheckpointRun, CopyResult, RunRequest, SnapshotContents
 from holdfast.persist import Origin, Persister
 from holdfast.snapshot import Snapshotter
-from holdfast.state import Captured
+from holdfast.state import CapturedState
 from holdfast.store import open_store, read_manifest
 
 JOB = "job"
@@ -77,7 +77,7 @@ class Job:
         """A checkpoint of this instant, on its way to the store."""
         self.iteration += 1
         assert self.snapshots.wait_free(30)
-        captured = Captured(trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors))
+        captured = CapturedState(trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors))
         request = requested(self.iteration, origin=origin(**changes), at_once=True, over_seconds=over_seconds)
         run = CheckpointRun(request, self.snapshots, self._settled)
         self.snapshots.begin(run, captured)

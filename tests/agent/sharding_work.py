@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 import holdfast
 from holdfast.encoder import Encoder
 from holdfast.kinds import part_of
-from holdfast.sharding import like, local
+from holdfast.sharding import local, shard_like
 from holdfast.state import Registry
 
 
@@ -140,7 +140,8 @@ def moments_after_their_source_is_overwritten(stage, rows):
     tree = part_of("optimizer", optimizer).encode(optimizer.state_dict(), encoder, {})
     borrowed = {name: local(tensor).clone() for name, tensor in encoder.tensors.items()}
     given = {
-        name: like(encoder.sharded[name], t) if name in encoder.sharded else t for name, t in borrowed.items()
+        name: shard_like(encoder.sharded[name], t) if name in encoder.sharded else t
+        for name, t in borrowed.items()
     }
     target.state[other].clear()  # as at a start; in place it is filled where it lies
     part_of("optimizer", target).load(tree, given, adopt=False)

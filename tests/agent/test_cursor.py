@@ -81,7 +81,7 @@ def test_nobody_knows_what_is_left_of_a_loader_without_a_length():
 )
 def test_every_loader_goes_on_and_says_what_it_cannot_promise(make, promise):
     cursor = cursor_over(make())
-    assert cursor.gap is None if promise is None else promise in cursor.gap
+    assert cursor.limitation is None if promise is None else promise in cursor.limitation
     source = cursor.batches()
     next(source), next(source)
     resumed = cursor_over(make())

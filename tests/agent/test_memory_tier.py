@@ -29,7 +29,7 @@ from holdfast.persist.writing import _Writing
 from holdfast.rescue import rescue
 from holdfast.slots import COUNT, Held, Slot, claim, slots_in
 from holdfast.snapshot import Snapshotter
-from holdfast.state import Captured
+from holdfast.state import CapturedState
 from holdfast.store import open_store
 from holdfast.supervision import Trained
 
@@ -54,7 +54,7 @@ class Dead:
         self.tensors = small_state()
         snapshots = Snapshotter(arenas=[Arena(slot) for slot in self.slots])
         for iteration in iterations:
-            captured = Captured(
+            captured = CapturedState(
                 trees={"model": {"w": iteration}}, tensors=self.tensors, deferred=set(self.tensors)
             )
             origin = persisting.origin(attempt=self.attempt, uid="dead")
@@ -176,7 +176,7 @@ def test_the_seal_goes_before_the_memory_changes(folder, tmp_path):
     tensors = {"w": torch.ones(5)}
     snapshots._layouts[0].fit = fit
     with pytest.raises(OSError, match="no room"):
-        persisting.copied(snapshots, Captured(tensors=tensors), iteration=4)
+        persisting.copied(snapshots, CapturedState(tensors=tensors), iteration=4)
     assert seen == [False]
 
 

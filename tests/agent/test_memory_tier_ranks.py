@@ -24,7 +24,7 @@ from holdfast.reports import Reporter, Standing
 from holdfast.rescue import rescue
 from holdfast.slots import COUNT, Held, Slot, claim
 from holdfast.snapshot import Snapshotter
-from holdfast.state import Captured
+from holdfast.state import CapturedState
 from holdfast.store import open_store
 from holdfast.supervision import Trained
 from holdfast.tier import Tier
@@ -50,7 +50,7 @@ class Dead:
         for rank in ranks:
             (slot,) = claim(self.folder, [], 1)
             snapshots = Snapshotter(arenas=[Arena(slot)])
-            captured = Captured(**self._captured(rank, iteration) | changes)
+            captured = CapturedState(**self._captured(rank, iteration) | changes)
             origin = persisting.origin(
                 attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, place=place
             )

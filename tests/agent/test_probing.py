@@ -13,7 +13,7 @@ import holdfast
 from holdfast import probing, protocol, starting
 from holdfast.errors import NoProbe
 from holdfast.meter import Meter
-from holdfast.probe import Probed
+from holdfast.probe import LoadingTimes
 from holdfast.probing import PATIENCE_SECONDS, Prober
 from holdfast.profile import IterationClock
 from holdfast.protocol import Desired
@@ -21,7 +21,7 @@ from holdfast.reports import Reporter, Standing
 
 __all__ = ["store", "uninterrupted"]
 
-FOUND = Probed(fetch_seconds=0.03, prep_seconds=0.01, batches=50, workers=0)
+FOUND = LoadingTimes(fetch_seconds=0.03, prep_seconds=0.01, batches=50, workers=0)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from holdfast.rng import OwnGenerator, branch_rng, restore_rng, rng_state
+from holdfast.rng import StatefulGenerator, branch_rng, restore_rng, rng_state
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +143,7 @@ def test_a_branch_of_a_generator_follows_from_where_it_is_and_from_the_key(kind)
         generator = make()
         for _ in range(before):
             draw(generator)
-        OwnGenerator(generator).branch(key)
+        StatefulGenerator(generator).branch(key)
         return [draw(generator) for _ in range(3)]
 
     generator = make()

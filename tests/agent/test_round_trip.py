@@ -12,7 +12,7 @@ from holdfast import round_trip
 from holdfast.dtypes import stored_as
 from holdfast.errors import HoldfastError
 from holdfast.format import Slot, lay_out
-from holdfast.kinds import ModulePart
+from holdfast.kinds import ModuleAdapter
 from holdfast.round_trip import RoundTrip, describe, difference
 from holdfast.state import Registry
 from holdfast.store import open_store
@@ -58,7 +58,11 @@ def test_a_value_is_what_it_is(value):
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "x would be restored as dict ('b', 'a'), and is dict ('a', 'b')"),
         ({"a": [1, "b"]}, {"a": [1, "c"]}, "x.a.1 would be restored as str 'c', and is str 'b'"),
         (bytearray(b"a"), b"a", "x would be restored as bytes b'a', and is bytearray b'a'"),
-        (torch.ones(2), torch.ones(2).double(), "restored as tensor of float64 (2,), and is tensor of float32 (2,)"),
+        (
+            torch.ones(2),
+            torch.ones(2).double(),
+            "restored as tensor of float64 (2,), and is tensor of float32 (2,)",
+        ),
         (torch.ones(1), torch.ones(()), "restored as tensor of float32 (), and is tensor of float32 (1,)"),
         (numpy.float64(1), 1.0, "x would be restored as float 1.0, and is float64 of float64 ()"),
         (collections.deque(maxlen=1), collections.deque(), "and is deque of 0 items, at most 1"),
@@ -136,7 +140,7 @@ def test_a_checkpoint_that_the_objects_would_refuse_is_reported_and_not_listed(t
     def check(part, tree, shapes):
         raise KeyError("_extra_state")
 
-    monkeypatch.setattr(ModulePart, "check", check)
+    monkeypatch.setattr(ModuleAdapter, "check", check)
     run(tmp_path, backend="thread")
     assert open_store(tmp_path).checkpoints("m") == []
     assert "a checkpoint of this state could not be loaded: KeyError: '_extra_state'; training" in caplog.text

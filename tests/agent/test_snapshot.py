@@ -18,7 +18,7 @@ from holdfast.copying import HostCopies
 from holdfast.format import SMALL_BYTES
 from holdfast.layout import Layout
 from holdfast.snapshot import Snapshotter
-from holdfast.state import Captured
+from holdfast.state import CapturedState
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def snapshotter():
 
 
 def captured(deferred=("w",), **tensors):
-    return Captured(trees={}, tensors=tensors, deferred=set(deferred))
+    return CapturedState(trees={}, tensors=tensors, deferred=set(deferred))
 
 
 def begin(snapshotter, what, **options):
