@@ -16,8 +16,6 @@ from holdfast.order import RankShare, stable_hash
 from holdfast.ranks import rank_and_world_size
 from holdfast.streams import StreamedBatches
 
-__all__ = ["DataLoader", "DataPosition"]
-
 logger = logging.getLogger("holdfast")
 
 _HOW_TO_COUNT = "loop over the loader, or over range(loader.batches_left(loader.epoch + 1))"
@@ -110,7 +108,7 @@ class DataLoader:
             )  # fmt: skip
         self.collate_fn = self._inner.collate_fn
         self._misfit: str | None = None
-        self._reading = _IteratorState()
+        self._iterators = _IteratorState()
         self._warned: set[str] = set()
 
     @property
@@ -131,7 +129,7 @@ class DataLoader:
     @property
     def is_iterated_directly(self) -> bool:
         """Whether the script is in the middle of its own loop `for batch in loader`."""
-        return self._reading.drawing > 0
+        return self._iterators.drawing > 0
 
     @property
     def sampler(self) -> Any:
@@ -192,53 +190,56 @@ class DataLoader:
         iterator = object()
         if not self.position.taken:
             self._draw_base_seed()
-        self._reading.counted, self._reading.looked = True, False
+        self._iterators.counted, self._iterators.looked = True, False
         try:
             yield from self._batches(iterator, by_hand=False)
         finally:
-            if self._reading.current is iterator:
-                self._reading.current, self._reading.counted = None, False
+            if self._iterators.current is iterator:
+                self._iterators.current, self._iterators.counted = None, False
 
     def _by_hand(self, why_short: str | None) -> Generator[Any, None, str | None]:
         """Yield the batches of the script's own loop; `why_short` is the message of its StopIteration."""
-        iterator, placed = object(), self._reading.placed
-        before = self._reading.current, self.position, self._reading.began, self._reading.counted
+        iterator, placed = object(), self._iterators.placed
+        before = self._iterators.current, self.position, self._iterators.began, self._iterators.counted
         dataset_state = self._dataset_state
-        if self._reading.counted and self._reading.followed and self._reading.current is None:
+        if self._iterators.counted and self._iterators.followed and self._iterators.current is None:
             self._warn_once(
                 "left early",
                 f"the loop over the loader left epoch {self.epoch} early, and the next one begins epoch "
                 f"{self.epoch + 1}: a resume from the last checkpoint of epoch {self.epoch} would first give the "
                 "rest of it. Use session.batches(loader, epochs=None), or a sampler that makes epochs shorter",
             )
-        self.position = self._beginning()
-        self._reading.counted, self._reading.looked = not self._reading.followed, False
-        self._reading.drawing += 1
+        if self._iterators.counted:
+            self.position = _after(self.position)
+        elif self._iterators.current is not None:
+            self.position = self._iterators.began
+        self._iterators.counted, self._iterators.looked = not self._iterators.followed, False
+        self._iterators.drawing += 1
         try:
             yield from self._batches(iterator, by_hand=True)
         finally:
-            self._reading.drawing -= 1
-            if self._reading.current is iterator:
-                self._reading.current = None
-                if self._reading.counted and self._is_complete():
+            self._iterators.drawing -= 1
+            if self._iterators.current is iterator:
+                self._iterators.current = None
+                if self._iterators.counted and self._is_complete():
                     self.position = _after(self.position)
-                ended, interrupted = not self.position.taken, before[0] in self._reading.open
-                if self._reading.counted or placed != self._reading.placed or (ended and not interrupted):
-                    self._reading.counted = self._reading.counted and not ended
+                ended, interrupted = not self.position.taken, before[0] in self._iterators.open
+                if self._iterators.counted or placed != self._iterators.placed or (ended and not interrupted):
+                    self._iterators.counted = self._iterators.counted and not ended
                 else:  # no batch was used for training: back to the interrupted iterator, or to the beginning
-                    self._reading.current, self.position, self._reading.began, self._reading.counted = before
+                    self._iterators.current, self.position, self._iterators.began, self._iterators.counted = before
                     self._inner.state = dataset_state
                     if not interrupted:
-                        self._reading.current, self._reading.looked = None, True
+                        self._iterators.current, self._iterators.looked = None, True
         return why_short
 
     def _batches(self, iterator: object, *, by_hand: bool) -> Iterator[Any]:
         """Yield the batches from `position` to the end of its epoch; follow a restore to another position."""
-        self._reading.open.add(iterator)
+        self._iterators.open.add(iterator)
         try:
-            self._reading.current = self._reading.last = iterator
-            self._reading.began = began = start = self.position
-            placed, again = self._reading.placed, True
+            self._iterators.current = self._iterators.last = iterator
+            self._iterators.began = began = start = self.position
+            placed, again = self._iterators.placed, True
             while again:
                 again = False
                 self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand)
@@ -247,42 +248,36 @@ class DataLoader:
                     for drawn in DataLoader.watched_by:
                         drawn.add(self)
                     yield batch
-                    if placed != self._reading.placed:
-                        placed, start, again = self._reading.placed, self.position, True
-                        self._reading.current = self._reading.last = iterator
+                    if placed != self._iterators.placed:
+                        placed, start, again = self._iterators.placed, self.position, True
+                        self._iterators.current = self._iterators.last = iterator
                         if not start.taken:
                             self._draw_base_seed()
                         break
-                    if self._reading.last is not iterator:  # another iterator gave a batch meanwhile
+                    if self._iterators.last is not iterator:  # another iterator gave a batch meanwhile
                         self._take_back(iterator, began, start)
                         if again := self._inner.exclusive:
                             break
             self.position = _after(start)
         finally:
-            self._reading.open.discard(iterator)
+            self._iterators.open.discard(iterator)
 
     def _take_back(self, iterator: object, began: DataPosition, position: DataPosition) -> None:
         """Make the position follow this iterator again."""
-        if self._reading.current not in (None, iterator):
-            self._reading.counted = True
+        if self._iterators.current not in (None, iterator):
+            self._iterators.counted = True
             self._warn_once(
                 "two loops",
                 "two loops use one holdfast.DataLoader in turn: both may give the same epoch, and a checkpoint "
                 "holds only the position of the one used last; create a loader for each",
             )
-        self._reading.current = self._reading.last = iterator
-        self._reading.began, self.position = began, position
-
-    def _beginning(self) -> DataPosition:
-        """Return the position at which a new iterator begins."""
-        if self._reading.counted:
-            return _after(self.position)
-        return self.position if self._reading.current is None else self._reading.began
+        self._iterators.current = self._iterators.last = iterator
+        self._iterators.began, self.position = began, position
 
     @property
     def _goes_on(self) -> bool:
         """Whether a new iterator gives the rest of an epoch, as after a resume."""
-        return self._reading.current is None and not self._reading.counted and self.position.taken > 0
+        return self._iterators.current is None and not self._iterators.counted and self.position.taken > 0
 
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned:
@@ -297,41 +292,41 @@ class DataLoader:
             return False
 
     def _draw_base_seed(self) -> None:
-        """Draw the number that torch's loader draws from the global generator when it begins to iterate.
+        """Draw from the global generator what torch's loader draws when it begins to iterate.
 
-        Later draws of training, such as dropout, are then the same as with torch's loader. Persistent workers take
-        their seed once.
+        Persistent workers take their seed once.
         """
-        if not self.persistent_workers or not self._reading.seed_drawn:
+        if not self.persistent_workers or not self._iterators.seed_drawn:
             torch.empty((), dtype=torch.int64).random_()
-            self._reading.seed_drawn = True
+            self._iterators.seed_drawn = True
 
     def attach_session(self) -> None:
         """Let a session count iterations from now on. Batches drawn before are not counted."""
-        if not self._reading.followed:
-            self._reading.followed, self._reading.counted, self._reading.looked = True, False, False
-            if self._reading.current is None:
-                self.position = self._reading.placed_at
+        if not self._iterators.followed:
+            self._iterators.followed, self._iterators.counted, self._iterators.looked = True, False, False
+            if self._iterators.current is None:
+                self.position = self._iterators.placed_at
 
     def detach_session(self) -> None:
         """Record that the session is closed."""
-        self._reading.followed, self._reading.placed_at = False, self.position
+        self._iterators.followed, self._iterators.placed_at = False, self.position
 
     def iteration_ended(self) -> None:
         """Record the end of an iteration: the batches drawn so far have been used for training."""
-        if self._reading.current is not None:
-            self._reading.counted = True
-        elif self._reading.counted or self._reading.looked:  # the loop was left: a resume begins the next epoch
+        if self._iterators.current is not None:
+            self._iterators.counted = True
+        elif (
+            self._iterators.counted or self._iterators.looked
+        ):  # the loop was left: a resume begins the next epoch
             self.position, self._inner.state = _after(self.position), None
-            self._reading.counted = self._reading.looked = False
+            self._iterators.counted = self._iterators.looked = False
 
     def second_loader(
         self, batches: int, around: Callable[[Dataset[Any]], Dataset[Any]], timeout_seconds: float
     ) -> torch.utils.data.DataLoader[Any] | None:
-        """Return a loader with its own workers over the next batches that no worker has been given yet.
+        """Return a loader of the next batches that no worker has been given yet, which this one still gives.
 
-        This loader stays as it is and still gives these batches. `around` wraps the dataset. `None` for an
-        iterable dataset, which cannot be read ahead.
+        `around` wraps the dataset. `None` for an iterable dataset, which cannot be read ahead.
         """
         if isinstance(self._inner, StreamedBatches):
             return None
@@ -339,9 +334,9 @@ class DataLoader:
 
     def seek(self, position: DataPosition) -> None:
         """Continue from this position, which may be within an epoch."""
-        self.position, self._reading.placed_at, self._misfit = position, position, None
-        self._reading.current, self._reading.counted, self._reading.looked = None, False, False
-        self._reading.placed += 1
+        self.position, self._iterators.placed_at, self._misfit = position, position, None
+        self._iterators.current, self._iterators.counted, self._iterators.looked = None, False, False
+        self._iterators.placed += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position: a few numbers, and the state of an iterable dataset."""
@@ -350,7 +345,7 @@ class DataLoader:
             "order": self._inner.order,
             "extent": self._inner.extent,
             "set_epoch": self._inner.epochs.in_use,
-            "seed_drawn": self._reading.seed_drawn,
+            "seed_drawn": self._iterators.seed_drawn,
         }
         if isinstance(self._inner, StreamedBatches):
             state["dataset"] = self._dataset_state
@@ -373,7 +368,7 @@ class DataLoader:
                     f"{state_dict[key]!r}"
                 )
         self.seek(position)
-        self._inner.epochs.in_use, self._reading.seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
+        self._inner.epochs.in_use, self._iterators.seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
         if isinstance(self._inner, StreamedBatches):
             self._inner.state = state_dict["dataset"]
         if position.taken and state_dict["extent"] != self._inner.extent:

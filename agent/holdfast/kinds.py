@@ -21,7 +21,17 @@ from holdfast.rng import StatefulGenerator
 from holdfast.sharding import is_sharded, local
 from holdfast.shards import is_module, names_in
 from holdfast.torch_internals import metadata_of, only_copies, own_buffers, with_metadata
-from holdfast.tree import LiveTensors, Shapes, Tree, decode, has_array, is_expanded, require_readable, unexpanded
+from holdfast.tree import (
+    LiveTensors,
+    Shapes,
+    Tensors,
+    Tree,
+    decode,
+    has_array,
+    is_expanded,
+    require_readable,
+    unexpanded,
+)
 from holdfast.variables import Variables
 from holdfast.wrappers import Stateful, has_plain_state, require_attributes
 
@@ -60,14 +70,7 @@ class Part:
         """Return templates for tensors that must be sharded, if `encode` does not show it yet."""
         return {}
 
-    def load(
-        self,
-        tree: Tree,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        live: LiveTensors | None = None,
-        adopt: bool = True,
-    ) -> None:
+    def load(self, tree: Tree, tensors: Tensors, *, live: LiveTensors | None = None, adopt: bool = True) -> None:
         """Load a checkpoint's state into the object. Errors of its `load_state_dict` pass through.
 
         With `adopt`, the object may keep the memory of `tensors`. `live` has the tensors of the session's other
@@ -92,14 +95,7 @@ class VariablesAdapter(Part):
             if name == "_declared" or hasattr(Variables, name):
                 raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}: invalid name {name!r} of a variable")
 
-    def load(
-        self,
-        tree: Tree,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        live: LiveTensors | None = None,
-        adopt: bool = True,
-    ) -> None:
+    def load(self, tree: Tree, tensors: Tensors, *, live: LiveTensors | None = None, adopt: bool = True) -> None:
         self._item.load_state_dict(decode(tree, tensors, copy=True, live=live))
 
 
@@ -183,14 +179,7 @@ class ModuleAdapter(Part):
                     f"{there[1]} of {there[0]} in the checkpoint"
                 )
 
-    def load(
-        self,
-        tree: Tree,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        live: LiveTensors | None = None,
-        adopt: bool = True,
-    ) -> None:
+    def load(self, tree: Tree, tensors: Tensors, *, live: LiveTensors | None = None, adopt: bool = True) -> None:
         # custom loading code may keep a reference to an entry
         copy = not adopt and not all(map(only_copies, self._item.modules()))
         state = with_metadata(
@@ -325,14 +314,7 @@ class OptimizerAdapter(Part):
                     f"the checkpoint has {', '.join(gone)} instead"
                 )
 
-    def load(
-        self,
-        tree: Tree,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        live: LiveTensors | None = None,
-        adopt: bool = True,
-    ) -> None:
+    def load(self, tree: Tree, tensors: Tensors, *, live: LiveTensors | None = None, adopt: bool = True) -> None:
         # large moments stay in the memory they were read into. The rest is copied: a small tensor would keep that
         # whole memory alive
         staying: Collection[str] = tensors.keys() if adopt else ()
@@ -359,7 +341,7 @@ class OptimizerAdapter(Part):
                         found[name] = parameter
         return found
 
-    def _kept(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _kept(self, tree: Tree, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Return the large tensors in memory that this optimizer may keep.
 
         That of its own moments is reused where they match: touching new memory takes longer than filling it.

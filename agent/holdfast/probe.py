@@ -16,12 +16,12 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 
 from holdfast.data import DataLoader
 from holdfast.errors import NoProbe
 from holdfast.leaving import iterate_loader
 from holdfast.rng import restore_rng, rng_state
+from holdfast.seeding import DatasetWrapper
 from holdfast.torch_internals import limit_wait
 
 BATCHES = 50
@@ -73,7 +73,9 @@ def probe(
     first = max(WARM_UP_BATCHES, workers * (loader.prefetch_factor or 0))
     try:
         began = clock()
-        reading = loader.second_loader(batches + first, lambda dataset: _Timed(dataset, clock), most_seconds)
+        reading = loader.second_loader(
+            batches + first, lambda dataset: _TimedDataset(dataset, clock), most_seconds
+        )
         if reading is None:
             raise NoProbe(
                 f"{type(loader.dataset).__name__} is iterable and can be read only once. Only map-style datasets "
@@ -127,22 +129,11 @@ def _why_nothing(reading: torch.utils.data.DataLoader[Any], cold: Sequence[float
     return f"no batch was loaded within {most_seconds / 2:g} s"
 
 
-class _Timed(Dataset[Any]):
-    """Gives the reading time in place of each batch: the batches of two loaders may not fit into shared memory.
-
-    A worker_init_fn can access the attributes of the script's dataset, as with the loader itself.
-    """
+class _TimedDataset(DatasetWrapper):
+    """Gives the reading time in place of each batch: the batches of two loaders may not fit into shared memory."""
 
     def __init__(self, dataset: Any, clock: Clock) -> None:
-        self.__dict__.update(_dataset=dataset, _clock=clock)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # requested during unpickling, before there is a dataset
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
+        super().__init__(dataset, _clock=clock)
 
     def __getitem__(self, key: Any) -> float | str:
         return self._timed(self._dataset.__getitem__, key)

@@ -17,16 +17,11 @@ Key = tuple[int, Any]
 """(epoch, index): all that a worker needs to read a sample like any other worker."""
 
 
-class SeededDataset(Dataset[Any]):
-    """A dataset that seeds the random generators before each sample is read and each batch collated.
+class DatasetWrapper(Dataset[Any]):
+    """A wrapper through which a worker_init_fn reads and sets attributes of the dataset inside."""
 
-    A worker_init_fn that uses or sets attributes of `worker_info.dataset` reaches the dataset inside.
-    """
-
-    def __init__(self, dataset: Any, seed: int, collate: Callable[[Any], Any]) -> None:
-        # torch's Subset has the method as well, but reads single samples
-        by_batches = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
-        self.__dict__.update(_dataset=dataset, _seed=seed, _collate=collate, _by_batches=by_batches)
+    def __init__(self, dataset: Any, **own: Any) -> None:
+        self.__dict__.update(own, _dataset=dataset)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # requested during unpickling, before there is a dataset
@@ -35,6 +30,15 @@ class SeededDataset(Dataset[Any]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._dataset, name, value)
+
+
+class SeededDataset(DatasetWrapper):
+    """A dataset that seeds the random generators before each sample is read and each batch collated."""
+
+    def __init__(self, dataset: Any, seed: int, collate: Callable[[Any], Any]) -> None:
+        # torch's Subset has the method as well, but reads single samples
+        by_batches = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
+        super().__init__(dataset, _seed=seed, _collate=collate, _by_batches=by_batches)
 
     def __getitem__(self, key: Key) -> Any:
         with preserved_random_state():

@@ -27,6 +27,7 @@ from holdfast.torch_internals import with_metadata
 logger = logging.getLogger("holdfast")
 
 Tree = Any
+Tensors = Mapping[str, torch.Tensor]
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """Dtype and shape of a checkpoint's tensors, by name."""
 NUMPY = frozenset(
@@ -64,7 +65,7 @@ class LiveTensors:
 
 def decode(
     tree: Tree,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Tensors,
     *,
     copy: bool,
     adopt: Collection[str] = (),
@@ -128,9 +129,7 @@ class _StandIns(Mapping[str, torch.Tensor]):
 
 
 class _Decoder:
-    def __init__(
-        self, tensors: Mapping[str, torch.Tensor], copy: bool, adopt: Collection[str], live: LiveTensors | None
-    ) -> None:
+    def __init__(self, tensors: Tensors, copy: bool, adopt: Collection[str], live: LiveTensors | None) -> None:
         self._tensors, self._copy, self._adopt, self._live = tensors, copy, adopt, live
         self._made: dict[str, tuple[Tree, torch.Tensor]] = live.made if live is not None else {}
         self._shared: dict[str, Any] = {}

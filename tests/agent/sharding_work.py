@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import holdfast
 from holdfast.encoder import Encoder
-from holdfast.kinds import part_of
+from holdfast.kinds import adapter_for
 from holdfast.sharding import local, shard_like
 from holdfast.state import Registry
 
@@ -137,14 +137,14 @@ def moments_after_their_source_is_overwritten(stage, rows):
 
     (parameter, optimizer), (other, target) = trained(), trained()
     encoder = Encoder((), set())
-    tree = part_of("optimizer", optimizer).encode(optimizer.state_dict(), encoder, {})
+    tree = adapter_for("optimizer", optimizer).encode(optimizer.state_dict(), encoder, {})
     borrowed = {name: local(tensor).clone() for name, tensor in encoder.tensors.items()}
     given = {
         name: shard_like(encoder.sharded[name], t) if name in encoder.sharded else t
         for name, t in borrowed.items()
     }
     target.state[other].clear()  # as at a start; in place it is filled where it lies
-    part_of("optimizer", target).load(tree, given, adopt=False)
+    adapter_for("optimizer", target).load(tree, given, adopt=False)
     for tensor in borrowed.values():
         tensor.fill_(7.0)
     found, expected = target.state[other], optimizer.state[parameter]

@@ -9,7 +9,7 @@ from noisy import Ledger, Noisy, epoch, indices, random_states
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
 
 from holdfast import DataLoader
-from holdfast.data import DataPosition
+from holdfast.indexed import DataPosition
 from holdfast.rng import restore_rng, rng_state
 
 shuffled = functools.partial(DataLoader, Noisy(), batch_size=4, shuffle=True, seed=3)

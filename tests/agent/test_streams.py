@@ -6,7 +6,7 @@ from noisy import random_states
 from torch.utils.data import IterableDataset, get_worker_info
 
 from holdfast import DataLoader
-from holdfast.data import DataPosition
+from holdfast.indexed import DataPosition
 from holdfast.rng import restore_rng, rng_state
 
 
