@@ -107,7 +107,7 @@ class DataLoader:
                 batch_size=self.batch_size, by_batch=batch_sampler is not None,
             )  # fmt: skip
         self.collate_fn = self._inner.collate_fn
-        self._misfit: str | None = None
+        self._mismatch: str | None = None
         self._iterators = _IteratorState()
         self._warned: set[str] = set()
 
@@ -124,7 +124,7 @@ class DataLoader:
     @property
     def limitation(self) -> str | None:
         """Guarantees that this loader cannot give, as text."""
-        return "; ".join(limitation for limitation in (self._misfit, self._inner.limitation) if limitation) or None
+        return "; ".join(filter(None, (self._mismatch, self._inner.limitation))) or None
 
     @property
     def is_iterated_directly(self) -> bool:
@@ -190,56 +190,58 @@ class DataLoader:
         iterator = object()
         if not self.position.taken:
             self._draw_base_seed()
-        self._iterators.counted, self._iterators.looked = True, False
+        self._iterators.trained_on, self._iterators.left_untrained = True, False
         try:
             yield from self._batches(iterator, by_hand=False)
         finally:
             if self._iterators.current is iterator:
-                self._iterators.current, self._iterators.counted = None, False
+                self._iterators.current, self._iterators.trained_on = None, False
 
     def _by_hand(self, why_short: str | None) -> Generator[Any, None, str | None]:
         """Yield the batches of the script's own loop; `why_short` is the message of its StopIteration."""
-        iterator, placed = object(), self._iterators.placed
-        before = self._iterators.current, self.position, self._iterators.began, self._iterators.counted
+        state = self._iterators
+        iterator, seeks = object(), state.seek_count
+        before = state.current, self.position, state.began, state.trained_on
         dataset_state = self._dataset_state
-        if self._iterators.counted and self._iterators.followed and self._iterators.current is None:
+        if state.trained_on and state.has_session and state.current is None:
             self._warn_once(
                 "left early",
                 f"the loop over the loader left epoch {self.epoch} early, and the next one begins epoch "
                 f"{self.epoch + 1}: a resume from the last checkpoint of epoch {self.epoch} would first give the "
                 "rest of it. Use session.batches(loader, epochs=None), or a sampler that makes epochs shorter",
             )
-        if self._iterators.counted:
+        if state.trained_on:
             self.position = _after(self.position)
-        elif self._iterators.current is not None:
-            self.position = self._iterators.began
-        self._iterators.counted, self._iterators.looked = not self._iterators.followed, False
-        self._iterators.drawing += 1
+        elif state.current is not None:
+            self.position = state.began
+        state.trained_on, state.left_untrained = not state.has_session, False
+        state.drawing += 1
         try:
             yield from self._batches(iterator, by_hand=True)
         finally:
-            self._iterators.drawing -= 1
-            if self._iterators.current is iterator:
-                self._iterators.current = None
-                if self._iterators.counted and self._is_complete():
+            state.drawing -= 1
+            if state.current is iterator:
+                state.current = None
+                if state.trained_on and self._is_complete():
                     self.position = _after(self.position)
-                ended, interrupted = not self.position.taken, before[0] in self._iterators.open
-                if self._iterators.counted or placed != self._iterators.placed or (ended and not interrupted):
-                    self._iterators.counted = self._iterators.counted and not ended
+                ended, interrupted = not self.position.taken, before[0] in state.open
+                if state.trained_on or seeks != state.seek_count or (ended and not interrupted):
+                    state.trained_on = state.trained_on and not ended
                 else:  # no batch was used for training: back to the interrupted iterator, or to the beginning
-                    self._iterators.current, self.position, self._iterators.began, self._iterators.counted = before
+                    state.current, self.position, state.began, state.trained_on = before
                     self._inner.state = dataset_state
                     if not interrupted:
-                        self._iterators.current, self._iterators.looked = None, True
+                        state.current, state.left_untrained = None, True
         return why_short
 
     def _batches(self, iterator: object, *, by_hand: bool) -> Iterator[Any]:
         """Yield the batches from `position` to the end of its epoch; follow a restore to another position."""
-        self._iterators.open.add(iterator)
+        state = self._iterators
+        state.open.add(iterator)
         try:
-            self._iterators.current = self._iterators.last = iterator
-            self._iterators.began = began = start = self.position
-            placed, again = self._iterators.placed, True
+            state.current = state.last = iterator
+            state.began = began = start = self.position
+            seeks, again = state.seek_count, True
             while again:
                 again = False
                 self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand)
@@ -248,24 +250,24 @@ class DataLoader:
                     for drawn in DataLoader.watched_by:
                         drawn.add(self)
                     yield batch
-                    if placed != self._iterators.placed:
-                        placed, start, again = self._iterators.placed, self.position, True
-                        self._iterators.current = self._iterators.last = iterator
+                    if seeks != state.seek_count:
+                        seeks, start, again = state.seek_count, self.position, True
+                        state.current = state.last = iterator
                         if not start.taken:
                             self._draw_base_seed()
                         break
-                    if self._iterators.last is not iterator:  # another iterator gave a batch meanwhile
+                    if state.last is not iterator:  # another iterator gave a batch meanwhile
                         self._take_back(iterator, began, start)
                         if again := self._inner.exclusive:
                             break
             self.position = _after(start)
         finally:
-            self._iterators.open.discard(iterator)
+            state.open.discard(iterator)
 
     def _take_back(self, iterator: object, began: DataPosition, position: DataPosition) -> None:
         """Make the position follow this iterator again."""
         if self._iterators.current not in (None, iterator):
-            self._iterators.counted = True
+            self._iterators.trained_on = True
             self._warn_once(
                 "two loops",
                 "two loops use one holdfast.DataLoader in turn: both may give the same epoch, and a checkpoint "
@@ -277,7 +279,7 @@ class DataLoader:
     @property
     def _goes_on(self) -> bool:
         """Whether a new iterator gives the rest of an epoch, as after a resume."""
-        return self._iterators.current is None and not self._iterators.counted and self.position.taken > 0
+        return self._iterators.current is None and not self._iterators.trained_on and self.position.taken > 0
 
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned:
@@ -302,24 +304,24 @@ class DataLoader:
 
     def attach_session(self) -> None:
         """Let a session count iterations from now on. Batches drawn before are not counted."""
-        if not self._iterators.followed:
-            self._iterators.followed, self._iterators.counted, self._iterators.looked = True, False, False
-            if self._iterators.current is None:
-                self.position = self._iterators.placed_at
+        state = self._iterators
+        if not state.has_session:
+            state.has_session, state.trained_on, state.left_untrained = True, False, False
+            if state.current is None:
+                self.position = state.set_position
 
     def detach_session(self) -> None:
         """Record that the session is closed."""
-        self._iterators.followed, self._iterators.placed_at = False, self.position
+        self._iterators.has_session, self._iterators.set_position = False, self.position
 
     def iteration_ended(self) -> None:
         """Record the end of an iteration: the batches drawn so far have been used for training."""
-        if self._iterators.current is not None:
-            self._iterators.counted = True
-        elif (
-            self._iterators.counted or self._iterators.looked
-        ):  # the loop was left: a resume begins the next epoch
+        state = self._iterators
+        if state.current is not None:
+            state.trained_on = True
+        elif state.trained_on or state.left_untrained:  # the loop was left: a resume begins the next epoch
             self.position, self._inner.state = _after(self.position), None
-            self._iterators.counted = self._iterators.looked = False
+            state.trained_on = state.left_untrained = False
 
     def second_loader(
         self, batches: int, around: Callable[[Dataset[Any]], Dataset[Any]], timeout_seconds: float
@@ -334,9 +336,10 @@ class DataLoader:
 
     def seek(self, position: DataPosition) -> None:
         """Continue from this position, which may be within an epoch."""
-        self.position, self._iterators.placed_at, self._misfit = position, position, None
-        self._iterators.current, self._iterators.counted, self._iterators.looked = None, False, False
-        self._iterators.placed += 1
+        state = self._iterators
+        self.position, state.set_position, self._mismatch = position, position, None
+        state.current, state.trained_on, state.left_untrained = None, False, False
+        state.seek_count += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position: a few numbers, and the state of an iterable dataset."""
@@ -372,7 +375,7 @@ class DataLoader:
         if isinstance(self._inner, StreamedBatches):
             self._inner.state = state_dict["dataset"]
         if position.taken and state_dict["extent"] != self._inner.extent:
-            self._misfit = (
+            self._mismatch = (
                 f"the checkpoint's position is for {state_dict['extent']}, but there are {self._inner.extent}: in "
                 "this epoch some may occur twice or not at all"
             )
@@ -382,14 +385,14 @@ class DataLoader:
 class _IteratorState:
     """State of the iterators of a loader: which one the position follows, and what has been trained on."""
 
-    placed: int = 0
+    seek_count: int = 0
     """Number of calls of `seek`."""
-    placed_at: DataPosition = field(default_factory=DataPosition)
+    set_position: DataPosition = field(default_factory=DataPosition)
     """Position set last: by `seek`, or the initial one."""
     drawing: int = 0
     """Number of the script's own loops that are in the middle of an epoch."""
     seed_drawn: bool = False
-    followed: bool = False
+    has_session: bool = False
     """Whether a session calls `iteration_ended`."""
     open: set[object] = field(default_factory=set)
     """Iterators that have given a batch and have not ended."""
@@ -399,9 +402,9 @@ class _IteratorState:
     """Iterator that gave the last batch; it may have ended."""
     began: DataPosition = field(default_factory=DataPosition)
     """Position at which the current iterator began."""
-    counted: bool = False
+    trained_on: bool = False
     """Whether the current epoch has been trained on: the next iterator begins the next epoch."""
-    looked: bool = False
+    left_untrained: bool = False
     """Whether an iterator was left early since the last iteration ended, and the position was reset."""
 
 
@@ -422,9 +425,7 @@ def _refuse(
     if options.pop("generator", None) is not None:
         raise ValueError("DataLoader(generator=...): the order follows from seed; give seed=... instead")
     if not options.get("in_order", True):
-        raise ValueError(
-            "DataLoader(in_order=False): batches in the order of their arrival have no position; drop it"
-        )
+        raise ValueError("DataLoader(in_order=False): batches in order of arrival have no position; drop it")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"DataLoader(batch_size={batch_size}): give at least 1, or None for single samples")
     if sampler is not None and shuffle:
