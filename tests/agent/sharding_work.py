@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import holdfast
-from holdfast.encoder import Encoder
-from holdfast.kinds import adapter_for
-from holdfast.sharding import local, shard_like
-from holdfast.state import Registry
+from holdfast.state.adapters import adapter_for
+from holdfast.state.encoder import Encoder
+from holdfast.state.registry import Registry
+from holdfast.state.sharding import local, shard_like
 
 
 class Net(nn.Module):

@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.probe import IterationTimes, LoadingTimes, describe_loading, expected_wait_seconds
+from holdfast.data.loading_probe import IterationTimes, LoadingTimes, describe_loading, expected_wait_seconds
 
 
 def probed(fetch, prep, workers):

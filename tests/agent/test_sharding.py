@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from holdfast.sharding import assign_to_ranks, is_sharded, local
+from holdfast.state.sharding import assign_to_ranks, is_sharded, local
 
 SHAPES = {"one.weight": (5, 6), "one.bias": (5,), "two.weight": (6, 5), "two.bias": (6,)}
 NORM = {"norm.weight": (6,), "norm.bias": (6,)}

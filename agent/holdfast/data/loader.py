@@ -1,0 +1,450 @@
+"""The resumable loader. The order of samples is a pure function of (seed, epoch), the position a number."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
+
+from holdfast.data.indexed import DataPosition, IndexedBatches, IndexOrder, SampleOrder, SamplerOrder
+from holdfast.data.order import RankShare, stable_hash
+from holdfast.data.streams import StreamedBatches
+from holdfast.distributed.ranks import rank_and_world_size
+
+logger = logging.getLogger("holdfast")
+
+_HOW_TO_COUNT = "loop over the loader, or over range(loader.batches_left(loader.epoch + 1))"
+
+
+class DataLoader:
+    """A loader with the arguments of `torch.utils.data.DataLoader` that can continue from any position.
+
+    Args:
+        dataset: map-style, or iterable. An iterable dataset with a state_dict that is read in this process
+            continues from its state; any other is read again from its start, up to the position.
+        batch_size: samples per batch, on each rank.
+        shuffle: draw a new permutation every epoch, from (seed, epoch).
+        seed: seed of the permutations and of the random numbers used while a sample is read.
+        sampler, batch_sampler: as in torch. They are iterated with random generators seeded from (seed, epoch).
+            Call their `set_epoch` as with torch's loader; `session.batches` calls it for you, with epochs from 0,
+            unless the script does.
+        rank, world_size: this loader's part of the global order. Default: those of torch.distributed if it is
+            initialized, else RANK and WORLD_SIZE, else everything. A sampler with `rank` and `num_replicas`, such
+            as DistributedSampler, splits the samples itself; an iterable dataset must.
+        tail: how to handle a last iteration with too few samples for all ranks, unless drop_last drops it. "pad":
+            all ranks get equally many, and up to world_size - 1 samples occur twice, which `padded` counts.
+            "short": every sample occurs once. Some ranks get one sample fewer; if fewer samples than ranks are
+            left, some end the epoch an iteration early, which DistributedDataParallel needs its `join` for.
+        **options: num_workers, collate_fn, pin_memory, persistent_workers … as in torch.
+
+    An iteration takes the next batch_size × world_size samples of the global order. The position counts the
+    samples of finished iterations on all ranks, so it is valid for any number of ranks and workers and any batch
+    size.
+
+    Each `iter()` begins an epoch at its first batch, as in torch. The first one after a resume gives the rest of
+    the checkpoint's epoch, which is empty after the last batch. An epoch ends with its last batch, or when the
+    loop leaves it after a `session.step`. Batches drawn without training on them, as by `next(iter(loader))`, are
+    given again. Without a session that counts iterations, each `iter()` takes a new epoch.
+
+    A sample is read with generators of Python, NumPy and torch (CPU) seeded from (seed, epoch, index). A batch is
+    collated, or read by `__getitems__`, with those seeded from its first sample. Other attributes are those of the
+    torch loader inside.
+
+    Raises:
+        ValueError: arguments that exclude each other, as in torch; or `generator`, which `seed` replaces.
+    """
+
+    watched_by: ClassVar[list[weakref.WeakSet[DataLoader]]] = []
+    """One set per open session, of loaders that gave a batch since it last looked, to warn of unknown ones."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        *,
+        seed: int = 0,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Sequence[Any]] | None = None,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: Literal["pad", "short"] = "pad",
+        **options: Any,
+    ) -> None:
+        _refuse(options, shuffle, sampler, batch_sampler, drop_last, batch_size)
+        self.dataset, self.seed, self.position = dataset, seed, DataPosition()
+        self._given_sampler, self._given_batch_sampler, self._shuffle = sampler, batch_sampler, shuffle
+        self.batch_size, self.drop_last = (None if batch_sampler is not None else batch_size), drop_last
+        self.rank, self.world_size = _place_among_ranks(rank, world_size)
+        if tail not in ("pad", "short"):
+            raise ValueError(f"DataLoader(tail={tail!r}): give 'pad' or 'short'")
+        # a private generator: instead of torch, _draw_base_seed draws from the global one, once per epoch
+        options["generator"] = torch.Generator().manual_seed(stable_hash(seed, "loader") >> 1)
+        self._inner: IndexedBatches | StreamedBatches
+        if isinstance(dataset, IterableDataset):
+            options |= {"batch_size": batch_size, "drop_last": drop_last, "shuffle": shuffle}
+            options |= {"sampler": sampler, "batch_sampler": batch_sampler}  # so that torch refuses them
+            self._inner = StreamedBatches(dataset, seed, options, self.world_size)
+        else:
+            source = sampler if sampler is not None else batch_sampler
+            order: SampleOrder = (
+                SamplerOrder(source, seed) if source is not None else IndexOrder(dataset, seed, shuffle)
+            )
+            share = RankShare(
+                rank=self.rank,
+                world_size=self.world_size,
+                batch_size=self.batch_size or 1,
+                tail="drop" if drop_last else tail,
+            )
+            self._inner = IndexedBatches(
+                dataset, order, share, seed, options,
+                batch_size=self.batch_size, by_batch=batch_sampler is not None,
+            )  # fmt: skip
+        self.collate_fn = self._inner.collate_fn
+        self._mismatch: str | None = None
+        self._iterators = _IteratorState()
+        self._warned: set[str] = set()
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0. It advances when a loop gets no more batch or begins the next epoch."""
+        return self.position.epoch
+
+    @property
+    def padded(self) -> int:
+        """Samples given twice so far to give all ranks equally many; batches with a batch_sampler."""
+        return self.position.padded
+
+    @property
+    def limitation(self) -> str | None:
+        """Guarantees that this loader cannot give, as text."""
+        return "; ".join(filter(None, (self._mismatch, self._inner.limitation))) or None
+
+    @property
+    def is_iterated_directly(self) -> bool:
+        """Whether the script is in the middle of its own loop `for batch in loader`."""
+        return self._iterators.drawing > 0
+
+    @property
+    def sampler(self) -> Any:
+        """The given sampler; else one as torch's loader has, which describes the order but is not used."""
+        if self._given_sampler is not None:
+            return self._given_sampler
+        if isinstance(self._inner, StreamedBatches):
+            return self._inner.loader.sampler
+        return (RandomSampler if self._shuffle else SequentialSampler)(self.dataset)  # type: ignore[arg-type]
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The given sampler; else one as torch's loader has, which describes the batches but is not used."""
+        if self._given_batch_sampler is not None or self.batch_size is None:
+            return self._given_batch_sampler
+        return BatchSampler(self.sampler, self.batch_size, self.drop_last)
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, on this rank."""
+        return len(self._inner)
+
+    def batches_left(self, epochs: int) -> int:
+        """Batches left of `epochs` epochs in total, on this rank.
+
+        Raises:
+            TypeError: the dataset or the sampler has no length.
+        """
+        if self.epoch >= epochs:
+            return 0
+        return self._inner.left(self.position) + (epochs - self.epoch - 1) * len(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner.loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over an epoch from its first batch; the first time after a resume, over the rest of it.
+
+        If a restore changes the position meanwhile, the iterator continues from there.
+        """
+        if not self._goes_on:  # as in torch, before the first batch is requested
+            self._draw_base_seed()
+        elif isinstance(self._inner, IndexedBatches) and self._is_complete():
+            logger.info(
+                "the checkpoint was taken after the last batch of epoch %d: this loop over the loader gets no "
+                "batch, and the next one begins epoch %d",
+                *(self.epoch, self.epoch + 1),
+            )
+            ended = f"epoch {self.epoch} had no batch left after the resume"
+            self.position = _after(self.position)
+            return _none_left(f"{ended}: {_HOW_TO_COUNT}")
+        resumed = f"epoch {self.epoch} had fewer batches left after the resume than a whole epoch: {_HOW_TO_COUNT}"
+        return self._by_hand(resumed if self._goes_on else None)
+
+    def batches(self) -> Iterator[Any]:
+        """Iterate over the rest of the epoch, for `session.batches`, which decides on the next epoch."""
+        iterator = object()
+        if not self.position.taken:
+            self._draw_base_seed()
+        self._iterators.trained_on, self._iterators.left_untrained = True, False
+        try:
+            yield from self._batches(iterator, by_hand=False)
+        finally:
+            if self._iterators.current is iterator:
+                self._iterators.current, self._iterators.trained_on = None, False
+
+    def _by_hand(self, why_short: str | None) -> Generator[Any, None, str | None]:
+        """Yield the batches of the script's own loop; `why_short` is the message of its StopIteration."""
+        state = self._iterators
+        iterator, seeks = object(), state.seek_count
+        before = state.current, self.position, state.began, state.trained_on
+        dataset_state = self._dataset_state
+        if state.trained_on and state.has_session and state.current is None:
+            self._warn_once(
+                "left early",
+                f"the loop over the loader left epoch {self.epoch} early, and the next one begins epoch "
+                f"{self.epoch + 1}: a resume from the last checkpoint of epoch {self.epoch} would first give the "
+                "rest of it. Use session.batches(loader, epochs=None), or a sampler that makes epochs shorter",
+            )
+        if state.trained_on:
+            self.position = _after(self.position)
+        elif state.current is not None:
+            self.position = state.began
+        state.trained_on, state.left_untrained = not state.has_session, False
+        state.drawing += 1
+        try:
+            yield from self._batches(iterator, by_hand=True)
+        finally:
+            state.drawing -= 1
+            if state.current is iterator:
+                state.current = None
+                if state.trained_on and self._is_complete():
+                    self.position = _after(self.position)
+                ended, interrupted = not self.position.taken, before[0] in state.open
+                if state.trained_on or seeks != state.seek_count or (ended and not interrupted):
+                    state.trained_on = state.trained_on and not ended
+                else:  # no batch was used for training: back to the interrupted iterator, or to the beginning
+                    state.current, self.position, state.began, state.trained_on = before
+                    self._inner.state = dataset_state
+                    if not interrupted:
+                        state.current, state.left_untrained = None, True
+        return why_short
+
+    def _batches(self, iterator: object, *, by_hand: bool) -> Iterator[Any]:
+        """Yield the batches from `position` to the end of its epoch; follow a restore to another position."""
+        state = self._iterators
+        state.open.add(iterator)
+        try:
+            state.current = state.last = iterator
+            state.began = began = start = self.position
+            seeks, again = state.seek_count, True
+            while again:
+                again = False
+                self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand)
+                for position, batch in self._inner.batches(start):
+                    self.position = start = position
+                    for drawn in DataLoader.watched_by:
+                        drawn.add(self)
+                    yield batch
+                    if seeks != state.seek_count:
+                        seeks, start, again = state.seek_count, self.position, True
+                        state.current = state.last = iterator
+                        if not start.taken:
+                            self._draw_base_seed()
+                        break
+                    if state.last is not iterator:  # another iterator gave a batch meanwhile
+                        self._take_back(iterator, began, start)
+                        if again := self._inner.exclusive:
+                            break
+            self.position = _after(start)
+        finally:
+            state.open.discard(iterator)
+
+    def _take_back(self, iterator: object, began: DataPosition, position: DataPosition) -> None:
+        """Make the position follow this iterator again."""
+        if self._iterators.current not in (None, iterator):
+            self._iterators.trained_on = True
+            self._warn_once(
+                "two loops",
+                "two loops use one holdfast.DataLoader in turn: both may give the same epoch, and a checkpoint "
+                "holds only the position of the one used last; create a loader for each",
+            )
+        self._iterators.current = self._iterators.last = iterator
+        self._iterators.began, self.position = began, position
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a new iterator gives the rest of an epoch, as after a resume."""
+        return self._iterators.current is None and not self._iterators.trained_on and self.position.taken > 0
+
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            logger.warning(message)
+
+    def _is_complete(self) -> bool:
+        """Whether the last batch of the epoch has been given; `False` if the length is unknown."""
+        try:
+            return self.position.taken > 0 and self._inner.left(self.position) == 0
+        except Exception:  # a dataset or a sampler without a length
+            return False
+
+    def _draw_base_seed(self) -> None:
+        """Draw from the global generator what torch's loader draws when it begins to iterate.
+
+        Persistent workers take their seed once.
+        """
+        if not self.persistent_workers or not self._iterators.seed_drawn:
+            torch.empty((), dtype=torch.int64).random_()
+            self._iterators.seed_drawn = True
+
+    def attach_session(self) -> None:
+        """Let a session count iterations from now on. Batches drawn before are not counted."""
+        state = self._iterators
+        if not state.has_session:
+            state.has_session, state.trained_on, state.left_untrained = True, False, False
+            if state.current is None:
+                self.position = state.set_position
+
+    def detach_session(self) -> None:
+        """Record that the session is closed."""
+        self._iterators.has_session, self._iterators.set_position = False, self.position
+
+    def iteration_ended(self) -> None:
+        """Record the end of an iteration: the batches drawn so far have been used for training."""
+        state = self._iterators
+        if state.current is not None:
+            state.trained_on = True
+        elif state.trained_on or state.left_untrained:  # the loop was left: a resume begins the next epoch
+            self.position, self._inner.state = _after(self.position), None
+            state.trained_on = state.left_untrained = False
+
+    def second_loader(
+        self, batches: int, around: Callable[[Dataset[Any]], Dataset[Any]], timeout_seconds: float
+    ) -> torch.utils.data.DataLoader[Any] | None:
+        """Return a loader of the next batches that no worker has been given yet, which this one still gives.
+
+        `around` wraps the dataset. `None` for an iterable dataset, which cannot be read ahead.
+        """
+        if isinstance(self._inner, StreamedBatches):
+            return None
+        return self._inner.second_loader(self._inner.upcoming(self.position, batches), around, timeout_seconds)
+
+    def seek(self, position: DataPosition) -> None:
+        """Continue from this position, which may be within an epoch."""
+        state = self._iterators
+        self.position, state.set_position, self._mismatch = position, position, None
+        state.current, state.trained_on, state.left_untrained = None, False, False
+        state.seek_count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position: a few numbers, and the state of an iterable dataset."""
+        state = asdict(self.position) | {
+            "seed": self.seed,
+            "order": self._inner.order,
+            "extent": self._inner.extent,
+            "set_epoch": self._inner.epochs.in_use,
+            "seed_drawn": self._iterators.seed_drawn,
+        }
+        if isinstance(self._inner, StreamedBatches):
+            state["dataset"] = self._dataset_state
+        return state
+
+    @property
+    def _dataset_state(self) -> dict[str, Any] | None:
+        return self._inner.state_dict() if self.position.taken else None
+
+    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
+        """Continue from a position; `None` for the start. ValueError within an epoch of another order."""
+        if state_dict is None:
+            self.seek(DataPosition())
+            return
+        position = DataPosition(**{key: state_dict[key] for key in ("epoch", "taken", "padded")})
+        for key, here in (("seed", self.seed), ("order", self._inner.order)):
+            if position.taken and state_dict[key] != here:
+                raise ValueError(
+                    f"DataLoader: {key} is {here!r}, but the checkpoint's position is for {key} "
+                    f"{state_dict[key]!r}"
+                )
+        self.seek(position)
+        self._inner.epochs.in_use, self._iterators.seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
+        if isinstance(self._inner, StreamedBatches):
+            self._inner.state = state_dict["dataset"]
+        if position.taken and state_dict["extent"] != self._inner.extent:
+            self._mismatch = (
+                f"the checkpoint's position is for {state_dict['extent']}, but there are {self._inner.extent}: in "
+                "this epoch some may occur twice or not at all"
+            )
+
+
+@dataclass(slots=True)
+class _IteratorState:
+    """State of the iterators of a loader: which one the position follows, and what has been trained on."""
+
+    seek_count: int = 0
+    """Number of calls of `seek`."""
+    set_position: DataPosition = field(default_factory=DataPosition)
+    """Position set last: by `seek`, or the initial one."""
+    drawing: int = 0
+    """Number of the script's own loops that are in the middle of an epoch."""
+    seed_drawn: bool = False
+    has_session: bool = False
+    """Whether a session calls `iteration_ended`."""
+    open: set[object] = field(default_factory=set)
+    """Iterators that have given a batch and have not ended."""
+    current: object | None = None
+    """Open iterator that the position follows."""
+    last: object | None = None
+    """Iterator that gave the last batch; it may have ended."""
+    began: DataPosition = field(default_factory=DataPosition)
+    """Position at which the current iterator began."""
+    trained_on: bool = False
+    """Whether the current epoch has been trained on: the next iterator begins the next epoch."""
+    left_untrained: bool = False
+    """Whether an iterator was left early since the last iteration ended, and the position was reset."""
+
+
+def _after(position: DataPosition) -> DataPosition:
+    """Return the beginning of the next epoch."""
+    return DataPosition(epoch=position.epoch + 1, padded=position.padded)
+
+
+def _refuse(
+    options: dict[str, Any],
+    shuffle: bool,
+    sampler: object,
+    batch_sampler: object,
+    drop_last: bool,
+    batch_size: int | None,
+) -> None:
+    """Raise ValueError for arguments that exclude each other."""
+    if options.pop("generator", None) is not None:
+        raise ValueError("DataLoader(generator=...): the order follows from seed; give seed=... instead")
+    if not options.get("in_order", True):
+        raise ValueError("DataLoader(in_order=False): batches in order of arrival have no position; drop it")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"DataLoader(batch_size={batch_size}): give at least 1, or None for single samples")
+    if sampler is not None and shuffle:
+        raise ValueError("DataLoader(sampler=..., shuffle=True): the sampler decides the order; drop shuffle")
+    if batch_sampler is not None and (sampler is not None or shuffle or drop_last or batch_size != 1):
+        raise ValueError(
+            "DataLoader(batch_sampler=...) replaces batch_size, shuffle, sampler and drop_last; drop them"
+        )
+
+
+def _place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if rank is None and world_size is None:
+        return rank_and_world_size()
+    if rank is None or world_size is None or not 0 <= rank < world_size:
+        raise ValueError(f"DataLoader(rank={rank}, world_size={world_size}): give both, 0 <= rank < world_size")
+    return rank, world_size
+
+
+def _none_left(why: str) -> Generator[Any, None, str]:
+    """Return an iterator without batches; `why` is the message of its StopIteration."""
+    yield from ()
+    return why

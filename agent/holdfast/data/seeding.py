@@ -1,0 +1,93 @@
+"""Random numbers that depend on the sample that is read, not on the worker or the time."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, Subset
+
+from holdfast.data.order import stable_hash
+
+Key = tuple[int, Any]
+"""(epoch, index): all that a worker needs to read a sample like any other worker."""
+
+
+class DatasetWrapper(Dataset[Any]):
+    """A wrapper through which a worker_init_fn reads and sets attributes of the dataset inside."""
+
+    def __init__(self, dataset: Any, **own: Any) -> None:
+        self.__dict__.update(own, _dataset=dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # requested during unpickling, before there is a dataset
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+
+class SeededDataset(DatasetWrapper):
+    """A dataset that seeds the random generators before each sample is read and each batch collated."""
+
+    def __init__(self, dataset: Any, seed: int, collate: Callable[[Any], Any]) -> None:
+        # torch's Subset has the method as well, but reads single samples
+        by_batches = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
+        super().__init__(dataset, _seed=seed, _collate=collate, _by_batches=by_batches)
+
+    def __getitem__(self, key: Key) -> Any:
+        with preserved_random_state():
+            return self._collated(key, self._read(key))
+
+    def __getitems__(self, keys: list[Key]) -> Any:
+        with preserved_random_state():
+            if self._by_batches:
+                seed_all(self._seed, *keys[0])
+                samples = list(self._dataset.__getitems__([index for _, index in keys]))
+            else:
+                samples = [self._read(key) for key in keys]
+            return self._collated(keys[0], samples)
+
+    def _read(self, key: Key) -> Any:
+        seed_all(self._seed, *key)
+        return self._dataset[key[1]]
+
+    def _collated(self, first: Key, samples: Any) -> Any:
+        seed_all(self._seed, "collate", *first)
+        return self._collate(samples)
+
+
+def unchanged_batch(batch: Any) -> Any:
+    """Return the batch unchanged: a collate_fn for batches that are complete."""
+    return batch
+
+
+def seed_all(*parts: object) -> None:
+    """Seed the global generators of Python and torch, and that of NumPy if it is in use."""
+    seed = stable_hash(*parts) >> 1
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed & 0xFFFF_FFFF)
+
+
+@contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Restore the random state of the training process afterwards."""
+    if torch.utils.data.get_worker_info() is not None:
+        yield  # the state of a worker does not matter
+        return
+    numpy = sys.modules.get("numpy")
+    state = (random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None)
+    try:
+        yield
+    finally:
+        random.setstate(state[0])
+        torch.set_rng_state(state[1])
+        if numpy:
+            numpy.random.set_state(state[2])

@@ -1,0 +1,72 @@
+"""Carries out requests to measure data loading, at the boundary between two iterations."""
+
+from __future__ import annotations
+
+import time
+from statistics import fmean, median
+from typing import Literal
+
+from holdfast.data.loading_probe import IterationTimes, describe_loading, probe
+from holdfast.engine.training import Training
+from holdfast.errors import NoProbe
+from holdfast.telemetry.iteration_metrics import IterationMetrics
+from holdfast.telemetry.reporter import Reporter
+
+PATIENCE_SECONDS = 60.0
+"""How long a probe waits for checkpoints in progress, which slow loading down."""
+
+MEANWHILE = ". A checkpoint was being written at the same time, which slows loading down"
+
+
+class Prober:
+    def __init__(self, training: Training, meter: IterationMetrics, reporter: Reporter) -> None:
+        self._training, self._meter, self._reporter = training, meter, reporter
+        self._asked_at: float | None = None
+        self._rewinds = training.rewinds
+
+    def ask(self) -> None:
+        self._asked_at = time.monotonic()
+
+    def at_boundary(self, *, busy: bool) -> None:
+        """Probe if requested. `busy`: a checkpoint is in progress."""
+        if self._asked_at is None:
+            return
+        if busy and time.monotonic() - self._asked_at < PATIENCE_SECONDS:
+            return
+        if self._rewinds != self._training.rewinds:  # the loader moves to its new position at the next batch
+            self._rewinds = self._training.rewinds
+            return
+        self._asked_at = None
+        began = time.perf_counter()
+        try:
+            level, message = self._found()
+        finally:
+            self._meter.clock.leave_out(time.perf_counter() - began)
+        self._reporter.notice(level, "data", message + MEANWHILE * busy)
+
+    def _found(self) -> tuple[Literal["info", "warning"], str]:
+        loader = self._training.loader
+        if loader is None:
+            return "warning", (
+                "data loading cannot be measured: the session does not know the script's loader; use "
+                "session.batches(...), or give the loader to the session by keyword"
+            )
+        try:
+            return "info", describe_loading(probe(loader), self._pace())
+        except NoProbe as error:
+            return "warning", f"data loading cannot be measured: {error}"
+        except Exception as error:  # an error of the script's loader must not end training
+            return "warning", f"data loading cannot be measured: {type(error).__name__}: {error}"
+
+    def _pace(self) -> IterationTimes | None:
+        recent, batches = self._meter.recent, self._training.batches_an_iteration
+        if not recent or batches is None:
+            return None
+        return IterationTimes(
+            compute_seconds=median(
+                each.seconds - each.data_seconds - each.checkpoint_stall_seconds for each in recent
+            ),
+            wait_seconds=fmean(each.data_seconds for each in recent),
+            iterations=len(recent),
+            batches=batches,
+        )

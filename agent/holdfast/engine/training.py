@@ -1,0 +1,435 @@
+"""The training that a session checkpoints: its objects, its position in the data, and its iteration."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.restore import Loaded, Regions
+from holdfast.data.cursor import Cursor, cursor_over
+from holdfast.data.loader import DataLoader
+from holdfast.distributed.ranks import Ranks
+from holdfast.engine import missing_state
+from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
+from holdfast.format.manifest import MANIFEST, Manifest, saved_rank, state_for
+from holdfast.format.shards import names_in
+from holdfast.pacing import Controller
+from holdfast.state.ddp_buckets import bucket_layout, restore_buckets
+from holdfast.state.registry import CapturedState, Registry, shapes_of
+from holdfast.state.round_trip import RoundTrip, as_stored
+from holdfast.state.tree import Shapes, decode
+from holdfast.state.variables import Variables
+from holdfast.state.wrappers import RESERVED
+from holdfast.store import Store
+from holdfast.telemetry.reporter import TrainingPosition
+
+logger = logging.getLogger("holdfast")
+
+
+class Training:
+    """Captures training at the boundary between two iterations, and restores it there."""
+
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        standing: TrainingPosition,
+        controller: Controller,
+        ranks: Ranks,
+        *,
+        rewinds: bool | None = None,
+    ) -> None:
+        self._ranks = ranks
+        self._restorable = rewinds
+        """The script's setting of whether it can be restored in place, if it has one."""
+        self.registry = Registry(objects, ranks.rank, ranks.world_size)
+        self.rewinds = 0
+        """Number of restores, so that iterators over batches notice one."""
+        self._standing, self._controller = standing, controller
+        self._loaders: list[tuple[Iterable[Any], Cursor]] = []
+        """Loaders with their cursors, in the order in which the script first used them."""
+        self._given_loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
+        for loader in self._given_loaders:
+            loader.attach_session()
+        self._drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+        self._reported_loaders: list[DataLoader] = []
+        """Loaders that are in no checkpoint and were reported."""
+        self._current = -1
+        """Index of the loader in use."""
+        self._loaded: list[dict[str, Any]] = []
+        """Positions from a checkpoint, also for loaders that the script has not used yet."""
+        self._moved = False
+        self._drawn = self._updates = self._ended = 0
+        """Batches, optimizer steps and iterations since all ranks were at the same position."""
+        self.trained = 0
+        """Iterations of this attempt, including those that a restore undid."""
+        self._hooks: list[RemovableHandle] = []
+        self._unknown_buckets: set[str] = set()
+        """Names of DistributedDataParallel modules whose unknown buckets were reported."""
+        self._round_trip: RoundTrip | None = None
+        self._start: tuple[dict[str, Any], Shapes] | None = None
+        """Trees and shapes at the start of training, until a structural change was reported."""
+        self._structure: object = None
+        """`CapturedState.structure` of the last capture."""
+        self._compared: object = None
+        """`CapturedState.structure` of the last capture that was compared with `_start`."""
+        self.registry.capture({}, gradients=False)  # raise now for what cannot be stored, not hours later
+        DataLoader.watched_by.append(self._drawn_from)
+
+    @property
+    def epoch(self) -> int:
+        return self._loaders[self._current][1].epoch if self._loaders else 0
+
+    @property
+    def at_boundary(self) -> bool:
+        """No batch has been drawn and no parameter updated since the last iteration ended."""
+        return not self._moved
+
+    def record_batch(self) -> None:
+        """Record that the script got a batch of `session.batches`."""
+        self._moved = True
+        self._drawn += 1
+
+    def around_updates(
+        self,
+        before: Callable[[], None],
+        after: Callable[[], None],
+        may_act_after: Callable[[int], bool | None] = lambda _: None,
+    ) -> None:
+        """Call these around each optimizer step, until `close`.
+
+        `may_act_after` returns whether a checkpoint may be taken after an iteration; `None`: the pacing decides.
+        """
+        gradients, controller = self.registry.gradients, self._controller
+
+        def is_capture_expected() -> bool:
+            following = self._standing.iteration + 1
+            if (known := may_act_after(following)) is not None:
+                return known
+            return controller.plan is None or controller.due(following)
+
+        gradients.is_capture_expected = is_capture_expected
+
+        def about_to_update(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            before()
+            gradients.before_update(optimizer)
+            self._moved = True
+            self._updates += 1
+
+        def updated(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            gradients.after_update(optimizer)
+            after()
+
+        for optimizer in self.registry.optimizers:
+            self._hooks.append(optimizer.register_step_pre_hook(about_to_update))
+            self._hooks.append(optimizer.register_step_post_hook(updated))
+
+    def after_gradients(self, note: Callable[[], None]) -> None:
+        """Call this at the last gradient of each DistributedDataParallel in host memory, until `close`.
+
+        The first parameter gets its gradient last. On a device, the hook would run when the work is only queued.
+        """
+        for ddp in self.registry.replicated.values():
+            first = next((each for each in ddp.parameters() if each.requires_grad), None)
+            if first is not None and first.device.type == "cpu":
+                hook = first.register_post_accumulate_grad_hook(lambda _: note())  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
+
+    def close(self) -> None:
+        """Remove all hooks from the objects of the script."""
+        for hook in self._hooks:
+            hook.remove()
+        DataLoader.watched_by[:] = [each for each in DataLoader.watched_by if each is not self._drawn_from]
+        for loader in (*self._given_loaders, *(each for each, _ in self._loaders)):
+            if isinstance(loader, DataLoader):
+                loader.detach_session()
+
+    def boundary(self) -> None:
+        """Record the end of an iteration."""
+        for loader in self._given_loaders:
+            loader.iteration_ended()
+        self._moved = False
+        self._ended += 1
+        self.trained += 1
+
+    def unknown_loaders(self) -> list[str]:
+        """Describe loaders that the script uses and the session was not given, each once."""
+        messages = []
+        while self._drawn_from:
+            loader = self._drawn_from.pop()
+            known = (*self._given_loaders, *(each for each, _ in self._loaders), *self._reported_loaders)
+            if not any(each is loader for each in known):
+                self._reported_loaders.append(loader)
+                keyword = missing_state.unused_keyword("loader", self.registry.given)
+                messages.append(
+                    f"the script uses a holdfast.DataLoader over {type(loader.dataset).__name__} that is in no "
+                    "checkpoint: after a resume it starts again at epoch 0. Give it to the session, "
+                    f"Session({keyword}=...)"
+                )
+        return messages
+
+    @property
+    def loader(self) -> Iterable[Any] | None:
+        """The loader that the script uses, as far as that is known."""
+        if self._loaders:
+            return self._loaders[self._current][0]
+        return self._given_loaders[0] if len(self._given_loaders) == 1 else None
+
+    @property
+    def batches_an_iteration(self) -> float | None:
+        """Average number so far; `None` for a loop that iterates over its loader itself."""
+        return self._drawn / self._ended if self._loaders and self._ended else None
+
+    def cursor_for(self, loader: Iterable[Any]) -> Cursor:
+        """Return the cursor of a loader that the script starts or continues to use."""
+        known = [each for each, _ in self._loaders]
+        self._current = next((i for i, each in enumerate(known) if each is loader), len(known))
+        if self._current == len(known):
+            if isinstance(loader, DataLoader):
+                loader.attach_session()
+            cursor = cursor_over(loader)
+            # a new loader starts at the beginning, even if the script has looked at its first batch
+            cursor.load_state_dict(self._loaded[self._current] if self._current < len(self._loaded) else None)
+            self._loaders.append((loader, cursor))
+        return self._loaders[self._current][1]
+
+    def begin(self) -> None:
+        """Record the structure of the state when training starts, for `structure_change`."""
+        try:
+            start = self.outline()
+            self._start, self._compared = (as_stored(start.trees), shapes_of(start)), start.structure
+        except Exception as error:  # the first checkpoint reports it
+            logger.debug("the structure of the state is not known: %s", error)
+
+    def structure_change(self) -> str | None:
+        """Describe, once, how the state differs from that of a script that starts again.
+
+        A resume refuses such a checkpoint. Cheap while the state consists of the same tensors.
+        """
+        if self._start is None or self._compared is self._structure:
+            return None
+        self._compared = self._structure
+        try:
+            self.registry.require_fit(*self._start)
+        except (IncompatibleCheckpoint, DamagedCheckpoint) as error:
+            self._start = None
+            return str(error)
+        return None
+
+    def outline(self) -> CapturedState:
+        """Return what a capture will most likely consist of."""
+        return self._capture(gradients=False, reducers={})
+
+    def capture(self) -> CapturedState:
+        """Capture the state of this instant. TypeError names what cannot be stored."""
+        captured = self._capture(gradients=True, reducers=self._reducers())
+        self._structure = captured.structure
+        if self._round_trip is None or not self._round_trip.holds:
+            self._round_trip = captured.round_trip = self.registry.round_trip(captured)
+        if self._ranks.world_size > 1:
+            # ranks that count iterations differently would store different moments under one number. A loader that
+            # is not shared among ranks is left out: some ranks alone may read it, for example for a validation
+            places = [
+                f"sample {each.position.taken} of epoch {each.position.epoch}"
+                for each in self._given_loaders
+                if each.world_size > 1
+            ]
+            # ranks that train nothing together may update differently
+            together = captured.shards or self.registry.replicated
+            updates = [f"{self._updates} updates"] if together else []
+            captured.alike["data"] = ", ".join([f"{self._drawn} batches", *places, *updates])
+        return captured
+
+    def _reducers(self) -> dict[str, list[list[int]]]:
+        """Return the buckets of each DistributedDataParallel: they decide on the last bits of sums."""
+        found = {}
+        for name, ddp in self.registry.replicated.items():
+            try:
+                layout = bucket_layout(ddp)
+            except Exception as error:  # private API of torch may raise anything
+                if name not in self._unknown_buckets:
+                    self._unknown_buckets.add(name)
+                    logger.warning(
+                        "%s: the gradient buckets of torch %s are unknown (%s): after a resume the last bits of "
+                        "losses may differ",
+                        *(name, torch.__version__, error),
+                    )
+                continue
+            if layout is not None:
+                found[name] = layout
+        return found
+
+    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> CapturedState:
+        positions = [cursor.state_dict() for _, cursor in self._loaders]
+        return self.registry.capture(
+            {
+                "iteration": self._standing.iteration,
+                "lineage": self._standing.lineage,
+                "loaders": [*positions, *self._loaded[len(positions) :]],
+                "loader": self._current,
+                "controller": self._controller.state_dict(),
+                "reducers": reducers,
+            },
+            gradients=gradients,
+        )
+
+    @property
+    def regions(self) -> Regions | None:
+        """Function that returns this rank's parts of sharded tensors; see `restore.load`."""
+        return self.registry.regions if self._ranks.world_size > 1 else None
+
+    def load(self, store: Store, job: str, checkpoint: str, room: memoryview | None = None) -> Loaded:
+        """Read and verify what this rank needs of a checkpoint, into `room` if given.
+
+        Raises the errors of `restore.load`.
+        """
+        return restore.load(
+            *(store, job, checkpoint),
+            rank=self._ranks.rank,
+            regions=self.regions,
+            room=room,
+            meanwhile=self.registry.populate_memory,
+        )
+
+    def check(self, manifest: Manifest) -> None:
+        """Check that a checkpoint can be loaded.
+
+        Raises:
+            IncompatibleCheckpoint: it does not fit the objects.
+            DamagedCheckpoint: no session can have written it.
+        """
+        rank = saved_rank(manifest, self._ranks.rank)
+        trees = state_for(manifest, rank)
+        _require_position(trees)
+        self.registry.check(trees, restore.shapes(manifest, rank))
+
+    def obstacle_to_restore(self, loader: int | None = None) -> str | None:
+        """Say why the running script cannot be restored in place; `None` if it can.
+
+        `loader` is the index of the one in use when the checkpoint was taken; `None` for the current one.
+        """
+        if self._restorable is not None:
+            return None if self._restorable else "the script sets rewinds=False"
+        if any(loader.is_iterated_directly for loader in self._given_loaders):
+            return (
+                "this script iterates over its loader itself; a loop over session.batches(...) can be restored in "
+                "place"
+            )
+        if not self._loaders and not any(isinstance(item, Variables) for item in self.registry.objects.values()):
+            return (
+                "this script neither draws batches from session.batches(...) nor keeps its position in "
+                "holdfast.Variables, so the running loop would continue with other data"
+            )
+        if self._loaders and loader not in (None, self._current):
+            return "the checkpoint was taken while the script used another loader"
+        return None
+
+    def limitations(self) -> list[str]:
+        """Describe the limitations of loaders that the session was given."""
+        return [loader.limitation for loader in self._given_loaders if loader.limitation]
+
+    def missing(self, loaded: Loaded | None) -> list[str]:
+        """Describe what training changes, as far as its objects show it, and no checkpoint holds."""
+        there = loaded.state if loaded is not None else {}
+        saved = [keyword for keyword in there if keyword not in RESERVED]
+        return [*missing_state.missing(self.registry.given, saved), *self.registry.limitations()]
+
+    def restore_buckets(self, loaded: Loaded) -> list[str]:
+        """Restore the gradient buckets of the checkpoint in new processes. Collective over all ranks.
+
+        Returns:
+            Descriptions of failures, after which the next losses may differ in their last bits.
+        """
+        messages = []
+        layouts = loaded.state["session"].get("reducers", {})
+        if loaded.manifest.world_size == self._ranks.world_size:  # otherwise the sums are others anyway
+            for name, ddp in self.registry.replicated.items():
+                if name in layouts and (reason := _restore_buckets(ddp, layouts[name])) is not None:
+                    messages.append(f"gradients may be summed up in another order than before: {reason}")
+        return messages
+
+    def failed(self, times: int) -> None:
+        """Tell the pacing how many failures there were since the loaded checkpoint."""
+        self._controller.life.failed(times)
+
+    def apply(self, loaded: Loaded) -> None:
+        """Restore everything from the checkpoint. Errors of a `load_state_dict` pass through."""
+        trees = _fitting(loaded, self._ranks.world_size)
+        self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed)
+        if copy := self._ranks.rank // loaded.manifest.world_size:
+            self.registry.branch_rng(copy, _differing(loaded))
+        restarted = not self.trained
+        self._drawn = self._updates = self._ended = 0
+        state = decode(loaded.state["session"], loaded.tensors, copy=True)
+        self._standing.iteration = loaded.manifest.iteration
+        self._loaded = state["loaders"]
+        if restarted:  # in place, the current measurements are better
+            self._controller.load_state_dict(state["controller"])
+        self._controller.rewound(self._standing.iteration)
+        self.rewinds += 1
+        for i, (_, cursor) in enumerate(self._loaders):
+            cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
+
+
+def _require_position(trees: Mapping[str, Any]) -> None:
+    session = trees.get("session")
+    kinds = {"loaders": list, "loader": int, "controller": dict}
+    if not isinstance(session, dict) or not all(isinstance(session.get(key), kind) for key, kind in kinds.items()):
+        raise DamagedCheckpoint(MANIFEST, "missing or invalid position in training")
+    if not isinstance(trees.get("rng"), dict):
+        raise DamagedCheckpoint(MANIFEST, "missing or invalid random state")
+
+
+def dropped_gradients(loaded: Loaded, world_size: int) -> str | None:
+    """Describe what of a checkpoint is dropped because the world size is another one."""
+    if loaded.manifest.world_size == world_size or not _unfitting(loaded):
+        return None
+    return (
+        "gradients that each rank had accumulated for itself are dropped, since the checkpoint has "
+        f"{loaded.manifest.world_size} ranks and this job has {world_size}"
+    )
+
+
+def _unfitting(loaded: Loaded) -> set[str]:
+    """Return names of gradients that one rank holds: their mean over other ranks would be wrong."""
+    own = {tensor.name for tensor in loaded.manifest.tensors if tensor.rank is not None}
+    return own & names_in(loaded.state.get("gradients", {}))
+
+
+def _fitting(loaded: Loaded, world_size: int) -> dict[str, Any]:
+    if loaded.manifest.world_size == world_size or not (gone := _unfitting(loaded)):
+        return loaded.state
+    gradients = {
+        keyword: {name: tree for name, tree in parameters.items() if tree["$tensor"] not in gone}
+        for keyword, parameters in loaded.state["gradients"].items()
+    }
+    return {**loaded.state, "gradients": gradients}
+
+
+def _differing(loaded: Loaded) -> set[str]:
+    """Return keywords, and entries of `rng` such as `rng.torch`, that differed among ranks."""
+    seen: dict[str, set[str]] = {}
+    for tensor in loaded.manifest.tensors:
+        if tensor.rank is not None:
+            seen.setdefault(tensor.name, set()).add(tensor.digest)
+    names = [name.split(".") for name, digests in seen.items() if len(digests) > 1]
+    found = {".".join(parts[:2]) if parts[0] == "rng" else parts[0] for parts in names}
+    first = loaded.manifest.state
+    for trees in loaded.manifest.rank_states.values():
+        found |= trees.keys()
+        rng = trees.get("rng", {})
+        found |= {f"rng.{entry}" for entry, tree in rng.items() if tree != first["rng"].get(entry)}
+    return found
+
+
+def _restore_buckets(ddp: DistributedDataParallel, layout: list[list[int]]) -> str | None:
+    try:
+        return restore_buckets(ddp, layout)
+    except Exception as error:  # only the last bits of sums depend on it: the job goes on
+        return f"{type(error).__name__}: {error}"
