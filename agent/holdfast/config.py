@@ -43,6 +43,8 @@ def _parse_labels(value: Mapping[str, str] | str) -> dict[str, str]:
     if isinstance(value, str):
         pairs = [part.partition("=") for part in value.split(",") if part.strip()]
         value = {key.strip(): text.strip() for key, _, text in pairs}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"labels={value!r}: give names and values, as in team=vision")
     labels = {str(key): str(text) for key, text in value.items()}
     short = all(key and len(key) <= MOST_LABEL and len(text) <= MOST_LABEL for key, text in labels.items())
     if len(labels) > MOST_LABELS or not short:
@@ -193,7 +195,7 @@ class Config:
         was given an object to checkpoint.
         """
         for name, value in arguments.items():
-            if hasattr(value, "state_dict"):
+            if _is_object(value):
                 raise TypeError(
                     f"Session({name}=...): {name} is a setting, and {type(value).__name__} is an object to "
                     f'checkpoint: give it as state={{"{name}": ...}}'
@@ -239,10 +241,15 @@ def _read(declared: dataclasses.Field[Any], given: Any) -> Any:
         raise ValueError(f"{name}: {error}") from None
 
 
-def named_objects(state: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The objects of a session by name. TypeError or ValueError names one that cannot have been meant as such."""
+def _is_object(value: Any) -> bool:
+    """Whether a session can checkpoint it."""
     from holdfast.state.rng import is_generator  # with torch, which the command line does without
 
+    return hasattr(value, "state_dict") or is_generator(value)
+
+
+def named_objects(state: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The objects of a session by name. TypeError or ValueError names one that cannot have been meant as such."""
     if not isinstance(state, Mapping | None):
         raise TypeError(
             f'state={type(state).__name__}: give names and objects, as in state={{"policy": policy_net}}'
@@ -253,7 +260,7 @@ def named_objects(state: Mapping[str, Any] | None, keywords: Mapping[str, Any]) 
         if name in keywords:
             raise ValueError(f"{name!r} is given twice, in state= and as a keyword: give it once")
     for name, item in keywords.items():
-        close = difflib.get_close_matches(name, SETTINGS, n=1)
-        if close and not hasattr(item, "state_dict") and not is_generator(item):
+        close = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.82)
+        if close and not _is_object(item):
             raise TypeError(f"Session({name}={repr(item)[:80]}): did you mean {close[0]}=?")
     return {**(state or {}), **keywords}

@@ -208,9 +208,9 @@ class Session:
         None is without end, for a loop that counts iterations: `batch = next(batches)`.
         """
         self.resume()
-        cursor = self._training.enter(loader)
-        if cursor.gap:
-            self._reporter.notice("warning", "loader", cursor.gap)
+        cursor = self._training.cursor_for(loader)
+        if cursor.limitation:
+            self._reporter.notice("warning", "loader", cursor.limitation)
         while epochs is None or cursor.epoch < epochs:
             rewinds = self._training.rewinds
             source = cursor.batches()
@@ -220,7 +220,7 @@ class Session:
                 if batch is _END:
                     break
                 self._meter.clock.stall("data_fetch", time.perf_counter() - started)
-                self._training.drew()
+                self._training.record_batch()
                 yield batch
 
     def step(self, **metrics: Any) -> None:

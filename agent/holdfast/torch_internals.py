@@ -1,8 +1,8 @@
-"""Every private torch API that Holdfast uses, and what it does where a torch does not have it.
+"""All private torch API that Holdfast uses, with a fallback for each.
 
-The rest of the agent uses no name of torch that begins with an underscore; a test holds it to that. An entry of
-`INTERNALS` says what is used, on which versions it was checked and what is missing without it. `supported` looks
-for the names themselves: a torch that was not checked but has them is used.
+No other module of the agent uses a name of torch that begins with an underscore; a test enforces that. An entry of
+`PRIVATE_APIS` says what is used, on which versions it was checked and what is missing without it. `supported`
+looks for the names themselves, so unchecked versions of torch that have them work as well.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ CHECKED_ON = ("2.13",)
 
 
 @dataclass(frozen=True, slots=True)
-class Internal:
+class PrivateApi:
     """A private API of torch."""
 
     name: str
     names: tuple[str, ...]
-    """What has to be there."""
+    """Attributes that are required."""
     owner: Callable[[], object]
-    """Has these names as attributes; ImportError or AttributeError where torch has it no more."""
+    """Return the object with these attributes; ImportError or AttributeError if torch lacks it."""
     without: str
-    """What Holdfast does where it is missing, for a notice."""
+    """Consequence for the user if it is missing, for a notice."""
     checked_on: tuple[str, ...] = CHECKED_ON
 
     def supported(self) -> bool:
@@ -42,7 +42,7 @@ class Internal:
 
 
 @functools.cache
-def _has_all(internal: Internal) -> bool:
+def _has_all(internal: PrivateApi) -> bool:
     try:
         owner = internal.owner()
     except (ImportError, AttributeError):
@@ -57,7 +57,7 @@ def _dtensor() -> Any:
 
 
 def _calls_assignment() -> bool:
-    """The making of a reducer asks `torch.distributed` for its buckets, under that name."""
+    """Whether the reducer is made with the function of `torch.distributed` that is replaced below."""
     names = DistributedDataParallel._ddp_init_helper.__code__.co_names
     return {"dist", "_compute_bucket_assignment_by_size"} <= set(names)
 
@@ -68,37 +68,37 @@ def _device_mesh() -> Any:
     return DeviceMesh
 
 
-MODULE_CONTENTS = Internal(
+MODULE_CONTENTS = PrivateApi(
     "the dicts and hooks of a Module",
     ("_modules", "_parameters", "_buffers", "_state_dict_hooks", "_state_dict_pre_hooks", "_save_to_state_dict"),
     nn.Module,
     "models are walked in full at each checkpoint, which takes longer",
 )
-MODULE_LOADING = Internal(
+MODULE_LOADING = PrivateApi(
     "the load hooks of a Module",
     ("_load_from_state_dict", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
     nn.Module,
     "a checkpoint in memory is copied once more before a model is loaded from it",
 )
-OPTIMIZER_HOOKS = Internal(
+OPTIMIZER_HOOKS = PrivateApi(
     "the hooks of an Optimizer",
     ("_optimizer_step_pre_hooks", "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"),
     lambda: torch.optim.SGD([nn.Parameter(torch.empty(0, device="cpu"))], lr=0.1),
     "training waits while a checkpoint is copied",
 )
-DDP_PARAMETERS = Internal(
+DDP_PARAMETERS = PrivateApi(
     "the parameters that DistributedDataParallel reduces",
     ("_get_ddp_logging_data",),
     lambda: DistributedDataParallel,
     "what DistributedDataParallel keeps the same on all ranks is stored by each of them",
 )
-DDP_BUCKETS = Internal(
+DDP_BUCKETS = PrivateApi(
     "the buckets of DistributedDataParallel",
     ("_rebuild_buckets", "_get_zeros_like_grad_buckets", "_autograd_hook", "prepare_for_backward"),
     lambda: torch.distributed.Reducer,  # type: ignore[attr-defined]
     "on three ranks or more the losses after a resume may differ in their last bits",
 )
-DDP_REDUCER = Internal(
+DDP_REDUCER = PrivateApi(
     "the making of a DistributedDataParallel's reducer",
     (
         "_build_params_for_reducer",
@@ -109,25 +109,25 @@ DDP_REDUCER = Internal(
     lambda: _calls_assignment() and DistributedDataParallel,
     "on three ranks or more, with static_graph, the losses after a resume may differ in their last bits",
 )
-DTENSOR_CHUNKS = Internal(
+DTENSOR_CHUNKS = PrivateApi(
     "the place of a DTensor's local part",
     ("__create_chunk_list__",),
     _dtensor,
     "checkpoints of sharded tensors are refused",
 )
-MESH_ROOT = Internal(
+MESH_ROOT = PrivateApi(
     "the mesh that a DeviceMesh is cut from",
     ("_get_root_mesh",),
     _device_mesh,
     "checkpoints of tensors that are sharded over a part of a mesh are refused",
 )
-DEFAULT_STORE = Internal(
+DEFAULT_STORE = PrivateApi(
     "the store of the default process group",
     ("_get_default_store",),
     lambda: torch.distributed.distributed_c10d,
     "the ranks of a job cannot find each other",
 )
-INTERNALS = (
+PRIVATE_APIS = (
     MODULE_CONTENTS,
     MODULE_LOADING,
     OPTIMIZER_HOOKS,
@@ -138,13 +138,13 @@ INTERNALS = (
     MESH_ROOT,
     DEFAULT_STORE,
 )
-"""Those that a torch may lack. `_version` of a tensor, `_metadata` of a state_dict and `_orig_mod` of a compiled
-module are as old as what they belong to, and are data of it."""
+"""API that a version of torch may lack. `_version` of a tensor, `_metadata` of a state_dict and `_orig_mod` of a
+compiled module are as old as the feature that they belong to."""
 
 
 def unsupported(*, distributed: bool) -> list[str]:
-    """In words: what this torch lacks, and what follows from that; of `distributed` too."""
-    internals = INTERNALS if distributed else (MODULE_CONTENTS, MODULE_LOADING, OPTIMIZER_HOOKS)
+    """Describe what this torch lacks, with the consequences; with `distributed`, for several ranks as well."""
+    internals = PRIVATE_APIS if distributed else (MODULE_CONTENTS, MODULE_LOADING, OPTIMIZER_HOOKS)
     return [
         f"torch {torch.__version__} lacks {each.name}, as torch {each.checked_on[-1]} has it: {each.without}"
         for each in internals
@@ -153,33 +153,33 @@ def unsupported(*, distributed: bool) -> list[str]:
 
 
 version_of = operator.attrgetter("_version")
-"""How often a tensor was written to."""
+"""Return the number of writes to a tensor."""
 
 
 def compiled_from(item: Any) -> Any:
-    """The module inside one that `torch.compile` made; None for any other object."""
+    """Return the module inside a compiled one; `None` for any other object."""
     return getattr(item, "_orig_mod", None)
 
 
 def metadata_of(state: object) -> dict[str, Any]:
-    """The versions that a module's `state_dict()` carries."""
+    """Return the versions of modules in a module's `state_dict()`."""
     return dict(getattr(state, "_metadata", {}))
 
 
 def with_metadata(items: Any, metadata: Any) -> collections.OrderedDict[Any, Any]:
-    """What these items, or this mapping, make a module's `state_dict()` with, and these versions."""
+    """Return a module's `state_dict()` from its items and versions."""
     state: Any = collections.OrderedDict(items)
     state._metadata = metadata
     return state  # type: ignore[no-any-return]
 
 
 def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """The buffers that a module itself has, as the dict in which it keeps them."""
+    """Return the dict of a module's own buffers."""
     return module._buffers
 
 
 def contents_of(module: nn.Module) -> Iterator[dict[Any, Any]]:
-    """The dicts that a module's `state_dict()` is made from, those of the modules inside among them."""
+    """Yield the dicts that a module's `state_dict()` is made from, including those of its submodules."""
     for each in module.modules():
         yield each._modules
         yield each._parameters
@@ -189,7 +189,7 @@ def contents_of(module: nn.Module) -> Iterator[dict[Any, Any]]:
 
 
 def has_plain_state_dict(module: nn.Module) -> bool:
-    """Its `state_dict()`, apart from the modules inside, gives parameters and buffers and runs no code."""
+    """Whether its `state_dict()`, without submodules, has only parameters and buffers and runs no custom code."""
     kind, plain = type(module), nn.Module
     return (
         MODULE_CONTENTS.supported()
@@ -202,7 +202,7 @@ def has_plain_state_dict(module: nn.Module) -> bool:
 
 
 def only_copies(module: nn.Module) -> bool:
-    """Loading a state into it copies numbers into the parameters and buffers that there are, and does no more."""
+    """Whether loading a state only copies numbers into existing parameters and buffers."""
     kind, plain = type(module), nn.Module
     return (
         MODULE_LOADING.supported()
@@ -215,14 +215,14 @@ def only_copies(module: nn.Module) -> bool:
 
 
 def _only_reshards(hook: object) -> bool:
-    """That of `fully_shard`: where an iteration ends there is nothing left for it to do."""
+    """Whether a hook is that of `fully_shard`, which has nothing to do at the end of an iteration."""
     name = getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")
     return name[0].startswith("torch.distributed.fsdp.") and name[1].endswith(".to_sharded_hook")
 
 
 def runs_step_hooks(item: object) -> bool:
-    """An Optimizer that runs hooks around `step`; subclasses that skip Optimizer.__init__ run none."""
-    # torch wraps the `step` of a class when its first instance is made, and marks it with `hooked`
+    """Whether an Optimizer runs hooks around `step`; subclasses that skip Optimizer.__init__ run none."""
+    # torch wraps the `step` of a class when its first instance is made, and sets `hooked` on it
     return (
         isinstance(item, Optimizer)
         and hasattr(item, "_optimizer_step_pre_hooks")
@@ -231,18 +231,18 @@ def runs_step_hooks(item: object) -> bool:
 
 
 def state_dict_hooks(optimizer: Optimizer) -> list[Any]:
-    """What may change an optimizer's `state_dict()`."""
+    """Return the hooks that may change an optimizer's `state_dict()`."""
     pre, post = optimizer._optimizer_state_dict_pre_hooks, optimizer._optimizer_state_dict_post_hooks
     return [*pre.values(), *post.values()]
 
 
 def is_fully_sharded(module: nn.Module) -> bool:
-    """`fully_shard` was applied to it."""
+    """Whether `fully_shard` was applied to it."""
     return hasattr(module, "_get_fsdp_state")
 
 
 def has_unsynchronized_gradients(module: Any) -> bool:
-    """One that `fully_shard` was applied to has gradients not yet summed up over the ranks."""
+    """Whether a fully sharded module has gradients that are not yet summed over the ranks."""
     group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)
     for parameter in getattr(group, "fsdp_params", ()):
         gathered = getattr(parameter, "_unsharded_param", None)
@@ -252,34 +252,34 @@ def has_unsynchronized_gradients(module: Any) -> bool:
 
 
 def chunks_of(dtensor: Any) -> Sequence[Any]:
-    """The parts of a DTensor on this rank, each with `offsets` and `sizes`."""
+    """Return the parts of a DTensor on this rank, each with `offsets` and `sizes`."""
     if not DTENSOR_CHUNKS.supported():
         raise TypeError(unsupported(distributed=True)[0])
     return dtensor.__create_chunk_list__()  # type: ignore[no-any-return]
 
 
 def root_mesh(mesh: Any) -> Any:
-    """The mesh that this one was cut from; itself where it was not, or where this torch does not tell."""
+    """Return the mesh that this one is a part of; itself if there is none, or if unknown."""
     return mesh._get_root_mesh() if MESH_ROOT.supported() else mesh
 
 
-def kept_the_same(ddp: DistributedDataParallel) -> list[torch.Tensor]:
-    """The parameters that it sent to all ranks when it was made, and reduces since then or leaves as they are."""
+def replicated_parameters(ddp: DistributedDataParallel) -> list[torch.Tensor]:
+    """Return the parameters that are equal on all ranks: broadcast at the start, then reduced or unchanged."""
     if not DDP_PARAMETERS.supported() or not hasattr(ddp, "_module_parameters"):
         return []
     held = {id(parameter) for parameter in ddp.module.parameters()}
     known = [parameter for parameter in ddp._module_parameters if id(parameter) in held]
     trained = sum(parameter.requires_grad for parameter in known)
     reduced = int(ddp._get_ddp_logging_data()["num_parameter_tensors"])  # type: ignore[no-untyped-call]
-    if trained > reduced:  # some are trained that it does not reduce
+    if trained > reduced:  # it does not reduce some trained parameters
         return [parameter for parameter in known if not parameter.requires_grad]
     return known
 
 
 def obstacle_to_buckets(ddp: DistributedDataParallel) -> str | None:
-    """Why it has no buckets that can be known, in words."""
+    """Say why its buckets cannot be known; `None` if they can."""
     if not DDP_BUCKETS.supported():
-        return f"torch {torch.__version__} does not tell them"
+        return f"torch {torch.__version__} lacks {DDP_BUCKETS.name}"
     return "it has no buckets" if ddp._delay_all_reduce_all_params or ddp._use_python_reducer else None
 
 
@@ -288,24 +288,24 @@ def communication_hooks(ddp: DistributedDataParallel) -> list[Callable[..., Any]
 
 
 def has_run(ddp: DistributedDataParallel) -> bool:
-    """It was called once."""
+    """Whether it was called at least once."""
     return bool(ddp._lazy_init_ran)
 
 
 def rebuild_buckets(ddp: DistributedDataParallel) -> bool:
-    """Rebuild them where that is due, as the next forward pass would; whether they are rebuilt."""
+    """Rebuild buckets if due, as the next forward pass would. Return whether they are rebuilt."""
     if ddp.reducer._rebuild_buckets():
         ddp._has_rebuilt_buckets = True
     return ddp._has_rebuilt_buckets
 
 
 def buckets_of(ddp: DistributedDataParallel) -> list[list[torch.Tensor]]:
-    """The parameters that are reduced together; it takes memory for all gradients meanwhile."""
+    """Return the parameters of each bucket. Allocates memory for all gradients temporarily."""
     return [bucket.parameters() for bucket in ddp.reducer._get_zeros_like_grad_buckets()]
 
 
 def run_backward(ddp: DistributedDataParallel, order: Iterable[int]) -> None:
-    """A backward pass, as the reducer sees it, in which gradients are ready in this order of its parameters."""
+    """Simulate a backward pass for the reducer, with gradients ready in this order of parameters."""
 
     def report(_: torch.Tensor) -> None:
         for number in order:
@@ -314,20 +314,20 @@ def run_backward(ddp: DistributedDataParallel, order: Iterable[int]) -> None:
     anchor = torch.zeros((), device="cpu", requires_grad=True)
     anchor.register_hook(report)  # type: ignore[no-untyped-call]
     ddp.reducer.prepare_for_backward([])
-    anchor.backward()  # type: ignore[no-untyped-call]  # the reducer ends its work in a callback of this
+    anchor.backward()  # type: ignore[no-untyped-call]  # the reducer finishes in a callback of this pass
 
 
 def give_static_reducer(ddp: DistributedDataParallel, layout: Sequence[Sequence[int]]) -> None:
-    """A new reducer for a static graph, made as unpickling makes it, that begins with these buckets."""
+    """Replace the reducer by one for a static graph with these buckets, in the way that unpickling does."""
     maker: Any = ddp
     parameters, sparse = maker._build_params_for_reducer()
     names = maker._build_debug_param_to_name_mapping(parameters)
     maker._remove_autograd_hooks()
-    # as it counts buckets, the last one comes first
+    # the reducer numbers buckets in reverse
     assigned = list(map(list, reversed(layout))), [maker.bucket_bytes_cap] * len(layout)
     view = types.SimpleNamespace(**vars(torch.distributed))
     view._compute_bucket_assignment_by_size = lambda *_: assigned
-    # the same function, which finds this in the place of torch.distributed
+    # the same function, with `view` in place of torch.distributed
     helper = DistributedDataParallel._ddp_init_helper
     helper_here = types.FunctionType(helper.__code__, {**helper.__globals__, "dist": view}, helper.__name__)
     helper_here(ddp, parameters, sparse, names, True)
@@ -336,10 +336,10 @@ def give_static_reducer(ddp: DistributedDataParallel, layout: Sequence[Sequence[
 
 
 def default_store() -> Any:
-    """The Store of torch over which the ranks have found each other: what is put there all of them see."""
+    """Return the torch Store of the default process group, which all ranks share."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
 def limit_wait(iterator: Any, seconds: float) -> None:
-    """How long an iterator of a DataLoader with workers waits for its next batch."""
+    """Set how long an iterator of a DataLoader with workers waits for its next batch."""
     iterator._timeout = seconds

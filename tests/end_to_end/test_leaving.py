@@ -313,8 +313,10 @@ def test_workers_end_with_a_script_that_ends(tmp_path: Path, method: str) -> Non
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_workers_end_with_a_trainer_that_is_killed(tmp_path: Path, method: str) -> None:
-    with with_workers(tmp_path, method, "wait") as process:
+@pytest.mark.parametrize("wait", ["wait", "stuck", "stuck-without-handler"])
+def test_workers_end_with_a_trainer_that_is_killed(tmp_path: Path, method: str, wait: str) -> None:
+    """A worker that sleeps on a lock, such as that of torch's result queue, never looks for its parent itself."""
+    with with_workers(tmp_path, method, wait) as process:
         assert process.stdout is not None
         workers = [int(pid) for pid in process.stdout.readline().split()]
         assert len(workers) == 2

@@ -20,7 +20,7 @@ from holdfast.snapshot.checkpoint_run import (
 )
 from holdfast.snapshot.host_buffers import Arena
 from holdfast.snapshot.snapshotter import Snapshotter
-from holdfast.state.registry import Captured
+from holdfast.state.registry import CapturedState
 from holdfast.store import open_store, read_manifest
 from tests.support.faulty_store import FaultyStore
 
@@ -84,7 +84,7 @@ class Job:
         """A checkpoint of this instant, on its way to the store."""
         self.iteration += 1
         assert self.snapshots.wait_free(30)
-        captured = Captured(trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors))
+        captured = CapturedState(trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors))
         request = requested(self.iteration, origin=origin(**changes), at_once=True, over_seconds=over_seconds)
         run = CheckpointRun(request, self.snapshots, self._settled)
         self.snapshots.begin(run, captured)

@@ -129,7 +129,7 @@ def resumed(stage: Stage, store: str, *, without: str | None, iteration: int, un
     """Go on from there, but for one thing that is on every rank as it is on rank 0, or that is not done."""
     job = Job(store, seed=99, every=10**9, **options)
     if without == "bucket layout":
-        training.warm_up = lambda *_: None
+        training.restore_buckets = lambda *_: None
     elif without is not None:
         _have_rank_0s(without, job)
     assert job.session.resume() == iteration

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.state.ddp_buckets import bucket_layout, warm_up
+from holdfast.state.ddp_buckets import bucket_layout, restore_buckets
 
 WIDTH = 24
 
@@ -92,7 +92,7 @@ def resume(stage, *, warm, at=3, steps=6, accumulate=1, subgroup=None, **how):
     torch.manual_seed(5)  # another process has drawn other numbers
     fresh = Job(group=group, **how)
     if warm:
-        assert warm_up(fresh.ddp, layout) is None
+        assert restore_buckets(fresh.ddp, layout) is None
         assert sorted(bucket_layout(fresh.ddp)) == sorted(layout)
     fresh.load(*state)
     found = [fresh.step(accumulate) for _ in range(steps)]
@@ -128,7 +128,7 @@ def layouts(stage):
 def never_rebuilt(stage):
     job = Job(find_unused_parameters=True)
     job.step()
-    return bucket_layout(job.ddp), warm_up(Job(find_unused_parameters=True).ddp, [[0]])
+    return bucket_layout(job.ddp), restore_buckets(Job(find_unused_parameters=True).ddp, [[0]])
 
 
 def asked_or_not(stage, *, asked, **how):
@@ -155,7 +155,7 @@ def disturbed(stage, *, static_graph, in_no_sync):
     parameters[0].grad = torch.full_like(parameters[0], 3.0)
     gradients, rng, before = job.gradients(), torch.get_rng_state(), job.digest()
     with job.ddp.no_sync() if in_no_sync else contextlib.nullcontext():
-        assert warm_up(job.ddp, layout) is None
+        assert restore_buckets(job.ddp, layout) is None
     assert all(a is b for a, b in zip(gradients, job.gradients(), strict=True))
     assert job.digest() == before
     assert torch.equal(rng, torch.get_rng_state())
@@ -172,9 +172,9 @@ def warmed_before(stage):
     layout = bucket_layout(job.ddp)
     if dist.get_rank() == 0:
         return (
-            warm_up(job.ddp, layout),
-            warm_up(job.ddp, layout[::-1]),
-            warm_up(job.ddp, [layout[0][::-1], *layout[1:]]),
+            restore_buckets(job.ddp, layout),
+            restore_buckets(job.ddp, layout[::-1]),
+            restore_buckets(job.ddp, [layout[0][::-1], *layout[1:]]),
         )
     return None
 
@@ -190,7 +190,7 @@ def with_hook(stage, *, hook, **how):
         job.ddp.register_comm_hook(state, keep)
     else:
         job.ddp.register_comm_hook(None, getattr(default_hooks, hook))
-    why = warm_up(job.ddp, layout)
+    why = restore_buckets(job.ddp, layout)
     assert not state
     return why
 
@@ -198,16 +198,16 @@ def with_hook(stage, *, hook, **how):
 def refused(stage, *, what):
     layout = layout_of(static_graph=what == "called before")
     if what == "fewer parameters":
-        return warm_up(Job(net={"frozen": True}).ddp, layout)
+        return restore_buckets(Job(net={"frozen": True}).ddp, layout)
     if what == "larger buckets":
-        return warm_up(Job(bucket_bytes=1 << 20).ddp, layout)
+        return restore_buckets(Job(bucket_bytes=1 << 20).ddp, layout)
     if what == "called before":
         job = Job(static_graph=True)
         job.backward()
-        return warm_up(job.ddp, layout)
+        return restore_buckets(job.ddp, layout)
     ddp = delaying([name for name, parameter in Net(frozen=True).named_parameters() if parameter.requires_grad])
     assert bucket_layout(ddp) is None
-    return warm_up(ddp, layout)
+    return restore_buckets(ddp, layout)
 
 
 def delaying(names):
@@ -230,7 +230,7 @@ def delayed_in_part(stage):
         ddp(torch.randn(8, WIDTH)).square().mean().backward()
     layout = bucket_layout(ddp)
     assert sorted(layout) == sorted(reported(ddp))
-    assert warm_up(fresh, layout) is None
+    assert restore_buckets(fresh, layout) is None
     assert sorted(bucket_layout(fresh)) == sorted(layout)
     fresh(torch.randn(8, WIDTH)).square().mean().backward()
     return sum(map(len, layout))

@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import holdfast
-from holdfast.state.adapters import part_of
+from holdfast.state.adapters import adapter_for
 from holdfast.state.encoder import Encoder
 from holdfast.state.registry import Registry
-from holdfast.state.sharding import like, local
+from holdfast.state.sharding import local, shard_like
 
 
 class Net(nn.Module):
@@ -82,7 +82,7 @@ def structures(stage, kind):
 
 
 def refusal(stage):
-    """Of a tensor of which the ranks hold addends."""
+    """Of a tensor of which the ranks hold partial sums."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     tensor = DTensor.from_local(torch.ones(4), mesh, [Partial()])
     try:
@@ -137,13 +137,14 @@ def moments_after_their_source_is_overwritten(stage, rows):
 
     (parameter, optimizer), (other, target) = trained(), trained()
     encoder = Encoder((), set())
-    tree = part_of("optimizer", optimizer).encode(optimizer.state_dict(), encoder, {})
+    tree = adapter_for("optimizer", optimizer).encode(optimizer.state_dict(), encoder, {})
     borrowed = {name: local(tensor).clone() for name, tensor in encoder.tensors.items()}
     given = {
-        name: like(encoder.sharded[name], t) if name in encoder.sharded else t for name, t in borrowed.items()
+        name: shard_like(encoder.sharded[name], t) if name in encoder.sharded else t
+        for name, t in borrowed.items()
     }
     target.state[other].clear()  # as at a start; in place it is filled where it lies
-    part_of("optimizer", target).load(tree, given, adopt=False)
+    adapter_for("optimizer", target).load(tree, given, adopt=False)
     for tensor in borrowed.values():
         tensor.fill_(7.0)
     found, expected = target.state[other], optimizer.state[parameter]

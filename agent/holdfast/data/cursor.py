@@ -1,4 +1,4 @@
-"""The data side of a loop: epochs of batches from any loader, and a position that can be saved and set."""
+"""Cursors: epochs of batches from any loader, with a position that can be saved and restored."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import torch
 
 from holdfast.data.loader import DataLoader
 from holdfast.state.rng import restore_rng, rng_state
-from holdfast.system.preemption import begun
+from holdfast.system.preemption import iterate_loader
 
 
 class Cursor(Protocol):
-    """What `session.batches` draws from."""
+    """Source of batches of `session.batches`."""
 
     @property
-    def gap(self) -> str | None:
-        """The promise that this loader cannot keep, in words, if there is one."""
+    def limitation(self) -> str | None:
+        """Guarantees that this loader cannot give, as text."""
         ...
 
     @property
     def epoch(self) -> int: ...
 
     def batches(self) -> Iterator[Any]:
-        """The rest of the current epoch; `epoch` moves on when it is used up."""
+        """Iterate over the rest of the current epoch; `epoch` advances at its end."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch given out."""
+        """Return the position after the last batch given."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
-        """Go to a position; None: to the very start."""
+        """Go to a position; `None` for the start."""
         ...
 
 
 def cursor_over(loader: Iterable[Any]) -> Cursor:
-    """A cursor for any loader."""
+    """Return a cursor for any loader."""
     if isinstance(loader, DataLoader):
         return loader
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
@@ -47,31 +47,31 @@ def cursor_over(loader: Iterable[Any]) -> Cursor:
 
 
 class _StatefulCursor:
-    """A loader that keeps its own position, such as torchdata's StatefulDataLoader."""
+    """Cursor over a loader with its own position, such as torchdata's StatefulDataLoader."""
 
     def __init__(self, loader: Any) -> None:
         self._loader, self.epoch, self._given = loader, 0, 0
         self._begun = self._loaded = False
-        self.gap = (
-            f"{type(loader).__name__} keeps its own position, and what that promises is its own: with workers "
-            "random augmentation may differ after a resume. holdfast.DataLoader takes the same arguments"
+        self.limitation = (
+            f"{type(loader).__name__} restores its own position: with workers, random augmentation may differ "
+            "after a resume. holdfast.DataLoader takes the same arguments and has no such limit"
         )
 
     def batches(self) -> Iterator[Any]:
         _set_epoch(self._loader, self.epoch)
         resumed, self._begun = self._given, True
         now = rng_state()
-        source = begun(self._loader)
+        source = iterate_loader(self._loader)
         if resumed:
-            restore_rng(now)  # the epoch began before, and what beginning it draws was drawn then
+            restore_rng(now)  # the epoch began before the resume, and drew its numbers then
         yield from self._counted(source)
         if self._loaded and not resumed and not self._given:
-            # some go on from the end of an epoch with the next one, others end there again
-            yield from self._counted(begun(self._loader))
+            # at the end of an epoch, some loaders continue with the next one, others give an empty rest first
+            yield from self._counted(iterate_loader(self._loader))
         self.epoch, self._given, self._loaded = self.epoch + 1, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        # one never drawn from has nothing to say yet, and may start its workers to say it
+        # an unused loader has no position yet, and might start its workers to return it
         state = self._loader.state_dict() if self._begun else None
         return {"epoch": self.epoch, "given": self._given, "loader": state}
 
@@ -89,19 +89,19 @@ class _StatefulCursor:
 
 
 class _CountingCursor:
-    """Any iterable: its epoch is started again, as it was, and read up to where training stood."""
+    """Cursor over any iterable: a resume starts the epoch again and skips to the position."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._loader, self.epoch, self._given = loader, 0, 0
         self._start: dict[str, Any] | None = None
-        """The random state in which this epoch was begun: a loader that shuffles draws its order from it."""
+        """Random state at the start of this epoch, from which a loader that shuffles draws its order."""
 
     @property
-    def gap(self) -> str:
+    def limitation(self) -> str:
         name = type(self._loader).__name__
         text = (
-            f"{name} cannot go on from a position: after a resume its epoch is read again from the start up to "
-            "where training stood"
+            f"{name} cannot continue from a position: after a resume its epoch is read again from the start up to "
+            "the position"
         )
         if not isinstance(self._loader, torch.utils.data.DataLoader):
             return f"{text}, in an order that may differ"
@@ -109,7 +109,7 @@ class _CountingCursor:
             text += ", in an order that may differ, since its generator is not checkpointed"
         elif self._loader.num_workers and self._loader.persistent_workers:
             text += ", and random augmentation in its persistent workers may differ"
-        return f"{text}. holdfast.DataLoader takes the same arguments and goes on at once"
+        return f"{text}. holdfast.DataLoader takes the same arguments and continues at once"
 
     def batches(self) -> Iterator[Any]:
         for batch in self._begun_again() if self._given else self._begun():
@@ -127,7 +127,7 @@ class _CountingCursor:
     def _begun(self) -> Iterator[Any]:
         self._start = rng_state()
         _set_epoch(self._loader, self.epoch)
-        return begun(self._loader)
+        return iterate_loader(self._loader)
 
     def _begun_again(self) -> Iterator[Any]:
         now, start = rng_state(), self._start
@@ -143,7 +143,7 @@ class _CountingCursor:
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
-    """As the loop would do itself, had it drawn from the loader directly."""
+    """Call `set_epoch` of a loader and its parts, as a script with its own loop would."""
     for part in (loader, *(getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset"))):
         if hasattr(part, "set_epoch"):
             part.set_epoch(epoch)

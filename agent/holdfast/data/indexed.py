@@ -1,4 +1,4 @@
-"""Datasets whose samples are asked for by index: in which order, by which rank, and how far that has come."""
+"""Batches of map-style datasets: the order of indices, each rank's share, and the position."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler
 
-from holdfast.data.order import Permutation, Share
-from holdfast.data.seeding import Key, Seeded, as_it_is, random_state_kept, seed_all
-from holdfast.system.preemption import begun
+from holdfast.data.order import Permutation, RankShare
+from holdfast.data.seeding import Key, SeededDataset, preserved_random_state, seed_all, unchanged_batch
+from holdfast.system.preemption import iterate_loader
 
 logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """Where training stands in its data: what finished iterations have taken of `epoch` (from 0).
+class DataPosition:
+    """Position of training in its data: what finished iterations have taken of `epoch` (from 0).
 
-    In samples, on all ranks together. Where a batch_sampler makes the batches: in batches, on all ranks together.
-    For an iterable dataset: in batches, of this rank.
+    Counted in samples on all ranks together; with a batch_sampler, in batches on all ranks together; for an
+    iterable dataset, in batches of this rank.
     """
 
     epoch: int = 0
     taken: int = 0
     padded: int = 0
-    """Given a second time so far, in all epochs, so that every rank got equally many."""
+    """Samples given twice in all epochs so far, so that every rank got equally many."""
 
 
-class Drawn(Protocol):
+class EpochOrder(Protocol):
     """The order of one epoch."""
 
     size: int
@@ -43,46 +43,46 @@ class Drawn(Protocol):
     def at(self, places: range) -> Iterator[Any]: ...
 
 
-class Order(Protocol):
-    """What decides on the order of every epoch."""
+class SampleOrder(Protocol):
+    """Source of the order of every epoch."""
 
     name: str
-    """A position counted in an order of another name means nothing here."""
+    """Kind of the order. A position is valid only for an order of the same name."""
     shards: int
-    """Among how many ranks it shares itself out. Then what is drawn is one rank's part."""
-    epochs: Epochs
+    """Number of ranks among which the order itself is split; it then gives one rank's part."""
+    epochs: EpochSetter
 
     @property
-    def gap(self) -> str | None:
-        """What it cannot promise, in words."""
+    def limitation(self) -> str | None:
+        """Guarantees that this order cannot give, as text."""
         ...
 
     @property
     def size(self) -> int | None:
-        """Of an epoch; None where only reading to its end would tell."""
+        """Items per epoch; `None` if unknown in advance."""
         ...
 
-    def draw(self, epoch: int) -> Drawn: ...
+    def draw(self, epoch: int) -> EpochOrder: ...
 
 
-class Epochs:
+class EpochSetter:
     """Calls `set_epoch` of samplers or of a dataset.
 
-    Which epoch such an object is in shows in its attribute `epoch`; what the script has set is left as it is.
+    Their attribute `epoch` shows whether the script has set the epoch, which is then left as it is.
 
     Args:
-        always: also for a loop of the script's own, which with torch's loader would call it itself.
+        always: also call it for the script's own loop, which with torch's loader would call it itself.
     """
 
     def __init__(self, *parts: Any, always: bool = False) -> None:
         self._parts = [part for part in parts if hasattr(part, "set_epoch")]
         self._always = always
         self.in_use: int | None = None
-        """The epoch that the sampler or dataset was in when reading began; None where it does not show."""
+        """Epoch of the sampler or dataset when reading began; `None` if unknown."""
         self._left_at, self._last, self._warned = self._now, 0, False
 
     def begin(self, epoch: int, *, begun: bool, by_hand: bool) -> None:
-        """`begun`: a part of the epoch has been given out, so that its order is fixed."""
+        """Set the epoch. With `begun`, a part of it has been given already, so that its order is fixed."""
         set_by_script = self._now != self._left_at
         if begun and self.in_use is not None:
             self._set(self.in_use)
@@ -92,7 +92,7 @@ class Epochs:
             self._warned = getattr(self._parts[0], "shuffle", None) is True
             if self._warned:
                 logger.warning(
-                    "%s.set_epoch was not called: epoch %d comes in the order of the one before, as with torch's "
+                    "%s.set_epoch was not called: epoch %d has the order of the previous one, as with torch's "
                     "DataLoader; call loader.sampler.set_epoch(epoch) before each epoch",
                     *(type(self._parts[0]).__name__, epoch),
                 )
@@ -108,14 +108,14 @@ class Epochs:
         return epoch if isinstance(epoch, int) else None
 
 
-class OwnOrder:
-    """Of a dataset's indices: as they are, or shuffled anew each epoch."""
+class IndexOrder:
+    """The order of a dataset's indices: sequential, or shuffled in each epoch."""
 
-    gap: str | None = None
+    limitation: str | None = None
     shards = 1
 
     def __init__(self, dataset: Dataset[Any], seed: int, shuffle: bool) -> None:
-        self.epochs = Epochs()
+        self.epochs = EpochSetter()
         if not isinstance(dataset, Sized):
             raise TypeError(f"DataLoader: {type(dataset).__name__} has no len(); give a sampler")
         self._dataset, self._seed, self._shuffle = dataset, seed, shuffle
@@ -125,17 +125,17 @@ class OwnOrder:
     def size(self) -> int:
         return len(self._dataset)
 
-    def draw(self, epoch: int) -> Drawn:
+    def draw(self, epoch: int) -> EpochOrder:
         return Permutation(self.size, self._seed, epoch) if self._shuffle else _Listed(range(self.size))
 
 
 class SamplerOrder:
-    """Of somebody else's making: what a sampler, or a batch sampler, gives when it is iterated."""
+    """The order given by a sampler or a batch sampler."""
 
     def __init__(self, source: Iterable[Any], seed: int) -> None:
         self._source, self._seed = source, seed
         self._parts: tuple[Any, ...] = (source, getattr(source, "sampler", None))
-        self.name, self.epochs = type(source).__name__, Epochs(*self._parts)
+        self.name, self.epochs = type(source).__name__, EpochSetter(*self._parts)
         sharing = (part for part in self._parts if hasattr(part, "num_replicas") and hasattr(part, "rank"))
         self.shards = int(getattr(next(sharing, None), "num_replicas", 1))
 
@@ -144,29 +144,29 @@ class SamplerOrder:
         return len(self._source) if isinstance(self._source, Sized) else None
 
     @property
-    def gap(self) -> str | None:
+    def limitation(self) -> str | None:
         if self.size is None:
             return (
-                f"{self.name} has no len() and is drawn from as training goes: unless its order follows from the "
-                "epoch, samples may come twice or not at all after a resume"
+                f"{self.name} has no len() and is iterated as training goes: unless its order follows from the "
+                "epoch, samples may occur twice or not at all after a resume"
             )
         if any(getattr(part, "generator", None) is not None for part in self._parts):
             return (
-                f"{self.name} draws its order from a generator of its own, which is not checkpointed: "
-                "after a resume samples may come twice or not at all"
+                f"{self.name} has its own generator, which is not checkpointed: after a resume samples may occur "
+                "twice or not at all"
             )
         if self.shards > 1:
             return (
-                f"{self.name} shares samples among {self.shards} ranks by itself: on another number of ranks some "
-                "may come twice or not at all. Without it holdfast.DataLoader shares them, for any number"
+                f"{self.name} splits samples among {self.shards} ranks: with another number of ranks some may "
+                "occur twice or not at all. Without it, holdfast.DataLoader splits them, for any number"
             )
         return None
 
-    def draw(self, epoch: int) -> Drawn:
-        """A sampler that draws at random draws the same whenever it draws for this epoch."""
+    def draw(self, epoch: int) -> EpochOrder:
+        """Iterate the sampler with generators seeded from the epoch, so that its order is reproducible."""
         if self.size is None:
             return _Read(self._source)
-        with random_state_kept():
+        with preserved_random_state():
             seed_all(self._seed, "order", epoch)
             return _Listed(list(self._source))
 
@@ -180,7 +180,7 @@ class _Listed:
 
 
 class _Read:
-    """Ends when it ends."""
+    """The order of a sampler without a length."""
 
     size = sys.maxsize
 
@@ -191,20 +191,20 @@ class _Read:
         return itertools.islice(self._source, places.start, None, places.step)
 
 
-class Indexed:
+class IndexedBatches:
     """The batches of a map-style dataset, from any position on.
 
     Args:
-        order: of samples; or, with `by_batch`, of batches, each a collection of indices.
-        share: what this rank takes of it.
-        options: for the torch loader, which reads as it is told.
+        order: order of samples; or, with `by_batch`, of batches, each a collection of indices.
+        share: this rank's share of it.
+        options: options for the torch loader, which reads the samples.
     """
 
     def __init__(
         self,
         dataset: Dataset[Any],
-        order: Order,
-        share: Share,
+        order: SampleOrder,
+        share: RankShare,
         seed: int,
         options: dict[str, Any],
         *,
@@ -218,7 +218,7 @@ class Indexed:
         self.collate_fn = options.pop("collate_fn", None) or (
             torch.utils.data.default_convert if by_sample else torch.utils.data.default_collate
         )
-        self._seeded = Seeded(dataset, seed, self.collate_fn)
+        self._seeded = SeededDataset(dataset, seed, self.collate_fn)
         self.loader: torch.utils.data.DataLoader[Any] = self._reading(self._seeded, self._indices, options)
 
     @property
@@ -226,34 +226,34 @@ class Indexed:
         return self._order.name
 
     @property
-    def epochs(self) -> Epochs:
+    def epochs(self) -> EpochSetter:
         return self._order.epochs
 
     @property
     def exclusive(self) -> bool:
-        """A new iterator takes over from an open one: persistent workers read for one at a time."""
+        """Whether a new iterator takes over from an open one: persistent workers read for one at a time."""
         return self.loader.persistent_workers
 
     state: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Nothing: all follows from the position."""
+        """Return `None`: everything follows from the position."""
         return self.state
 
     @property
     def extent(self) -> str:
-        """What positions are counted among."""
+        """Number and kind of items that positions count."""
         size = self._order.size
         return f"{'?' if size is None else format(size, ',')} {self._items}"
 
     @property
-    def gap(self) -> str | None:
+    def limitation(self) -> str | None:
         size, ranks = self._order.size, self._share.world_size
-        if self._order.gap or size is None or self._share.tail != "pad" or size % ranks == 0:
-            return self._order.gap
+        if self._order.limitation or size is None or self._share.tail != "pad" or size % ranks == 0:
+            return self._order.limitation
         return (
-            f"{size:,} {self._items} do not divide among {ranks} ranks: {-size % ranks} come twice in an epoch, "
-            "so that all ranks make equally many iterations; with drop_last=True or tail='short' none does"
+            f"{size:,} {self._items} do not divide evenly among {ranks} ranks: {-size % ranks} occur twice in an "
+            "epoch, so that all ranks run equally many iterations; drop_last=True or tail='short' avoids that"
         )
 
     def __len__(self) -> int:
@@ -261,49 +261,52 @@ class Indexed:
             raise TypeError(f"DataLoader: {self._order.name} has no len()")
         return self._share.iterations(0, self._order.size)
 
-    def left(self, start: Position) -> int:
-        """Batches of this rank from `start` to the end of its epoch; TypeError where that cannot be known."""
+    def left(self, start: DataPosition) -> int:
+        """Count the batches of this rank from `start` to the end of its epoch; TypeError if unknown."""
         if self._order.size is None:
             return len(self)
         return self._share.iterations(start.taken // self._order.shards, self._order.size)
 
-    def batches(self, start: Position) -> Iterator[tuple[Position, Any]]:
-        """Each with the position after it."""
+    def batches(self, start: DataPosition) -> Iterator[tuple[DataPosition, Any]]:
+        """Yield each batch with the position after it."""
         drawn, first = self._order.draw(start.epoch), start.taken // self._order.shards
         items = drawn.at(self._share.places(first, drawn.size))
-        # drawn here, once for all that workers read ahead: meanwhile the loader may be set elsewhere
+        # drawn here once, also for what workers read ahead: the position of the loader may change meanwhile
         remaining = self._indices.remaining = _Ahead(self._keyed(start.epoch, items))
         try:
-            for number, batch in enumerate(begun(self.loader), start=1):
+            for number, batch in enumerate(iterate_loader(self.loader), start=1):
                 place, padded = self._share.after(first, number, drawn.size)
                 yield replace(start, taken=place * self._order.shards, padded=start.padded + padded), batch
         finally:
             if self._indices.remaining is remaining:
                 self._indices.remaining = None
 
-    def upcoming(self, start: Position, batches: int) -> list[Key | list[Key]]:
-        """The next batches that nobody was told to read yet, as collections of keys; each still comes in its turn.
+    def upcoming(self, start: DataPosition, batches: int) -> list[Key | list[Key]]:
+        """Return the keys of the next batches that no worker has been given yet, without consuming them.
 
-        Fewer where only a sampler knows what comes after this epoch, and none where it has no length: to ask it
-        would be to draw from it.
+        There are fewer if a sampler decides on the next epoch, and none if it has no length: peeking would draw
+        from it.
         """
         remaining = self._indices.remaining
         found: list[Key | list[Key]] = []
         if remaining is not None and self._order.size is not None:
-            found, start = remaining.peek(batches), Position(epoch=start.epoch + 1)
-        while isinstance(self._order, OwnOrder) and len(self) and len(found) < batches:
+            found, start = remaining.peek(batches), DataPosition(epoch=start.epoch + 1)
+        while isinstance(self._order, IndexOrder) and len(self) and len(found) < batches:
             drawn = self._order.draw(start.epoch)
             coming = self._keyed(start.epoch, drawn.at(self._share.places(start.taken, drawn.size)))
             found += itertools.islice(coming, batches - len(found))
-            start = Position(epoch=start.epoch + 1)
+            start = DataPosition(epoch=start.epoch + 1)
         return found
 
     def second_loader(
-        self, coming: list[Key | list[Key]], around: Callable[[Seeded], Dataset[Any]], timeout_seconds: float
+        self,
+        coming: list[Key | list[Key]],
+        around: Callable[[SeededDataset], Dataset[Any]],
+        timeout_seconds: float,
     ) -> torch.utils.data.DataLoader[Any]:
-        """Reads these as the first loader would, with workers of its own, and touches nothing of the first one."""
+        """Return a loader of these keys with its own workers, independent of the first loader."""
         own = {
-            "generator": torch.Generator(),  # to begin reading draws a number
+            "generator": torch.Generator(),  # a new iterator draws a number
             "persistent_workers": False,
             "pin_memory": False,
             "timeout": timeout_seconds if self.loader.num_workers else 0,
@@ -314,7 +317,7 @@ class Indexed:
         self, dataset: Dataset[Any], indices: Iterable[Any], options: dict[str, Any]
     ) -> torch.utils.data.DataLoader[Any]:
         how = {"batch_size": None, "sampler": indices} if self._by_sample else {"batch_sampler": indices}
-        return torch.utils.data.DataLoader(dataset, collate_fn=as_it_is, **how, **options)
+        return torch.utils.data.DataLoader(dataset, collate_fn=unchanged_batch, **how, **options)
 
     def _keyed(self, epoch: int, items: Iterator[Any]) -> Iterator[Key | list[Key]]:
         if self._by_sample:
@@ -329,17 +332,17 @@ class Indexed:
 
 
 class _Indices(Sampler[Any]):
-    """What torch's loader draws from: whatever is to come next."""
+    """The sampler of torch's loader: gives the keys of the current iterator."""
 
     remaining: _Ahead | None = None
-    """None between epochs."""
+    """Keys that are left; `None` between epochs."""
 
     def __iter__(self) -> Iterator[Any]:
         return self.remaining or iter(())
 
 
 class _Ahead(Iterator[Any]):
-    """Can be looked at before it is drawn from."""
+    """An iterator whose next items can be peeked at."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items, self._looked_at = items, deque[Any]()
@@ -353,7 +356,7 @@ class _Ahead(Iterator[Any]):
 
 
 def _key(epoch: int, index: Any) -> Key:
-    """With the epoch, since workers that persist learn of it by no other way."""
+    """Add the epoch to an index: persistent workers cannot learn it otherwise."""
     try:
         return epoch, operator.index(index)
     except TypeError:

@@ -1,4 +1,4 @@
-"""The resumable loader: the order of samples is a pure function of (seed, epoch), its position a number."""
+"""The resumable loader. The order of samples is a pure function of (seed, epoch), the position a number."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
-from holdfast.data.indexed import Indexed, Order, OwnOrder, Position, SamplerOrder
-from holdfast.data.order import Share, hashed
-from holdfast.data.streams import Streamed
+from holdfast.data.indexed import DataPosition, IndexedBatches, IndexOrder, SampleOrder, SamplerOrder
+from holdfast.data.order import RankShare, stable_hash
+from holdfast.data.streams import StreamedBatches
 from holdfast.distributed.ranks import rank_and_world_size
-
-__all__ = ["DataLoader", "Position"]
 
 logger = logging.getLogger("holdfast")
 
@@ -24,45 +22,45 @@ _HOW_TO_COUNT = "loop over the loader, or over range(loader.batches_left(loader.
 
 
 class DataLoader:
-    """Takes what `torch.utils.data.DataLoader` takes, and can go on from any position.
+    """A loader with the arguments of `torch.utils.data.DataLoader` that can continue from any position.
 
     Args:
-        dataset: map-style; or iterable, which goes on by its own state_dict where it is read in this process,
-            and is otherwise read again from its start and skipped forward.
-        batch_size: samples a batch, on each rank.
-        shuffle: a new permutation every epoch, drawn from (seed, epoch).
-        seed: of permutations and of the random numbers that reading a sample draws.
-        sampler, batch_sampler: as in torch. They are iterated under random numbers that follow from
-            (seed, epoch). Call their `set_epoch` as with torch's loader; under `session.batches` that is done
-            for you, with epochs from 0, unless the script does it.
-        rank, world_size: which part of the global order is this loader's. Default: torch.distributed's where
-            it is set up, else RANK and WORLD_SIZE, else everything. A sampler with a `rank` and `num_replicas` of
-            its own, such as DistributedSampler, has shared the samples already; an iterable dataset must.
-        tail: what becomes of a last iteration for which fewer samples are left than the ranks take, unless
-            drop_last leaves it out. "pad": all ranks get equally many, and up to world_size - 1 samples come a
-            second time, which `padded` counts. "short": every sample comes once. Some ranks get one fewer, and
-            where fewer samples than ranks are left, some end the epoch an iteration early: under
-            DistributedDataParallel that needs its `join`.
+        dataset: map-style, or iterable. An iterable dataset with a state_dict that is read in this process
+            continues from its state; any other is read again from its start, up to the position.
+        batch_size: samples per batch, on each rank.
+        shuffle: draw a new permutation every epoch, from (seed, epoch).
+        seed: seed of the permutations and of the random numbers used while a sample is read.
+        sampler, batch_sampler: as in torch. They are iterated with random generators seeded from (seed, epoch).
+            Call their `set_epoch` as with torch's loader; `session.batches` calls it for you, with epochs from 0,
+            unless the script does.
+        rank, world_size: this loader's part of the global order. Default: those of torch.distributed if it is
+            initialized, else RANK and WORLD_SIZE, else everything. A sampler with `rank` and `num_replicas`, such
+            as DistributedSampler, splits the samples itself; an iterable dataset must.
+        tail: how to handle a last iteration with too few samples for all ranks, unless drop_last drops it. "pad":
+            all ranks get equally many, and up to world_size - 1 samples occur twice, which `padded` counts.
+            "short": every sample occurs once. Some ranks get one sample fewer; if fewer samples than ranks are
+            left, some end the epoch an iteration early, which DistributedDataParallel needs its `join` for.
         **options: num_workers, collate_fn, pin_memory, persistent_workers … as in torch.
 
-    An iteration takes the next batch_size × world_size samples of the global order, and the position counts what
-    finished iterations took, on all ranks: it holds for any number of ranks and workers and any batch size.
+    An iteration takes the next batch_size × world_size samples of the global order. The position counts the
+    samples of finished iterations on all ranks, so it is valid for any number of ranks and workers and any batch
+    size.
 
-    Each `iter()` begins an epoch at its first batch, as torch's does. The first one after a resume gives the rest
-    of the epoch that the checkpoint was taken in, which is empty after its last batch. An epoch is over when its
-    last batch has been given out, or when the loop leaves it after a `session.step`. Batches that are only looked
-    at, `next(iter(loader))`, come again. Without a session to count iterations, each `iter()` takes a new epoch.
+    Each `iter()` begins an epoch at its first batch, as in torch. The first one after a resume gives the rest of
+    the checkpoint's epoch, which is empty after the last batch. An epoch ends with its last batch, or when the
+    loop leaves it after a `session.step`. Batches drawn without training on them, as by `next(iter(loader))`, are
+    given again. Without a session that counts iterations, each `iter()` takes a new epoch.
 
-    A sample is read under random numbers that follow from (seed, epoch, index), in Python, NumPy and torch on the
-    CPU; a batch is collated under ones that follow from its first sample, as is one that a dataset's
-    `__getitems__` reads whole. Other attributes are those of the torch loader inside.
+    A sample is read with generators of Python, NumPy and torch (CPU) seeded from (seed, epoch, index). A batch is
+    collated, or read by `__getitems__`, with those seeded from its first sample. Other attributes are those of the
+    torch loader inside.
 
     Raises:
         ValueError: arguments that exclude each other, as in torch; or `generator`, which `seed` replaces.
     """
 
     watched_by: ClassVar[list[weakref.WeakSet[DataLoader]]] = []
-    """Loaders that gave a batch since each open session last looked: it warns of one that it was not given."""
+    """One set per open session, of loaders that gave a batch since it last looked, to warn of unknown ones."""
 
     def __init__(
         self,
@@ -80,70 +78,71 @@ class DataLoader:
         **options: Any,
     ) -> None:
         _refuse(options, shuffle, sampler, batch_sampler, drop_last, batch_size)
-        self.dataset, self.seed, self.position = dataset, seed, Position()
+        self.dataset, self.seed, self.position = dataset, seed, DataPosition()
         self._given_sampler, self._given_batch_sampler, self._shuffle = sampler, batch_sampler, shuffle
         self.batch_size, self.drop_last = (None if batch_sampler is not None else batch_size), drop_last
         self.rank, self.world_size = _place_among_ranks(rank, world_size)
         if tail not in ("pad", "short"):
-            raise ValueError(f"DataLoader(tail={tail!r}): 'pad' or 'short'")
-        # a private generator: the number that a new iterator draws is drawn by _draw_base_seed, once an epoch
-        options["generator"] = torch.Generator().manual_seed(hashed(seed, "loader") >> 1)
-        self._inner: Indexed | Streamed
+            raise ValueError(f"DataLoader(tail={tail!r}): give 'pad' or 'short'")
+        # a private generator: instead of torch, _draw_base_seed draws from the global one, once per epoch
+        options["generator"] = torch.Generator().manual_seed(stable_hash(seed, "loader") >> 1)
+        self._inner: IndexedBatches | StreamedBatches
         if isinstance(dataset, IterableDataset):
             options |= {"batch_size": batch_size, "drop_last": drop_last, "shuffle": shuffle}
-            options |= {"sampler": sampler, "batch_sampler": batch_sampler}  # which torch refuses
-            self._inner = Streamed(dataset, seed, options, self.world_size)
+            options |= {"sampler": sampler, "batch_sampler": batch_sampler}  # so that torch refuses them
+            self._inner = StreamedBatches(dataset, seed, options, self.world_size)
         else:
             source = sampler if sampler is not None else batch_sampler
-            order: Order = SamplerOrder(source, seed) if source is not None else OwnOrder(dataset, seed, shuffle)
-            share = Share(
+            order: SampleOrder = (
+                SamplerOrder(source, seed) if source is not None else IndexOrder(dataset, seed, shuffle)
+            )
+            share = RankShare(
                 rank=self.rank,
                 world_size=self.world_size,
                 batch_size=self.batch_size or 1,
                 tail="drop" if drop_last else tail,
             )
-            self._inner = Indexed(
+            self._inner = IndexedBatches(
                 dataset, order, share, seed, options,
                 batch_size=self.batch_size, by_batch=batch_sampler is not None,
             )  # fmt: skip
         self.collate_fn = self._inner.collate_fn
-        self._misfit: str | None = None
-        self._reading = _Reading()
+        self._mismatch: str | None = None
+        self._iterators = _IteratorState()
         self._warned: set[str] = set()
 
     @property
     def epoch(self) -> int:
-        """From 0; the next one once a loop has found no more batch, or has begun the next epoch."""
+        """The current epoch, from 0. It advances when a loop gets no more batch or begins the next epoch."""
         return self.position.epoch
 
     @property
     def padded(self) -> int:
-        """Samples that came a second time so far, on all ranks, so that each got equally many; batches with a
-        batch_sampler."""
+        """Samples given twice so far to give all ranks equally many; batches with a batch_sampler."""
         return self.position.padded
 
     @property
-    def gap(self) -> str | None:
-        """What this loader cannot promise, in words."""
-        return "; ".join(gap for gap in (self._misfit, self._inner.gap) if gap) or None
+    def limitation(self) -> str | None:
+        """Guarantees that this loader cannot give, as text."""
+        return "; ".join(filter(None, (self._mismatch, self._inner.limitation))) or None
 
     @property
-    def drawn_directly(self) -> bool:
-        """Whether a loop of the script's own is in the middle of an epoch: `for batch in loader`."""
-        return self._reading.drawing > 0
+    def is_iterated_directly(self) -> bool:
+        """Whether the script is in the middle of its own loop `for batch in loader`."""
+        return self._iterators.drawing > 0
 
     @property
     def sampler(self) -> Any:
-        """The one given; else one as torch's loader has, which describes the order and does not decide on it."""
+        """The given sampler; else one as torch's loader has, which describes the order but is not used."""
         if self._given_sampler is not None:
             return self._given_sampler
-        if isinstance(self._inner, Streamed):
+        if isinstance(self._inner, StreamedBatches):
             return self._inner.loader.sampler
         return (RandomSampler if self._shuffle else SequentialSampler)(self.dataset)  # type: ignore[arg-type]
 
     @property
     def batch_sampler(self) -> Any:
-        """The one given; else one as torch's loader has, which describes the batches and does not make them."""
+        """The given sampler; else one as torch's loader has, which describes the batches but is not used."""
         if self._given_batch_sampler is not None or self.batch_size is None:
             return self._given_batch_sampler
         return BatchSampler(self.sampler, self.batch_size, self.drop_last)
@@ -153,7 +152,11 @@ class DataLoader:
         return len(self._inner)
 
     def batches_left(self, epochs: int) -> int:
-        """Of `epochs` epochs in all, on this rank; TypeError where the dataset or sampler has no length."""
+        """Batches left of `epochs` epochs in total, on this rank.
+
+        Raises:
+            TypeError: the dataset or the sampler has no length.
+        """
         if self.epoch >= epochs:
             return 0
         return self._inner.left(self.position) + (epochs - self.epoch - 1) * len(self)
@@ -164,16 +167,16 @@ class DataLoader:
         return getattr(self._inner.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch from its first batch; the first time after a resume, the rest of the epoch.
+        """Iterate over an epoch from its first batch; the first time after a resume, over the rest of it.
 
-        Set to another position meanwhile, by a restore, it goes on from there.
+        If a restore changes the position meanwhile, the iterator continues from there.
         """
-        if not self._goes_on:  # torch draws here, before the first batch is asked for
+        if not self._goes_on:  # as in torch, before the first batch is requested
             self._draw_base_seed()
-        elif isinstance(self._inner, Indexed) and self._is_complete():
+        elif isinstance(self._inner, IndexedBatches) and self._is_complete():
             logger.info(
                 "the checkpoint was taken after the last batch of epoch %d: this loop over the loader gets no "
-                "batch, the next one begins epoch %d",
+                "batch, and the next one begins epoch %d",
                 *(self.epoch, self.epoch + 1),
             )
             ended = f"epoch {self.epoch} had no batch left after the resume"
@@ -183,58 +186,62 @@ class DataLoader:
         return self._by_hand(resumed if self._goes_on else None)
 
     def batches(self) -> Iterator[Any]:
-        """What is left of the epoch, for `session.batches`, which decides itself which epoch comes next."""
+        """Iterate over the rest of the epoch, for `session.batches`, which decides on the next epoch."""
         iterator = object()
         if not self.position.taken:
             self._draw_base_seed()
-        self._reading.counted, self._reading.looked = True, False
+        self._iterators.trained_on, self._iterators.left_untrained = True, False
         try:
             yield from self._batches(iterator, by_hand=False)
         finally:
-            if self._reading.current is iterator:
-                self._reading.current, self._reading.counted = None, False
+            if self._iterators.current is iterator:
+                self._iterators.current, self._iterators.trained_on = None, False
 
     def _by_hand(self, why_short: str | None) -> Generator[Any, None, str | None]:
-        """Give the batches; `why_short` is the message of the StopIteration at their end."""
-        iterator, placed = object(), self._reading.placed
-        before = self._reading.current, self.position, self._reading.began, self._reading.counted
+        """Yield the batches of the script's own loop; `why_short` is the message of its StopIteration."""
+        state = self._iterators
+        iterator, seeks = object(), state.seek_count
+        before = state.current, self.position, state.began, state.trained_on
         dataset_state = self._dataset_state
-        if self._reading.counted and self._reading.followed and self._reading.current is None:
+        if state.trained_on and state.has_session and state.current is None:
             self._warn_once(
                 "left early",
                 f"the loop over the loader left epoch {self.epoch} early, and the next one begins epoch "
                 f"{self.epoch + 1}: a resume from the last checkpoint of epoch {self.epoch} would first give the "
-                "rest of it. Draw from session.batches(loader, epochs=None), or give a sampler that makes epochs "
-                "shorter",
+                "rest of it. Use session.batches(loader, epochs=None), or a sampler that makes epochs shorter",
             )
-        self.position = self._beginning()
-        self._reading.counted, self._reading.looked = not self._reading.followed, False
-        self._reading.drawing += 1
+        if state.trained_on:
+            self.position = _after(self.position)
+        elif state.current is not None:
+            self.position = state.began
+        state.trained_on, state.left_untrained = not state.has_session, False
+        state.drawing += 1
         try:
             yield from self._batches(iterator, by_hand=True)
         finally:
-            self._reading.drawing -= 1
-            if self._reading.current is iterator:
-                self._reading.current = None
-                if self._reading.counted and self._is_complete():
+            state.drawing -= 1
+            if state.current is iterator:
+                state.current = None
+                if state.trained_on and self._is_complete():
                     self.position = _after(self.position)
-                ended, interrupted = not self.position.taken, before[0] in self._reading.open
-                if self._reading.counted or placed != self._reading.placed or (ended and not interrupted):
-                    self._reading.counted = self._reading.counted and not ended
-                else:  # nothing was trained on: back to the iterator that it interrupted, or to the beginning
-                    self._reading.current, self.position, self._reading.began, self._reading.counted = before
+                ended, interrupted = not self.position.taken, before[0] in state.open
+                if state.trained_on or seeks != state.seek_count or (ended and not interrupted):
+                    state.trained_on = state.trained_on and not ended
+                else:  # no batch was used for training: back to the interrupted iterator, or to the beginning
+                    state.current, self.position, state.began, state.trained_on = before
                     self._inner.state = dataset_state
                     if not interrupted:
-                        self._reading.current, self._reading.looked = None, True
+                        state.current, state.left_untrained = None, True
         return why_short
 
     def _batches(self, iterator: object, *, by_hand: bool) -> Iterator[Any]:
-        """From `position` to the end of its epoch; `position` follows, also to where a restore has set it."""
-        self._reading.open.add(iterator)
+        """Yield the batches from `position` to the end of its epoch; follow a restore to another position."""
+        state = self._iterators
+        state.open.add(iterator)
         try:
-            self._reading.current = self._reading.last = iterator
-            self._reading.began = began = start = self.position
-            placed, again = self._reading.placed, True
+            state.current = state.last = iterator
+            state.began = began = start = self.position
+            seeks, again = state.seek_count, True
             while again:
                 again = False
                 self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand)
@@ -243,42 +250,36 @@ class DataLoader:
                     for drawn in DataLoader.watched_by:
                         drawn.add(self)
                     yield batch
-                    if placed != self._reading.placed:
-                        placed, start, again = self._reading.placed, self.position, True
-                        self._reading.current = self._reading.last = iterator
+                    if seeks != state.seek_count:
+                        seeks, start, again = state.seek_count, self.position, True
+                        state.current = state.last = iterator
                         if not start.taken:
                             self._draw_base_seed()
                         break
-                    if self._reading.last is not iterator:  # another iterator was drawn from meanwhile
+                    if state.last is not iterator:  # another iterator gave a batch meanwhile
                         self._take_back(iterator, began, start)
                         if again := self._inner.exclusive:
                             break
             self.position = _after(start)
         finally:
-            self._reading.open.discard(iterator)
+            state.open.discard(iterator)
 
-    def _take_back(self, iterator: object, began: Position, position: Position) -> None:
-        """Have the position follow this iterator again."""
-        if self._reading.current not in (None, iterator):
-            self._reading.counted = True
+    def _take_back(self, iterator: object, began: DataPosition, position: DataPosition) -> None:
+        """Make the position follow this iterator again."""
+        if self._iterators.current not in (None, iterator):
+            self._iterators.trained_on = True
             self._warn_once(
                 "two loops",
-                "two loops draw from one holdfast.DataLoader in turn: both may give the same epoch, and a "
-                "checkpoint has the position of the one drawn from last; make a loader for each",
+                "two loops use one holdfast.DataLoader in turn: both may give the same epoch, and a checkpoint "
+                "holds only the position of the one used last; create a loader for each",
             )
-        self._reading.current = self._reading.last = iterator
-        self._reading.began, self.position = began, position
-
-    def _beginning(self) -> Position:
-        """Where a new iterator begins."""
-        if self._reading.counted:
-            return _after(self.position)
-        return self.position if self._reading.current is None else self._reading.began
+        self._iterators.current = self._iterators.last = iterator
+        self._iterators.began, self.position = began, position
 
     @property
     def _goes_on(self) -> bool:
-        """A new iterator gives the rest of an epoch, as after a resume."""
-        return self._reading.current is None and not self._reading.counted and self.position.taken > 0
+        """Whether a new iterator gives the rest of an epoch, as after a resume."""
+        return self._iterators.current is None and not self._iterators.trained_on and self.position.taken > 0
 
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned:
@@ -286,69 +287,70 @@ class DataLoader:
             logger.warning(message)
 
     def _is_complete(self) -> bool:
-        """The last batch of the epoch has been given out, as far as its length is known."""
+        """Whether the last batch of the epoch has been given; `False` if the length is unknown."""
         try:
             return self.position.taken > 0 and self._inner.left(self.position) == 0
         except Exception:  # a dataset or a sampler without a length
             return False
 
     def _draw_base_seed(self) -> None:
-        """Draw the number that torch's loader draws from the global generator when it begins to iterate.
+        """Draw from the global generator what torch's loader draws when it begins to iterate.
 
-        So that whatever training draws next, dropout for example, is what it would draw with torch's loader.
         Persistent workers take their seed once.
         """
-        if not self.persistent_workers or not self._reading.seed_drawn:
+        if not self.persistent_workers or not self._iterators.seed_drawn:
             torch.empty((), dtype=torch.int64).random_()
-            self._reading.seed_drawn = True
+            self._iterators.seed_drawn = True
 
-    def follow(self) -> None:
-        """A session counts iterations from now on; what was drawn before it began is not counted."""
-        if not self._reading.followed:
-            self._reading.followed, self._reading.counted, self._reading.looked = True, False, False
-            if self._reading.current is None:
-                self.position = self._reading.placed_at
+    def attach_session(self) -> None:
+        """Let a session count iterations from now on. Batches drawn before are not counted."""
+        state = self._iterators
+        if not state.has_session:
+            state.has_session, state.trained_on, state.left_untrained = True, False, False
+            if state.current is None:
+                self.position = state.set_position
 
-    def unfollow(self) -> None:
-        """The session is closed."""
-        self._reading.followed, self._reading.placed_at = False, self.position
+    def detach_session(self) -> None:
+        """Record that the session is closed."""
+        self._iterators.has_session, self._iterators.set_position = False, self.position
 
     def iteration_ended(self) -> None:
-        """An iteration of the session has ended: what was drawn has been trained on."""
-        if self._reading.current is not None:
-            self._reading.counted = True
-        elif self._reading.counted or self._reading.looked:  # its loop was left: a resume begins the next epoch
+        """Record the end of an iteration: the batches drawn so far have been used for training."""
+        state = self._iterators
+        if state.current is not None:
+            state.trained_on = True
+        elif state.trained_on or state.left_untrained:  # the loop was left: a resume begins the next epoch
             self.position, self._inner.state = _after(self.position), None
-            self._reading.counted = self._reading.looked = False
+            state.trained_on = state.left_untrained = False
 
     def second_loader(
         self, batches: int, around: Callable[[Dataset[Any]], Dataset[Any]], timeout_seconds: float
     ) -> torch.utils.data.DataLoader[Any] | None:
-        """Over the next batches that no worker was told to read yet, through workers of its own.
+        """Return a loader of the next batches that no worker has been given yet, which this one still gives.
 
-        This loader is left as it is, and gives them out in their turn. `around` wraps the dataset that it reads.
-        None for an iterable dataset, which nobody can read ahead of its reader.
+        `around` wraps the dataset. `None` for an iterable dataset, which cannot be read ahead.
         """
-        if isinstance(self._inner, Streamed):
+        if isinstance(self._inner, StreamedBatches):
             return None
         return self._inner.second_loader(self._inner.upcoming(self.position, batches), around, timeout_seconds)
 
-    def seek(self, position: Position) -> None:
-        """Go on from there, in the middle of an epoch as well."""
-        self.position, self._reading.placed_at, self._misfit = position, position, None
-        self._reading.current, self._reading.counted, self._reading.looked = None, False, False
-        self._reading.placed += 1
+    def seek(self, position: DataPosition) -> None:
+        """Continue from this position, which may be within an epoch."""
+        state = self._iterators
+        self.position, state.set_position, self._mismatch = position, position, None
+        state.current, state.trained_on, state.left_untrained = None, False, False
+        state.seek_count += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """A few numbers, whatever the position and the size of the dataset; an iterable dataset adds its own."""
+        """Return the position: a few numbers, and the state of an iterable dataset."""
         state = asdict(self.position) | {
             "seed": self.seed,
             "order": self._inner.order,
             "extent": self._inner.extent,
             "set_epoch": self._inner.epochs.in_use,
-            "seed_drawn": self._reading.seed_drawn,
+            "seed_drawn": self._iterators.seed_drawn,
         }
-        if isinstance(self._inner, Streamed):
+        if isinstance(self._inner, StreamedBatches):
             state["dataset"] = self._dataset_state
         return state
 
@@ -357,58 +359,58 @@ class DataLoader:
         return self._inner.state_dict() if self.position.taken else None
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
-        """Go on from a position, or with None from the start; ValueError within an epoch of another order."""
+        """Continue from a position; `None` for the start. ValueError within an epoch of another order."""
         if state_dict is None:
-            self.seek(Position())
+            self.seek(DataPosition())
             return
-        position = Position(**{key: state_dict[key] for key in ("epoch", "taken", "padded")})
+        position = DataPosition(**{key: state_dict[key] for key in ("epoch", "taken", "padded")})
         for key, here in (("seed", self.seed), ("order", self._inner.order)):
             if position.taken and state_dict[key] != here:
                 raise ValueError(
-                    f"DataLoader: {key} is {here!r}, but the checkpoint's position was counted with "
-                    f"{key} {state_dict[key]!r}"
+                    f"DataLoader: {key} is {here!r}, but the checkpoint's position is for {key} "
+                    f"{state_dict[key]!r}"
                 )
         self.seek(position)
-        self._inner.epochs.in_use, self._reading.seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
-        if isinstance(self._inner, Streamed):
+        self._inner.epochs.in_use, self._iterators.seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
+        if isinstance(self._inner, StreamedBatches):
             self._inner.state = state_dict["dataset"]
         if position.taken and state_dict["extent"] != self._inner.extent:
-            self._misfit = (
-                f"the position was counted in {state_dict['extent']}, now there are {self._inner.extent}: in this "
-                "epoch some may come twice or not at all"
+            self._mismatch = (
+                f"the checkpoint's position is for {state_dict['extent']}, but there are {self._inner.extent}: in "
+                "this epoch some may occur twice or not at all"
             )
 
 
 @dataclass(slots=True)
-class _Reading:
-    """Which iterator a loader's position follows, and what of it an iteration was trained on."""
+class _IteratorState:
+    """State of the iterators of a loader: which one the position follows, and what has been trained on."""
 
-    placed: int = 0
-    """How often the position was set by `seek`."""
-    placed_at: Position = field(default_factory=Position)
-    """Where it was set last, by `seek` or when the loader was made."""
+    seek_count: int = 0
+    """Number of calls of `seek`."""
+    set_position: DataPosition = field(default_factory=DataPosition)
+    """Position set last: by `seek`, or the initial one."""
     drawing: int = 0
-    """Loops of the script's own that are in the middle of an epoch."""
+    """Number of the script's own loops that are in the middle of an epoch."""
     seed_drawn: bool = False
-    followed: bool = False
-    """A session calls `iteration_ended`."""
+    has_session: bool = False
+    """Whether a session calls `iteration_ended`."""
     open: set[object] = field(default_factory=set)
     """Iterators that have given a batch and have not ended."""
     current: object | None = None
-    """The open iterator that the position follows."""
+    """Open iterator that the position follows."""
     last: object | None = None
-    """The iterator that gave the last batch; it may have ended."""
-    began: Position = field(default_factory=Position)
-    """Where the current iterator began."""
-    counted: bool = False
-    """The epoch at the position has been trained on: the next iterator begins the next epoch."""
-    looked: bool = False
-    """An iterator was left early since the last iteration ended, and the position is back where it was."""
+    """Iterator that gave the last batch; it may have ended."""
+    began: DataPosition = field(default_factory=DataPosition)
+    """Position at which the current iterator began."""
+    trained_on: bool = False
+    """Whether the current epoch has been trained on: the next iterator begins the next epoch."""
+    left_untrained: bool = False
+    """Whether an iterator was left early since the last iteration ended, and the position was reset."""
 
 
-def _after(position: Position) -> Position:
-    """The beginning of the next epoch."""
-    return Position(epoch=position.epoch + 1, padded=position.padded)
+def _after(position: DataPosition) -> DataPosition:
+    """Return the beginning of the next epoch."""
+    return DataPosition(epoch=position.epoch + 1, padded=position.padded)
 
 
 def _refuse(
@@ -419,20 +421,18 @@ def _refuse(
     drop_last: bool,
     batch_size: int | None,
 ) -> None:
-    """ValueError for what cannot be meant."""
+    """Raise ValueError for arguments that exclude each other."""
     if options.pop("generator", None) is not None:
         raise ValueError("DataLoader(generator=...): the order follows from seed; give seed=... instead")
     if not options.get("in_order", True):
-        raise ValueError(
-            "DataLoader(in_order=False): batches in the order of their arrival have no position; drop it"
-        )
+        raise ValueError("DataLoader(in_order=False): batches in order of arrival have no position; drop it")
     if batch_size is not None and batch_size < 1:
-        raise ValueError(f"DataLoader(batch_size={batch_size}): at least 1, or None for single samples")
+        raise ValueError(f"DataLoader(batch_size={batch_size}): give at least 1, or None for single samples")
     if sampler is not None and shuffle:
         raise ValueError("DataLoader(sampler=..., shuffle=True): the sampler decides the order; drop shuffle")
     if batch_sampler is not None and (sampler is not None or shuffle or drop_last or batch_size != 1):
         raise ValueError(
-            "DataLoader(batch_sampler=...) decides on batch_size, shuffle, sampler, drop_last; drop them"
+            "DataLoader(batch_sampler=...) replaces batch_size, shuffle, sampler and drop_last; drop them"
         )
 
 
@@ -445,6 +445,6 @@ def _place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, i
 
 
 def _none_left(why: str) -> Generator[Any, None, str]:
-    """An iterator without batches; `why` is the message of its StopIteration."""
+    """Return an iterator without batches; `why` is the message of its StopIteration."""
     yield from ()
     return why

@@ -1,4 +1,4 @@
-"""Random numbers that follow from what is read, not from who reads it or when."""
+"""Random numbers that depend on the sample that is read, not on the worker or the time."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
-from holdfast.data.order import hashed
+from holdfast.data.order import stable_hash
 
 Key = tuple[int, Any]
-"""(epoch, index): what a worker needs to know to read a sample the same way as any other worker."""
+"""(epoch, index): all that a worker needs to read a sample like any other worker."""
 
 
-class Seeded(Dataset[Any]):
-    """A dataset that is read, and whose batches are collated, under random numbers of their own.
+class DatasetWrapper(Dataset[Any]):
+    """A wrapper through which a worker_init_fn reads and sets attributes of the dataset inside."""
 
-    A worker_init_fn that uses or sets attributes of `worker_info.dataset` reaches the dataset inside.
-    """
-
-    def __init__(self, dataset: Any, seed: int, collate: Callable[[Any], Any]) -> None:
-        # torch's Subset has the method, too, but no wish of its own to be read so
-        by_batches = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
-        self.__dict__.update(_dataset=dataset, _seed=seed, _collate=collate, _by_batches=by_batches)
+    def __init__(self, dataset: Any, **own: Any) -> None:
+        self.__dict__.update(own, _dataset=dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked for while it is unpickled, before there is a dataset
+        if name.startswith("__"):  # requested during unpickling, before there is a dataset
             raise AttributeError(name)
         return getattr(self._dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._dataset, name, value)
 
+
+class SeededDataset(DatasetWrapper):
+    """A dataset that seeds the random generators before each sample is read and each batch collated."""
+
+    def __init__(self, dataset: Any, seed: int, collate: Callable[[Any], Any]) -> None:
+        # torch's Subset has the method as well, but reads single samples
+        by_batches = hasattr(dataset, "__getitems__") and not isinstance(dataset, Subset)
+        super().__init__(dataset, _seed=seed, _collate=collate, _by_batches=by_batches)
+
     def __getitem__(self, key: Key) -> Any:
-        with random_state_kept():
+        with preserved_random_state():
             return self._collated(key, self._read(key))
 
     def __getitems__(self, keys: list[Key]) -> Any:
-        with random_state_kept():
+        with preserved_random_state():
             if self._by_batches:
                 seed_all(self._seed, *keys[0])
                 samples = list(self._dataset.__getitems__([index for _, index in keys]))
@@ -58,14 +62,14 @@ class Seeded(Dataset[Any]):
         return self._collate(samples)
 
 
-def as_it_is(batch: Any) -> Any:
-    """In the place of a collate_fn, where the batch is complete already."""
+def unchanged_batch(batch: Any) -> Any:
+    """Return the batch unchanged: a collate_fn for batches that are complete."""
     return batch
 
 
 def seed_all(*parts: object) -> None:
-    """Python's, torch's and, where it is in use, NumPy's global generator."""
-    seed = hashed(*parts) >> 1
+    """Seed the global generators of Python and torch, and that of NumPy if it is in use."""
+    seed = stable_hash(*parts) >> 1
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -73,10 +77,10 @@ def seed_all(*parts: object) -> None:
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Whatever is drawn inside, the training process draws afterwards what it would have drawn anyway."""
+def preserved_random_state() -> Iterator[None]:
+    """Restore the random state of the training process afterwards."""
     if torch.utils.data.get_worker_info() is not None:
-        yield  # a worker's random state is nobody else's
+        yield  # the state of a worker does not matter
         return
     numpy = sys.modules.get("numpy")
     state = (random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None)

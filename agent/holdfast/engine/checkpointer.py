@@ -25,7 +25,7 @@ from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_chec
 from holdfast.protocol.retention import Retention
 from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, Origin, RunRequest, RunState, WriteResult
 from holdfast.snapshot.snapshotter import Snapshotter
-from holdfast.state.registry import Captured
+from holdfast.state.registry import CapturedState
 from holdfast.store import Lineage, Store
 from holdfast.system import io_pool
 from holdfast.telemetry.checkpoint_events import CheckpointEvents, not_writable
@@ -194,7 +194,7 @@ class Checkpointer:
 
         self.follow_lineage(self._ranks.decide(current, int))
 
-    def prepare(self, capture: Callable[[], Captured]) -> None:
+    def prepare(self, capture: Callable[[], CapturedState]) -> None:
         """Allocate memory in the background, so that the first checkpoint does not wait for it."""
         if self.snapshots.free:
             self.unprepared = False
@@ -205,7 +205,7 @@ class Checkpointer:
 
     def take(
         self,
-        capture: Callable[[], Captured],
+        capture: Callable[[], CapturedState],
         kind: CheckpointKind,
         *,
         mode: SnapshotMode = "cpu",

@@ -49,7 +49,7 @@ class InPlaceRestore:
         if not self._reporter.heard or now < self._look_at:
             return
         self._look_at = now + LOOK_SECONDS
-        reason = self._training.no_way_back()
+        reason = self._training.obstacle_to_restore()
         way: RestoreMode = "relaunch" if supervisor_channel.is_supervised() else "next_start"
         mode = "in_place" if reason is None else way
         if mode != self._told:
@@ -137,7 +137,7 @@ class InPlaceRestore:
         loader = None
         with contextlib.suppress(OSError, HoldfastError):  # loading it will say what is wrong with it
             loader = self._manifest(checkpoint).state["session"]["loader"]
-        return self._training.no_way_back(loader)
+        return self._training.obstacle_to_restore(loader)
 
     def _leave_durable(self, checkpoint: str) -> str:
         """The checkpoint of the state about to be left.

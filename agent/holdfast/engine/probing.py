@@ -1,4 +1,4 @@
-"""Carries out an order to probe how data are loaded, at the boundary between two iterations."""
+"""Carries out requests to measure data loading, at the boundary between two iterations."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import time
 from statistics import fmean, median
 from typing import Literal
 
-from holdfast.data.loading_probe import Pace, probe, told
+from holdfast.data.loading_probe import IterationTimes, describe_loading, probe
 from holdfast.engine.training import Training
 from holdfast.errors import NoProbe
 from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter
 
 PATIENCE_SECONDS = 60.0
-"""How long a probe waits for the checkpoints under way, which would make loading look slower than it is."""
+"""How long a probe waits for checkpoints in progress, which slow loading down."""
 
-MEANWHILE = ". Meanwhile a checkpoint was being written, which slows loading down"
+MEANWHILE = ". A checkpoint was being written at the same time, which slows loading down"
 
 
 class Prober:
@@ -28,12 +28,12 @@ class Prober:
         self._asked_at = time.monotonic()
 
     def at_boundary(self, *, busy: bool) -> None:
-        """Probe, if that was asked for. `busy`: a checkpoint is under way."""
+        """Probe if requested. `busy`: a checkpoint is in progress."""
         if self._asked_at is None:
             return
         if busy and time.monotonic() - self._asked_at < PATIENCE_SECONDS:
             return
-        if self._rewinds != self._training.rewinds:  # the loader goes to its new place when the loop draws next
+        if self._rewinds != self._training.rewinds:  # the loader moves to its new position at the next batch
             self._rewinds = self._training.rewinds
             return
         self._asked_at = None
@@ -48,21 +48,21 @@ class Prober:
         loader = self._training.loader
         if loader is None:
             return "warning", (
-                "how data are loaded cannot be told: the script's loader is not known; draw from "
-                "session.batches(...), or give it to the session by keyword"
+                "data loading cannot be measured: the session does not know the script's loader; use "
+                "session.batches(...), or give the loader to the session by keyword"
             )
         try:
-            return "info", told(probe(loader), self._pace())
+            return "info", describe_loading(probe(loader), self._pace())
         except NoProbe as error:
-            return "warning", f"how data are loaded cannot be told: {error}"
-        except Exception as error:  # whatever else a script's loader may do: training goes on
-            return "warning", f"how data are loaded cannot be told: {type(error).__name__}: {error}"
+            return "warning", f"data loading cannot be measured: {error}"
+        except Exception as error:  # an error of the script's loader must not end training
+            return "warning", f"data loading cannot be measured: {type(error).__name__}: {error}"
 
-    def _pace(self) -> Pace | None:
+    def _pace(self) -> IterationTimes | None:
         recent, batches = self._meter.recent, self._training.batches_an_iteration
         if not recent or batches is None:
             return None
-        return Pace(
+        return IterationTimes(
             compute_seconds=median(
                 each.seconds - each.data_seconds - each.checkpoint_stall_seconds for each in recent
             ),

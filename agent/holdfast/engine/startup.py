@@ -17,7 +17,7 @@ from holdfast.checkpoint.retention_queue import Protector
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.orders import Orders
-from holdfast.engine.training import Training, left_out
+from holdfast.engine.training import Training, dropped_gradients
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
 from holdfast.memory_tier.tier import Found
@@ -277,8 +277,8 @@ class Startup:
             ):  # which says it, and whether a server answers
                 logger.info("%s: dashboard: %s", checkpoints.job, page)
         self.introduce()
-        for gap in self._training.gaps():
-            self._reporter.notice("warning", "loader", gap)
+        for limitation in self._training.limitations():
+            self._reporter.notice("warning", "loader", limitation)
         for what in self._training.missing(start.loaded):
             self._reporter.notice("warning", "inventory", what)
         for what in self._training.registry.stored_by_each_rank():
@@ -388,9 +388,9 @@ class Startup:
 
     def _put_in_place(self, loaded: Loaded) -> None:
         self._ranks.together(lambda: self._training.check(loaded.manifest))
-        for told in self._training.warm_up(loaded):
+        for told in self._training.restore_buckets(loaded):
             self._reporter.notice("warning", "reducer", told)
-        if (what := left_out(loaded, self._ranks.world_size)) is not None:
+        if (what := dropped_gradients(loaded, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
         self._ranks.together(lambda: self._training.apply(loaded))
 

@@ -1,4 +1,4 @@
-"""The training that a session checkpoints: its objects, its place in the data, its iteration, its pace."""
+"""The training that a session checkpoints: its objects, its position in the data, and its iteration."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest, saved_rank, state_for
 from holdfast.format.shards import names_in
 from holdfast.pacing import Controller
-from holdfast.state.ddp_buckets import bucket_layout, warm_up
-from holdfast.state.registry import Captured, Registry, shapes_of
+from holdfast.state.ddp_buckets import bucket_layout, restore_buckets
+from holdfast.state.registry import CapturedState, Registry, shapes_of
 from holdfast.state.round_trip import RoundTrip, as_stored
 from holdfast.state.tree import Shapes, decode
 from holdfast.state.variables import Variables
@@ -34,7 +34,7 @@ logger = logging.getLogger("holdfast")
 
 
 class Training:
-    """Captured at the boundary between two iterations, and put back to one."""
+    """Captures training at the boundary between two iterations, and restores it there."""
 
     def __init__(
         self,
@@ -46,40 +46,40 @@ class Training:
         rewinds: bool | None = None,
     ) -> None:
         self._ranks = ranks
-        self._said = rewinds
-        """What the script says of whether it can be taken back while it runs."""
+        self._restorable = rewinds
+        """The script's setting of whether it can be restored in place, if it has one."""
         self.registry = Registry(objects, ranks.rank, ranks.world_size)
         self.rewinds = 0
-        """How often the state was put back, so that whoever draws batches notices."""
+        """Number of restores, so that iterators over batches notice one."""
         self._standing, self._controller = standing, controller
         self._loaders: list[tuple[Iterable[Any], Cursor]] = []
-        """In the order in which the script first drew from them."""
+        """Loaders with their cursors, in the order in which the script first used them."""
         self._given_loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
         for loader in self._given_loaders:
-            loader.follow()
+            loader.attach_session()
         self._drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
-        self._told_of: list[DataLoader] = []
-        """Loaders that the script draws from and that are in no checkpoint."""
+        self._reported_loaders: list[DataLoader] = []
+        """Loaders that are in no checkpoint and were reported."""
         self._current = -1
-        """Which of them it draws from."""
+        """Index of the loader in use."""
         self._loaded: list[dict[str, Any]] = []
-        """Positions from a checkpoint, for loaders that the script has not come to yet."""
+        """Positions from a checkpoint, also for loaders that the script has not used yet."""
         self._moved = False
         self._drawn = self._updates = self._ended = 0
-        """Batches, steps of optimizers and iterations, since all ranks of the job stood at the same place."""
+        """Batches, optimizer steps and iterations since all ranks were at the same position."""
         self.trained = 0
-        """Iterations of this attempt, those included that a restore took back."""
+        """Iterations of this attempt, including those that a restore undid."""
         self._hooks: list[RemovableHandle] = []
         self._unknown_buckets: set[str] = set()
-        """DistributedDataParallel modules that were reported as such."""
+        """Names of DistributedDataParallel modules whose unknown buckets were reported."""
         self._round_trip: RoundTrip | None = None
         self._start: tuple[dict[str, Any], Shapes] | None = None
-        """What a checkpoint of the start of training holds but for numbers, until something else was reported."""
+        """Trees and shapes at the start of training, until a structural change was reported."""
         self._structure: object = None
-        """`Captured.structure` of the last capture."""
+        """`CapturedState.structure` of the last capture."""
         self._compared: object = None
-        """`Captured.structure` of the last capture that was compared with the start."""
-        self.registry.capture({}, gradients=False)  # what cannot be stored shows now, not an hour into training
+        """`CapturedState.structure` of the last capture that was compared with `_start`."""
+        self.registry.capture({}, gradients=False)  # raise now for what cannot be stored, not hours later
         DataLoader.watched_by.append(self._drawn_from)
 
     @property
@@ -88,11 +88,11 @@ class Training:
 
     @property
     def at_boundary(self) -> bool:
-        """Nothing has been drawn or updated since the last iteration ended: the state is that of an instant."""
+        """No batch has been drawn and no parameter updated since the last iteration ended."""
         return not self._moved
 
-    def drew(self) -> None:
-        """The script has a batch of `session.batches`."""
+    def record_batch(self) -> None:
+        """Record that the script got a batch of `session.batches`."""
         self._moved = True
         self._drawn += 1
 
@@ -102,19 +102,19 @@ class Training:
         after: Callable[[], None],
         may_act_after: Callable[[int], bool | None] = lambda _: None,
     ) -> None:
-        """Have each step of an optimizer call these, until `close`.
+        """Call these around each optimizer step, until `close`.
 
-        `may_act_after` tells whether a checkpoint may be taken after an iteration, where that is not the pacing's.
+        `may_act_after` returns whether a checkpoint may be taken after an iteration; `None`: the pacing decides.
         """
         gradients, controller = self.registry.gradients, self._controller
 
-        def asked_soon() -> bool:
+        def is_capture_expected() -> bool:
             following = self._standing.iteration + 1
             if (known := may_act_after(following)) is not None:
                 return known
             return controller.plan is None or controller.due(following)
 
-        gradients.asked_soon = asked_soon
+        gradients.is_capture_expected = is_capture_expected
 
         def about_to_update(optimizer: torch.optim.Optimizer, *_: object) -> None:
             before()
@@ -131,9 +131,9 @@ class Training:
             self._hooks.append(optimizer.register_step_post_hook(updated))
 
     def after_gradients(self, note: Callable[[], None]) -> None:
-        """Have each DistributedDataParallel in host memory call this, until `close`, at its last gradient.
+        """Call this at the last gradient of each DistributedDataParallel in host memory, until `close`.
 
-        The first parameter gets its gradient last. On a device, that is when the work is queued: it says nothing.
+        The first parameter gets its gradient last. On a device, the hook would run when the work is only queued.
         """
         for ddp in self.registry.replicated.values():
             first = next((each for each in ddp.parameters() if each.requires_grad), None)
@@ -142,16 +142,16 @@ class Training:
                 self._hooks.append(hook)
 
     def close(self) -> None:
-        """Leave the script's objects as they were given."""
+        """Remove all hooks from the objects of the script."""
         for hook in self._hooks:
             hook.remove()
         DataLoader.watched_by[:] = [each for each in DataLoader.watched_by if each is not self._drawn_from]
         for loader in (*self._given_loaders, *(each for each, _ in self._loaders)):
             if isinstance(loader, DataLoader):
-                loader.unfollow()
+                loader.detach_session()
 
     def boundary(self) -> None:
-        """An iteration has ended here."""
+        """Record the end of an iteration."""
         for loader in self._given_loaders:
             loader.iteration_ended()
         self._moved = False
@@ -159,58 +159,58 @@ class Training:
         self.trained += 1
 
     def unknown_loaders(self) -> list[str]:
-        """In words: what the script draws from, and the session was not given; each loader once."""
-        told = []
+        """Describe loaders that the script uses and the session was not given, each once."""
+        messages = []
         while self._drawn_from:
             loader = self._drawn_from.pop()
-            known = (*self._given_loaders, *(each for each, _ in self._loaders), *self._told_of)
+            known = (*self._given_loaders, *(each for each, _ in self._loaders), *self._reported_loaders)
             if not any(each is loader for each in known):
-                self._told_of.append(loader)
+                self._reported_loaders.append(loader)
                 keyword = missing_state.unused_keyword("loader", self.registry.given)
-                told.append(
-                    f"the script draws from a holdfast.DataLoader over {type(loader.dataset).__name__} that is in "
-                    "no checkpoint: after a resume it begins again at epoch 0. Give it to the session, "
+                messages.append(
+                    f"the script uses a holdfast.DataLoader over {type(loader.dataset).__name__} that is in no "
+                    "checkpoint: after a resume it starts again at epoch 0. Give it to the session, "
                     f"Session({keyword}=...)"
                 )
-        return told
+        return messages
 
     @property
     def loader(self) -> Iterable[Any] | None:
-        """The one that the script draws from, as far as that can be seen."""
+        """The loader that the script uses, as far as that is known."""
         if self._loaders:
             return self._loaders[self._current][0]
         return self._given_loaders[0] if len(self._given_loaders) == 1 else None
 
     @property
     def batches_an_iteration(self) -> float | None:
-        """As so far; None for a loop that draws its batches itself."""
+        """Average number so far; `None` for a loop that iterates over its loader itself."""
         return self._drawn / self._ended if self._loaders and self._ended else None
 
-    def enter(self, loader: Iterable[Any]) -> Cursor:
-        """The script begins, or goes on, to draw from `loader`."""
+    def cursor_for(self, loader: Iterable[Any]) -> Cursor:
+        """Return the cursor of a loader that the script starts or continues to use."""
         known = [each for each, _ in self._loaders]
         self._current = next((i for i, each in enumerate(known) if each is loader), len(known))
         if self._current == len(known):
             if isinstance(loader, DataLoader):
-                loader.follow()
+                loader.attach_session()
             cursor = cursor_over(loader)
-            # where it stood; the start for a new one, which a look at its first batch may have moved
+            # a new loader starts at the beginning, even if the script has looked at its first batch
             cursor.load_state_dict(self._loaded[self._current] if self._current < len(self._loaded) else None)
             self._loaders.append((loader, cursor))
         return self._loaders[self._current][1]
 
     def begin(self) -> None:
-        """Training goes on from here: the objects are as a script must make them before it resumes."""
+        """Record the structure of the state when training starts, for `structure_change`."""
         try:
             start = self.outline()
             self._start, self._compared = (as_stored(start.trees), shapes_of(start)), start.structure
-        except Exception as error:  # the first checkpoint meets it, and reports it
+        except Exception as error:  # the first checkpoint reports it
             logger.debug("the structure of the state is not known: %s", error)
 
     def structure_change(self) -> str | None:
-        """In words, once: what of the state is no longer as a script that starts again has it.
+        """Describe, once, how the state differs from that of a script that starts again.
 
-        Such a checkpoint is refused at a resume. Cheap while the state is made of the same tensors.
+        A resume refuses such a checkpoint. Cheap while the state consists of the same tensors.
         """
         if self._start is None or self._compared is self._structure:
             return None
@@ -222,32 +222,32 @@ class Training:
             return str(error)
         return None
 
-    def outline(self) -> Captured:
-        """What a capture will most likely consist of."""
+    def outline(self) -> CapturedState:
+        """Return what a capture will most likely consist of."""
         return self._capture(gradients=False, reducers={})
 
-    def capture(self) -> Captured:
-        """The state of this instant. TypeError names what cannot be stored."""
+    def capture(self) -> CapturedState:
+        """Capture the state of this instant. TypeError names what cannot be stored."""
         captured = self._capture(gradients=True, reducers=self._reducers())
         self._structure = captured.structure
         if self._round_trip is None or not self._round_trip.holds:
             self._round_trip = captured.round_trip = self.registry.round_trip(captured)
         if self._ranks.world_size > 1:
-            # two ranks that count iterations differently have states of different moments under the same number
-            # a loader that each rank reads whole may be read by some ranks alone, for a validation say
+            # ranks that count iterations differently would store different moments under one number. A loader that
+            # is not shared among ranks is left out: some ranks alone may read it, for example for a validation
             places = [
                 f"sample {each.position.taken} of epoch {each.position.epoch}"
                 for each in self._given_loaders
                 if each.world_size > 1
             ]
-            # ranks that train nothing together may make other updates
+            # ranks that train nothing together may update differently
             together = captured.shards or self.registry.replicated
             updates = [f"{self._updates} updates"] if together else []
             captured.alike["data"] = ", ".join([f"{self._drawn} batches", *places, *updates])
         return captured
 
     def _reducers(self) -> dict[str, list[list[int]]]:
-        """What each DistributedDataParallel reduces together: it decides on the last bits of a sum."""
+        """Return the buckets of each DistributedDataParallel: they decide on the last bits of sums."""
         found = {}
         for name, ddp in self.registry.replicated.items():
             try:
@@ -256,8 +256,8 @@ class Training:
                 if name not in self._unknown_buckets:
                     self._unknown_buckets.add(name)
                     logger.warning(
-                        "%s: torch %s does not show how it sums up gradients (%s): after a resume the last "
-                        "bits of losses may differ",
+                        "%s: the gradient buckets of torch %s are unknown (%s): after a resume the last bits of "
+                        "losses may differ",
                         *(name, torch.__version__, error),
                     )
                 continue
@@ -265,7 +265,7 @@ class Training:
                 found[name] = layout
         return found
 
-    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> Captured:
+    def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> CapturedState:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
         return self.registry.capture(
             {
@@ -281,81 +281,85 @@ class Training:
 
     @property
     def regions(self) -> Regions | None:
-        """What this rank wants of tensors that several of them hold; see `restore.load`."""
+        """Function that returns this rank's parts of sharded tensors; see `restore.load`."""
         return self.registry.regions if self._ranks.world_size > 1 else None
 
     def load(self, store: Store, job: str, checkpoint: str, room: memoryview | None = None) -> Loaded:
-        """Read and verify what this rank needs of a checkpoint, into `room` if it is given any.
+        """Read and verify what this rank needs of a checkpoint, into `room` if given.
 
-        Raises what `restore.load` does.
+        Raises the errors of `restore.load`.
         """
         return restore.load(
             *(store, job, checkpoint),
             rank=self._ranks.rank,
             regions=self.regions,
             room=room,
-            meanwhile=self.registry.make_room,
+            meanwhile=self.registry.populate_memory,
         )
 
     def check(self, manifest: Manifest) -> None:
-        """IncompatibleCheckpoint when a checkpoint does not fit the objects, DamagedCheckpoint when no session can
-        have written it."""
+        """Check that a checkpoint can be loaded.
+
+        Raises:
+            IncompatibleCheckpoint: it does not fit the objects.
+            DamagedCheckpoint: no session can have written it.
+        """
         rank = saved_rank(manifest, self._ranks.rank)
         trees = state_for(manifest, rank)
         _require_position(trees)
         self.registry.check(trees, restore.shapes(manifest, rank))
 
-    def no_way_back(self, loader: int | None = None) -> str | None:
-        """Why the running script cannot be taken back, in words; None where it can.
+    def obstacle_to_restore(self, loader: int | None = None) -> str | None:
+        """Say why the running script cannot be restored in place; `None` if it can.
 
-        `loader`: the one that it drew from when the checkpoint was taken; None: as now.
+        `loader` is the index of the one in use when the checkpoint was taken; `None` for the current one.
         """
-        if self._said is not None:
-            return None if self._said else "the script says so itself (rewinds=False)"
-        if any(loader.drawn_directly for loader in self._given_loaders):
+        if self._restorable is not None:
+            return None if self._restorable else "the script sets rewinds=False"
+        if any(loader.is_iterated_directly for loader in self._given_loaders):
             return (
-                "this script iterates over its loader itself, and a loop over epochs cannot be taken back from "
-                "inside, as one over session.batches(...) can"
+                "this script iterates over its loader itself; a loop over session.batches(...) can be restored in "
+                "place"
             )
         if not self._loaders and not any(isinstance(item, Variables) for item in self.registry.objects.values()):
             return (
-                "this script's batches come neither from session.batches(...) nor is its loop's place in a "
-                "holdfast.Variables, so a running loop would go on with other data"
+                "this script neither draws batches from session.batches(...) nor keeps its position in "
+                "holdfast.Variables, so the running loop would continue with other data"
             )
         if self._loaders and loader not in (None, self._current):
-            return "it was taken while the script drew from another loader, and the loop is past that"
+            return "the checkpoint was taken while the script used another loader"
         return None
 
-    def gaps(self) -> list[str]:
-        """What loaders that the script draws from itself cannot promise."""
-        return [loader.gap for loader in self._given_loaders if loader.gap]
+    def limitations(self) -> list[str]:
+        """Describe the limitations of loaders that the session was given."""
+        return [loader.limitation for loader in self._given_loaders if loader.limitation]
 
     def missing(self, loaded: Loaded | None) -> list[str]:
-        """What changes in training, as far as its objects show it, and is in no checkpoint."""
+        """Describe what training changes, as far as its objects show it, and no checkpoint holds."""
         there = loaded.state if loaded is not None else {}
         saved = [keyword for keyword in there if keyword not in RESERVED]
-        return [*missing_state.missing(self.registry.given, saved), *self.registry.gaps()]
+        return [*missing_state.missing(self.registry.given, saved), *self.registry.limitations()]
 
-    def warm_up(self, loaded: Loaded) -> list[str]:
-        """Have new processes sum up gradients in the order of those that took the checkpoint.
+    def restore_buckets(self, loaded: Loaded) -> list[str]:
+        """Restore the gradient buckets of the checkpoint in new processes. Collective over all ranks.
 
-        All ranks do it together. What could not be brought to that, in words: the next losses may differ in their
-        last bits.
+        Returns:
+            Descriptions of failures, after which the next losses may differ in their last bits.
         """
-        told = []
+        messages = []
         layouts = loaded.state["session"].get("reducers", {})
         if loaded.manifest.world_size == self._ranks.world_size:  # otherwise the sums are others anyway
             for name, ddp in self.registry.replicated.items():
-                if name in layouts and (reason := _warmed_up(ddp, layouts[name])) is not None:
-                    told.append(f"gradients may be summed up in another order than before: {reason}")
-        return told
+                if name in layouts and (reason := _restore_buckets(ddp, layouts[name])) is not None:
+                    messages.append(f"gradients may be summed up in another order than before: {reason}")
+        return messages
 
     def failed(self, times: int) -> None:
-        """So often since the checkpoint that was loaded: how often to take one depends on it."""
+        """Tell the pacing how many failures there were since the loaded checkpoint."""
         self._controller.job_history.failed(times)
 
     def apply(self, loaded: Loaded) -> None:
-        """Put everything back to the checkpoint; whatever a load_state_dict raises passes through."""
+        """Restore everything from the checkpoint. Errors of a `load_state_dict` pass through."""
         trees = _fitting(loaded, self._ranks.world_size)
         self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed)
         if copy := self._ranks.rank // loaded.manifest.world_size:
@@ -365,7 +369,7 @@ class Training:
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._standing.iteration = loaded.manifest.iteration
         self._loaded = state["loaders"]
-        if restarted:  # in place, what is measured by now is better
+        if restarted:  # in place, the current measurements are better
             self._controller.load_state_dict(state["controller"])
         self._controller.restored(self._standing.iteration)
         self.rewinds += 1
@@ -377,23 +381,23 @@ def _require_position(trees: Mapping[str, Any]) -> None:
     session = trees.get("session")
     kinds = {"loaders": list, "loader": int, "controller": dict}
     if not isinstance(session, dict) or not all(isinstance(session.get(key), kind) for key, kind in kinds.items()):
-        raise DamagedCheckpoint(MANIFEST, "says nothing, or what cannot be, of the position in training")
+        raise DamagedCheckpoint(MANIFEST, "missing or invalid position in training")
     if not isinstance(trees.get("rng"), dict):
-        raise DamagedCheckpoint(MANIFEST, "says nothing, or what cannot be, of the random state")
+        raise DamagedCheckpoint(MANIFEST, "missing or invalid random state")
 
 
-def left_out(loaded: Loaded, world_size: int) -> str | None:
-    """What of a checkpoint cannot go on with so many ranks, in words."""
+def dropped_gradients(loaded: Loaded, world_size: int) -> str | None:
+    """Describe what of a checkpoint is dropped because the world size is another one."""
     if loaded.manifest.world_size == world_size or not _unfitting(loaded):
         return None
     return (
-        "gradients that each rank had accumulated by itself are left out, since there are "
-        f"{world_size} ranks now, and were {loaded.manifest.world_size}"
+        "gradients that each rank had accumulated for itself are dropped, since the checkpoint has "
+        f"{loaded.manifest.world_size} ranks and this job has {world_size}"
     )
 
 
 def _unfitting(loaded: Loaded) -> set[str]:
-    """Gradients that are one rank's own: the mean over another number of ranks would be another."""
+    """Return names of gradients that one rank holds: their mean over other ranks would be wrong."""
     own = {tensor.name for tensor in loaded.manifest.tensors if tensor.rank is not None}
     return own & names_in(loaded.state.get("gradients", {}))
 
@@ -409,7 +413,7 @@ def _fitting(loaded: Loaded, world_size: int) -> dict[str, Any]:
 
 
 def _differing(loaded: Loaded) -> set[str]:
-    """Keywords, and entries of `rng` as `rng.torch`, that were not the same on all ranks of a checkpoint."""
+    """Return keywords, and entries of `rng` such as `rng.torch`, that differed among ranks."""
     seen: dict[str, set[str]] = {}
     for tensor in loaded.manifest.tensors:
         if tensor.rank is not None:
@@ -424,8 +428,8 @@ def _differing(loaded: Loaded) -> set[str]:
     return found
 
 
-def _warmed_up(ddp: DistributedDataParallel, layout: list[list[int]]) -> str | None:
+def _restore_buckets(ddp: DistributedDataParallel, layout: list[list[int]]) -> str | None:
     try:
-        return warm_up(ddp, layout)
-    except Exception as error:  # it is about the last bits of sums: a job goes on without them
+        return restore_buckets(ddp, layout)
+    except Exception as error:  # only the last bits of sums depend on it: the job goes on
         return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Which dtypes safetensors has a word for, and what the others are stored as."""
+"""Names of dtypes in safetensors, and what dtypes without a name are stored as."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ _BY_NAME = {
     str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)
 }
 PAIRED = {torch.complex128: torch.float64, torch.complex32: torch.float16}
-"""Complex dtypes that safetensors lacks, and that of their two parts."""
+"""Complex dtypes that safetensors lacks, and the dtype of their two parts."""
 
 
 def stored_as(name: str, tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str | None]:
-    """(dtype, shape) as safetensors can name them, and the torch dtype to view that as when it comes back."""
+    """Return (dtype, shape) in terms of safetensors, and the torch dtype to view it as when it is read."""
     dtype, shape = tensor.dtype, tuple(tensor.shape)
     if dtype in DTYPE_NAMES:
         return DTYPE_NAMES[dtype], shape, None
     view = str(dtype).removeprefix("torch.")
     if dtype in PAIRED:
         return DTYPE_NAMES[PAIRED[dtype]], (*shape, 2), view
-    if dtype.itemsize == 1:  # the younger kinds of float8 and float4: bytes by another name
+    if dtype.itemsize == 1:  # newer kinds of float8 and float4
         return "U8", shape, view
     raise TypeError(f"{name}: tensors of {dtype} cannot be stored")
 
 
 def dtype_of_view(view: str) -> torch.dtype:
-    """The dtype that a checkpoint names, from a closed table: no name in a file is looked up in a module.
+    """Return the dtype of this name, from a fixed table, so that a file cannot name any attribute of torch.
 
-    ValueError for a name that this torch has no dtype of.
+    Raises:
+        ValueError: this torch has no such dtype.
     """
     found = _BY_NAME.get(view)
     if found is None:

@@ -10,7 +10,7 @@ from holdfast.pacing.profile import SnapshotMode
 from holdfast.snapshot.copying import HostCopies, Pair, TornCopyDetector, UnchangedTensorCache
 from holdfast.snapshot.device_copies import DeviceCopies
 from holdfast.snapshot.host_buffers import Arena
-from holdfast.state.registry import Captured
+from holdfast.state.registry import CapturedState
 from holdfast.system.host_memory import is_plain
 
 
@@ -26,7 +26,7 @@ class Layout:
         self._shared = True
         self._forget()
 
-    def fit(self, captured: Captured, *, shared: bool) -> None:
+    def fit(self, captured: CapturedState, *, shared: bool) -> None:
         """Get ready for such a state; nothing to do when it is built as the one before.
 
         Raises:
@@ -46,7 +46,7 @@ class Layout:
         self._plan(captured)
         self._structure, self._shared = captured.structure, shared
 
-    def start(self, captured: Captured, mode: SnapshotMode, *, digests: bool) -> None:
+    def start(self, captured: CapturedState, mode: SnapshotMode, *, digests: bool) -> None:
         """Copy what forward may change, and remember how the rest is now."""
         self._watchdog.remember(digests=digests)
         for name in self._at_once:
@@ -117,7 +117,7 @@ class Layout:
         self._host, self._frozen = HostCopies([]), UnchangedTensorCache([])
         self._watchdog = TornCopyDetector([])
 
-    def _plan(self, captured: Captured) -> None:
+    def _plan(self, captured: CapturedState) -> None:
         pairs = {}
         for slot in self.slots:
             source = captured.tensors[slot.name]
@@ -134,7 +134,7 @@ class Layout:
         self._watchdog = TornCopyDetector(list(later.values()), captured.kept)
         self._devices = [self._on(device, pairs, captured) for device in _cuda_devices(captured)]
 
-    def _on(self, device: torch.device, pairs: dict[str, Pair], captured: Captured) -> DeviceCopies:
+    def _on(self, device: torch.device, pairs: dict[str, Pair], captured: CapturedState) -> DeviceCopies:
         here = {name: pair for name, pair in pairs.items() if pair.source.device == device}
         deferred = [pair for name, pair in here.items() if name in captured.deferred]
         return DeviceCopies(device, [name for name in here if name not in captured.deferred], deferred)
@@ -147,5 +147,5 @@ class Layout:
         return flat.view(source.dtype).view(source.shape)
 
 
-def _cuda_devices(captured: Captured) -> list[torch.device]:
+def _cuda_devices(captured: CapturedState) -> list[torch.device]:
     return sorted({t.device for t in captured.tensors.values() if t.is_cuda}, key=lambda device: device.index or 0)

@@ -22,7 +22,7 @@ from holdfast.errors import HoldfastError
 from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, CopyResult, RunState, SnapshotContents
 from holdfast.snapshot.host_buffers import Arena
 from holdfast.snapshot.layout import Layout
-from holdfast.state.registry import Captured
+from holdfast.state.registry import CapturedState
 
 logger = logging.getLogger("holdfast")
 
@@ -96,7 +96,7 @@ class Snapshotter:
         with self._changed:
             return self._changed.wait_for(lambda: self.free, timeout_seconds)
 
-    def prepare(self, captured: Captured) -> None:
+    def prepare(self, captured: CapturedState) -> None:
         """Allocate what snapshots of such a state need, in the background; a failure shows in `begin`."""
         taken = list(self._free)
 
@@ -113,7 +113,7 @@ class Snapshotter:
         del self._free[: len(taken)]
         self._work.put(reserve)
 
-    def begin(self, run: CheckpointRun, captured: Captured) -> None:
+    def begin(self, run: CheckpointRun, captured: CapturedState) -> None:
         """Copy what forward may change, and move `run` to copying; `copy` then copies the rest.
 
         With the mode "gpu" tensors on a device are first copied within its memory, if there is room.

@@ -1,5 +1,4 @@
-"""How each kind of object goes into a checkpoint, and comes back: modules, optimizers, and whatever else has
-`state_dict` and `load_state_dict`."""
+"""State adapters: how each kind of object is encoded into a checkpoint and loaded from one."""
 
 from __future__ import annotations
 
@@ -18,9 +17,19 @@ from holdfast.format.manifest import MANIFEST, SMALL_BYTES
 from holdfast.format.shards import is_module, names_in
 from holdfast.state.capture import ModuleWatch, OptimizerWatch, Watch, watch_of
 from holdfast.state.encoder import Encoder
-from holdfast.state.rng import OwnGenerator
+from holdfast.state.rng import StatefulGenerator
 from holdfast.state.sharding import is_sharded, local
-from holdfast.state.tree import Live, Shapes, Tree, decode, has_array, is_expanded, require_readable, unexpanded
+from holdfast.state.tree import (
+    LiveTensors,
+    Shapes,
+    Tensors,
+    Tree,
+    decode,
+    has_array,
+    is_expanded,
+    require_readable,
+    unexpanded,
+)
 from holdfast.state.variables import Variables
 from holdfast.state.wrappers import Stateful, has_plain_state, require_attributes
 from holdfast.system.host_memory import copy_plain, duplicates, is_plain, one_thread_for, populate
@@ -29,53 +38,52 @@ from holdfast.torch_internals import metadata_of, only_copies, own_buffers, with
 logger = logging.getLogger("holdfast")
 
 Names = Mapping[int, str]
-"""What the script calls its parameters, by their `id`."""
+"""Names of the script's parameters, by `id`."""
 
 
 class StateAdapter:
-    """An object of a session under its keyword. This one knows no more of it than its `state_dict`."""
+    """Adapter of one object of a session. This base class uses only `state_dict` and `load_state_dict`."""
 
     def __init__(self, keyword: str, item: Stateful) -> None:
         self.keyword, self._item = keyword, item
 
     def watch(self) -> Watch | None:
-        """Tells later whether `encode_again` will do; None for what has to be encoded in full each time."""
+        """Return a watch for `encode_again`; `None` if the object must be encoded in full each time."""
         return None
 
     def state(self) -> Any:
-        """What the object's `state_dict()` returns, in the order in which its tree has it."""
+        """Return the object's `state_dict()`, in the order of its tree."""
         return self._item.state_dict()
 
     def encode(self, state: Any, encoder: Encoder, names: Names) -> Tree:
-        """The tree of what `state` returned."""
+        """Encode what `state` returned."""
         return encoder.encode(self.keyword, state)
 
     def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
-        """The tree as it is now, from that of a time since when `watch` has seen no change."""
+        """Update an earlier tree, since which `watch` has seen no change."""
         return tree
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
-        """IncompatibleCheckpoint when the object cannot take it; only its own `load_state_dict` knows."""
+        """Raise IncompatibleCheckpoint if the object cannot load this tree, as far as that is known."""
 
     def sharded(self, tree: Tree, shapes: Shapes) -> dict[str, torch.Tensor]:
-        """Tensors of a checkpoint that are to be sharded as these are, where `encode` would not show it yet."""
+        """Return templates for tensors that must be sharded, if `encode` does not show it yet."""
         return {}
 
-    def load(
-        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
-    ) -> None:
-        """Put a checkpoint's state into the object; what its `load_state_dict` raises passes through.
+    def load(self, tree: Tree, tensors: Tensors, *, live: LiveTensors | None = None, adopt: bool = True) -> None:
+        """Load a checkpoint's state into the object. Errors of its `load_state_dict` pass through.
 
-        With `adopt` it may go on with the memory of `tensors`. `live` are tensors of the session's other objects.
+        With `adopt`, the object may keep the memory of `tensors`. `live` has the tensors of the session's other
+        objects.
         """
         self._item.load_state_dict(decode(tree, tensors, copy=True))
 
-    def make_room(self) -> None:
-        """Touch the memory that `load` will copy into, without a change to what is in it."""
+    def populate_memory(self) -> None:
+        """Touch the memory that `load` will copy into, without changing its contents."""
 
 
 class VariablesAdapter(StateAdapter):
-    """A session's `Variables`, which may hold tensors of its modules and optimizers."""
+    """`Variables`, which may hold tensors of the session's modules and optimizers."""
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         state = require_readable(self.keyword, tree, shapes)
@@ -85,26 +93,22 @@ class VariablesAdapter(StateAdapter):
             )
         for name in state:
             if name == "_declared" or hasattr(Variables, name):
-                raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}: Variables can have no value {name!r}")
+                raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}: invalid name {name!r} of a variable")
 
-    def load(
-        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
-    ) -> None:
+    def load(self, tree: Tree, tensors: Tensors, *, live: LiveTensors | None = None, adopt: bool = True) -> None:
         self._item.load_state_dict(decode(tree, tensors, copy=True, live=live))
 
 
 class SchedulerAdapter(StateAdapter):
-    """A learning-rate scheduler of torch: its `load_state_dict` sets whatever attributes it is given."""
+    """A learning-rate scheduler of torch. Its `load_state_dict` sets any attribute, so `check` restricts them."""
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         require_attributes(self.keyword, self._item, require_readable(self.keyword, tree, shapes))
 
 
 class ModuleAdapter(StateAdapter):
-    """A tree of `state`, its `metadata`, the `buffers` outside it, and `frozen`.
-
-    These are the names of parameters that require no gradient.
-    """
+    """A module: its `state`, the `metadata` of that, non-persistent `buffers`, and the names of parameters that
+    require no gradient (`frozen`)."""
 
     _item: torch.nn.Module
 
@@ -131,8 +135,8 @@ class ModuleAdapter(StateAdapter):
         path = f"{self.keyword}.{name}"
         if isinstance(value, torch.Tensor) and not is_sharded(value) and is_expanded(value):
             raise TypeError(
-                f"{path}: torch cannot load a state_dict() into an expanded tensor, whose elements share memory; "
-                "register its clone(), or with persistent=False"
+                f"{path}: torch cannot load a state_dict() into an expanded tensor, whose elements share memory. "
+                "Register its clone(), or register it with persistent=False"
             )
         return encoder.encode(path, value, in_place=True)
 
@@ -144,26 +148,26 @@ class ModuleAdapter(StateAdapter):
         parts = require_readable(self.keyword, tree, shapes)
         kinds = {"state": Mapping, "metadata": Mapping, "buffers": Mapping, "frozen": list}
         if not all(isinstance(parts[name], kind) for name, kind in kinds.items()):
-            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} is no state of a module")
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} is not a module's state")
         if not all(isinstance(name, str) for name in parts["frozen"]):
-            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.frozen holds other things than names")
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.frozen is not a list of names")
         own, saved = self._item.state_dict(), tree["state"]
         if missing := sorted(own.keys() - saved.keys()) or sorted(saved.keys() - own.keys()):
             raise IncompatibleCheckpoint(
-                f"{self.keyword}: model and checkpoint differ in {len(missing)} entries, {missing[0]!r} among them"
+                f"{self.keyword}: model and checkpoint differ in {len(missing)} entries, such as {missing[0]!r}"
             )
         holders = {name for name, _ in self._item.named_modules(remove_duplicate=False)}
         for holder, name in ((name.rpartition(".")[0], name) for name in tree["buffers"]):
             if holder not in holders:
                 raise IncompatibleCheckpoint(f"{self.keyword}.{name}: the model has no module {holder!r}")
         if not all(isinstance(parts["metadata"].get(holder, {}), Mapping) for holder in holders):
-            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.metadata is none of a module")
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.metadata is not a module's metadata")
         buffers = {n: b for n, b in self._buffers().items() if n in tree["buffers"]}
         copied_into = {n for n, _ in self._item.named_parameters(remove_duplicate=False)} | self._buffers().keys()
         for name, value in {**parts["state"], **parts["buffers"]}.items():
             is_tensor = name not in saved or (name in copied_into and isinstance(own[name], torch.Tensor))
             if is_tensor and not isinstance(value, torch.Tensor):
-                raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.{name} is no tensor")
+                raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.{name} is not a tensor")
         for name, tensor in {**own, **buffers}.items():
             entry = saved[name] if name in saved else tree["buffers"][name]
             if not isinstance(tensor, torch.Tensor) or not isinstance(entry, dict) or "$tensor" not in entry:
@@ -175,10 +179,8 @@ class ModuleAdapter(StateAdapter):
                     f"{there[1]} of {there[0]} in the checkpoint"
                 )
 
-    def load(
-        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
-    ) -> None:
-        # what the module's own code makes of an entry, it may keep
+    def load(self, tree: Tree, tensors: Tensors, *, live: LiveTensors | None = None, adopt: bool = True) -> None:
+        # custom loading code may keep a reference to an entry
         copy = not adopt and not all(map(only_copies, self._item.modules()))
         state = with_metadata(
             decode(tree["state"], tensors, copy=copy), decode(tree["metadata"], tensors, copy=False)
@@ -187,17 +189,17 @@ class ModuleAdapter(StateAdapter):
         with one_thread_for(size_bytes), self._writable():
             self._item.load_state_dict(state)
         holders = dict(self._item.named_modules(remove_duplicate=False))
-        for name, saved in decode(tree["buffers"], tensors, copy=False).items():  # those with persistent=False
+        for name, saved in decode(tree["buffers"], tensors, copy=False).items():
             holder, _, last = name.rpartition(".")
             buffers = own_buffers(holders[holder])
-            if (own := buffers.get(last)) is None:  # one that the first use of a model makes, as caches are
+            if (own := buffers.get(last)) is None:  # the first forward pass creates it, for example a cache
                 holders[holder].register_buffer(last, saved.clone(), persistent=False)
             elif not self._copied(own, saved):
                 buffers[last] = saved.to(own.device, copy=True)
         self._freeze(tree["frozen"])
 
     def _copied(self, own: torch.Tensor, saved: torch.Tensor) -> bool:
-        """Copy into a buffer; False where elements of it that share memory are to have different values."""
+        """Copy into a buffer. Return False if elements that share memory have different values in `saved`."""
         if not is_sharded(own) and is_expanded(own):
             own, first = unexpanded(own), unexpanded(saved, own.stride())
             if not torch.equal(first.expand_as(saved), saved):
@@ -208,24 +210,24 @@ class ModuleAdapter(StateAdapter):
         return True
 
     def _writable(self) -> contextlib.AbstractContextManager[Any]:
-        """Tensors that were made under `inference_mode` can be written to under it alone."""
+        """Allow writing to tensors that were created under `inference_mode`, which torch allows only there."""
         tensors = itertools.chain(self._item.parameters(), self._item.buffers())
         return torch.inference_mode() if any(map(torch.is_inference, tensors)) else contextlib.nullcontext()
 
     def _freeze(self, frozen: Collection[str]) -> None:
-        """Have the parameters require gradients as they did."""
+        """Set `requires_grad` of all parameters as in the checkpoint."""
         frozen = set(frozen)
         changed = [n for n, p in self._item.named_parameters() if p.requires_grad is (n in frozen)]
         for name in changed:
             self._item.get_parameter(name).requires_grad_(name not in frozen)
         if changed:
             logger.info(
-                "%s: requires_grad of %d parameters (%s …) is again as in the checkpoint; to have it otherwise, "
-                "set it after session.resume()",
+                "%s: restored requires_grad of %d parameters (such as %s) from the checkpoint; to change "
+                "it, set it after session.resume()",
                 *(self.keyword, len(changed), changed[0]),
             )
 
-    def make_room(self) -> None:
+    def populate_memory(self) -> None:
         for tensor in map(local, self._item.parameters()):
             if is_plain(tensor) and tensor.nbytes >= SMALL_BYTES:
                 populate(tensor.data_ptr(), tensor.nbytes)
@@ -235,11 +237,11 @@ class ModuleAdapter(StateAdapter):
 
 
 class OptimizerAdapter(StateAdapter):
-    """What `state_dict()` gives, its tensors named after their parameters rather than by number."""
+    """An optimizer: its `state_dict()`, with tensors named after their parameters instead of numbered."""
 
     _item: torch.optim.Optimizer
     _encoded: tuple[bytes | None, list[list[Tree]]] = (None, [])
-    """The settings that groups were last encoded of, and what came of it."""
+    """Settings of the parameter groups when they were last encoded, and their encoding."""
 
     def watch(self) -> Watch | None:
         return watch_of(self._item)
@@ -252,7 +254,7 @@ class OptimizerAdapter(StateAdapter):
         keyword, parameters = self.keyword, self._parameters()
         per_parameter = []
         for index, values in state["state"].items():
-            # torch makes a dict of either; any other mapping is refused
+            # torch loads both as a dict; other mappings are refused
             if not isinstance(index, int) or type(values) not in (dict, collections.OrderedDict):
                 per_parameter.append(
                     [encoder.encode(keyword, index), encoder.encode(f"{keyword}.{index}", values)]
@@ -270,14 +272,14 @@ class OptimizerAdapter(StateAdapter):
             }
             if type(self._item).load_state_dict is torch.optim.Optimizer.load_state_dict and has_array(encoded):
                 raise TypeError(
-                    f"{keyword}: torch cannot load a NumPy array into an optimizer's state; keep a tensor there"
+                    f"{keyword}: torch cannot load a NumPy array into an optimizer's state; use a tensor"
                 )
             per_parameter.append([index, encoded])
         rest = {key: value for key, value in state.items() if key != "state"}
         return {"$pairs": [["state", {"$pairs": per_parameter}], *encoder.encode_pairs(keyword, rest)]}
 
     def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
-        # a learning rate is a plain number, which no watch sees change
+        # the watch does not see changes of plain numbers such as the learning rate
         assert isinstance(watch, OptimizerWatch)
         settings = watch.settings()
         if settings is None or settings != self._encoded[0]:
@@ -293,37 +295,35 @@ class OptimizerAdapter(StateAdapter):
         state = require_readable(self.keyword, tree, shapes)
         saved, count = state.get("param_groups"), len(self._parameters())
         if not _are_groups(saved) or not isinstance(state.get("state"), Mapping):
-            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} is no state of an optimizer")
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} is not an optimizer's state")
         numbers = [number for group in saved for number in group["params"]]
         numbers += [number for number in state["state"] if isinstance(number, int)]
         here = [len(group["params"]) for group in self._item.param_groups]
         there = [len(group["params"]) for group in saved]
         if here != there:
             raise IncompatibleCheckpoint(
-                f"{self.keyword}: parameter groups of {here} parameters here, of {there} in the checkpoint"
+                f"{self.keyword}: {here} parameters by group here, {there} in the checkpoint"
             )
         if not all(isinstance(number, int) and 0 <= number < count for number in numbers):
-            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} numbers a parameter as none is")
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} has an invalid parameter number")
         for group, before in zip(self._item.param_groups, saved, strict=True):
             new, gone = sorted(group.keys() - before.keys()), sorted(before.keys() - group.keys())
-            if new and gone:  # a newer torch or a schedule alone adds settings, another optimizer has others
+            if new and gone:  # another optimizer; a newer torch or a schedule only adds settings
                 raise IncompatibleCheckpoint(
-                    f"{self.keyword}: this {type(self._item).__name__} has {', '.join(new)}, "
-                    f"that of the checkpoint had {', '.join(gone)} in their place"
+                    f"{self.keyword}: this {type(self._item).__name__} has {', '.join(new)}; "
+                    f"the checkpoint has {', '.join(gone)} instead"
                 )
 
-    def load(
-        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
-    ) -> None:
-        # large moments stay where they were read; what else is kept is copied, or it would keep all that was
-        # read beside it
+    def load(self, tree: Tree, tensors: Tensors, *, live: LiveTensors | None = None, adopt: bool = True) -> None:
+        # large moments stay in the memory they were read into. The rest is copied: a small tensor would keep that
+        # whole memory alive
         staying: Collection[str] = tensors.keys() if adopt else ()
         if not adopt and self._on_host():
             kept = self._kept(tree, tensors)
             tensors, staying = {**tensors, **kept}, kept.keys()
         state = decode(tree, tensors, copy=True, adopt=staying)
         self._item.load_state_dict(state)
-        # load_state_dict casts moments to their parameter's dtype; what was saved in float32 goes on in float32
+        # load_state_dict casts moments to the dtype of their parameter: undo that
         parameters = self._parameters()
         for index, saved in state["state"].items():
             if isinstance(saved, Mapping):
@@ -331,7 +331,7 @@ class OptimizerAdapter(StateAdapter):
                 own.update({key: _uncast(own[key], value) for key, value in saved.items() if key in own})
 
     def sharded(self, tree: Tree, shapes: Shapes) -> dict[str, torch.Tensor]:
-        # before the first step an optimizer has no state; what is as large as its parameter goes the same way
+        # before its first step an optimizer has no state: shard what has the shape of its parameter like it
         found, parameters = {}, self._parameters()
         for index, values in dict(tree["$pairs"])["state"]["$pairs"]:
             parameter = parameters[index] if isinstance(index, int) and index < len(parameters) else None
@@ -341,9 +341,11 @@ class OptimizerAdapter(StateAdapter):
                         found[name] = parameter
         return found
 
-    def _kept(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The large ones in memory that this optimizer may keep: that of its own moments, whose values go anyway,
-        where they are alike, since memory that was never touched takes longer to come by than to fill."""
+    def _kept(self, tree: Tree, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """Return the large tensors in memory that this optimizer may keep.
+
+        That of its own moments is reused where they match: touching new memory takes longer than filling it.
+        """
         large = {name: tensors[name] for name in names_in(tree) if _is_large(local(tensors[name]))}
         refilled: dict[str, torch.Tensor] = {}
         taken: set[int] = set()
@@ -356,7 +358,7 @@ class OptimizerAdapter(StateAdapter):
         return {**refilled, **sharded, **duplicates(large)}
 
     def _moments(self, tree: Tree) -> Iterator[tuple[str, torch.Tensor]]:
-        """This optimizer's own tensors, under the names of those of a checkpoint that will take their place."""
+        """Yield this optimizer's own tensors, with the names of the checkpoint tensors that replace them."""
         parameters = self._parameters()
         for index, values in dict(tree["$pairs"])["state"]["$pairs"]:
             own = self._item.state.get(parameters[index]) if isinstance(index, int) else None
@@ -377,19 +379,19 @@ class OptimizerAdapter(StateAdapter):
 
 
 class GeneratorAdapter(StateAdapter):
-    """A random generator of the script's own."""
+    """A random generator of the script."""
 
-    _item: OwnGenerator
+    _item: StatefulGenerator
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         there = tree.get("kind") if isinstance(tree, dict) else None
         if there != self._item.kind:
             raise IncompatibleCheckpoint(
-                f"{self.keyword}: {self._item.kind} here, {there or 'something else'} in the checkpoint"
+                f"{self.keyword}: {self._item.kind} here, {there or 'another kind of object'} in the checkpoint"
             )
 
 
-def part_of(keyword: str, item: Stateful) -> StateAdapter:
+def adapter_for(keyword: str, item: Stateful) -> StateAdapter:
     if isinstance(item, torch.nn.Module):
         return ModuleAdapter(keyword, item)
     if has_plain_state(item):
@@ -398,7 +400,7 @@ def part_of(keyword: str, item: Stateful) -> StateAdapter:
         return VariablesAdapter(keyword, item)
     if isinstance(item, (LRScheduler, ReduceLROnPlateau)):
         return SchedulerAdapter(keyword, item)
-    if isinstance(item, OwnGenerator):
+    if isinstance(item, StatefulGenerator):
         return GeneratorAdapter(keyword, item)
     return StateAdapter(keyword, item)
 
@@ -418,7 +420,7 @@ def _is_large(tensor: torch.Tensor) -> bool:
 
 
 def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Plain tensors, or parts of such, of the same kind and extent."""
+    """Whether dtype, shape and local shape are equal, and memory can be copied directly."""
     return (
         (one.dtype, one.shape, local(one).shape) == (other.dtype, other.shape, local(other).shape)
         and is_sharded(one) == is_sharded(other)
@@ -427,9 +429,9 @@ def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _uncast(own: Any, saved: Any) -> Any:
-    """What an optimizer has taken from `saved`, with every tensor in the dtype that it was saved in.
+    """Return `own`, which torch made from `saved`, with the dtypes and types of `saved`.
 
-    torch makes every iterable anew of its items: a str becomes that of a generator, a deque loses its `maxlen`.
+    torch rebuilds every iterable from its items: a deque loses its `maxlen`, a str its value.
     """
     if isinstance(saved, torch.Tensor):
         return saved.to(own.device) if own.dtype != saved.dtype else own

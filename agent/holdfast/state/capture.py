@@ -1,10 +1,9 @@
-"""Capture again what was captured before, without walking all of it.
+"""Detection of structural changes since the last capture, so that not all state is encoded again.
 
-Between two checkpoints a model and its optimizer change their numbers, rarely their names, shapes or memory.
-A watch remembers every leaf that a first, full capture met; as long as the same objects still lie at the same
-addresses, their names and trees hold, and what is left to do at the boundary takes a millisecond or two for
-hundreds of tensors: most of that is waiting for objects that an iteration has driven out of the caches.
-Whatever a watch cannot vouch for is walked in full each time.
+Between two checkpoints a model and its optimizer change their numbers, but rarely their names, shapes or memory. A
+watch remembers every leaf of a full capture. While the same objects are at the same addresses, their names and
+trees are valid, and a capture takes a millisecond or two for hundreds of tensors, most of it cache misses. Objects
+that cannot be watched are encoded in full each time.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from holdfast.state.sharding import is_sharded, local
 from holdfast.torch_internals import contents_of, has_plain_state_dict, state_dict_hooks
 
 PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
-"""Types whose memory is what `data_ptr` says: no wrapper."""
+"""Types whose memory is at `data_ptr`: no wrappers."""
 IMMUTABLE = (type(None), bool, int, float, str)
 
 
 class Watch(Protocol):
-    """Tells whether an object is made of the same parts as when it was captured in full."""
+    """Gives the parts of an object, to detect that it consists of others than at the full capture."""
 
     def leaves(self) -> list[Any]:
-        """All that its tree was made from, in an order that does not change."""
+        """Return all that the object's tree was made from, in a fixed order."""
         ...
 
 
 class ModuleWatch:
     def __init__(self, module: nn.Module) -> None:
         self.parameters = list(module.named_parameters())
-        """By name, as the module has them as long as nothing has changed."""
-        # a dict that is empty today may get an entry tomorrow, so all of them are watched
+        """Names and parameters, valid while nothing has changed."""
+        # an empty dict may get an entry later, so all are watched
         self._dicts = list(contents_of(module))
 
     @staticmethod
-    def vouches_for(module: nn.Module) -> bool:
+    def can_watch(module: nn.Module) -> bool:
         return all(map(has_plain_state_dict, module.modules()))
 
     def leaves(self) -> list[Any]:
@@ -54,7 +53,7 @@ class OptimizerWatch:
         self._optimizer = optimizer
 
     @staticmethod
-    def vouches_for(optimizer: torch.optim.Optimizer) -> bool:
+    def can_watch(optimizer: torch.optim.Optimizer) -> bool:
         if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
             return False
         if state_dict_hooks(optimizer):
@@ -71,7 +70,7 @@ class OptimizerWatch:
         return [*state, *values, *trained, len(groups), *state_dict_hooks(self._optimizer)]
 
     def groups(self) -> list[dict[str, Any]]:
-        """The parameter groups as `state_dict()` gives them: parameters by their number."""
+        """Return the parameter groups as `state_dict()` does: parameters by their number."""
         start, packed = 0, []
         for group in self._optimizer.param_groups:
             end = start + len(group["params"])
@@ -81,17 +80,17 @@ class OptimizerWatch:
         return packed
 
     def settings(self) -> bytes | None:
-        """What the groups say beside their parameters; None where that is more than numbers and words."""
+        """Serialize the settings of the groups; `None` if they are more than numbers and strings."""
         groups = [
             (len(group["params"]), [pair for pair in group.items() if pair[0] != "params"])
             for group in self._optimizer.param_groups
         ]
-        # marshal tells 1 from 1.0 and from True, as comparing does not; it takes arrays for bytes
+        # unlike ==, marshal distinguishes 1, 1.0 and True; it takes arrays for bytes, which `_is_simple` excludes
         return marshal.dumps(groups, 2) if _is_simple(groups) else None
 
 
-class Watched:
-    """Several objects under watch together, as they were at a full capture."""
+class WatchedState:
+    """Several objects with their parts at a full capture."""
 
     def __init__(self, watches: Iterable[Watch]) -> None:
         self._watches = list(watches)
@@ -101,8 +100,8 @@ class Watched:
         self._sharded = [tensor for tensor in self._tensors if is_sharded(tensor)]
         self._tensors = [tensor for tensor in self._tensors if not is_sharded(tensor)]
         self._places = self._all_places()
-        self.steady = all(type(tensor) in PLAIN for tensor in self._tensors)
-        """There is nothing among them whose memory cannot be told by its address."""
+        self.is_watchable = all(type(tensor) in PLAIN for tensor in self._tensors)
+        """All tensors have their memory at `data_ptr`, so that a change of address shows."""
 
     def unchanged(self) -> bool:
         leaves = self._all_leaves()
@@ -113,7 +112,7 @@ class Watched:
         )
 
     def _all_places(self) -> tuple[list[object], ...]:
-        """A tensor whose `data` was set may be another view of the same memory."""
+        """Return addresses, sizes and strides: setting `data` may make a tensor another view of one memory."""
         parts = [*self._tensors, *map(local, self._sharded)] if self._sharded else self._tensors
         kind = torch.Tensor
         return [*map(kind.data_ptr, parts)], [*map(kind.size, parts)], [*map(kind.stride, parts)]
@@ -123,20 +122,20 @@ class Watched:
 
 
 def watch_of(item: object) -> ModuleWatch | OptimizerWatch | None:
-    """None for what has to be captured in full each time."""
+    """Return a watch; `None` for an object that must be encoded in full each time."""
     if isinstance(item, nn.Module):
-        return ModuleWatch(item) if ModuleWatch.vouches_for(item) else None
+        return ModuleWatch(item) if ModuleWatch.can_watch(item) else None
     if isinstance(item, torch.optim.Optimizer):
-        return OptimizerWatch(item) if OptimizerWatch.vouches_for(item) else None
+        return OptimizerWatch(item) if OptimizerWatch.can_watch(item) else None
     return None
 
 
 def _is_leaf(value: object) -> bool:
-    # a list would be the same object when its contents have changed
+    # a list stays the same object when its contents change
     return isinstance(value, torch.Tensor) or type(value) in IMMUTABLE
 
 
 def _is_simple(value: object) -> bool:
-    """Made of numbers and words alone, which hold no tensor."""
+    """Whether a value consists of numbers and strings only."""
     kind = type(value)
     return kind in IMMUTABLE or (kind in (tuple, list) and all(map(_is_simple, value)))  # type: ignore[call-overload]

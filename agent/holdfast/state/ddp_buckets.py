@@ -1,9 +1,8 @@
-"""How DistributedDataParallel groups the gradients that it reduces together, and how to have it so again.
+"""Gradient buckets of DistributedDataParallel: how to read their layout and restore it.
 
-A fresh module starts with buckets by the order in which its parameters are defined, and rebuilds them after its
-first backward pass by the order in which gradients were ready. What shares a bucket decides in which order sums
-over three or more ranks are made. So a job that goes on in new processes differs in its first iteration from one
-that was never interrupted, in the last bits, unless its buckets are rebuilt before.
+A new module orders its buckets by the definition of its parameters, and rebuilds them after its first backward
+pass by the order in which gradients were ready. The buckets determine the order of sums over three or more ranks.
+So the first iteration after a resume in new processes differs in the last bits, unless they are restored first.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ STATELESS_HOOKS = {
 }
 
 _known: WeakKeyDictionary[DistributedDataParallel, Layout] = WeakKeyDictionary()
-"""Of modules that were asked: an answer takes memory for all gradients, and buckets are rebuilt once."""
+"""Layouts read before: reading takes memory for all gradients, and buckets are rebuilt only once."""
 
 
 def bucket_layout(module: DistributedDataParallel) -> Layout | None:
-    """The parameters, by number, that are reduced together, bucket by bucket.
+    """Return the numbers of the parameters in each bucket.
 
-    None before the first backward pass, and where buckets are never rebuilt. After that pass it rebuilds them, as
-    the next forward pass would have: that one time it is collective over the module's group, and gradients that
-    are views of buckets become views of the new ones.
+    `None` before the first backward pass, and where buckets are never rebuilt. After that pass, the first call
+    rebuilds them as the next forward pass would: it is collective over the module's group, and gradients that are
+    views of buckets become views of the new ones.
     """
     if _obstacle(module):
         return None
@@ -52,11 +51,13 @@ def bucket_layout(module: DistributedDataParallel) -> Layout | None:
     return _known.get(module)
 
 
-def warm_up(module: DistributedDataParallel, layout: Layout) -> str | None:
-    """Bring a fresh module to this layout: collective over its group, which sums up zeros once.
+def restore_buckets(module: DistributedDataParallel, layout: Layout) -> str | None:
+    """Restore this layout in a new module by one all-reduce of zeros. Collective over its group.
 
-    Gradients are afterwards what they were; no hook of a parameter is called, and no random number is drawn.
-    Returns None when the layout is there, else why not, for people.
+    Gradients stay as they are, no hook of a parameter runs, and no random number is drawn.
+
+    Returns:
+        `None` on success, else why the layout is not restored.
     """
     if obstacle := _obstacle(module):
         return obstacle
@@ -67,21 +68,21 @@ def warm_up(module: DistributedDataParallel, layout: Layout) -> str | None:
         if sorted(chain(*layout)) != list(range(count)):
             return f"it reduces {count} parameters, not the {sum(map(len, layout))} of the checkpoint"
         if module.static_graph:
-            # its reducer learns from its first pass, which therefore must not be a false one; it will rebuild its
-            # buckets to the same, the graph being the same
+            # its reducer learns the graph from its first pass, so that pass must be a real one. It will rebuild
+            # the buckets to the same layout
             give_static_reducer(module, layout)
             found = _known[module] = _buckets(module)
         else:
             with _without_gradients(module.module.parameters()):
                 run_backward(module, chain(*layout))
-                found = bucket_layout(module)  # now, or gradients would become views of the new buckets
-    # the order of buckets is no matter: each is summed up by itself
+                found = bucket_layout(module)  # here, or gradients would become views of the new buckets
+    # the order of buckets does not matter: each is summed separately
     same = found is not None and sorted(found) == sorted(layout)
-    return None if same else "its buckets hold other parameters together: has bucket_cap_mb changed?"
+    return None if same else "its buckets contain other parameters: has bucket_cap_mb changed?"
 
 
 def _obstacle(module: DistributedDataParallel) -> str | None:
-    """Why its buckets are not rebuilt, or cannot be known."""
+    """Say why its buckets are not rebuilt, or cannot be known."""
     if obstacle := obstacle_to_buckets(module):
         return obstacle
     if module.find_unused_parameters and not module.static_graph:
@@ -95,9 +96,9 @@ def _obstacle_to_change(module: DistributedDataParallel) -> str | None:
     for hook in communication_hooks(module):
         origin = hook.__module__, hook.__qualname__
         if module.static_graph or origin not in STATELESS_HOOKS:
-            return f"its communication hook {hook.__qualname__} may have a state, which sums of zeros would change"
+            return f"its communication hook {hook.__qualname__} may have a state, which an all-reduce changes"
     if module.static_graph and has_run(module):
-        return "with static_graph it must not have been called before"
+        return "with static_graph it must not have been called before the resume"
     if module.static_graph and not DDP_REDUCER.supported():
         return f"with static_graph torch must have {DDP_REDUCER.name}"
     return None

@@ -1,4 +1,4 @@
-"""Values to a JSON tree and named tensors; what would not come back equal is refused by its path."""
+"""Encoding of values as a JSON tree and named tensors. Values that would not decode to equal ones are refused."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ import torch
 
 from holdfast.format.manifest import Shard
 from holdfast.state.sharding import is_repeated, is_sharded, is_stored_here, local, place_of
-from holdfast.state.tree import NUMPY, Tree, extent, most_elements
+from holdfast.state.tree import NUMPY, Tree, largest_span, memory_span
 
 logger = logging.getLogger("holdfast")
 
 Trained = Mapping[int, tuple[str, int]]
-"""Parameters outside every module by `id`: the keyword of the optimizer that trains it, and its number there."""
+"""Parameters outside all modules, by `id`: the keyword of their optimizer and their number in it."""
 
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter)
 _SEQUENCES: dict[type, str] = {
@@ -35,7 +35,7 @@ _SEQUENCES: dict[type, str] = {
 _WITH_ITEMS = frozenset((*_MAPPINGS, list, tuple, collections.deque))
 _MUTABLE = frozenset((*_MAPPINGS, list, set, collections.deque, bytearray))
 _PLAIN = (str, int, float, complex, bytes, bytearray, list, tuple, set, frozenset, collections.deque)
-"""Types whose subclasses would come back as these."""
+"""Types whose subclasses would decode to the type itself."""
 _INSTEAD_OF_ARRAY = {
     "O": "array.tolist()", "U": "array.tolist()", "S": "array.tolist()", "M": 'array.astype("int64")',
     "m": 'array.astype("int64")', "f": 'array.astype("float64")', "c": 'array.astype("complex128")',
@@ -44,14 +44,14 @@ _INSTEAD_OF_ARRAY = {
 
 
 class Encoder:
-    """Makes trees of values, and collects the tensors in them: those that share memory (tied weights) once.
+    """Encodes values as trees and collects their tensors. Tensors that share memory (tied weights) occur once.
 
     Args:
         step_storages: addresses of storages that only an optimizer's step writes to.
-        warned: paths of what was reported before; those met are added.
-        shared_storages: addresses of storages that hold the same on every rank.
-        trained: called when a tensor may be a parameter outside every module.
-        known: an encoder whose tensors keep the names that it gave them.
+        warned: paths that were warned of; each new one is added.
+        shared_storages: addresses of storages whose contents are the same on all ranks.
+        trained: called when a tensor may be a parameter outside all modules.
+        known: an earlier encoder, whose names of tensors stay valid.
     """
 
     def __init__(
@@ -64,38 +64,37 @@ class Encoder:
         known: Encoder | None = None,
     ) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        """By name, which is the path under which each was met first; of a sharded one this rank's part."""
+        """Local tensors by name: the path under which each was met first."""
         self.deferred: set[str] = set()
-        """Names of those that only an optimizer's step changes."""
+        """Names of tensors that only an optimizer step changes."""
         self.kept: set[str] = set()
-        """Names of those among them that an optimizer keeps beside the parameters."""
+        """Names of the `deferred` tensors that are an optimizer's own state."""
         self.sharded: dict[str, torch.Tensor] = {}
-        """Those of which this rank has a part, as they are in the script."""
+        """Sharded tensors as they are in the script, by name."""
         self.places: dict[str, Shard] = {}
-        """Where these parts lie."""
+        """Place of the local part in each sharded tensor."""
         self.elsewhere: set[str] = set()
-        """Names of those whose part another rank stores, which has the same."""
+        """Names of sharded tensors whose local part another rank, which has the same, stores."""
         self.repeated: set[str] = set()
-        """Names of those whose part several ranks have."""
+        """Names of sharded tensors whose local part other ranks have as well."""
         self.shared: set[str] = set()
-        """Names of those that are the same on every rank."""
+        """Names of tensors that are the same on all ranks."""
         self._step_storages, self._warned, self._shared_storages = step_storages, warned, shared_storages
         self._trained = trained
         self._known: ChainMap[tuple[Any, ...], str] = ChainMap({}, *([known._known] if known else []))
         self._spans: ChainMap[int, list[tuple[int, int, str, bool]]]
         self._spans = ChainMap({}, *([known._spans] if known else []))
-        """Of each storage the bytes that tensors cover, in order: start, end, path, whether loaded in place."""
+        """Ranges of bytes that tensors cover in each storage, in order: start, end, path, whether in place."""
         self._kept_before: Collection[str] = known.kept if known else ()
         self._met_twice: Collection[int] = ()
         self._names: dict[int, str] = {}
-        """Of values met twice within the current call of `encode`, by `id`."""
+        """Names of values met twice in the current call of `encode`, by `id`."""
         self._taken: set[str] = set()
 
     def is_shared(self, parameter: torch.Tensor, kept: object) -> bool:
-        """What an optimizer has kept of a parameter is the same on every rank.
+        """Whether an optimizer's state `kept` for a parameter is the same on all ranks.
 
-        All of it, where the parameter is; of one that is sharded, a count of steps and the like: an optimizer may
-        keep more of this rank's part alone.
+        For a sharded parameter that holds only for scalars, such as a count of steps.
         """
         if is_sharded(parameter):
             return isinstance(kept, torch.Tensor) and kept.numel() == 1
@@ -104,10 +103,13 @@ class Encoder:
     def encode(
         self, path: str, value: Any, *, deferred: bool = False, shared: bool = False, in_place: bool = False
     ) -> Tree:
-        """The tree of a value; TypeError names the path of what it cannot hold.
+        """Encode a value.
 
-        A tensor that is `shared`, or in a shared storage, is the same on every rank. One that is loaded `in_place`
-        leaves its layout and its type to the tensor that it is copied into.
+        A tensor that is `shared`, or in a shared storage, is the same on all ranks. One that is loaded `in_place`
+        takes its layout and its type from the tensor that it is copied into.
+
+        Raises:
+            TypeError: a part of the value cannot be stored; names its path.
         """
         self._met_twice, self._names = _met_twice(path, value), {}
         if isinstance(value, torch.Tensor):
@@ -115,7 +117,7 @@ class Encoder:
         return self._encode(path, value)
 
     def encode_pairs(self, path: str, mapping: Mapping[Any, Any]) -> list[list[Tree]]:
-        """The entries of a mapping whose keys may be anything, as a `$pairs` holds them."""
+        """Encode the entries of a mapping with any keys, as the contents of a `$pairs`."""
         self._met_twice, self._names = _met_twice(path, mapping), {}
         return self._encode_pairs(path, mapping)
 
@@ -169,16 +171,16 @@ class Encoder:
 
     def _encode_ordered(self, path: str, value: collections.OrderedDict[Any, Any]) -> Tree:
         tree: dict[str, Tree] = {"$ordered": self._encode_pairs(path, value)}
-        # a module's state_dict() has its versions in an attribute
+        # a module's state_dict() has the versions of modules in an attribute
         if unknown := vars(value).keys() - {"_metadata"}:
-            raise TypeError(f"{path}: an OrderedDict would come back without its attribute {min(unknown)!r}")
+            raise TypeError(f"{path}: cannot store the attribute {min(unknown)!r} of an OrderedDict")
         if "_metadata" in vars(value):
             tree["metadata"] = self._encode(f"{path}._metadata", vars(value)["_metadata"])
         return tree
 
     def _encode_sequence(self, path: str, value: Any) -> Tree:
         if type(value) is list and all(type(item) is int and abs(item) < 2**63 for item in value):
-            return list(value)  # an optimizer numbers every parameter it has
+            return list(value)  # fast path for the numbers of an optimizer's parameters
         items = [self._encode(f"{path}.{i}", item) for i, item in enumerate(value)]
         if type(value) is collections.deque:
             return {"$deque": items, "maxlen": value.maxlen}
@@ -204,15 +206,17 @@ class Encoder:
     def _encode_array(self, path: str, array: Any, numpy: Any) -> Tree:
         dtype = array.dtype
         if type(array) is not numpy.ndarray:
-            raise TypeError(f"{path}: a {type(array).__name__} would come back as a plain array; make it one")
+            raise TypeError(
+                f"{path}: a {type(array).__name__} would be restored as a plain array; convert it to one"
+            )
         if dtype.name not in NUMPY or not dtype.isnative:
             instead = _INSTEAD_OF_ARRAY.get(dtype.kind, "array.tolist()")
             if dtype.name in NUMPY:
                 instead = 'array.astype(array.dtype.newbyteorder("="))'
             raise TypeError(f"{path}: cannot store a NumPy array of dtype {dtype}; store {instead}")
         if any(stride % dtype.itemsize for stride in array.strides):
-            raise TypeError(f"{path}: cannot store an array with gaps in its elements; store array.copy()")
-        # torch shares memory with an array that can be written to and lies in ascending order alone
+            raise TypeError(f"{path}: cannot store an array with gaps within its elements; store array.copy()")
+        # torch can share memory only with a writable, aligned array in ascending order
         flags = array.flags
         is_view = flags.writeable and flags.aligned and all(stride >= 0 for stride in array.strides)
         plain = array if is_view else numpy.array(array, order="C", subok=False)
@@ -223,10 +227,10 @@ class Encoder:
         return tree if flags.writeable else tree | {"readonly": True}
 
     def _can_store(self, path: str, value: Any) -> bool:
-        """Code stays code: a scheduler's lr_lambda comes from the script, today's as well as tomorrow's."""
+        """Whether the value is no function. Functions, such as a scheduler's lr_lambda, come from the script."""
         if not callable(value) or isinstance(value, (torch.Tensor, type)):
             return True
-        self._warn(path, "%s is a function: it is taken from your script, not from checkpoints")
+        self._warn(path, "%s is a function and is not stored: a resume uses the one in your script")
         return False
 
     def _encode_tensor(
@@ -239,11 +243,11 @@ class Encoder:
             return tree
         kind = type(value)
         if kind not in (torch.Tensor, torch.nn.Parameter):
-            raise TypeError(f"{path}: a {kind.__name__} would come back as a plain tensor; make it one")
+            raise TypeError(f"{path}: a {kind.__name__} would be restored as a plain tensor; convert it to one")
         if self._keeps_strides(path, value.shape, value.stride()):
             tree["strides"] = list(value.stride())
         if value.requires_grad and not value.is_leaf:
-            self._warn(path, "%s has a graph behind it, and comes back without: give its detach()")
+            self._warn(path, "%s has a gradient graph, which is not stored: give its detach()")
         elif value.requires_grad:
             tree["requires_grad"] = True
         if kind is torch.nn.Parameter:
@@ -253,18 +257,18 @@ class Encoder:
         return tree
 
     def _keeps_strides(self, path: str, shape: Sequence[int], strides: Sequence[int]) -> bool:
-        """They are other than those of a new tensor, and there is memory to have them again."""
+        """Whether the strides differ from those of a new tensor and can be restored."""
         if tuple(strides) == _contiguous(tuple(shape)):
             return False
-        if extent(shape, strides) <= most_elements(shape):
+        if memory_span(shape, strides) <= largest_span(shape):
             return True
         self._warn(
-            path, "%s is a view of a far larger tensor: it comes back without the gaps between its elements"
+            path, "%s is a view of a much larger tensor: it is restored without the gaps between its elements"
         )
         return False
 
     def _warn(self, path: str, message: str, *more: str) -> None:
-        """Once for each path."""
+        """Log a warning once for each path."""
         if path not in self._warned:
             self._warned.add(path)
             logger.warning(message, path, *more)
@@ -289,12 +293,12 @@ class Encoder:
             tensor.is_conj(),
             tensor.is_neg(),
         )
-        # a rank that has no rows of tied weights must name them as the others do
+        # a rank that has no rows of tied weights must give them the same names as the others
         is_tellable = tensor.numel() or (is_sharded(whole) and storage)
         if is_tellable and key in self._known:
             name = self._known[key]
             if not (deferred or in_place) and (name in self.kept or name in self._kept_before):
-                self._warn(path, "%s is part of an optimizer's state (%s): it comes back as a copy of that", name)
+                self._warn(path, "%s is part of an optimizer's state (%s): it is restored as a copy of that", name)
             return name
         printable = path if path.isascii() else path.encode(errors="backslashreplace").decode()
         name = _unused(printable, self.tensors)
@@ -318,23 +322,24 @@ class Encoder:
         return name
 
     def _note_overlap(self, path: str, storage: int, tensor: torch.Tensor, in_place: bool) -> None:
-        """Warn of a tensor that has memory in common with another: each comes back with its own."""
+        """Warn if a tensor shares memory with another one: each is restored with its own memory."""
         start = int(tensor.storage_offset() * tensor.itemsize)
-        count = tensor.numel() if tensor.is_contiguous() else extent(tensor.shape, tensor.stride())
+        count = tensor.numel() if tensor.is_contiguous() else memory_span(tensor.shape, tensor.stride())
         end = start + count * tensor.itemsize
         spans = self._spans.maps[0].setdefault(storage, list(self._spans.get(storage, ())))
         at = bisect.bisect(spans, (start, end))
         for other_start, other_end, other, other_in_place in spans[max(0, at - 1) : at + 1]:
             if start < other_end and other_start < end and not (in_place and other_in_place):
-                self._warn(path, "%s shares memory with %s: both are stored, and come back as two tensors", other)
+                self._warn(path, "%s shares memory with %s: they are restored as two separate tensors", other)
                 break
         spans.insert(at, (start, end, path, in_place))
 
 
 def _met_twice(path: str, value: Any) -> Collection[int]:
-    """Ids of the mutable objects that a value holds in more than one place.
+    """Return the ids of mutable objects that a value contains in more than one place.
 
-    TypeError for one that holds itself.
+    Raises:
+        TypeError: an object contains itself.
     """
     if type(value) not in _WITH_ITEMS:
         return ()
@@ -347,7 +352,7 @@ def _met_twice(path: str, value: Any) -> Collection[int]:
         kind = type(value)
         if kind in mutable:
             if id(value) in open_:
-                raise TypeError(f"{path}: a {kind.__name__} that holds itself cannot be stored")
+                raise TypeError(f"{path}: cannot store a {kind.__name__} that contains itself")
             if id(value) in met:
                 twice.add(id(value))
                 return
@@ -355,7 +360,7 @@ def _met_twice(path: str, value: Any) -> Collection[int]:
         if kind not in _WITH_ITEMS:
             return
         items = value.values() if kind in _MAPPINGS else value
-        if looked_into.isdisjoint(map(type, items)):  # as most are: numbers, words, tensors
+        if looked_into.isdisjoint(map(type, items)):  # the common case: numbers, strings, tensors
             return
         open_.add(id(value))
         for key, item in value.items() if kind in _MAPPINGS else enumerate(value):
@@ -367,21 +372,21 @@ def _met_twice(path: str, value: Any) -> Collection[int]:
 
 
 def _refusal(value: Any) -> str:
-    """Why a value cannot be stored, and what can be in its place."""
+    """Say why a value cannot be stored, and what to store instead."""
     kind = type(value)
     if isinstance(value, enum.Enum):
         return (
-            f"cannot store the enum member {kind.__name__}.{value.name}: a checkpoint names no class of a script. "
-            f"Store its value, and make it a member again where it is used: {kind.__name__}(value)"
+            f"cannot store the enum member {kind.__name__}.{value.name}: a checkpoint refers to no class of a "
+            f"script. Store its value, and convert that where it is used: {kind.__name__}(value)"
         )
     if isinstance(value, Mapping):
-        return f"a {kind.__name__} would come back as a plain dict; make it one"
+        return f"a {kind.__name__} would be restored as a plain dict; convert it to one"
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return f"cannot store a NumPy scalar of dtype {value.dtype}; store value.item()"
     plain = next((each.__name__ for each in _PLAIN if isinstance(value, each)), None)
     if plain is not None:
-        return f"a {kind.__name__} would come back as a plain {plain}; make it one: {plain}(value)"
+        return f"a {kind.__name__} would be restored as a plain {plain}; convert it: {plain}(value)"
     return (
         f"cannot store a {kind.__module__}.{kind.__qualname__} without pickle. "
         "Return numbers, strings, tensors, or lists and dicts of them from state_dict()."
@@ -389,17 +394,16 @@ def _refusal(value: Any) -> str:
 
 
 def _require_dense(path: str, tensor: torch.Tensor) -> None:
-    """TypeError for a tensor whose elements do not lie in memory as numbers."""
+    """Raise TypeError for a tensor that is not dense memory of numbers."""
     if tensor.is_quantized:
         raise TypeError(
-            f"{path}: cannot store a quantized tensor; give the module as it was before quantization, or "
-            "tensor.dequantize()"
+            f"{path}: cannot store a quantized tensor; give the module before quantization, or tensor.dequantize()"
         )
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
         raise TypeError(f"{path}: cannot store a {kind} tensor; give a dense one, such as tensor.to_dense()")
     if tensor.is_meta:
-        raise TypeError(f"{path}: a tensor on the meta device has no values; move it to a device before")
+        raise TypeError(f"{path}: a tensor on the meta device has no values; move it to a device first")
 
 
 def _unused(path: str, taken: Collection[str]) -> str:
@@ -409,7 +413,7 @@ def _unused(path: str, taken: Collection[str]) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it can be encoded: half of a surrogate pair cannot."""
+    """Whether a text can be encoded as UTF-8: half of a surrogate pair cannot."""
     if text.isascii():
         return True
     try:
@@ -421,12 +425,12 @@ def _is_unicode(text: str) -> bool:
 
 @functools.lru_cache(1024)
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a new tensor of this shape."""
+    """Return the strides of a new tensor of this shape."""
     sizes = itertools.accumulate((max(1, size) for size in shape[:0:-1]), operator.mul, initial=1)
     return tuple(sizes)[::-1] if shape else ()
 
 
 def _named(device: torch.device) -> str:
-    """That of this process without its number, which is another one on each rank."""
+    """Return the name of a device, without the number for the current one, which differs by rank."""
     here = device.type == "cuda" and device.index == torch.cuda.current_device()
     return device.type if here else str(device)

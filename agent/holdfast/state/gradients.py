@@ -1,7 +1,7 @@
-"""Gradients that outlive an iteration: what a loop has accumulated and not applied yet.
+"""Gradients that belong to the state: those that a loop has accumulated and not applied yet.
 
-Most loops hold none where an iteration ends, or hold those that the update has just used and that the next
-iteration throws away. The others belong to the state: a backward pass adds to them.
+Most loops have none when an iteration ends, or have those that the update has just used and the next iteration
+discards. Any other gradient is stored, since a later backward pass adds to it.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ logger = logging.getLogger("holdfast")
 Parameters = Sequence[tuple[str, str, torch.Tensor]]
 """(keyword of the module, name within it, parameter)"""
 _Mark = tuple["weakref.ref[torch.Tensor]", int]
-"""A gradient right after an update, and how often it had been written to by then."""
+"""A gradient right after an update, and its version (number of writes) at that time."""
 
 
-class Gradients:
-    """Watches the gradients around updates, to tell at the end of an iteration which of them still matter.
+class GradientTracker:
+    """Observes gradients around updates to find, at the end of an iteration, those that still matter.
 
-    Where it has not looked, all that there are do.
+    Without observations, all do.
     """
 
     def __init__(self) -> None:
-        self.asked_soon: Callable[[], bool] = lambda: True
-        """Whether `pending` is likely to be called at the end of this iteration: a look takes a microsecond a
+        self.is_capture_expected: Callable[[], bool] = lambda: True
+        """Whether `pending` is likely to be called at the end of this iteration: marking costs a microsecond per
         parameter."""
         self._marks: dict[torch.optim.Optimizer, list[_Mark | None]] = {}
         self._throws_away: dict[torch.optim.Optimizer, bool] = {}
-        """Whether the script makes new gradients after an update, rather than add to those that it used."""
+        """Whether the script makes new gradients after an update, instead of adding to used ones."""
         self._left_out: set[torch.optim.Optimizer] = set()
-        """Those whose used gradients the checkpoint since their last update does not hold."""
+        """Optimizers whose used gradients a checkpoint since their last update left out."""
         self._marking = True
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """The first update after a marked one shows what the script does with gradients that were used.
+        """Learn from the first update after a marked one whether the script discards used gradients.
 
-        A later one shows when it does otherwise: from then on all gradients are saved.
+        A later update that contradicts this makes all gradients be saved from then on.
         """
         marks = self._marks.get(optimizer)
         if marks is None or self._throws_away.get(optimizer) is False:
@@ -60,21 +60,21 @@ class Gradients:
         kept = any(mark is not None and grad is not None and grad is mark[0]() for grad, mark in pairs)
         if kept and self._throws_away.get(optimizer):
             logger.warning(
-                "%s: an update uses gradients that the update before it had used, where the loop had always made "
-                "new ones; the checkpoint taken between the two lacks them, and a resume from it gives other "
-                "losses. Later checkpoints hold them",
+                "%s: an update used gradients of the previous update, while earlier updates always used new ones. "
+                "The checkpoint between the two lacks them: a resume from it gives other losses. Later "
+                "checkpoints hold them",
                 type(optimizer).__name__,
             )
         self._throws_away[optimizer] = not kept
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._marking and (optimizer not in self._throws_away or self.asked_soon()):
+        if self._marking and (optimizer not in self._throws_away or self.is_capture_expected()):
             self._marks[optimizer] = [_mark(parameter.grad) for parameter in _trained_by(optimizer)]
 
     def pending(self, parameters: Parameters) -> Parameters:
-        """Those of `parameters` whose gradients the next iteration goes on from."""
+        """Return those of `parameters` whose gradients the next iteration needs."""
         found = [each for each in parameters if each[2].grad is not None]
-        # a loop that ends its iterations without gradients is spared the marks; all that turn up are then kept
+        # do not mark for a loop that ends its iterations without gradients; if some appear, all are stored
         self._marking = bool(found)
         if not found:
             self._marks.clear()
@@ -93,35 +93,37 @@ class Gradients:
 
 
 def fully_sharded(modules: Mapping[str, torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
-    """Those that `fully_shard` was applied to, and the keywords under which they are given."""
+    """Return the modules that `fully_shard` was applied to, with the keyword of each."""
     return [(k, each) for k, module in modules.items() for each in module.modules() if is_fully_sharded(each)]
 
 
 def require_synchronized(modules: Iterable[tuple[str, torch.nn.Module]]) -> None:
-    """HoldfastError where one of those `fully_sharded` holds gradients not yet summed up over the ranks."""
+    """Raise HoldfastError if a fully sharded module has gradients that are not yet summed over the ranks."""
     for keyword, module in modules:
         if has_unsynchronized_gradients(module):
             raise HoldfastError(
-                f"{keyword}: fully_shard holds gradients that are not synchronised: call session.step() after "
-                "the backward pass with set_requires_gradient_sync(True), once an update"
+                f"{keyword}: fully_shard holds gradients that are not synchronized: call session.step() once per "
+                "update, after the backward pass with set_requires_gradient_sync(True)"
             )
 
 
 def require_gradients(modules: Mapping[str, torch.nn.Module], saved: Any) -> None:
-    """ValueError for what `put_back` cannot put back."""
+    """Raise ValueError for gradients that `restore_gradients` cannot restore."""
     if not isinstance(saved, dict) or not all(isinstance(each, dict) for each in saved.values()):
-        raise ValueError("it does not hold gradients by keyword and name")
+        raise ValueError("gradients are not given by keyword and name")
     for keyword, gradients in saved.items():
         parameters = dict(modules[keyword].named_parameters()) if keyword in modules else {}
         for name, gradient in gradients.items():
             if not isinstance(gradient, torch.Tensor):
-                raise ValueError(f"{keyword}.{name} is no tensor")
+                raise ValueError(f"{keyword}.{name} is not a tensor")
             if name in parameters and gradient.shape != parameters[name].shape:
                 raise ValueError(f"{keyword}.{name} has another shape than its parameter")
 
 
-def put_back(modules: Mapping[str, torch.nn.Module], saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Give parameters the gradients that were saved, and the others none, as at the checkpoint."""
+def restore_gradients(
+    modules: Mapping[str, torch.nn.Module], saved: Mapping[str, Mapping[str, torch.Tensor]]
+) -> None:
+    """Give parameters the saved gradients, and remove all others."""
     given = {keyword: dict(module.named_parameters()) for keyword, module in modules.items()}
     for parameters in given.values():
         for parameter in parameters.values():

@@ -1,4 +1,4 @@
-"""The random state of a process, of every generator that training draws from by default, and of a script's own."""
+"""Random state: of the default generators of a process, and of generators of the script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def rng_state() -> dict[str, Any]:
-    """Random state of this process: Python, NumPy's global one where NumPy is in use, torch, each CUDA device."""
+    """Return the random state of Python, torch, each CUDA device, and NumPy's global generator if in use."""
     state: dict[str, Any] = {"python": _of_python(random.getstate()), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None and "numpy.random" in sys.modules:
         kind, keys, position, has_gauss, gauss = numpy.random.get_state()
@@ -25,35 +25,35 @@ def rng_state() -> dict[str, Any]:
 
 
 def require_rng(state: Any) -> None:
-    """ValueError for what is no state that `rng_state` gave, as far as it shows without the values of tensors."""
+    """Raise ValueError for what `rng_state` cannot have returned. The values of tensors are not read."""
     match state:
         case {
             "python": [int(), torch.Tensor(dtype=torch.int64) as words, float() | None],
             "torch": torch.Tensor(dtype=torch.uint8),
         }:
             if tuple(words.shape) != (625,):
-                raise ValueError("the state of Python's generator has another length")
+                raise ValueError("the state of Python's generator has the wrong length")
         case _:
-            raise ValueError("it holds no state of Python's generator and of torch's")
+            raise ValueError("the state of Python's or torch's generator is missing")
     match state.get("numpy"):
         case None if "numpy" not in state:
             pass
         case ["MT19937", torch.Tensor(dtype=torch.int64, shape=(624,)), int(), int(), float()]:
             pass
         case _:
-            raise ValueError("the state of NumPy's generator is none")
+            raise ValueError("the state of NumPy's generator is invalid")
     cuda = state.get("cuda", [])
     if not isinstance(cuda, list) or not all(isinstance(each, torch.Tensor) for each in cuda):
-        raise ValueError("the state of CUDA's generators is none")
-    device = state.get("cuda_device", 0)
+        raise ValueError("the state of CUDA's generators is invalid")
+    device = state.get("cuda_device")
     if cuda and not (isinstance(device, int) and 0 <= device < len(cuda)):
-        raise ValueError("it names a CUDA device that it holds no state of")
+        raise ValueError("there is no state of the current CUDA device")
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
-    """Put back what `rng_state` gave; what this process has no use for is passed over.
+    """Restore what `rng_state` returned, as far as this process uses it.
 
-    The CUDA device that is current goes on as the one that was, which may have had another number.
+    The current CUDA device gets the state of the one that was current, which may have had another number.
     """
     random.setstate(_to_python(state["python"]))
     torch.set_rng_state(state["torch"])
@@ -65,21 +65,21 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     if "cuda" in state and torch.cuda.is_available():
         states = state["cuda"]
         torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
-        torch.cuda.set_rng_state(states[state.get("cuda_device", 0)])  # earlier checkpoints do not note which
+        torch.cuda.set_rng_state(states[state["cuda_device"]])
 
 
 STREAMS = frozenset({"python", "torch", "numpy", "cuda"})
-"""As `rng_state` names them."""
+"""Keys of `rng_state`."""
 
 
 def branch_rng(key: int, streams: Collection[str] = STREAMS) -> None:
-    """Begin streams of random numbers that follow from `key` and each from where that of this process is."""
+    """Start new streams of random numbers, each derived from `key` and the current state of its generator."""
     if "cuda" not in streams:
         pass
     elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
             _branch_torch(generator, key)
-    elif torch.cuda.is_available():  # when CUDA comes into use, this seed comes after a state put back before
+    elif torch.cuda.is_available():  # applied when CUDA is initialized, after a restored state
         torch.cuda.manual_seed_all(_seed(_bytes_of(torch.default_generator), key))
     if "torch" in streams:
         _branch_torch(torch.default_generator, key)
@@ -90,17 +90,17 @@ def branch_rng(key: int, streams: Collection[str] = STREAMS) -> None:
 
 
 def is_generator(item: object) -> bool:
-    """A generator of the script's own: torch's, NumPy's new kind or its old one, Python's."""
+    """Whether an object is a random generator of torch, NumPy (either kind) or Python."""
     return _kind(item) is not None
 
 
-class OwnGenerator:
-    """A generator of the script's own, as something that has a `state_dict`."""
+class StatefulGenerator:
+    """Gives a random generator of the script `state_dict` and `load_state_dict`."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
         self.kind = _kind(generator)
-        """Which states it takes: torch's depend on the device, NumPy's on the algorithm."""
+        """Kind of state that the generator takes: torch's depends on the device, NumPy's on the algorithm."""
 
     def state_dict(self) -> dict[str, Any]:
         generator = self._generator
@@ -109,9 +109,7 @@ class OwnGenerator:
         elif isinstance(generator, random.Random):
             state = _of_python(generator.getstate())
         elif hasattr(generator, "get_state"):
-            state = generator.get_state(
-                legacy=False
-            )  # NumPy's old kind keeps half a normal deviate beside its bits
+            state = generator.get_state(legacy=False)  # with the normal deviate that NumPy's old kind keeps
         else:
             state = generator.bit_generator.state
         return {"kind": self.kind, "state": state}
@@ -128,7 +126,7 @@ class OwnGenerator:
             generator.bit_generator.state = state
 
     def branch(self, key: int) -> None:
-        """Begin a stream that follows from where this one is, and from `key`."""
+        """Start a new stream, derived from `key` and the current state."""
         generator = self._generator
         if isinstance(generator, torch.Generator):
             _branch_torch(generator, key)
@@ -146,12 +144,12 @@ def _branch_torch(generator: torch.Generator, key: int) -> None:
 
 
 def _branch_python(generator: Any, key: int) -> None:
-    """Of the module `random`, too."""
+    """Branch a generator of Python, or the module `random`."""
     generator.seed(_seed(generator.randbytes(16), key))
 
 
 def _branch_numpy(generator: Any, key: int) -> None:
-    """Of the old kind, of which the module `numpy.random` is one. Its `seed` is for one algorithm alone."""
+    """Branch a generator of NumPy's old kind, or the module `numpy.random`, with any algorithm."""
     algorithm = getattr(sys.modules["numpy.random"], generator.get_state(legacy=False)["bit_generator"])
     generator.set_state(algorithm(_seed(generator.bytes(16), key)).state)
 
@@ -161,7 +159,7 @@ def _seed(drawn: bytes, key: int) -> int:
 
 
 def _bytes_of(generator: torch.Generator) -> bytes:
-    """Where it is. Numbers drawn from a CUDA device would take memory on it, and one process need not use all."""
+    """Return the state. Drawing numbers would allocate memory on every CUDA device instead."""
     return bytes(generator.get_state().tolist())
 
 
@@ -180,7 +178,7 @@ def _kind(item: object) -> str | None:
 
 def _of_python(state: tuple[Any, ...]) -> list[Any]:
     version, keys, gauss = state
-    # 625 numbers as one tensor, by way of an array: torch.tensor looks at each of them several times
+    # by way of an array: torch.tensor is slow for 625 numbers
     return [version, torch.frombuffer(array.array("q", keys), dtype=torch.int64), gauss]
 
 

@@ -1,6 +1,6 @@
-"""The round trip of a state: whether the tree that a checkpoint stores decodes to what was captured.
+"""Check that the tree in a checkpoint decodes to the captured state.
 
-Digests prove the bytes of tensors. Everything else is compared here: types, values, keys, dtypes and shapes.
+Digests cover the bytes of tensors. This compares everything else: types, values, keys, dtypes and shapes.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from holdfast.format.manifest import Shard, TensorRange
 from holdfast.state.tree import Shapes, Tree, decode_without_memory
 
 
-class Description(NamedTuple):
-    """A value of which no part can change."""
+class ValueDescription(NamedTuple):
+    """An immutable description of a value."""
 
     kind: str
     value: object
-    """All that there is of a leaf; what a container of this kind must agree in."""
-    parts: tuple[tuple[object, Description], ...] = ()
-    """What a container holds, by key or number."""
+    """Contents of a leaf; properties of a container that must be equal."""
+    parts: tuple[tuple[object, ValueDescription], ...] = ()
+    """Items of a container, by key or number."""
 
 
 class RoundTrip:
-    """The states of a session's objects at one instant, described so that training cannot change them.
+    """Descriptions of a session's states at one instant, to compare with what is about to be written.
 
     Args:
-        states: what `state_dict()` of each object returns, by keyword.
+        states: result of `state_dict()` of each object, by keyword.
         shapes: dtype and global shape of every tensor of the trees.
-        refusal: why the objects would refuse their own state, if they would.
-        modules: keywords of modules, whose trees have more than their state.
+        refusal: why the objects would refuse their own state; `None` if they accept it.
+        modules: keywords of modules, whose trees contain more than the state.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RoundTrip:
         self._states = {keyword: describe(state) for keyword, state in states.items()}
         self._shapes, self._refusal, self._modules = shapes, refusal, modules
         self.holds = False
-        """A checkpoint was compared, and gives back what was captured."""
+        """Whether a checkpoint was compared and found equal."""
 
     def require_same(
         self,
@@ -58,10 +58,10 @@ class RoundTrip:
         views: Mapping[str, str],
         shards: Mapping[str, Shard],
     ) -> None:
-        """Decode what is about to be written; for any thread, since it reads no object of the script's.
+        """Decode what is about to be written and compare it. Runs on any thread: it reads no object of the script.
 
-        HoldfastError names the keyword and the path of what would come back otherwise. What the decoder raises
-        passes through.
+        Raises:
+            HoldfastError: a value differs; names its keyword and path. Errors of the decoder pass through.
         """
         if self._refusal is not None:
             raise HoldfastError(self._refusal)
@@ -71,7 +71,7 @@ class RoundTrip:
         }
         for name, (dtype, shape) in shapes.items():
             if (dtype, shape) != self._shapes[name]:
-                raise HoldfastError(f"{name} would come back as {shape} of {dtype}, and is {self._shapes[name]}")
+                raise HoldfastError(f"{name} would be restored as {shape} of {dtype}, and is {self._shapes[name]}")
         decoded = {key: decode_without_memory(tree, shapes) for key, tree in as_stored(trees).items()}
         for keyword, captured in self._states.items():
             state = decoded[keyword]
@@ -79,52 +79,52 @@ class RoundTrip:
                 state = state["state"]
             if (found := difference(keyword, captured, describe(state))) is not None:
                 raise HoldfastError(found)
-        self._states, self.holds = {}, True  # the session keeps this for as long as it trains
+        self._states, self.holds = {}, True  # free the descriptions: the session keeps this object
 
 
 def as_stored(trees: Mapping[str, Tree]) -> dict[str, Tree]:
-    """Trees as a manifest gives them back."""
+    """Return trees as they are read from a manifest."""
     stored: dict[str, Tree] = msgspec.json.decode(msgspec.json.encode(trees))
     return stored
 
 
-def describe(value: Any) -> Description:
-    """A value that training goes on to change, as it is now. Functions are left out: no checkpoint holds them."""
+def describe(value: Any) -> ValueDescription:
+    """Describe a value as it is now. Functions are left out: no checkpoint holds them."""
     name = type(value).__name__
     if isinstance(value, torch.Tensor):
-        return Description("tensor", _outline(value))
+        return ValueDescription("tensor", _outline(value))
     if isinstance(value, Mapping):
         kind = "dict" if isinstance(value, collections.OrderedDict) else name
         entries = {key: item for key, item in value.items() if not _is_function(item)}
         parts = tuple(
             (key if isinstance(key, str) else _text(key), describe(item)) for key, item in entries.items()
         )
-        return Description(kind, f"({', '.join(map(_text, entries))})", parts)
+        return ValueDescription(kind, f"({', '.join(map(_text, entries))})", parts)
     if isinstance(value, (set, frozenset)):
-        return Description(name, tuple(sorted(map(_text, value))))
+        return ValueDescription(name, tuple(sorted(map(_text, value))))
     if isinstance(value, (list, tuple, collections.deque)):
         limit = f", at most {value.maxlen}" if isinstance(value, collections.deque) else ""
-        return Description(name, f"of {len(value)} items{limit}", tuple(enumerate(map(describe, value))))
+        return ValueDescription(name, f"of {len(value)} items{limit}", tuple(enumerate(map(describe, value))))
     if hasattr(value, "dtype") and hasattr(value, "shape"):  # an array or a scalar of NumPy
-        return Description(name, f"of {value.dtype} {tuple(value.shape)}")
+        return ValueDescription(name, f"of {value.dtype} {tuple(value.shape)}")
     if isinstance(value, (bytes, bytearray)):
-        return Description(name, bytes(value))
-    # the text of a number tells -0.0 from 0.0, and equals that of another NaN
-    return Description(name, repr(value))
+        return ValueDescription(name, bytes(value))
+    # the repr of a number distinguishes -0.0 and 0.0, and is equal for all NaNs
+    return ValueDescription(name, repr(value))
 
 
-def difference(path: str, was: Description, found: Description) -> str | None:
-    """In words: the first place at which what was decoded is not what was captured."""
+def difference(path: str, was: ValueDescription, found: ValueDescription) -> str | None:
+    """Describe the first difference between the captured and the decoded value."""
     if was == found:
         return None
     if was[:2] != found[:2]:
-        return f"{path} would come back as {_told(found)}, and is {_told(was)}"
-    pairs = zip(was.parts, found.parts, strict=True)  # their keys are alike, or their values would not be
+        return f"{path} would be restored as {_text_of(found)}, and is {_text_of(was)}"
+    pairs = zip(was.parts, found.parts, strict=True)  # equal values imply equal keys
     return next(filter(None, (difference(f"{path}.{key}", one, other) for (key, one), (_, other) in pairs)), None)
 
 
 def _text(value: Any) -> str:
-    """The text of a key, or of what is in a set: the order of what is in a frozenset is not part of it."""
+    """Return the text of a key or an item of a set; it does not depend on the order of a frozenset."""
     if isinstance(value, frozenset):
         return f"frozenset({', '.join(sorted(map(_text, value)))})"
     if type(value) is tuple:
@@ -136,7 +136,7 @@ def _outline(tensor: torch.Tensor) -> str:
     return f"of {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _told(description: Description) -> str:
+def _text_of(description: ValueDescription) -> str:
     return f"{description.kind} {str(description.value)[:80]}"
 
 
@@ -145,7 +145,7 @@ def _is_function(value: Any) -> bool:
 
 
 def _read_as(slot: TensorRange, views: Mapping[str, str]) -> tuple[str, tuple[int, ...]]:
-    """Dtype and shape that a reader gives the bytes of a slot."""
+    """Return dtype and shape that a reader gives to the bytes of a slot."""
     view = views.get(slot.name)
     if view is None:
         return str(DTYPES[slot.dtype]), slot.shape

@@ -1,7 +1,7 @@
-"""Which part of a tensor lies on this rank, and which rank stores what several of them have.
+"""Sharded tensors: which part is on this rank, and which rank stores what several ranks hold.
 
-A tensor of `torch.distributed.tensor` (FSDP2, tensor parallelism) says so itself. What lies whole on all ranks is
-shared out among them.
+The place of a DTensor (FSDP2, tensor parallelism) follows from its mesh. Tensors that are whole on all ranks are
+distributed among them for storing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def is_possible() -> bool:
-    """Whether there can be a sharded tensor: something has imported what makes them."""
+def is_sharding_in_use() -> bool:
+    """Whether sharded tensors can exist: their module has been imported."""
     return _dtensor() is not None
 
 
@@ -32,24 +32,24 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a tensor lies in this rank's memory: all of a plain one."""
+    """Return the part of a tensor in this rank's memory: all of a plain one."""
     return _local(tensor) if is_sharded(tensor) else tensor
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
-    """Where the memory of these begins that lies on this rank."""
+    """Return the addresses of the local storages of these tensors."""
     return (local(tensor).untyped_storage().data_ptr() for tensor in tensors)
 
 
 def place_of(name: str, tensor: torch.Tensor) -> Shard:
-    """Where this rank's part of a sharded tensor lies in it.
+    """Return the place of this rank's part in a sharded tensor.
 
     Raises:
-        TypeError: the ranks hold addends of it, or a part that is not one block.
+        TypeError: the ranks hold partial sums of it, or a part that is not one block.
     """
     dtensor: Any = tensor
     if any(placement.is_partial() for placement in dtensor.placements):
-        raise TypeError(f"{name}: the ranks hold addends of it ({dtensor.placements}); redistribute it before")
+        raise TypeError(f"{name}: the ranks hold partial sums of it ({dtensor.placements}); redistribute it first")
     chunks = chunks_of(dtensor)
     own = tuple(_local(dtensor).shape)
     if len(chunks) != 1 or tuple(chunks[0].sizes) != own:
@@ -58,21 +58,21 @@ def place_of(name: str, tensor: torch.Tensor) -> Shard:
 
 
 def is_repeated(tensor: torch.Tensor) -> bool:
-    """Several ranks have this rank's part of it, or may have."""
+    """Whether other ranks have, or may have, this rank's part as well."""
     dtensor: Any = tensor
     mesh = dtensor.device_mesh
     return root_mesh(mesh) is not mesh or any(each.is_replicate() for each in dtensor.placements)
 
 
 def is_stored_here(name: str, tensor: torch.Tensor) -> bool:
-    """Of the ranks that hold the same part, one stores it: another one for each tensor."""
+    """Whether this rank stores its part. Among ranks with the same part, the choice depends on the name."""
     dtensor: Any = tensor
     mesh, coordinate = dtensor.device_mesh, dtensor.device_mesh.get_coordinate()
     if coordinate is None:
         return False  # this rank has no part of it
     root = root_mesh(mesh)
     if root is not mesh and mesh.mesh.min() != root.mesh.min():
-        # as of FSDP's mesh beside tensor parallelism's: others cut from the same one have all of it as well
+        # FSDP's mesh with tensor parallelism, for example: another submesh of the same root holds all of it too
         return False
     index, count = 0, 1
     for dimension, placement in enumerate(dtensor.placements):
@@ -82,8 +82,8 @@ def is_stored_here(name: str, tensor: torch.Tensor) -> bool:
     return index == zlib.crc32(name.encode()) % count
 
 
-def like(template: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """This rank's part as a tensor that is sharded as `template` is."""
+def shard_like(template: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part as a tensor that is sharded like `template`."""
     from torch.distributed.tensor import DTensor
 
     dtensor: Any = template
@@ -97,10 +97,10 @@ def like(template: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     )
 
 
-def shared_out(sizes: Iterable[tuple[str, int]], world_size: int) -> dict[str, int]:
-    """The rank that stores each of these (name, bytes), so that all have about as much to do.
+def assign_to_ranks(sizes: Iterable[tuple[str, int]], world_size: int) -> dict[str, int]:
+    """Assign each (name, bytes) to a rank that stores it, so that all ranks write about as much.
 
-    The same on every rank that asks about the same ones.
+    Deterministic: all ranks get the same result.
     """
     loads = [(0, rank) for rank in range(world_size)]
     found = {}
@@ -118,6 +118,6 @@ def _local(dtensor: DTensor | Any) -> torch.Tensor:
 
 
 def _dtensor() -> type[DTensor] | None:
-    """None where nothing has imported it: then there is no tensor of that kind either."""
+    """Return the class; `None` while its module has not been imported, so that no such tensor exists."""
     module = sys.modules.get("torch.distributed.tensor")
     return getattr(module, "DTensor", None)

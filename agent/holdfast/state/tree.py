@@ -1,8 +1,8 @@
-"""Values as a JSON tree and named tensors, and back.
+"""Decoding of values from a JSON tree and named tensors.
 
-A tree is what `state_dict()` returned, with `{"$tensor": name}` where a tensor was. JSON's gaps are filled by
-further tags (`$tuple`, `$pairs`, `$number` …): no pickle, so nothing in a checkpoint can run. What comes back
-equals what was stored in value, type, layout and identity; `Encoder.encode` refuses everything else by its path.
+A tree is what `state_dict()` returned, with `{"$tensor": name}` in place of each tensor. Further tags (`$tuple`,
+`$pairs`, `$number` …) stand for what JSON lacks. There is no pickle, so no code from a checkpoint runs. A decoded
+value equals the stored one in value, type, layout and identity; `Encoder.encode` refuses all other values.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from holdfast.torch_internals import with_metadata
 logger = logging.getLogger("holdfast")
 
 Tree = Any
+Tensors = Mapping[str, torch.Tensor]
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """Dtype and shape of a checkpoint's tensors, by name."""
 NUMPY = frozenset(
@@ -37,25 +38,25 @@ NUMPY = frozenset(
 )
 """NumPy dtypes of scalars and arrays, as NumPy names them."""
 _LARGEST_GAPS = 16
-"""A view is stored with its strides as long as the memory under it is at most so many times larger than it is."""
+"""Ratio of memory span to elements up to which a view is stored with its strides."""
 _DTYPE_NAME = re.compile(r"(b?float|u?int|q?u?int|complex|bits)\d+\w*|bool")
 
 
-class Live:
-    """Tensors of a session's objects that its `Variables` may hold as well.
+class LiveTensors:
+    """Tensors of a session's objects to which its `Variables` may refer.
 
     Args:
-        modules: those of modules, by their names in the checkpoint that is loaded.
-        trained: all that optimizers train, in their order, by the keyword of the optimizer.
+        modules: tensors of modules, by their names in the checkpoint.
+        trained: parameters of optimizers, in their order, by the keyword of the optimizer.
     """
 
     def __init__(self, modules: Mapping[str, torch.Tensor], trained: Mapping[str, Sequence[torch.Tensor]]) -> None:
         self.modules, self.trained = modules, trained
         self.made: dict[str, tuple[Tree, torch.Tensor]] = {}
-        """What was made of the checkpoint's tensors so far: two `Variables` may hold the same one."""
+        """Tensors decoded so far, with their trees: two `Variables` may hold the same one."""
 
     def parameter(self, tree: Tree) -> torch.Tensor | None:
-        """The one that a tree with `trained` refers to; None where this session has none in its place."""
+        """Return the parameter that a tree with `trained` refers to; `None` if this session has none there."""
         match tree.get("trained"):
             case [str(keyword), int(number)] if 0 <= number < len(self.trained.get(keyword, ())):
                 return self.trained[keyword][number]
@@ -64,44 +65,43 @@ class Live:
 
 def decode(
     tree: Tree,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Tensors,
     *,
     copy: bool,
     adopt: Collection[str] = (),
-    live: Live | None = None,
+    live: LiveTensors | None = None,
 ) -> Any:
-    """The value a tree was made from.
+    """Return the value that a tree was made from.
 
-    With `copy`, its tensors have memory of their own; that may be the memory of those among `tensors` whose names
-    are in `adopt`, for which their owner then has no further use. With `live`, a tensor that a module or an
-    optimizer holds is that of this session.
+    With `copy`, its tensors do not share memory with `tensors`, except with those named in `adopt`, which the
+    caller gives away. With `live`, a tensor of a module or an optimizer is decoded to that of this session.
     """
     return _Decoder(tensors, copy, adopt, live).decode(tree)
 
 
-def trained_in(tree: Tree) -> Iterator[Tree]:
-    """The tensors of a tree that an optimizer trained outside every module."""
+def trained_tensors(tree: Tree) -> Iterator[Tree]:
+    """Yield the tensors of a tree that are parameters of an optimizer outside all modules."""
     if isinstance(tree, dict) and "trained" in tree and "$tensor" in tree:
         yield tree
     elif isinstance(tree, (dict, list)):
         for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from trained_in(item)
+            yield from trained_tensors(item)
 
 
 def decode_without_memory(tree: Tree, shapes: Shapes) -> Any:
-    """The value of a tree, with stand-ins for its tensors: they take no memory on any device.
+    """Decode a tree with stand-in tensors that take no memory.
 
-    Dtype, shape and type of a tensor are those that `decode` gives it; its device is the CPU, its strides are 0.
+    Their dtype, shape and type are those that `decode` gives; their device is the CPU, their strides are 0.
     """
     return _StandInDecoder(_StandIns(shapes), copy=False, adopt=(), live=None).decode(tree)
 
 
 def require_readable(keyword: str, tree: Tree, shapes: Shapes) -> Any:
-    """Decode a tree without memory; the value.
+    """Decode a tree as `decode_without_memory` does.
 
     Raises:
         DamagedCheckpoint: it cannot be decoded.
-        IncompatibleCheckpoint: this Holdfast, or this torch, does not know all that is in it.
+        IncompatibleCheckpoint: it needs a newer Holdfast or another torch.
     """
     try:
         return decode_without_memory(tree, shapes)
@@ -112,7 +112,7 @@ def require_readable(keyword: str, tree: Tree, shapes: Shapes) -> Any:
 
 
 class _StandIns(Mapping[str, torch.Tensor]):
-    """Tensors of which only dtype and shape are known."""
+    """Tensors made from dtype and shape alone."""
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
@@ -129,9 +129,7 @@ class _StandIns(Mapping[str, torch.Tensor]):
 
 
 class _Decoder:
-    def __init__(
-        self, tensors: Mapping[str, torch.Tensor], copy: bool, adopt: Collection[str], live: Live | None
-    ) -> None:
+    def __init__(self, tensors: Tensors, copy: bool, adopt: Collection[str], live: LiveTensors | None) -> None:
         self._tensors, self._copy, self._adopt, self._live = tensors, copy, adopt, live
         self._made: dict[str, tuple[Tree, torch.Tensor]] = live.made if live is not None else {}
         self._shared: dict[str, Any] = {}
@@ -192,7 +190,7 @@ class _Decoder:
                 return set(value) if tag == "$set" else frozenset(value)
             case "$deque":
                 return collections.deque(value, tree["maxlen"])
-        raise IncompatibleCheckpoint(f"unknown tag {tag} in a checkpoint's state: a newer Holdfast wrote it")
+        raise IncompatibleCheckpoint(f"unknown tag {tag} in a checkpoint's state: written by a newer Holdfast")
 
     def _decode_tensor(self, tree: dict[str, Tree]) -> torch.Tensor:
         name = tree["$tensor"]
@@ -220,7 +218,7 @@ class _Decoder:
         return _as_stored(tensor, tree)
 
     def _decode_array(self, tree: dict[str, Tree]) -> Any:
-        import numpy  # noqa: F401  # ImportError where torch would raise another
+        import numpy  # noqa: F401  # for an ImportError: torch raises another one
 
         tensor = self._decode_tensor(tree["$ndarray"]).detach().cpu()
         strides: Any = tree.get("strides")
@@ -240,13 +238,13 @@ class _Decoder:
     def _laid_out(
         self, tensor: torch.Tensor, strides: Sequence[int], backward: list[int] | None = None
     ) -> torch.Tensor:
-        """A copy with these strides, in which the axes `backward` run the other way."""
+        """Return a copy with these strides, reversed along the axes `backward`."""
         _require_strides(tensor.shape, strides)
         return _copied(tensor.flip(backward) if backward else tensor, strides)
 
 
 class _StandInDecoder(_Decoder):
-    """Checks where tensors are to lie, and leaves the stand-ins for them as they are."""
+    """Checks devices and strides, and returns the stand-ins unchanged."""
 
     def _on_device(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         _known_device(name)
@@ -259,31 +257,31 @@ class _StandInDecoder(_Decoder):
         return tensor
 
 
-def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements of memory lie between the first element and the last, both included."""
+def memory_span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Count the elements of memory from the first element to the last, both included."""
     if not math.prod(shape):
         return 0
     return 1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True))
 
 
-def most_elements(shape: Sequence[int]) -> int:
+def largest_span(shape: Sequence[int]) -> int:
     return max(_LARGEST_GAPS * math.prod(shape), 1 << 18)
 
 
 def _require_strides(shape: Sequence[int], strides: Sequence[int]) -> None:
-    """ValueError for strides that no tensor of this shape is stored with."""
+    """Raise ValueError for strides that are invalid for this shape, or span too much memory."""
     if len(strides) != len(shape) or any(type(stride) is not int or stride < 0 for stride in strides):
-        raise ValueError(f"{strides} are no strides of a tensor of shape {tuple(shape)}")
-    if extent(shape, strides) > most_elements(shape):
+        raise ValueError(f"invalid strides {strides} of a tensor of shape {tuple(shape)}")
+    if memory_span(shape, strides) > largest_span(shape):
         raise ValueError(f"strides {strides} of a tensor of shape {tuple(shape)} have too large gaps")
 
 
 def _copied(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """A copy with these strides, which are none below zero."""
-    shape, count = tensor.shape, extent(tensor.shape, strides)
+    """Return a copy with these non-negative strides."""
+    shape, count = tensor.shape, memory_span(tensor.shape, strides)
     memory = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
     found = memory.as_strided(shape, strides)
-    if _overlaps(shape, strides):  # elements in the same place have the same value, so that any order will do
+    if _overlaps(shape, strides):  # elements in one place have the same value: the order does not matter
         places = torch.arange(count, device=tensor.device).as_strided(shape, strides)
         memory[places.reshape(-1)] = tensor.reshape(-1)
     else:
@@ -292,7 +290,7 @@ def _copied(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements may lie in the same place."""
+    """Whether two elements may share a place in memory."""
     end = 1
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
         if stride < end:
@@ -302,7 +300,7 @@ def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _as_stored(tensor: torch.Tensor, tree: Tree) -> torch.Tensor:
-    """The tensor as a Parameter, or with the gradient, that its tree says."""
+    """Return the tensor as a Parameter, or requiring a gradient, as its tree says."""
     requires_grad = "requires_grad" in tree
     if "parameter" in tree:
         return torch.nn.Parameter(tensor, requires_grad)
@@ -310,7 +308,7 @@ def _as_stored(tensor: torch.Tensor, tree: Tree) -> torch.Tensor:
 
 
 def _as_held(held: torch.Tensor, tree: Tree) -> torch.Tensor:
-    """The tensor of a module itself, or one on the same memory where that was stored."""
+    """Return the tensor of a module, or a view of its memory if that was stored."""
     if "parameter" in tree or not (held.requires_grad or isinstance(held, torch.nn.Parameter)):
         return held
     return _as_stored(held.detach(), tree)
@@ -334,37 +332,37 @@ def _numpy_type(name: str) -> Any:
 
 
 def _can_stay(tensor: torch.Tensor) -> bool:
-    """Large, and aligned as torch's own allocator does it: on other addresses some kernels round otherwise."""
+    """Whether a tensor is large, and aligned like those of torch: some kernels round differently otherwise."""
     return tensor.nbytes >= SMALL_BYTES and tensor.data_ptr() % LINE_BYTES == 0
 
 
 def _known_device(name: str) -> torch.device:
     if not isinstance(name, str):
-        raise ValueError(f"{name!r} is no name of a device")
+        raise ValueError(f"{name!r} is not the name of a device")
     try:
         return torch.device(name)
     except RuntimeError as error:
-        raise IncompatibleCheckpoint(f"this torch knows no device {name!r}") from error
+        raise IncompatibleCheckpoint(f"this torch has no device {name!r}") from error
 
 
 def _device(name: str) -> torch.device:
-    """Where a tensor was; the CPU on a machine that has no such device."""
+    """Return the device of a stored tensor; the CPU if this machine has no such device."""
     device, is_here = _known_device(name), False
     if device.type == "cuda":
         is_here = torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
     elif device.type not in ("cpu", "meta"):
-        with contextlib.suppress(Exception):  # each backend raises another where it is missing
+        with contextlib.suppress(Exception):  # each missing backend raises another type
             is_here = torch.empty((), device=device).device.type == device.type
     return device if is_here else torch.device("cpu")
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether several of its elements lie in the same place, as `expand` has it."""
+    """Whether several elements share a place in memory, as after `expand`."""
     return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def unexpanded(tensor: torch.Tensor, strides: Sequence[int] = ()) -> torch.Tensor:
-    """The first of the elements that, with these strides, lie in the same place."""
+    """Narrow a tensor to the first of the elements that share a place with these strides."""
     for dimension, stride in enumerate(strides or tensor.stride()):
         if not stride and tensor.shape[dimension] > 1:
             tensor = tensor.narrow(dimension, 0, 1)

@@ -6,21 +6,21 @@ from typing import Any
 
 
 class Variables:
-    """Named values that are saved and restored with the other objects: `Variables(best_loss=math.inf)`.
+    """Named values that are saved and restored with the other objects, as in `Variables(best_loss=math.inf)`.
 
     A value is None, a number, a string, bytes, a dense tensor, a NumPy array, or a list, tuple, set, dict or deque
-    of values. It comes back equal and in its own type; members of enums and objects of other classes are refused.
-    Two names for one list or tensor are two names for one again, and a parameter is the one that the model has, or
-    that the optimizer trains.
+    of values. It is restored equal and in its own type; members of enums and objects of other classes are refused.
+    Two names for one list or tensor refer to one object after a restore as well, and a parameter is the one in the
+    model, or the one that the optimizer trains.
 
-    Read and assign values as attributes. A name given here that a checkpoint does not hold keeps its value when
-    one is loaded; a name assigned later goes away with the iterations that a restore undoes.
+    Read and assign values as attributes. A name given here that a checkpoint lacks keeps its value when the
+    checkpoint is loaded; a name assigned later is removed.
     """
 
     def __init__(self, **values: Any) -> None:
         for name in values:
             if name == "_declared" or hasattr(type(self), name):
-                raise ValueError(f"Variables({name}=...): a name that it needs itself; give the value another")
+                raise ValueError(f"Variables({name}=...): this name is reserved; use another one")
         self.__dict__.update(values, _declared=frozenset(values))
 
     def state_dict(self) -> dict[str, Any]:
@@ -31,7 +31,7 @@ class Variables:
             del self.__dict__[name]
         self.__dict__.update(state_dict)
 
-    def __getattr__(self, name: str) -> Any:  # for type checkers: any name may be there
+    def __getattr__(self, name: str) -> Any:  # lets type checkers accept any name
         raise AttributeError(f"Variables has no {name!r}; it has {', '.join(self.state_dict()) or 'none'}")
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
-"""What a session keeps of the objects that it is given: modules and optimizers inside their wrappers.
+"""Modules and optimizers inside wrappers of other libraries.
 
-They are recognised by what they offer, so that none of these libraries is imported.
+Wrappers are recognized by their attributes, so that none of these libraries is imported.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST
-from holdfast.state.rng import OwnGenerator, is_generator
+from holdfast.state.rng import StatefulGenerator, is_generator
 from holdfast.torch_internals import compiled_from, runs_step_hooks
 
 RESERVED = ("rng", "session", "gradients")
-"""Entries of a checkpoint that are the session's own."""
+"""Keywords that the session uses itself in a checkpoint."""
 DEPTH = 3
-"""How many wrappers deep an optimizer is looked for."""
+"""Number of nested wrappers in which an optimizer is searched."""
 
 
 @runtime_checkable
@@ -34,12 +34,12 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
-def accepted(keyword: str, item: Any) -> Stateful:
-    """What a session keeps of an object that it was given. TypeError or ValueError when it cannot."""
+def checkpointable(keyword: str, item: Any) -> Stateful:
+    """Return the object to checkpoint for one that was given. TypeError or ValueError if there is none."""
     if keyword in RESERVED:
-        raise ValueError(f"Session({keyword}=...): this name is taken in checkpoints; give it another")
+        raise ValueError(f"Session({keyword}=...): this name is reserved in checkpoints; use another one")
     if is_generator(item):
-        return OwnGenerator(item)
+        return StatefulGenerator(item)
     if is_accelerator(item):
         return AcceleratorCounter(item)
     if not isinstance(item, Stateful):
@@ -47,15 +47,15 @@ def accepted(keyword: str, item: Any) -> Stateful:
     inside: Stateful = unwrapped(_unwrapped(item))
     if has_no_state_dict(inside):
         raise TypeError(
-            f"Session({keyword}=...): {type(inside).__name__} does not call torch.optim.Optimizer.__init__, and "
-            "has no state_dict() of its own: let its __init__ call super().__init__(params, defaults)"
+            f"Session({keyword}=...): {type(inside).__name__} neither calls torch.optim.Optimizer.__init__ nor "
+            "defines state_dict(): let its __init__ call super().__init__(params, defaults)"
         )
     if isinstance(inside, torch.nn.Module):
         for name, tensor in itertools.chain(inside.named_parameters(), inside.named_buffers()):
             if is_lazy(tensor):
                 raise TypeError(
-                    f"Session({keyword}=...): {name} of a lazy module has no values before the first batch: call "
-                    "the model with one, or initialize_parameters, before the Session is made"
+                    f"Session({keyword}=...): {name} of a lazy module is not initialized: call the model with a "
+                    "batch, or call initialize_parameters, before creating the Session"
                 )
     for part in inside.modules() if isinstance(inside, torch.nn.Module) else (inside,):
         if (instead := _NOT_SUPPORTED.get(type(part).__name__)) and type(part).__module__.startswith("torch."):
@@ -64,13 +64,13 @@ def accepted(keyword: str, item: Any) -> Stateful:
 
 
 def _no_state_dict(keyword: str, item: Any) -> str:
-    """What is missing, and the way out."""
+    """Say what is missing and what to do."""
     missing = f"{type(item).__name__} has no state_dict() and load_state_dict()."
     for name in ("optimizer", "scheduler"):
         if isinstance(getattr(item, name, None), Stateful):
             return (
-                f"{missing} Give it both, or give what it wraps, Session({keyword}={keyword}.{name}), and put the "
-                "values that it keeps itself into holdfast.Variables."
+                f"{missing} Define both, or give the wrapped object, Session({keyword}={keyword}.{name}), and put "
+                "the values of the wrapper into holdfast.Variables."
             )
     return f"{missing} Put plain values into holdfast.Variables, or drop the keyword."
 
@@ -82,7 +82,7 @@ _NOT_SUPPORTED = {
 
 
 def _unwrapped(item: Any) -> Any:
-    """A module inside what compiles it or keeps it the same on all ranks: its names depend on neither."""
+    """Return the module inside torch.compile and DistributedDataParallel, whose prefixes would change names."""
     while True:
         if (compiled := compiled_from(item)) is not None:
             item = compiled
@@ -93,14 +93,14 @@ def _unwrapped(item: Any) -> Any:
 
 
 def unwrapped(item: Any) -> Any:
-    """The optimizer inside a wrapper without state, such as an AcceleratedOptimizer; anything else unchanged."""
+    """Return the optimizer inside a stateless wrapper, such as an AcceleratedOptimizer; else `item`."""
     while not runs_step_hooks(item) and _is_stateless_wrapper(item):
         item = item.optimizer
     return item
 
 
 def optimizers_in(item: Any, depth: int = DEPTH) -> Iterator[Optimizer]:
-    """The optimizers whose hooks run when `item` updates parameters: `item` itself, or what it wraps."""
+    """Yield the optimizers whose hooks run when `item` updates parameters: `item`, or what it wraps."""
     if runs_step_hooks(item):
         yield item
     elif depth and is_optimizer(item):
@@ -110,22 +110,22 @@ def optimizers_in(item: Any, depth: int = DEPTH) -> Iterator[Optimizer]:
 
 
 def has_unseen_steps(item: Any) -> bool:
-    """An optimizer of which no hook tells when it updates parameters."""
+    """Whether an optimizer updates parameters without running any hook."""
     return is_optimizer(item) and next(optimizers_in(item), None) is None
 
 
 def is_optimizer(item: Any) -> bool:
-    """By what it offers: a wrapper need not be a torch.optim.Optimizer."""
+    """Whether an object has the methods of an optimizer: a wrapper need not be a torch.optim.Optimizer."""
     return hasattr(item, "zero_grad") and hasattr(item, "step") and not isinstance(item, (nn.Module, type))
 
 
 def has_plain_state(item: Any) -> bool:
-    """An Optimizer whose `state_dict` has what torch's has, whatever else is in it."""
+    """Whether an Optimizer's `state_dict` has the entries of torch's."""
     return runs_step_hooks(item) and {"state", "param_groups"} <= item.state_dict().keys()
 
 
 def has_no_state_dict(item: Any) -> bool:
-    """An Optimizer that inherits `state_dict`, which fails where Optimizer.__init__ has not run."""
+    """Whether an Optimizer inherits `state_dict` but has not run Optimizer.__init__, so that it fails."""
     return isinstance(item, Optimizer) and not runs_step_hooks(item) and _inherits_state_dict(item)
 
 
@@ -134,7 +134,7 @@ def is_accelerator(item: Any) -> bool:
 
 
 class AcceleratorCounter:
-    """Where an `accelerate.Accelerator` is within an accumulation of gradients, as something with a state_dict."""
+    """Gives an `accelerate.Accelerator` a state_dict: its position within an accumulation of gradients."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
@@ -148,7 +148,7 @@ class AcceleratorCounter:
 
 
 def _is_stateless_wrapper(item: Any) -> bool:
-    """It looks `state` and `param_groups` up in `item.optimizer` each time, and saves nothing else."""
+    """Whether a wrapper takes all its state from `item.optimizer`."""
     inner = getattr(item, "optimizer", None)
     if not isinstance(inner, Optimizer) or {"state", "param_groups"} & _attributes(item).keys():
         return False
@@ -168,17 +168,17 @@ def _attributes(item: Any) -> dict[str, Any]:
 
 
 def require_attributes(path: str, item: object, state: Any) -> None:
-    """DamagedCheckpoint where a state to be set as attributes would replace code, or another object."""
+    """Raise DamagedCheckpoint if a state, set as attributes, would replace code or another object."""
     if not isinstance(state, Mapping):
-        raise DamagedCheckpoint(MANIFEST, f"state.{path} is no state of a {type(item).__name__}")
+        raise DamagedCheckpoint(MANIFEST, f"state.{path} is not the state of a {type(item).__name__}")
     own: Mapping[str, Any] = item.state_dict() if isinstance(item, Stateful) else vars(item)
     for name in state.keys() - own.keys():
         if name in vars(item) or _is_code(inspect.getattr_static(type(item), name, None)):
-            raise DamagedCheckpoint(MANIFEST, f"state.{path}.{name} is no value of a {type(item).__name__}")
+            raise DamagedCheckpoint(MANIFEST, f"state.{path}.{name} is not a value of a {type(item).__name__}")
     for name in state.keys() & own.keys():
         if callable(own[name]):
-            raise IncompatibleCheckpoint(f"{path}.{name} is a function here, and a value in the checkpoint")
-    for name in ("_schedulers", "lr_lambdas"):  # they load what is saved of them in turn
+            raise IncompatibleCheckpoint(f"{path}.{name} is a function here and a value in the checkpoint")
+    for name in ("_schedulers", "lr_lambdas"):  # each loads its part of the state in turn
         if inner := vars(item).get(name):
             if not isinstance(state.get(name), list) or len(state[name]) != len(inner):
                 raise IncompatibleCheckpoint(f"{path}.{name}: {len(inner)} here, another number in the checkpoint")

@@ -315,6 +315,7 @@ class Supervisor:
             env=environment,
             stdin=subprocess.DEVNULL,  # a group in the background that reads the terminal would be stopped
             process_group=0,
+            # a supervisor that is killed must not leave a trainer that nothing watches
             preexec_fn=processes.die_with_parent if sys.platform == "linux" else None,
         )
 

@@ -15,6 +15,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
+
+from holdfast.system.processes import die_with_parent
 
 logger = logging.getLogger("holdfast")
 
@@ -51,7 +54,7 @@ class PreemptionHandler:
         self._grace_seconds, self._clock = grace_seconds, clock
         self._asked_at: float | None = None
         self._timer: threading.Timer | None = None
-        self._pid = os.getpid()
+        self._pid, self.main_thread = os.getpid(), threading.main_thread().ident
         main = threading.current_thread() is threading.main_thread()
         self._takes = grace_seconds > 0 and main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if self._takes:
@@ -94,21 +97,23 @@ class PreemptionHandler:
         self._timer.start()
 
 
-def begun(loader: Iterable[T]) -> Iterator[T]:
-    """Return `iter(loader)`, with loader workers that leave SIGTERM to the trainer.
+def iterate_loader(loader: Iterable[T]) -> Iterator[T]:
+    """Return `iter(loader)`, with loader workers that leave SIGTERM to the trainer and end when it is killed.
 
     They ignore the signal as long as the trainer handles it. The signal is blocked while they start, so that it
     cannot kill one before it has its handler. A fork server is not protected, and its workers end with it.
     """
-    if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn") or not _is_handled_here():
+    if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
         return iter(loader)
     own: WorkerInit = loader.worker_init_fn
+    is_handled = _is_handled_here()
+    on_main_thread = threading.current_thread() is threading.main_thread()
     context = getattr(loader, "multiprocessing_context", None) or multiprocessing
-    if context.get_start_method() == "forkserver":
+    if is_handled and context.get_start_method() == "forkserver":
         # started before the signal is blocked, or it would block the signal in all that the script starts later
         forkserver.ensure_running()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    loader.worker_init_fn = functools.partial(_begin_worker, own)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if is_handled else ())
+    loader.worker_init_fn = functools.partial(_begin_worker, own, is_handled, on_main_thread)
     try:
         return iter(loader)
     finally:
@@ -133,17 +138,26 @@ def _after_fork(leaving: PreemptionHandler) -> None:
     names, arguments = list(inspect.signature(target).parameters), list(process._args)
     if "init_fn" in names and (place := names.index("init_fn")) < len(arguments):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        arguments[place] = functools.partial(_begin_worker, arguments[place])
+        # a thread keeps its ident in a forked process
+        on_main_thread = threading.get_ident() == leaving.main_thread
+        arguments[place] = functools.partial(_begin_worker, arguments[place], True, on_main_thread)
         process._args = tuple(arguments)
 
 
-def _begin_worker(own: WorkerInit, worker: int) -> None:
-    """Replace torch's handler of SIGTERM in a loader worker, then call the `worker_init_fn` of the script."""
-    signal.signal(signal.SIGTERM, _leave_to_trainer)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+def _begin_worker(own: WorkerInit, leaves_sigterm: bool, on_main_thread: bool, worker: int) -> None:
+    """Begin a loader worker: tie its life to the trainer's, then call the `worker_init_fn` of the script.
+
+    A worker that sleeps on a lock, such as that of torch's result queue, never looks for its parent.
+    `on_main_thread`: the main thread of the trainer started it. Another thread may end long before the trainer.
+    """
+    if leaves_sigterm:  # torch's handler ends the worker
+        signal.signal(signal.SIGTERM, _leave_to_trainer)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    if on_main_thread and sys.platform == "linux":
+        die_with_parent(signal.SIGKILL)
     trainer = multiprocessing.parent_process()
     if trainer is not None and trainer.pid != os.getppid():
-        # a fork server is between them: a worker would wait for its end, and it waits for that of its workers
+        # a fork server is between them, which waits for its workers; or the trainer has been killed already
         threading.Thread(target=_end_with, args=(trainer,), name="holdfast-parent", daemon=True).start()
     if own is not None:
         own(worker)

@@ -90,12 +90,12 @@ def test_padding_gives_all_ranks_equally_many_and_is_counted_and_told():
     assert [[len(batch) for batch in batches] for batches in found] == [[3, 3]] * 4
     assert sum(len(batch) for batches in found for batch in batches) == 24
     assert {loader.padded for loader in ranks} == {1}
-    assert "23 samples do not divide among 4 ranks: 1 come twice in an epoch" in ranks[0].gap
+    assert "23 samples do not divide evenly among 4 ranks: 1 occur twice in an epoch" in ranks[0].limitation
     for loader in ranks:
         indices(loader)
     assert ranks[0].state_dict()["padded"] == 2
-    assert loaders(4, Ledger(24))[0].gap is None
-    assert loaders(1)[0].gap is None
+    assert loaders(4, Ledger(24))[0].limitation is None
+    assert loaders(1)[0].limitation is None
 
 
 def test_without_padding_ranks_at_the_tail_get_fewer_and_perhaps_none():
@@ -103,14 +103,14 @@ def test_without_padding_ranks_at_the_tail_get_fewer_and_perhaps_none():
     found = [indices(loader) for loader in ranks]
     assert [[len(batch) for batch in batches] for batches in found] == [[2, 2, 1], [2, 2, 1], [2, 2], [2, 2]]
     assert [len(loader) for loader in ranks] == [3, 3, 2, 2]
-    assert (ranks[0].gap, ranks[0].padded) == (None, 0)
+    assert (ranks[0].limitation, ranks[0].padded) == (None, 0)
 
 
 def test_a_dropped_tail_is_dropped_on_all_ranks():
     ranks = loaders(3, batch_size=2, drop_last=True)
     found = [indices(loader) for loader in ranks]
     assert [[len(batch) for batch in batches] for batches in found] == [[2, 2, 2]] * 3
-    assert (ranks[0].gap, len(ranks[0])) == (None, 3)
+    assert (ranks[0].limitation, len(ranks[0])) == (None, 3)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -144,7 +144,7 @@ def test_a_sampler_that_shares_by_itself_is_not_shared_again_and_gives_what_it_g
             found.append(indices(ours))
             assert found[-1] == expected
     assert found[0] != found[1] or size == 3
-    assert "DistributedSampler shares samples among 4 ranks by itself" in ours.gap
+    assert "DistributedSampler splits samples among 4 ranks" in ours.limitation
 
 
 def test_a_sampler_that_shares_by_itself_goes_on_where_all_ranks_stood():
@@ -197,7 +197,7 @@ def test_ranks_take_the_batches_of_a_batch_sampler_in_turn():
     assert two == [[[0, 1, 2, 3, 4], [10, 11, 12, 13, 14], [20, 21, 22]], [[5, 6, 7, 8, 9], [15, 16, 17, 18, 19]]]
     padded = make(2)
     assert [len(indices(loader)) for loader in padded] == [3, 3]
-    assert "5 batches do not divide among 2 ranks: 1 come twice" in padded[0].gap
+    assert "5 batches do not divide evenly among 2 ranks: 1 occur twice" in padded[0].limitation
     first, one = make(2), make(1)[0]
     for loader in first:
         next(iter(loader))
@@ -241,5 +241,5 @@ def test_half_a_place_or_one_that_does_not_exist_is_refused(options):
 
 
 def test_another_tail_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"tail='long'\): 'pad' or 'short'"):
+    with pytest.raises(ValueError, match=r"tail='long'\): give 'pad' or 'short'"):
         DataLoader(Ledger(8), tail="long")

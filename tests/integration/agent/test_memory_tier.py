@@ -24,7 +24,7 @@ from holdfast.persist.writer import _Writing
 from holdfast.snapshot.host_buffers import Arena
 from holdfast.snapshot.shared_buffers import COUNT, Held, SharedBuffer, claim, slots_in
 from holdfast.snapshot.snapshotter import Snapshotter
-from holdfast.state.registry import Captured
+from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
 from holdfast.supervisor.crash_commit import rescue
 from holdfast.system import io_pool, supervisor_channel
@@ -55,7 +55,7 @@ class Dead:
         self.tensors = small_state()
         snapshots = Snapshotter(arenas=[Arena(slot) for slot in self.slots])
         for iteration in iterations:
-            captured = Captured(
+            captured = CapturedState(
                 trees={"model": {"w": iteration}}, tensors=self.tensors, deferred=set(self.tensors)
             )
             origin = persisting.origin(attempt=self.attempt, uid="dead")
@@ -177,7 +177,7 @@ def test_the_seal_goes_before_the_memory_changes(folder, tmp_path):
     tensors = {"w": torch.ones(5)}
     snapshots._layouts[0].fit = fit
     with pytest.raises(OSError, match="no room"):
-        persisting.copied(snapshots, Captured(tensors=tensors), iteration=4)
+        persisting.copied(snapshots, CapturedState(tensors=tensors), iteration=4)
     assert seen == [False]
 
 

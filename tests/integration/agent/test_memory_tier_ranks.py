@@ -20,7 +20,7 @@ from holdfast.persist.writer import _Writing
 from holdfast.snapshot.host_buffers import Arena
 from holdfast.snapshot.shared_buffers import COUNT, Held, SharedBuffer, claim
 from holdfast.snapshot.snapshotter import Snapshotter
-from holdfast.state.registry import Captured
+from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
 from holdfast.supervisor.crash_commit import rescue
 from holdfast.system import supervisor_channel
@@ -51,7 +51,7 @@ class Dead:
         for rank in ranks:
             (slot,) = claim(self.folder, [], 1)
             snapshots = Snapshotter(arenas=[Arena(slot)])
-            captured = Captured(**self._captured(rank, iteration) | changes)
+            captured = CapturedState(**self._captured(rank, iteration) | changes)
             origin = persisting.origin(
                 attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, place=place
             )

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from holdfast.state.sharding import is_sharded, local, shared_out
+from holdfast.state.sharding import assign_to_ranks, is_sharded, local
 
 SHAPES = {"one.weight": (5, 6), "one.bias": (5,), "two.weight": (6, 5), "two.bias": (6,)}
 NORM = {"norm.weight": (6,), "norm.bias": (6,)}
@@ -70,7 +70,7 @@ def test_what_was_captured_once_is_found_again(crowd, kind):
 
 def test_addends_of_a_tensor_are_refused(crowd):
     for said in crowd.run(2, "tests.support.sharding_work.refusal"):
-        assert "loop.sum: the ranks hold addends of it" in said
+        assert "loop.sum: the ranks hold partial sums of it" in said
         assert "redistribute it" in said
 
 
@@ -101,8 +101,8 @@ def test_a_plain_tensor_is_all_here():
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 def test_shares_are_alike_and_follow_from_names_and_sizes_alone(world_size):
     sizes = [(f"t{i}", (i * 7919) % 1000 + 1) for i in range(200)]
-    owners = shared_out(sizes, world_size)
-    assert owners == shared_out(sizes[::-1], world_size)
+    owners = assign_to_ranks(sizes, world_size)
+    assert owners == assign_to_ranks(sizes[::-1], world_size)
     loads = Counter()
     for name, size in sizes:
         loads[owners[name]] += size

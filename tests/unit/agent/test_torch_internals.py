@@ -95,9 +95,9 @@ def test_this_torch_has_all_of_it():
     assert torch_internals.unsupported(distributed=True) == []
 
 
-@pytest.mark.parametrize("internal", torch_internals.INTERNALS, ids=lambda internal: internal.name)
+@pytest.mark.parametrize("internal", torch_internals.PRIVATE_APIS, ids=lambda internal: internal.name)
 def test_what_a_torch_lacks_is_told_with_what_follows(monkeypatch, internal):
-    lacking = torch_internals.Internal(internal.name, ("_gone",), internal.owner, internal.without)
+    lacking = torch_internals.PrivateApi(internal.name, ("_gone",), internal.owner, internal.without)
     monkeypatch.setattr(torch_internals, "INTERNALS", (lacking,))
     (told,) = torch_internals.unsupported(distributed=True)
     assert internal.name in told
@@ -109,7 +109,7 @@ def test_an_owner_that_is_gone_is_not_supported():
     def gone():
         raise AttributeError("moved")
 
-    assert not torch_internals.Internal("a class", ("_x",), gone, "nothing works").supported()
+    assert not torch_internals.PrivateApi("a class", ("_x",), gone, "nothing works").supported()
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_models_are_walked_in_full_where_their_contents_cannot_be_watched(lackin
     for _ in range(2):
         found = registry.capture({})
         assert (found.trees, list(found.tensors)) == (expected.trees, list(expected.tensors))
-    assert "walked in full" in registry.gaps()[0]
+    assert "walked in full" in registry.limitations()[0]
 
 
 def test_a_checkpoint_is_copied_where_it_cannot_be_told_what_loading_runs(lacking):
@@ -142,8 +142,8 @@ def test_a_checkpoint_is_copied_where_it_cannot_be_told_what_loading_runs(lackin
 def test_buckets_that_cannot_be_known_are_said_to_be_so(lacking):
     lacking(torch_internals.DDP_BUCKETS, torch_internals.DDP_PARAMETERS)
     ddp = DistributedDataParallel.__new__(DistributedDataParallel)
-    assert "does not tell" in torch_internals.obstacle_to_buckets(ddp)
-    assert torch_internals.kept_the_same(ddp) == []
+    assert "lacks the buckets" in torch_internals.obstacle_to_buckets(ddp)
+    assert torch_internals.replicated_parameters(ddp) == []
 
 
 def test_sharded_tensors_are_refused_where_it_cannot_be_told_what_is_here(lacking):

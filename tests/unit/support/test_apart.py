@@ -67,7 +67,7 @@ def test_a_replicated_module_is_asked_for_where_the_one_inside_is_given(crowd, s
     ):
         assert len(own) == 4
         assert reducers == {}
-        assert any("give it, Session(model=...)" in each and "to the last bit" in each for each in told)
+        assert any("pass it as Session(model=...)" in each and "to the last bit" in each for each in told)
 
 
 def test_what_is_not_supported_says_what_is(crowd):

@@ -8,7 +8,7 @@ from holdfast.commands import control
 from tests.support.fake_server import FakeServer, Holdfast, notice
 
 FOUND = "a batch takes 42 ms to load: 30 ms fetching and 12 ms preparing. An iteration computes for 25 ms"
-WHY_NOT = "how data are loaded cannot be told: Stream is iterable"
+WHY_NOT = "data loading cannot be measured: Stream is iterable"
 
 
 @pytest.fixture(autouse=True)

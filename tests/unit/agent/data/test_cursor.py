@@ -72,16 +72,16 @@ def test_nobody_knows_what_is_left_of_a_loader_without_a_length():
     ("make", "promise"),
     [
         (lambda: holdfast.DataLoader(Noisy(8), batch_size=2), None),
-        (lambda: plain(), "read again from the start up to where training stood. holdfast.DataLoader"),
+        (lambda: plain(), "read again from the start up to the position. holdfast.DataLoader"),
         (lambda: plain(generator=torch.Generator()), "order that may differ, since its generator"),
         (lambda: plain(num_workers=1, persistent_workers=True), "random augmentation in its persistent workers"),
         (lambda: [10, 20, 30, 40], "in an order that may differ"),
-        (lambda: Remembering(True), "Remembering keeps its own position"),
+        (lambda: Remembering(True), "Remembering restores its own position"),
     ],
 )
 def test_every_loader_goes_on_and_says_what_it_cannot_promise(make, promise):
     cursor = cursor_over(make())
-    assert cursor.gap is None if promise is None else promise in cursor.gap
+    assert cursor.limitation is None if promise is None else promise in cursor.limitation
     source = cursor.batches()
     next(source), next(source)
     resumed = cursor_over(make())

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
 
 from holdfast import DataLoader
-from holdfast.data.loader import Position
+from holdfast.data.indexed import DataPosition
 from holdfast.state.rng import restore_rng, rng_state
 from tests.support.log_capture import Ledger, Noisy, epoch, indices, random_states
 
@@ -112,7 +112,7 @@ def test_workers_that_persist_follow_a_rewind():
     first = epoch(loader)
     batches = iter(loader)
     next(batches)
-    loader.seek(Position(taken=8))
+    loader.seek(DataPosition(taken=8))
     batches.close()
     assert epoch(loader) == first[2:]
     assert loader.position.epoch == 1
@@ -153,8 +153,8 @@ def within_an_epoch(**options):
 @pytest.mark.parametrize(
     ("then", "now", "message"),
     [
-        ({"seed": 4}, {"seed": 3}, "seed is 3, but .* counted with seed 4"),
-        ({"shuffle": True}, {}, "order is 'sequential', but .* counted with order 'shuffled'"),
+        ({"seed": 4}, {"seed": 3}, "seed is 3, but .* position is for seed 4"),
+        ({"shuffle": True}, {}, "order is 'sequential', but .* position is for order 'shuffled'"),
         ({"batch_size": 1, "batch_sampler": [[1, 2], [3]]}, {}, "order is 'sequential', but .* 'list'"),
     ],
 )
@@ -168,16 +168,16 @@ def test_a_position_within_an_epoch_of_another_order_is_refused(then, now, messa
 def test_a_dataset_that_has_grown_is_said_so_in_the_middle_of_an_epoch_alone():
     loader = DataLoader(Ledger(12), batch_size=4)
     loader.load_state_dict(within_an_epoch())
-    assert "counted in 10 samples, now there are 12 samples" in loader.gap
+    assert "position is for 10 samples, but there are 12 samples" in loader.limitation
     loader.load_state_dict(DataLoader(Ledger(10), batch_size=4).state_dict())
-    assert loader.gap is None
+    assert loader.limitation is None
 
 
 def test_nothing_that_was_passed_over_is_read_and_the_position_is_a_few_numbers():
     size = 3_000_000_000
     before, after = Ledger(size), Ledger(size)
     loader = DataLoader(before, batch_size=4, shuffle=True, seed=1)
-    loader.seek(Position(taken=1_000_000_000))
+    loader.seek(DataPosition(taken=1_000_000_000))
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()
@@ -190,7 +190,7 @@ def test_nothing_that_was_passed_over_is_read_and_the_position_is_a_few_numbers(
 def test_a_sampler_is_drawn_again_but_no_sample_that_it_named_is_read():
     data = Ledger(100)
     loader = DataLoader(data, sampler=RandomSampler(range(100)), batch_size=4, seed=1)
-    loader.seek(Position(taken=92))
+    loader.seek(DataPosition(taken=92))
     assert len(indices(loader)) == 2
     assert len(data.read) == 8
 
@@ -212,9 +212,9 @@ def test_torchs_random_samplers_resume_exactly_although_they_know_no_epoch():
     torch.rand(7)  # whatever training draws meanwhile
     after.load_state_dict(before.state_dict())
     assert epoch(after) == whole[2:]
-    assert before.gap is None
+    assert before.limitation is None
     own = RandomSampler(Noisy(), generator=torch.Generator())
-    assert "generator of its own" in DataLoader(Noisy(), sampler=own).gap
+    assert "has its own generator" in DataLoader(Noisy(), sampler=own).limitation
 
 
 def test_a_subset_is_seeded_by_sample_like_any_other_set():
@@ -234,7 +234,7 @@ def test_a_loader_set_elsewhere_in_the_middle_of_an_epoch_goes_on_from_there(how
     for batch in loader:
         seen.append(batch[0].tolist())
         if len(seen) == 3:
-            loader.seek(Position(taken=4))
+            loader.seek(DataPosition(taken=4))
     assert seen == [*whole[:3], *whole[1:]]
     assert loader.position.epoch == 1
 
@@ -348,7 +348,7 @@ def test_a_sampler_without_an_end_goes_on_and_is_told_to_promise_nothing():
             yield from range(100, 123)
 
     loader = DataLoader(Keys(), batch_size=4, sampler=Endless())
-    assert "Endless has no len() and is drawn from as training goes" in loader.gap
+    assert "Endless has no len() and is iterated as training goes" in loader.limitation
     source = iter(loader)
     next(source)
     resumed = DataLoader(Keys(), batch_size=4, sampler=Endless())
@@ -360,22 +360,22 @@ def test_a_sampler_without_an_end_goes_on_and_is_told_to_promise_nothing():
 
 def test_it_knows_whether_a_loop_of_the_scripts_own_is_drawing_from_it():
     loader = shuffled()
-    assert not loader.drawn_directly
+    assert not loader.is_iterated_directly
     for _ in loader:
-        assert loader.drawn_directly
-    assert not loader.drawn_directly
+        assert loader.is_iterated_directly
+    assert not loader.is_iterated_directly
     next(iter(loader))
-    assert not loader.drawn_directly
+    assert not loader.is_iterated_directly
     source = loader.batches()
     next(source)
-    assert not loader.drawn_directly
+    assert not loader.is_iterated_directly
 
 
 def test_the_end_of_an_epoch_is_where_the_loop_finds_no_more():
     loader = shuffled()
     seen = [loader.epoch for _ in loader]
     assert seen == [0] * 6
-    assert (loader.epoch, loader.position) == (1, Position(epoch=1))
+    assert (loader.epoch, loader.position) == (1, DataPosition(epoch=1))
 
 
 def by_for(loader):
@@ -432,15 +432,15 @@ def test_each_iterator_takes_a_new_epoch_as_long_as_no_session_counts_iterations
 
 def followed(**options):
     loader = shuffled(**options)
-    loader.follow()
+    loader.attach_session()
     return loader
 
 
 def test_what_is_only_looked_at_comes_again(two_epochs):
     loader = shuffled()
     next(iter(loader))
-    loader.follow()
-    assert loader.position == Position()
+    loader.attach_session()
+    assert loader.position == DataPosition()
     kept = iter(loader)  # as in images, labels = next(dataiter)
     next(kept)
     assert epoch([next(iter(loader))]) == two_epochs[0][:1]
@@ -459,10 +459,10 @@ def trained(loader):
 def test_a_pass_before_the_session_costs_no_epoch(two_epochs):
     loader = shuffled()
     assert epoch(loader) == two_epochs[0]
-    loader.follow()
+    loader.attach_session()
     assert (loader.epoch, epoch(trained(loader))) == (0, two_epochs[0])
-    loader.unfollow()
-    loader.follow()
+    loader.detach_session()
+    loader.attach_session()
     assert (loader.epoch, epoch(trained(loader))) == (1, two_epochs[1])
 
 
@@ -470,7 +470,7 @@ def test_a_batch_fetched_ahead_before_the_session_does_not_come_again(two_epochs
     loader = shuffled()
     batches = iter(loader)
     ahead = next(batches)
-    loader.follow()
+    loader.attach_session()
     assert epoch([ahead, *batches]) == two_epochs[0]
 
 
@@ -490,7 +490,7 @@ def test_an_epoch_that_is_left_after_training_on_it_is_over_and_that_is_said_onc
 def test_a_loop_that_was_left_before_an_iteration_ended_begins_with_the_next_epoch_after_a_resume(two_epochs):
     loader, resumed = followed(), followed()
     next(iter(loader))
-    assert loader.position == Position()
+    assert loader.position == DataPosition()
     loader.iteration_ended()
     resumed.load_state_dict(loader.state_dict())
     assert epoch(resumed) == epoch(loader) == two_epochs[1]
@@ -523,8 +523,8 @@ def test_a_look_within_a_loop_changes_nothing_of_it(how, keeps, two_epochs, capl
             assert loader.position == place
         loader.iteration_ended()
     assert seen == two_epochs[0]
-    assert loader.position == Position(epoch=1)
-    assert ("two loops draw from one" in caplog.text) == keeps
+    assert loader.position == DataPosition(epoch=1)
+    assert ("two loops use one" in caplog.text) == keeps
 
 
 def test_a_whole_pass_within_a_loop_changes_nothing_of_it(two_epochs):
@@ -594,7 +594,7 @@ def test_what_was_given_is_given_back():
 def test_a_sampler_whose_epoch_the_script_never_sets_gives_one_order_as_in_torch_and_that_is_said_once(caplog):
     loader = over_distributed()
     assert [indices(loader) for _ in range(3)] == [torchs_order(0)] * 3
-    assert caplog.text.count("Distributed.set_epoch was not called: epoch 1 comes in the order") == 1
+    assert caplog.text.count("Distributed.set_epoch was not called: epoch 1 has the order") == 1
     caplog.clear()
     loader = over_distributed(sampler=Distributed(shuffle=False))
     assert indices(loader) == indices(loader)

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.data.order import BLOCK, Permutation, Share
+from holdfast.data.order import BLOCK, Permutation, RankShare
 
 untimed = settings(deadline=None)
 SIZES = st.one_of(st.integers(0, 40), st.sampled_from([97, 103, 1000, 4099]))
@@ -61,7 +61,9 @@ def test_seeds_and_epochs_have_orders_of_their_own():
 
 def dealt(size, start, world_size, batch_size, tail):
     """What each rank is given, batch by batch."""
-    shares = [Share(rank=r, world_size=world_size, batch_size=batch_size, tail=tail) for r in range(world_size)]
+    shares = [
+        RankShare(rank=r, world_size=world_size, batch_size=batch_size, tail=tail) for r in range(world_size)
+    ]
     places = [list(share.places(start, size)) for share in shares]
     assert [math.ceil(len(p) / batch_size) for p in places] == [s.iterations(start, size) for s in shares]
     return shares, [[p[i : i + batch_size] for i in range(0, len(p), batch_size)] for p in places]

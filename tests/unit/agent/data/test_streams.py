@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from holdfast import DataLoader
-from holdfast.data.loader import Position
+from holdfast.data.indexed import DataPosition
 from holdfast.state.rng import restore_rng, rng_state
 from tests.support.log_capture import random_states
 
@@ -101,7 +101,7 @@ def test_the_noise_of_a_later_epoch_does_not_depend_on_how_many_this_process_has
 
     uninterrupted, resumed = make(), make()
     batches(uninterrupted)
-    resumed.seek(Position(epoch=1, taken=2))
+    resumed.seek(DataPosition(epoch=1, taken=2))
     assert batches(resumed) == batches(uninterrupted)[2:]
 
 
@@ -111,7 +111,7 @@ def test_a_stream_with_a_state_of_its_own_is_not_read_again():
     loader.load_state_dict(stopped(lambda: DataLoader(Stateful(), batch_size=4), 3))
     batches(loader)
     assert data.read == list(range(12, 23))
-    assert loader.gap is None
+    assert loader.limitation is None
 
 
 @pytest.mark.parametrize("kind", [Stream, Stateful, Epochs])
@@ -142,7 +142,7 @@ def test_reading_a_stream_draws_a_base_seed_from_the_training_process_and_no_mor
     loader = DataLoader(Stream(), batch_size=4, num_workers=workers)
     before = rng_state()
     batches(loader)
-    loader.seek(Position(taken=3))
+    loader.seek(DataPosition(taken=3))
     batches(loader)
     after = random_states()
     restore_rng(before)
@@ -155,21 +155,25 @@ def test_reading_a_stream_draws_a_base_seed_from_the_training_process_and_no_mor
     [
         (Stream, {}, ["Stream is read again from its start"]),
         (Stream, {"num_workers": 1}, ["Stream is read again from its start"]),
-        (Stateful, {"num_workers": 1}, ["read again", "its own state stays in the workers: num_workers=0 would"]),
+        (
+            Stateful,
+            {"num_workers": 1},
+            ["read again", "its state_dict is not used with workers: num_workers=0 would"],
+        ),
         (Stream, {"num_workers": 1, "persistent_workers": True}, ["read again", "persistent workers may differ"]),
-        (Stateful, {"rank": 0, "world_size": 2}, ["share itself among the 2 ranks"]),
+        (Stateful, {"rank": 0, "world_size": 2}, ["split itself among the 2 ranks"]),
     ],
 )
 def test_what_a_stream_cannot_promise_is_said(kind, options, words):
-    gap = DataLoader(kind(), batch_size=4, **options).gap
-    assert all(word in gap for word in words)
-    assert gap.count(";") == len(words) - 1
+    limitation = DataLoader(kind(), batch_size=4, **options).limitation
+    assert all(word in limitation for word in words)
+    assert limitation.count(";") == len(words) - 1
 
 
 def test_another_number_of_workers_is_said_to_change_the_order():
     loader = DataLoader(Stream(), batch_size=4)
     loader.load_state_dict(stopped(lambda: DataLoader(Stream(), batch_size=4, num_workers=2), 1))
-    assert "batches of 4 from 2 workers, now there are batches of 4 from 1 workers" in loader.gap
+    assert "batches of 4 from 2 workers, but there are batches of 4 from 1 workers" in loader.limitation
 
 
 def test_the_length_is_the_streams():

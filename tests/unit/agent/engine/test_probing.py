@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import holdfast
-from holdfast.data.loading_probe import Probed
+from holdfast.data.loading_probe import LoadingTimes
 from holdfast.engine import probing, startup
 from holdfast.engine.probing import PATIENCE_SECONDS, Prober
 from holdfast.errors import NoProbe
@@ -22,7 +22,7 @@ from tests.unit.agent.session.test_session import FakeLink, store, uninterrupted
 
 __all__ = ["store", "uninterrupted"]
 
-FOUND = Probed(fetch_seconds=0.03, prep_seconds=0.01, batches=50, workers=0)
+FOUND = LoadingTimes(fetch_seconds=0.03, prep_seconds=0.01, batches=50, workers=0)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_whatever_fails_is_told_and_training_goes_on(store, linked, uninterrupte
     trainer = Trainer(store, **linked).run(after=click()).crash()
     [(level, message, _)] = notices(trainer)
     assert (level, dict(trainer.losses)) == ("warning", uninterrupted)
-    assert message.startswith("how data are loaded cannot be told: ")
+    assert message.startswith("data loading cannot be measured: ")
     assert str(error) in message
 
 
@@ -180,7 +180,7 @@ def test_it_waits_for_checkpoints_under_way_but_not_for_ever(monkeypatch):
     assert script.told == []
     script.clock.wait(2)
     script.prober.at_boundary(busy=True)
-    assert "a checkpoint was being written" in script.told[0][2]
+    assert "A checkpoint was being written" in script.told[0][2]
     script.prober.at_boundary(busy=True)
     assert len(script.told) == 1
 
@@ -223,7 +223,7 @@ def test_a_script_whose_loader_is_not_known_is_told_how_to_name_it(store, linked
         trainer.settle()
         click(at=2)(trainer)
     trainer.crash()
-    assert "give it to the session by keyword" in notices(trainer)[0][1]
+    assert "give the loader to the session by keyword" in notices(trainer)[0][1]
 
 
 def test_a_loader_given_by_keyword_is_probed(store, linked):

@@ -84,7 +84,7 @@ def test_under_a_supervisor_it_saves_what_is_left_and_ends_to_be_started_again(s
     assert states(trainer) == ["delivered"]  # nothing was done yet: it can still be cancelled
     (told,) = notices(trainer, "relaunch")
     assert told == (
-        f"the script ends here, and is started again at {POINT}: the script says so itself (rewinds=False). "
+        f"the script ends here, and is started again at {POINT}: the script sets rewinds=False. "
         "The state that is left is kept as 000000000011-1"
     )
     assert [ending.reason for ending in open_store(store).records("job", Ending)] == ["relaunched"]
@@ -146,7 +146,7 @@ def test_without_a_supervisor_the_order_waits_for_the_next_start(store, linked, 
     trainer = Trainer(store, rewinds=False, retention="last 2", **linked).run(until=30, after=ordered_at(10))
     assert states(trainer) == ["delivered"]
     (told,) = notices(trainer, "restore")
-    assert told.startswith(f"the order to restore {POINT} waits for the next start: the script says so itself")
+    assert told.startswith(f"the order to restore {POINT} waits for the next start: the script sets rewinds=False")
     assert told.endswith("start the script again, or have `holdfast run` do that by itself")
     assert 6 in committed(store)
     trainer.crash()
@@ -168,7 +168,7 @@ def test_how_an_order_would_be_carried_out_is_told_at_the_first_boundary(store, 
     assert first.start_seconds > 0
     monkeypatch.setenv("HOLDFAST_REWINDS", "no")
     (second,) = told()
-    assert (second.mode, second.reason) == ("relaunch", "the script says so itself (rewinds=False)")
+    assert (second.mode, second.reason) == ("relaunch", "the script sets rewinds=False")
     monkeypatch.delenv(supervisor_channel.VARIABLE)
     monkeypatch.delenv(supervisor_channel.STARTED_AT)
     (third,) = told()
@@ -181,7 +181,7 @@ def test_a_loop_that_draws_for_itself_is_seen_to_be_one(store, linked):
     loop.step()
     (told,) = loop._reporter.link.of(messages.Restores)
     assert told.mode == "next_start"
-    assert "batches come neither from session.batches(...)" in told.reason
+    assert "neither draws batches from session.batches(...)" in told.reason
     loop._close("SIGKILL")
 
 

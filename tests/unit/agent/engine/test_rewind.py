@@ -7,7 +7,7 @@ import torch
 
 import holdfast
 from holdfast.checkpoint import reading, restore
-from holdfast.state.adapters import part_of
+from holdfast.state.adapters import adapter_for
 from holdfast.state.encoder import Encoder
 from holdfast.store import Ending, open_store
 from tests.support.small_session import iterate
@@ -143,9 +143,9 @@ def test_an_optimizer_whose_tensors_share_memory_is_loaded_all_the_same(sharing)
         other["exp_avg"] = one["exp_avg"]
         one["exp_avg_sq"] = one["exp_avg_sq"].double()
     encoder = Encoder((), set())
-    tree = part_of("optimizer", source).encode(source.state_dict(), encoder, {})
+    tree = adapter_for("optimizer", source).encode(source.state_dict(), encoder, {})
     borrowed = {name: tensor.clone() for name, tensor in encoder.tensors.items()}
-    part_of("optimizer", target).load(tree, borrowed, adopt=False)
+    adapter_for("optimizer", target).load(tree, borrowed, adopt=False)
     for tensor in borrowed.values():
         tensor.zero_()  # their memory is used for something else
     assert same(target.state_dict(), source.state_dict())
@@ -179,9 +179,9 @@ def test_what_a_module_keeps_of_its_state_is_its_own(kind):
     module = torch.nn.Sequential(kind())
     before = copy.deepcopy(module.state_dict())
     encoder = Encoder((), set())
-    tree = part_of("model", module).encode(module.state_dict(), encoder, {})
+    tree = adapter_for("model", module).encode(module.state_dict(), encoder, {})
     borrowed = {name: tensor.clone() for name, tensor in encoder.tensors.items()}
-    part_of("model", module).load(tree, borrowed, adopt=False)
+    adapter_for("model", module).load(tree, borrowed, adopt=False)
     for tensor in borrowed.values():
         tensor.zero_()  # their memory is used for something else
     assert same(dict(module.state_dict()), dict(before))

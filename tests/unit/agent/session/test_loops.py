@@ -287,7 +287,7 @@ def test_what_a_loader_given_by_keyword_cannot_promise_is_said_at_the_start(tmp_
     loader = holdfast.DataLoader(Noisy(5), batch_size=2, rank=0, world_size=2)
     with holdfast.Session("job", store=tmp_path, backend="thread", loader=loader) as session:
         session.resume()
-    assert "5 samples do not divide among 2 ranks" in caplog.text
+    assert "5 samples do not divide evenly among 2 ranks" in caplog.text
 
 
 def test_one_batch_an_epoch_is_another_one_each_time(left_alone):

@@ -1216,7 +1216,7 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
     assert [name for name, _ in before] == ["a"] * 12 + ["b"] * 3
     assert [name for name, _ in after] == ["b"] * 3
     assert not {tuple(y) for _, y in before[12:]} & {tuple(y) for _, y in after}
-    assert "drew from another loader" in second.session._boundary.rewinder._no_way_back("000000000005-1")
+    assert "used another loader" in second.session._boundary.rewinder._no_way_back("000000000005-1")
     assert second.session._boundary.rewinder._no_way_back("000000000015-1") is None
     second.crash()
 

@@ -16,7 +16,9 @@ def net():
 
 
 @pytest.mark.parametrize("name", ["policy", "token", "labels", "keep", "mtbf", "debug", "owner", "store"])
-@pytest.mark.parametrize("make", [net, lambda: torch.optim.SGD(net().parameters()), holdfast.Variables])
+@pytest.mark.parametrize(
+    "make", [net, lambda: torch.optim.SGD(net().parameters()), holdfast.Variables, torch.Generator]
+)
 def test_an_object_under_the_name_of_a_setting_is_refused_with_the_way_out(tmp_path, name, make):
     with pytest.raises(
         TypeError, match=rf'{name} is a setting, and \w+ is an object .*state=\{{"{name}": \.\.\.\}}'
@@ -44,6 +46,8 @@ def test_objects_under_the_names_of_settings_are_saved_and_come_back(tmp_path):
     [
         ({"budgt": "2%"}, TypeError, r"Session\(budgt='2%'\): did you mean budget="),
         ({"stores": pathlib.Path("a")}, TypeError, r"did you mean store="),
+        ({"seed": 3}, TypeError, r"Session\(seed=\.\.\.\): int has no state_dict"),
+        ({"labels": 3}, ValueError, "labels=3: give names and values, as in team=vision"),
         ({"learning_rate": 0.1}, TypeError, r"Session\(learning_rate=\.\.\.\): float has no state_dict"),
         ({"state": {"model": net()}, "model": net()}, ValueError, "'model' is given twice"),
         (
@@ -52,12 +56,25 @@ def test_objects_under_the_names_of_settings_are_saved_and_come_back(tmp_path):
             r'state=Linear: give names and objects, as in state=\{"policy": policy_net\}',
         ),
         ({"state": {"a.b": net()}}, ValueError, r"state=\{'a\.b': \.\.\.\}: give a name without dots"),
-        ({"state": {"rng": net()}}, ValueError, "this name is taken in checkpoints"),
+        ({"state": {"rng": net()}}, ValueError, "this name is reserved in checkpoints"),
     ],
 )
 def test_what_cannot_have_been_meant_is_refused_by_name(tmp_path, given, error, message):
     with pytest.raises(error, match=message):
         holdfast.Session("job", store=tmp_path, **given)
+
+
+def test_a_misspelt_keyword_is_named_where_the_checkpoint_has_another(tmp_path):
+    with holdfast.Session("job", store=tmp_path, model=net(), policy_net=net()) as session:
+        session.resume()
+        session.step()
+    with (
+        pytest.raises(
+            holdfast.IncompatibleCheckpoint, match=r"no 'modle'; .* Did you mean Session\(model=\.\.\.\)"
+        ),
+        holdfast.Session("job", store=tmp_path, modle=net(), policy_net=net()) as session,
+    ):
+        session.resume()
 
 
 def test_an_object_under_a_name_like_that_of_a_setting_is_an_object(tmp_path):

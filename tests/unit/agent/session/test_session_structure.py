@@ -63,11 +63,11 @@ def train(store, until, change=None, at=3, before=False):
 
 
 CHANGES = [
-    (adds_a_group, "optimizer: parameter groups of [2, 2] parameters here, of [2] in the checkpoint"),
+    (adds_a_group, "optimizer: [2, 2] parameters by group here, [2] in the checkpoint"),
     (grows_a_buffer, "model.seen: (5,) of torch.float32 in the model, (3,) of torch.float32 in the checkpoint"),
     (casts_a_buffer, "model.seen: (3,) of torch.float64 in the model, (3,) of torch.float32 in the checkpoint"),
-    (fills_a_buffer, "'mask' among them"),
-    (prunes, "'late.weight_mask' among them"),
+    (fills_a_buffer, "such as 'mask'"),
+    (prunes, "such as 'late.weight_mask'"),
 ]
 
 

@@ -16,7 +16,7 @@ from holdfast.snapshot.checkpoint_run import CheckpointRun, WriteResult
 from holdfast.snapshot.copying import HostCopies
 from holdfast.snapshot.layout import Layout
 from holdfast.snapshot.snapshotter import Snapshotter
-from holdfast.state.registry import Captured
+from holdfast.state.registry import CapturedState
 from holdfast.system import host_memory
 from tests.support.persisting import requested
 
@@ -29,7 +29,7 @@ def snapshotter():
 
 
 def captured(deferred=("w",), **tensors):
-    return Captured(trees={}, tensors=tensors, deferred=set(deferred))
+    return CapturedState(trees={}, tensors=tensors, deferred=set(deferred))
 
 
 def begin(snapshotter, what, **options):

@@ -165,7 +165,7 @@ def accumulates_now_and_then(loop, iteration):
 
 def test_a_loop_that_begins_to_reuse_gradients_is_reported_once_and_resumes_exactly_from_then_on(tmp_path, caplog):
     expected = Loop(tmp_path / "alone").run(accumulates_now_and_then, 12)
-    assert caplog.text.count("the checkpoint taken between the two lacks them") == 1
+    assert caplog.text.count("The checkpoint between the two lacks them") == 1
     seen = Loop(tmp_path / "killed").run(accumulates_now_and_then, 8)
     seen |= Loop(tmp_path / "killed", seed=1).run(accumulates_now_and_then, 12)
     assert seen == expected

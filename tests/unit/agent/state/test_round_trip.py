@@ -51,16 +51,20 @@ def test_a_value_is_what_it_is(value):
 @pytest.mark.parametrize(
     ("was", "now", "message"),
     [
-        (1, True, "x would come back as bool True, and is int 1"),
-        (1, 1.0, "x would come back as float 1.0, and is int 1"),
-        (0.0, -0.0, "x would come back as float -0.0, and is float 0.0"),
-        ((1,), [1], "x would come back as list of 1 items, and is tuple of 1 items"),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "x would come back as dict ('b', 'a'), and is dict ('a', 'b')"),
-        ({"a": [1, "b"]}, {"a": [1, "c"]}, "x.a.1 would come back as str 'c', and is str 'b'"),
-        (bytearray(b"a"), b"a", "x would come back as bytes b'a', and is bytearray b'a'"),
-        (torch.ones(2), torch.ones(2).double(), "back as tensor of float64 (2,), and is tensor of float32 (2,)"),
-        (torch.ones(1), torch.ones(()), "back as tensor of float32 (), and is tensor of float32 (1,)"),
-        (numpy.float64(1), 1.0, "x would come back as float 1.0, and is float64 of float64 ()"),
+        (1, True, "x would be restored as bool True, and is int 1"),
+        (1, 1.0, "x would be restored as float 1.0, and is int 1"),
+        (0.0, -0.0, "x would be restored as float -0.0, and is float 0.0"),
+        ((1,), [1], "x would be restored as list of 1 items, and is tuple of 1 items"),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "x would be restored as dict ('b', 'a'), and is dict ('a', 'b')"),
+        ({"a": [1, "b"]}, {"a": [1, "c"]}, "x.a.1 would be restored as str 'c', and is str 'b'"),
+        (bytearray(b"a"), b"a", "x would be restored as bytes b'a', and is bytearray b'a'"),
+        (
+            torch.ones(2),
+            torch.ones(2).double(),
+            "restored as tensor of float64 (2,), and is tensor of float32 (2,)",
+        ),
+        (torch.ones(1), torch.ones(()), "restored as tensor of float32 (), and is tensor of float32 (1,)"),
+        (numpy.float64(1), 1.0, "x would be restored as float 1.0, and is float64 of float64 ()"),
         (collections.deque(maxlen=1), collections.deque(), "and is deque of 0 items, at most 1"),
     ],
 )
@@ -93,7 +97,7 @@ def test_the_layout_that_is_written_gives_back_dtypes_and_shapes(dtype):
     trip.require_same(captured.trees, slots, views, {})
     assert trip.holds
     slots = [TensorRange(s.name, s.dtype, (*s.shape, 1), s.start, s.end) for s in slots]
-    with pytest.raises(HoldfastError, match=r"would come back as"):
+    with pytest.raises(HoldfastError, match=r"would be restored as"):
         trip.require_same(captured.trees, slots, views, {})
 
 
@@ -124,8 +128,8 @@ def test_a_checkpoint_that_would_come_back_otherwise_is_reported_and_not_listed(
     assert open_store(tmp_path).checkpoints("m") == []
     (notice,) = [each for each in notices_of(caplog) if "could not be loaded" in each]
     assert notice == (
-        "m: a checkpoint of this state could not be loaded: loop.pair would come back as list of 2 items, and is "
-        "tuple of 2 items; training goes on"
+        "m: a checkpoint of this state could not be loaded: loop.pair would be restored as list of 2 items, and "
+        "is tuple of 2 items; training goes on"
     )
     monkeypatch.undo()
     run(tmp_path, backend=backend)
@@ -212,7 +216,7 @@ def test_the_order_of_what_is_in_a_frozenset_is_not_compared():
 
 
 def test_keys_that_are_equal_and_of_different_types_are_different():
-    assert compared({True: 1}, {1: 1}) == "x would come back as dict (1), and is dict (True)"
+    assert compared({True: 1}, {1: 1}) == "x would be restored as dict (1), and is dict (True)"
 
 
 def test_an_optimizer_may_put_entries_of_its_own_before_those_of_torch():

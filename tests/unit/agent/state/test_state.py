@@ -193,7 +193,7 @@ def test_a_generator_of_another_kind_is_refused():
     with pytest.raises(IncompatibleCheckpoint, match=r"noise: random\.Random here, torch\.Generator on cpu"):
         Registry({"noise": random.Random()}).check(saved.trees, shapes_of(saved))
     saved = Registry({"noise": Variables()}).capture({})
-    with pytest.raises(IncompatibleCheckpoint, match=r"noise: random\.Random here, something else in the"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"noise: random\.Random here, another kind of object in the"):
         Registry({"noise": random.Random()}).check(saved.trees, shapes_of(saved))
 
 
@@ -238,7 +238,7 @@ def test_a_model_that_changed_is_refused_by_the_tensor_that_differs():
         Registry({"model": torch.nn.Linear(9, 2)}).check(saved.trees, shapes)
     with pytest.raises(IncompatibleCheckpoint, match="holds no 'ema'; it has model"):
         Registry({"ema": torch.nn.Linear(8, 2)}).check(saved.trees, shapes)
-    with pytest.raises(IncompatibleCheckpoint, match="differ in 1 entries, 'bias'"):
+    with pytest.raises(IncompatibleCheckpoint, match="differ in 1 entries, such as 'bias'"):
         Registry({"model": torch.nn.Linear(8, 2, bias=False)}).check(saved.trees, shapes)
 
 
@@ -258,14 +258,14 @@ def test_another_dtype_another_buffer_and_other_groups_are_refused():
     with pytest.raises(IncompatibleCheckpoint, match=r"model\.scratch: \(3,\)"):
         Registry({"model": model}).check(saved.trees, shapes_of(saved))
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-    with pytest.raises(IncompatibleCheckpoint, match=r"optimizer: .* of \[2, 1\] parameters here, of \[2\]"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"optimizer: \[2, 1\] parameters by group here, \[2\]"):
         Registry({"optimizer": optimizer}).check(saved.trees, shapes_of(saved))
 
 
 def test_another_kind_of_optimizer_is_refused_and_one_with_a_new_setting_is_not():
     model = torch.nn.Linear(8, 2)
     saved = Registry({"optimizer": torch.optim.Adam(model.parameters())}).capture({})
-    with pytest.raises(IncompatibleCheckpoint, match=r"optimizer: this SGD has dampening, .* had amsgrad, betas"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"optimizer: this SGD has dampening, .* has amsgrad, betas"):
         Registry({"optimizer": torch.optim.SGD(model.parameters())}).check(saved.trees, shapes_of(saved))
     newer = torch.optim.Adam(model.parameters())
     newer.param_groups[0]["since_next_torch"] = True
@@ -310,7 +310,7 @@ def test_a_module_with_extra_state_is_its_own_match():
 
 @pytest.mark.parametrize("keyword", ["rng", "session", "gradients"])
 def test_a_keyword_that_checkpoints_use_themselves_is_refused(keyword):
-    with pytest.raises(ValueError, match=rf"Session\({keyword}=\.\.\.\): this name is taken"):
+    with pytest.raises(ValueError, match=rf"Session\({keyword}=\.\.\.\): this name is reserved"):
         Registry({keyword: Variables()})
 
 
@@ -377,7 +377,7 @@ def test_parameters_require_gradients_as_they_did(caplog):
     fit(registry, Registry(two))
     expected = {"0.weight": True, "0.bias": False, "1.weight": True, "1.bias": False}
     assert {name: each.requires_grad for name, each in two["model"].named_parameters()} == expected
-    assert "model: requires_grad of 2 parameters (0.weight …) is again as in the checkpoint" in caplog.text
+    assert "model: restored requires_grad of 2 parameters (such as 0.weight) from the checkpoint" in caplog.text
     caplog.clear()
     fit(registry, Registry(one))
     assert "requires_grad" not in caplog.text
@@ -461,7 +461,7 @@ def test_a_crafted_name_in_variables_is_damage():
     saved = Registry({"loop": Variables(x=1)}).capture({})
     for name in ("_declared", "load_state_dict", "__class__"):
         saved.trees["loop"] = {name: 1}
-        with pytest.raises(DamagedCheckpoint, match=f"Variables can have no value '{name}'"):
+        with pytest.raises(DamagedCheckpoint, match=f"invalid name '{name}' of a variable"):
             Registry({"loop": Variables()}).check(saved.trees, shapes_of(saved))
 
 
@@ -531,7 +531,7 @@ def test_a_buffer_whose_elements_share_memory_comes_back():
 
 def test_a_buffer_that_torch_can_save_and_not_load_is_refused_at_the_start():
     with pytest.raises(
-        TypeError, match=r"model\.table: torch cannot load .* expanded tensor, .*register its clone"
+        TypeError, match=r"model\.table: torch cannot load .* expanded tensor, .*Register its clone"
     ):
         Registry({"model": Buffered(persistent=True)}).capture({})
 
@@ -567,7 +567,7 @@ def test_a_teacher_made_under_inference_mode_comes_back():
 @pytest.mark.parametrize("lazy", [torch.nn.LazyLinear, lambda _: torch.nn.LazyBatchNorm1d()])
 def test_a_lazy_module_is_refused_by_its_keyword_before_its_first_batch(lazy):
     model = torch.nn.Sequential(lazy(2))
-    with pytest.raises(TypeError, match=r"Session\(net=\.\.\.\): 0\.\w+ of a lazy module has no values before"):
+    with pytest.raises(TypeError, match=r"Session\(net=\.\.\.\): 0\.\w+ of a lazy module is not initialized"):
         Registry({"net": model})
     model(torch.ones(4, 3))
     Registry({"net": model}).capture({})
@@ -602,7 +602,7 @@ def test_a_value_in_the_place_of_a_schedulers_code_is_damage(name):
         if name == "_is_better" and inner is not tree:
             continue
         inner[name] = 1.5
-        with pytest.raises(DamagedCheckpoint, match=rf"state\.scheduler.*\.{name} is no value of a"):
+        with pytest.raises(DamagedCheckpoint, match=rf"state\.scheduler.*\.{name} is not a value of a"):
             Registry({"scheduler": make()}).check(saved.trees, shapes_of(saved))
 
 
@@ -655,7 +655,7 @@ def test_a_function_with_a_state_in_a_scheduler_comes_back_and_no_code_of_it(kin
     saved = Registry({"scheduler": one}).capture({})
     tree = saved.trees["scheduler"]
     (tree["lr_lambdas"][0] if kind == "lambda" else tree["_scale_fn_custom"])["__call__"] = 1
-    with pytest.raises(DamagedCheckpoint, match="__call__ is no value of a Decay"):
+    with pytest.raises(DamagedCheckpoint, match="__call__ is not a value of a Decay"):
         Registry({"scheduler": two}).check(saved.trees, shapes_of(saved))
 
 
@@ -712,7 +712,7 @@ def test_state_of_a_parameter_in_another_mapping_comes_back_or_is_refused(kind):
         return optimizer
 
     if kind is collections.defaultdict:
-        with pytest.raises(TypeError, match=r"optimizer\.0: a defaultdict would come back as a plain dict"):
+        with pytest.raises(TypeError, match=r"optimizer\.0: a defaultdict would be restored as a plain dict"):
             Registry({"optimizer": made(1)}).capture({})
         return
     one, other = made(1), made(0)

@@ -57,7 +57,7 @@ def test_tensors_and_arrays_come_back_without_their_graph(caplog):
     Registry({"loop": after}).apply(captured.trees, captured.tensors)
     assert after.hidden[0].tolist() == [2, 2]
     assert after.hidden[0].grad_fn is None
-    assert "loop.hidden.0 has a graph behind it" in caplog.text
+    assert "loop.hidden.0 has a gradient graph" in caplog.text
     assert after.hidden[1] is None
     assert after.array.tolist() == [0, 1, 2]
 
@@ -81,7 +81,7 @@ def test_a_value_that_cannot_be_saved_is_named_and_training_goes_on(tmp_path, ca
 
 @pytest.mark.parametrize("name", ["state_dict", "load_state_dict", "_declared"])
 def test_a_name_that_it_needs_itself_is_refused(name):
-    with pytest.raises(ValueError, match="give the value another"):
+    with pytest.raises(ValueError, match="this name is reserved"):
         holdfast.Variables(**{name: 1})
 
 

@@ -149,7 +149,7 @@ def test_an_optimizer_that_skips_init_and_has_no_state_dict_is_refused_with_the_
 
         def step(self, closure=None): ...
 
-    with pytest.raises(TypeError, match=r"Bare does not call torch.optim.Optimizer.__init__.*super\(\).__init__"):
+    with pytest.raises(TypeError, match=r"Bare neither calls torch.optim.Optimizer.__init__.*super\(\).__init__"):
         holdfast.Session("job", store=tmp_path, opt=Bare([torch.zeros(1)]))
 
 
