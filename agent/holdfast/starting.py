@@ -15,7 +15,7 @@ from holdfast import endings, protocol, restore, supervision
 from holdfast.checkpoints import Checkpointer
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
 from holdfast.link import Link
-from holdfast.link.http_client import Backoff
+from holdfast.link.http_client import AgentClient, Backoff, NoAnswer
 from holdfast.link.spool import spool_of
 from holdfast.meter import Meter, Tally
 from holdfast.orders import Orders
@@ -153,12 +153,10 @@ class Starter:
 
     def _first_desired(self) -> protocol.Desired | None:
         assert self._server is not None
-        checkpoints = self._checkpoints
-        probe = Link(
-            server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid, attempt=0, rank=0,
-            spool=None,
-        )  # fmt: skip
-        first = probe.first_desired(FIRST_CONTACT_SECONDS)
+        first, client = None, AgentClient(self._server, self._token)
+        with contextlib.suppress(NoAnswer):
+            first = client.desired(self._checkpoints.job, limit_seconds=FIRST_CONTACT_SECONDS)
+        client.close()
         if first is None and (noted := supervision.noted_order()) is not None:
             first = protocol.Desired(restore=noted)
         return first

@@ -289,13 +289,9 @@ def test_connections_are_kept_alive(server: Server, links: Callable[..., Link]) 
 # What is wanted
 
 
-def test_the_first_desired_state_is_there_before_training_starts(
-    server: Server, links: Callable[..., Link]
-) -> None:
+def test_the_desired_state_can_be_read_before_training_starts(server: Server) -> None:
     server.want(Desired(version=4, budget=0.02))
-    link = links(server)
-    assert link.first_desired(5.0) == Desired(version=4, budget=0.02)
-    assert link.desired == Desired(version=4, budget=0.02)
+    assert asked_once(server.url) == Desired(version=4, budget=0.02)
 
 
 @pytest.mark.parametrize(
@@ -311,23 +307,85 @@ def test_the_first_desired_state_is_there_before_training_starts(
         b'{"unknown": ' + b"[" * 200_000,
     ],
 )
-def test_an_answer_that_holds_what_none_can_hold_is_no_desired_state(
-    server: Server, links: Callable[..., Link], body: bytes
-) -> None:
+def test_an_answer_that_holds_what_none_can_hold_is_no_desired_state(server: Server, body: bytes) -> None:
     server.answer_poll = lambda handler: handler.reply(200, body) or True  # type: ignore[attr-defined]
-    assert links(server).first_desired(60.0) is None
+    with pytest.raises(http_client.NoAnswer, match="not a desired state"):
+        asked_once(server.url)
 
 
-def test_no_first_desired_state_without_a_server(links: Callable[..., Link]) -> None:
-    assert links(f"http://127.0.0.1:{free_port()}").first_desired(5.0) is None
+def test_no_desired_state_without_a_server() -> None:
+    with pytest.raises(http_client.NoAnswer, match="refused"):
+        asked_once(f"http://127.0.0.1:{free_port()}")
 
 
-def test_a_server_that_never_answers_holds_up_the_start_no_longer_than_allowed(links: Callable[..., Link]) -> None:
+def test_a_server_that_never_answers_holds_up_a_request_no_longer_than_allowed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hole:
-        link = links(f"http://127.0.0.1:{hole.getsockname()[1]}")
         begun = monotonic()
-        assert link.first_desired(0.2) is None
+        with pytest.raises(http_client.NoAnswer, match="it took too long"):
+            asked_once(f"http://127.0.0.1:{hole.getsockname()[1]}", limit_seconds=0.2)
         assert monotonic() - begun < PATIENCE_SECONDS / 2
+
+
+@pytest.fixture
+def stuck_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Name resolution that answers only after the test; the event says that it was asked."""
+    asked, over = threading.Event(), threading.Event()
+
+    def stuck(*_: object, **__: object) -> None:
+        asked.set()
+        over.wait(PATIENCE_SECONDS)
+        raise socket.gaierror("stuck")
+
+    monkeypatch.setattr(socket, "getaddrinfo", stuck)
+    yield asked
+    over.set()
+
+
+def test_a_resolver_that_never_answers_holds_up_a_request_no_longer_than_allowed(
+    stuck_resolver: threading.Event,
+) -> None:
+    begun = monotonic()
+    with pytest.raises(http_client.NoAnswer, match="it took too long"):
+        asked_once("http://holdfast.invalid:7117", limit_seconds=0.2)
+    assert monotonic() - begun < PATIENCE_SECONDS / 2
+
+
+def test_closing_while_a_name_is_resolved_keeps_what_is_left_on_disk(
+    stuck_resolver: threading.Event, links: Callable[..., Link], tmp_path: Path
+) -> None:
+    link = links("http://holdfast.invalid:7117", spool=tmp_path)
+    link.start()
+    assert stuck_resolver.wait(PATIENCE_SECONDS)
+    link.event(notice("kept"))
+    link.close(2.0)
+    assert "kept" in spooled_text(tmp_path)
+
+
+def test_a_request_on_a_kept_connection_has_its_own_time_to_be_sent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket still has the timeout of the answer before it."""
+    client = http_client.AgentClient(server.url, None)
+    client.desired("gpt", limit_seconds=0.5)
+    timeouts = []
+    sendall = socket.socket.sendall
+
+    def noted(connection: socket.socket, *arguments: Any) -> None:
+        timeouts.append(connection.gettimeout())
+        sendall(connection, *arguments)
+
+    monkeypatch.setattr(socket.socket, "sendall", noted)
+    client.desired("gpt", limit_seconds=60.0)
+    client.close()
+    assert timeouts[0] == 60.0
+
+
+def asked_once(address: str, limit_seconds: float = 60.0) -> Desired | None:
+    client = http_client.AgentClient(address, None)
+    try:
+        return client.desired("char-gpt", limit_seconds=limit_seconds)
+    finally:
+        client.close()
 
 
 @pytest.mark.parametrize(
@@ -888,7 +946,6 @@ def test_without_a_server_the_same_calls_do_nothing() -> None:
     link.sample(measured(1), {})
     link.event(notice("nobody hears"))
     link.close()
-    assert link.first_desired(1.0) is None
     assert link.desired is None
 
 
@@ -969,7 +1026,7 @@ def test_requests_and_polls_are_made_by_two_threads_and_no_others(
     monkeypatch.setattr(threading.Thread, "start", noted)
     links(server).start()
     server.wait(lambda: len(server.batches) >= 20)
-    assert sorted(started) == ["holdfast-poll", "holdfast-send"]
+    assert sorted(started) == ["holdfast-connect"] * 2 + ["holdfast-poll", "holdfast-send"]
 
 
 def test_a_server_with_tls_is_verified_and_its_answers_are_limited_in_time(

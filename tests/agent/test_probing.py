@@ -4,7 +4,7 @@ import types
 
 import pytest
 import torch
-from test_session import FakeLink, store, uninterrupted
+from test_session import FakeClient, FakeLink, store, uninterrupted
 from tiny_job import Trainer
 from torch.utils.data import IterableDataset
 from waiting import FakeClock
@@ -27,6 +27,7 @@ FOUND = Probed(fetch_seconds=0.03, prep_seconds=0.01, batches=50, workers=0)
 @pytest.fixture
 def linked(monkeypatch):
     monkeypatch.setattr(starting, "Link", FakeLink)
+    monkeypatch.setattr(starting, "AgentClient", FakeClient)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from test_session import FakeLink, committed
+from test_session import FakeClient, FakeLink, committed
 from tiny_job import Trainer
 
 import holdfast
@@ -33,6 +33,7 @@ def store(tmp_path):
 @pytest.fixture
 def linked(monkeypatch):
     monkeypatch.setattr(starting, "Link", FakeLink)
+    monkeypatch.setattr(starting, "AgentClient", FakeClient)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 

@@ -41,9 +41,6 @@ class FakeLink:
 
     def start(self): ...
 
-    def first_desired(self, timeout_seconds):
-        return type(self).first
-
     def event(self, event):
         self.events.append(event)
 
@@ -58,6 +55,17 @@ class FakeLink:
 
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
+
+
+class FakeClient:
+    """Answers the first question for the desired state with `FakeLink.first`."""
+
+    def __init__(self, server, token): ...
+
+    def desired(self, job, *, limit_seconds):
+        return FakeLink.first
+
+    def close(self): ...
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +83,7 @@ def store(tmp_path):
 @pytest.fixture
 def linked(monkeypatch):
     monkeypatch.setattr(starting, "Link", FakeLink)
+    monkeypatch.setattr(starting, "AgentClient", FakeClient)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 

@@ -12,8 +12,10 @@ import io
 import logging
 import random
 import socket
+import threading
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -174,13 +176,12 @@ class HttpClient:
             NoAnswer: it may or may not have arrived.
         """
         deadline = monotonic() + seconds
-        timeout = urllib3.Timeout(total=seconds, connect=min(CONNECT_SECONDS, seconds))
         try:
             if self._shut:
                 raise NoAnswer("the connection is closed")
             reply = self._pool.urlopen(
                 method, self._base + path, body, {**self._headers, **(headers or {})}, retries=False,
-                redirect=False, timeout=timeout, preload_content=False,
+                redirect=False, timeout=urllib3.Timeout(total=seconds), preload_content=False,
             )  # fmt: skip
             content = reply.read(None if most_bytes is None else most_bytes + 1)
             if most_bytes is not None and len(content) > most_bytes:
@@ -207,10 +208,7 @@ class HttpClient:
             with contextlib.suppress(RuntimeError):  # another thread has added a connection meanwhile
                 opened = list(self._opened)
         for connection in opened:
-            if connection.sock is not None:
-                # The plain socket's own method: TLS would tear its state down under the reading thread.
-                with contextlib.suppress(OSError):
-                    socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+            connection.abort()
 
     def close(self) -> None:
         """Give the connections back; the next request opens one."""
@@ -226,11 +224,52 @@ class HttpClient:
 
 
 class _TimedHTTPConnection(HTTPConnection):
-    """A connection whose timeout limits an answer as a whole: a socket's own starts anew with each byte."""
+    """A connection whose timeout bounds its request, and that another thread can end.
+
+    A socket's own timeout starts anew with each operation, and resolving a name has none. Connecting is bounded
+    by `CONNECT_SECONDS`, sending the request by the timeout, and reading the answer by what is left of it.
+    """
 
     def __init__(self, *args: Any, opened: weakref.WeakSet[_TimedHTTPConnection], **more: Any) -> None:
         super().__init__(*args, **more)
+        self._connecting: Future[socket.socket] = Future()
         opened.add(self)
+
+    def _new_conn(self) -> socket.socket:
+        """Connect in a thread, which may be left behind: name resolution cannot be interrupted."""
+        connecting = self._connecting = Future()
+        threading.Thread(target=self._connect, args=(connecting,), name="holdfast-connect", daemon=True).start()
+        try:
+            return connecting.result(min(CONNECT_SECONDS, self.timeout or CONNECT_SECONDS))
+        except (TimeoutError, CancelledError):
+            if connecting.cancel():
+                raise ConnectTimeoutError(self, "it took too long") from None
+            return connecting.result()  # it connected at the last moment
+
+    def _connect(self, connecting: Future[socket.socket]) -> None:
+        try:
+            connected = super()._new_conn()
+        except Exception as error:
+            with contextlib.suppress(InvalidStateError):
+                connecting.set_exception(error)
+            return
+        try:
+            connecting.set_result(connected)
+        except InvalidStateError:
+            connected.close()
+
+    def request(self, *args: Any, **more: Any) -> None:  # type: ignore[override]
+        if self.sock is not None:  # it was kept alive, with the timeout of the request before
+            self.sock.settimeout(self.timeout)
+        super().request(*args, **more)
+
+    def abort(self) -> None:
+        """End the request under way; for another thread."""
+        self._connecting.cancel()
+        if self.sock is not None:
+            # The plain socket's own method: TLS would tear its state down under the reading thread.
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def response_class(  # type: ignore[override]
         self, sock: socket.socket, *args: Any, **more: Any
@@ -327,12 +366,22 @@ class AgentClient(HttpClient):
             raise NoAnswer(f"it acknowledged batch {ack.acked} when batch {sequence} was sent")
         return ack
 
-    def desired(self, job: str, *, after: int | None, wait_seconds: float = 0.0) -> Desired | None:
-        """What is wanted of `job`: at once where `after` is None, else as soon as it is newer; None: it is not."""
+    def desired(
+        self,
+        job: str,
+        *,
+        after: int | None = None,
+        wait_seconds: float = 0.0,
+        limit_seconds: float | None = None,
+    ) -> Desired | None:
+        """Return the desired state of `job`: at once, or with `after` once its version is newer.
+
+        None: no newer one came within `wait_seconds`. Raises NoAnswer.
+        """
         path = f"/api/v1/jobs/{quote(job, safe='')}/desired"
         if after is not None:
             path += f"?after={after}&wait={wait_seconds:g}"
-        seconds = wait_seconds + REQUEST_SECONDS
+        seconds = wait_seconds + (REQUEST_SECONDS if limit_seconds is None else limit_seconds)
         answer = self.exchange("GET", path, headers={"Accept": "application/json"}, seconds=seconds, **_FOR_AGENTS)
         if answer.status == HTTPStatus.NO_CONTENT:
             return None

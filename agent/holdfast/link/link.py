@@ -73,16 +73,6 @@ class Link:
         if not self._aside:
             self._poller.start()
 
-    def first_desired(self, timeout_seconds: float) -> Desired | None:
-        """What is wanted before training starts, of a link that is not to be started afterwards.
-
-        None when no server says so in time. Blocks, never raises.
-        """
-        self._poller.start()
-        first = self._poller.wait_first(timeout_seconds)
-        self._poller.close()
-        return first
-
     def sample(self, measured: Measured, metrics: dict[str, float]) -> None:
         """One iteration's figures. Takes a microsecond or two and no lock. Neither may be changed later."""
         if not self._is_silent:
@@ -124,9 +114,7 @@ class Link:
         self._silent = True
         close_at = monotonic() + deadline_seconds
         self._poller.close()
-        self._sender.close(close_at - 0.1 * deadline_seconds)
-        # Does nothing but for a sender that is stuck.
-        self._outbox.park_all(close_at - monotonic())
+        self._sender.close(close_at - 0.1 * deadline_seconds, close_at)
         self._poller.join(max(0.0, close_at - monotonic()))
 
     @property
@@ -149,9 +137,6 @@ class NoLink:
     page: str | None = None
 
     def start(self) -> None: ...
-
-    def first_desired(self, timeout_seconds: float) -> Desired | None:
-        return None
 
     def sample(self, measured: Measured, metrics: dict[str, float]) -> None: ...
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import math
 import sys
-import threading
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -78,14 +77,13 @@ class Outbox:
         self._spool = spool
         self._incoming: deque[Sample] = deque()
         self._events: deque[Event] = deque()
-        self._overflowed = _Overflow()
+        self._overflowed: list[Gap] = []
         self._waiting: list[Sample] = []
         self._gaps: list[Gap] = []
         self._dropped_events = 0
         self._sequences: dict[Lane, int] = {"control": 0, "samples": 0}
         self._reached = (1, 0)
         """Lineage and iteration: the furthest that a sample or event has named."""
-        self._lock = threading.Lock()
         left = spool.left_by_others(uid, rank) if spool else []
         self._sealed: dict[Lane, deque[Sealed]] = {"control": deque(), "samples": deque()}
         for key in left:
@@ -96,33 +94,31 @@ class Outbox:
         if len(self._incoming) < INCOMING_SAMPLES:
             self._incoming.append(sample)
         else:
-            self._overflowed.add(sample)
+            _extend(self._overflowed, (sample,))
 
     def event(self, event: Event) -> None:
         self._events.append(event)
 
     def first(self, *, samples: bool = True) -> tuple[Sealed, bytes] | None:
         """The batch to send next, with its bytes: what happened before what was measured."""
-        with self._lock:
-            for lane in _lanes(samples):
-                while self._sealed[lane]:
-                    sealed = self._sealed[lane][0]
-                    payload = sealed.payload
-                    if payload is None and self._spool is not None:
-                        payload = self._spool.read(sealed.key)
-                    if payload is not None:
-                        return sealed, payload
-                    self._sealed[lane].popleft()
-            return None
+        for lane in _lanes(samples):
+            while self._sealed[lane]:
+                sealed = self._sealed[lane][0]
+                payload = sealed.payload
+                if payload is None and self._spool is not None:
+                    payload = self._spool.read(sealed.key)
+                if payload is not None:
+                    return sealed, payload
+                self._sealed[lane].popleft()
+        return None
 
     def seal(self, *, samples: bool = True) -> None:
         """Make batches of what waits, or one of nothing at all: a heartbeat."""
-        with self._lock:
-            self._collect()
-            if self._events or not (samples and self._waiting):
-                self._seal_events()
-            if samples and self._waiting:
-                self._seal_samples()
+        self._collect()
+        if self._events or not (samples and self._waiting):
+            self._seal_events()
+        if samples and self._waiting:
+            self._seal_samples()
 
     def waiting(self, *, at_least_a_batch: bool, samples: bool = True) -> bool:
         """Whether anything waits to be sealed, or as much as fills a batch."""
@@ -132,18 +128,16 @@ class Outbox:
         return measured + len(self._events) > 0
 
     def acknowledged(self, sealed: Sealed) -> None:
-        with self._lock:
-            self._remove(sealed)
-            if sealed.spooled and self._spool is not None:
-                self._spool.remove(sealed.key)
+        self._remove(sealed)
+        if sealed.spooled and self._spool is not None:
+            self._spool.remove(sealed.key)
 
     def refused(self, sealed: Sealed, payload: bytes) -> None:
         """Never to be sent again."""
-        with self._lock:
-            self.refused_batches += 1
-            self._remove(sealed)
-            if self._spool is not None:
-                self._spool.set_aside(sealed.key, payload)
+        self.refused_batches += 1
+        self._remove(sealed)
+        if self._spool is not None:
+            self._spool.set_aside(sealed.key, payload)
 
     def owns(self, sealed: Sealed) -> bool:
         """It is of this attempt, not what one before it has left."""
@@ -151,43 +145,34 @@ class Outbox:
 
     def forget(self) -> None:
         """A newer attempt has begun: what this one has not told yet nobody is to hear, be it on disk already."""
-        with self._lock:
-            self._incoming.clear()
-            self._events.clear()
-            self._waiting.clear()
-            for lane in _lanes():
-                own = [sealed for sealed in self._sealed[lane] if self.owns(sealed)]
-                self._sealed[lane] = deque(sealed for sealed in self._sealed[lane] if not self.owns(sealed))
-                for sealed in own:
-                    if sealed.spooled and self._spool is not None:
-                        self._spool.remove(sealed.key)
+        self._incoming.clear()
+        self._events.clear()
+        self._waiting.clear()
+        for sealed in [each for lane in _lanes() for each in self._sealed[lane] if self.owns(each)]:
+            self._sealed[sealed.key.lane].remove(sealed)
+            if sealed.spooled and self._spool is not None:
+                self._spool.remove(sealed.key)
 
     def park(self) -> None:
         """No server answers: put events where a crash cannot reach them, and keep samples within bounds."""
-        with self._lock:
-            self._collect()
-            if self._spool is None:
-                return
-            while self._events:
-                if not self._spooled_all():
-                    return
-                self._seal_events()
-            self._spooled_all()
-
-    def park_all(self, timeout_seconds: float) -> None:
-        """The end: whatever is left, samples as well, goes to disk. What finds no room there is lost."""
-        if not self._lock.acquire(timeout=max(0.0, timeout_seconds)):
+        self._collect()
+        if self._spool is None:
             return
-        try:
-            self._collect()
-            # events before samples, where there is no room for both
-            while self._events:
-                self._seal_events()
-            while self._waiting:
-                self._seal_samples()
-            self._spooled_all()
-        finally:
-            self._lock.release()
+        while self._events:
+            if not self._spooled_all():
+                return
+            self._seal_events()
+        self._spooled_all()
+
+    def park_all(self) -> None:
+        """The end: whatever is left, samples as well, goes to disk. What finds no room there is lost."""
+        self._collect()
+        # events before samples, where there is no room for both
+        while self._events:
+            self._seal_events()
+        while self._waiting:
+            self._seal_samples()
+        self._spooled_all()
 
     def _collect(self) -> None:
         for _ in range(len(self._incoming)):
@@ -196,13 +181,11 @@ class Outbox:
             newest, _ = self._waiting[-1]
             self._reached = max(self._reached, (newest.lineage, newest.iteration))
         # A sample that overflows at this very moment may be counted in neither: one of more than 200,000.
-        overflowed, self._overflowed = self._overflowed, _Overflow()
-        for gap in overflowed.gaps:
-            self._drop(gap)
+        dropped, self._overflowed = self._overflowed, []
+        self._drop(dropped)
         while len(self._waiting) > WAITING_SAMPLES:
             oldest = len(self._waiting) // 2
-            for gap in _gaps(self._waiting[:oldest:2]):
-                self._drop(gap)
+            self._drop(_extend([], self._waiting[:oldest:2]))
             del self._waiting[:oldest:2]
         while len(self._events) > WAITING_EVENTS:
             self._events.popleft()
@@ -210,15 +193,17 @@ class Outbox:
             if self._dropped_events == 1:
                 log.warning("No server answers and no room is left: the oldest events are being dropped")
 
-    def _drop(self, gap: Gap) -> None:
-        """Note a gap, as one with those of its lineage that it meets."""
-        for place, other in enumerate(self._gaps):
-            if other.lineage == gap.lineage and _meet(other, gap):
-                self._gaps[place] = _united(other, gap)
-                return
-        self._gaps.append(gap)
-        if len(self._gaps) > MOST_GAPS:
-            self._gaps[:2] = [_united(*self._gaps[:2])]
+    def _drop(self, gaps: Iterable[Gap]) -> None:
+        """Note gaps, each as one with that of its lineage that it meets."""
+        for gap in gaps:
+            for place, other in enumerate(self._gaps):
+                if other.lineage == gap.lineage and _meet(other, gap):
+                    self._gaps[place] = _united(other, gap)
+                    break
+            else:
+                self._gaps.append(gap)
+            if len(self._gaps) > MOST_GAPS:
+                self._gaps[:2] = [_united(*self._gaps[:2])]
 
     def _seal_events(self) -> None:
         events = [self._events.popleft() for _ in range(min(len(self._events), BATCH_EVENTS))]
@@ -323,31 +308,15 @@ def _number(value: object) -> float:
         return math.nan
 
 
-class _Overflow:
-    """Samples that came when no more were taken in: only where they were is kept."""
-
-    def __init__(self) -> None:
-        self.gaps: list[Gap] = []
-
-    def add(self, sample: Sample) -> None:
-        gap = _gap(sample)
-        if self.gaps and self.gaps[-1].lineage == gap.lineage:
-            self.gaps[-1] = _united(self.gaps[-1], gap)
+def _extend(gaps: list[Gap], samples: Iterable[Sample]) -> list[Gap]:
+    """Add samples to the last gap, or to a new one where the lineage changes. Return `gaps`."""
+    for at, _ in samples:
+        gap = Gap(lineage=at.lineage, first_iteration=at.iteration, last_iteration=at.iteration, dropped=1)
+        if gaps and gaps[-1].lineage == gap.lineage:
+            gaps[-1] = _united(gaps[-1], gap)
         else:
-            self.gaps.append(gap)
-
-
-def _gaps(samples: Iterable[Sample]) -> Iterable[Gap]:
-    """One for each run of samples on one lineage."""
-    overflow = _Overflow()
-    for sample in samples:
-        overflow.add(sample)
-    return overflow.gaps
-
-
-def _gap(sample: Sample) -> Gap:
-    at, _ = sample
-    return Gap(lineage=at.lineage, first_iteration=at.iteration, last_iteration=at.iteration, dropped=1)
+            gaps.append(gap)
+    return gaps
 
 
 def _meet(one: Gap, other: Gap) -> bool:

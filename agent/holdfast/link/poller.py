@@ -32,7 +32,7 @@ class DesiredStatePoller:
         self._backoff = Backoff()
         self._closing = self._in_long_poll = False
         self._ask_plainly = True
-        self._wake, self._asked_once = threading.Event(), threading.Event()
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-poll", daemon=True)
 
     @property
@@ -41,11 +41,6 @@ class DesiredStatePoller:
 
     def start(self) -> None:
         self._thread.start()
-
-    def wait_first(self, timeout_seconds: float) -> Desired | None:
-        """The answer to the first request; None when there is none in time."""
-        self._asked_once.wait(timeout_seconds)
-        return self.newest
 
     def nudge(self) -> None:
         """The server is there again: do not wait out the back-off."""
@@ -82,7 +77,6 @@ class DesiredStatePoller:
                     self._ask_plainly = True
                     at_least = error.retry_seconds if isinstance(error, NoAnswer) else HASTY_SECONDS
                     pause = self._backoff.next_seconds(at_least)
-            self._asked_once.set()
             if pause:
                 self._wake.wait(pause)
             self._wake.clear()

@@ -79,15 +79,16 @@ class Sender:
         if self._thread.is_alive():
             self._thread.join(SILENCED_SECONDS)
 
-    def close(self, close_at: float) -> None:
-        """Send what is left until `close_at`, and keep the rest on disk; the thread may be stuck in either."""
+    def close(self, close_at: float, end_at: float) -> None:
+        """Send what is left until `close_at`, and keep the rest on disk by `end_at`."""
         self._close_at = close_at
         self._wake.set()
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(max(0.0, close_at - monotonic()))
         if self._thread.is_alive():
-            self._client.shut()
+            self._client.shut()  # ends the request under way, so that the thread gets to the disk
+            self._thread.join(max(0.0, end_at - monotonic()))
 
     def _run(self) -> None:
         while self._close_at is None:
@@ -126,7 +127,7 @@ class Sender:
         # Leave a part of the time for the disk.
         send_until = monotonic() + 0.8 * (self._close_at - monotonic())
         self._send_all(send_until)
-        self._outbox.park_all(self._close_at - monotonic())
+        self._outbox.park_all()
 
     def _send_all(self, until: float | None = None) -> None:
         """All sealed batches in order, then what waits; at least one batch, if only an empty one, a heartbeat.
