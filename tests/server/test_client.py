@@ -142,7 +142,7 @@ def test_the_command_line_tells_what_fires_and_what_there_are_rules_for(address,
     def holdfast(*arguments):
         return CliRunner().invoke(cli, ["alerts", *arguments])
 
-    assert holdfast().stdout == "nothing fires\n"
+    assert holdfast().stdout == "no open alerts\n"
     assert json.loads(holdfast("--all", "--json").stdout) == []
     told = holdfast("rules").stdout.splitlines()
     assert re.match(r"no_progress +yes +critical +10 min +0 s +\*", told[1])

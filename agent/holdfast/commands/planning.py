@@ -9,18 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.client import JobPlan
-from holdfast.commands.console import (
-    DEFAULT_SERVER,
-    EXIT_USAGE,
-    Json,
-    Server,
-    Token,
-    asking,
-    counted,
-    fail,
-    percent,
-    print_json,
-)
+from holdfast.commands.console import EXIT_USAGE, asking, counted, fail, percent, print_json
+from holdfast.commands.options import DEFAULT_SERVER, Json, Server, Token
 from holdfast.commands.premises import BYTES_PER_PARAMETER, Premise, Typed, premises_of
 from holdfast.commands.verdict import Answer, simulated, tell
 from holdfast.pacing import parse_budget, parse_every, policies

@@ -30,7 +30,7 @@ def test_json_is_the_checkpoint_and_whether_the_pin_holds(holdfast: Holdfast) ->
 
 def test_a_label_is_given_and_taken_off(holdfast: Holdfast, server: FakeServer) -> None:
     result = holdfast("label", "gpt", "100", "before the new data")
-    assert (result.exit_code, result.stdout) == (0, "000000000100-1 is called before the new data\n")
+    assert (result.exit_code, result.stdout) == (0, "000000000100-1 is labeled before the new data\n")
     assert json.loads(holdfast("label", "gpt", "100", "x", "--json").stdout)["label"] == "x"
     assert holdfast("label", "gpt", "100", "").stdout == "000000000100-1 has no label\n"
     assert server.requests[-1] == ("PATCH", "/api/v1/jobs/gpt/checkpoints/100", {"label": None})

@@ -49,7 +49,7 @@ def test_show_names_the_orders_that_the_job_does_not_act_on_yet(holdfast: Holdfa
 def test_show_names_the_restore_that_is_under_way(holdfast: Holdfast, server: FakeServer) -> None:
     server.order = {"id": "o7", "job": "gpt", "checkpoint": "x", "iteration": 200, "state": "delivered"}
     server.order["who"] = "bo"
-    assert "to 200: delivered, ordered by bo (order o7)" in holdfast("show", "gpt").stdout
+    assert "to 200: delivered, requested by bo (request o7)" in holdfast("show", "gpt").stdout
 
 
 def test_a_name_with_odd_characters_stays_one_segment(holdfast: Holdfast, server: FakeServer) -> None:
@@ -165,6 +165,6 @@ def test_checkpoints_that_no_restore_can_go_back_to_are_listed_when_asked_for(
     holdfast: Holdfast, server: FakeServer
 ) -> None:
     server.checkpoints = [row | {"restorable": False, "state": "missing"} for row in server.checkpoints]
-    assert holdfast("checkpoints", "gpt").stdout == "gpt has no checkpoint to go back to yet\n"
+    assert holdfast("checkpoints", "gpt").stdout == "gpt has no restorable checkpoint yet\n"
     rows = json.loads(holdfast("checkpoints", "gpt", "--all", "--json").stdout)
     assert [row["iteration"] for row in rows] == [200, 100]
