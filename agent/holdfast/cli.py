@@ -176,7 +176,7 @@ def run(
     """
     from holdfast.client import validate_server
     from holdfast.pacing.settings import parse_budget
-    from holdfast.supervisor import STAYS, Limits, Stay, Supervisor
+    from holdfast.supervisor import STAYS, RestartLimits, Supervisor
 
     given = {"HOLDFAST_STORE": store, "HOLDFAST_SERVER": server, "HOLDFAST_BUDGET": budget}
     environment = {name: value for name, value in given.items() if value is not None}
@@ -188,9 +188,9 @@ def run(
             validate_server(address)
         if stay not in STAYS:
             raise ValueError(f"stay {stay!r}: give one of {', '.join(STAYS)}")
-        limits = Limits(fruitless_starts=starts, grace_seconds=grace, hang_factor=hang)
+        limits = RestartLimits(fruitless_starts=starts, grace_seconds=grace, hang_factor=hang)
         status = Supervisor(
-            command, limits=limits, environment=environment, stay=cast("Stay", stay), memory_tier=memory_tier
+            command, limits=limits, environment=environment, stay=stay, memory_tier=memory_tier
         ).run()
     except ValueError as error:
         fail(str(error), EXIT_USAGE)

@@ -15,8 +15,8 @@ from holdfast import endings, protocol, restore, supervision
 from holdfast.checkpoints import Checkpointer
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
 from holdfast.link import Link
-from holdfast.link.http_client import AgentClient, Backoff, NoAnswer
-from holdfast.link.spool import spool_of
+from holdfast.link.http_client import AgentClient, Backoff, RequestFailed
+from holdfast.link.spool import spool_directory
 from holdfast.meter import Meter, Tally
 from holdfast.orders import Orders
 from holdfast.protocol import RestoreOrder
@@ -125,10 +125,10 @@ class Starter:
 
     def open(self) -> None:
         """Become the newest attempt, and learn what is wanted before training starts."""
-        supervision.expose(self._ranks.rank)
+        supervision.enable_stack_dump(self._ranks.rank)
         checkpoints, leads = self._checkpoints, self._ranks.leads  # rank 0 reports and listens, for all
         if leads:
-            supervision.announce(checkpoints.uid)
+            supervision.publish_uid(checkpoints.uid)
         first = self._first_desired() if self._server and leads else None
         # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
         latest = first.latest_attempt if first else 0
@@ -138,7 +138,7 @@ class Starter:
         checkpoints.acquire_attempt(latest + 1, order=wanted)
         self._orders.start(first, checkpoints.attempt)
         if self._server and leads:
-            spool = spool_of(checkpoints.store.url, checkpoints.job) if checkpoints.attempt else None
+            spool = spool_directory(checkpoints.store.url, checkpoints.job) if checkpoints.attempt else None
             self._reporter.link = Link(
                 server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid,
                 attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._arrived,
@@ -154,10 +154,10 @@ class Starter:
     def _first_desired(self) -> protocol.Desired | None:
         assert self._server is not None
         first, client = None, AgentClient(self._server, self._token)
-        with contextlib.suppress(NoAnswer):
+        with contextlib.suppress(RequestFailed):
             first = client.desired(self._checkpoints.job, limit_seconds=FIRST_CONTACT_SECONDS)
         client.close()
-        if first is None and (noted := supervision.noted_order()) is not None:
+        if first is None and (noted := supervision.relaunch_order()) is not None:
             first = protocol.Desired(restore=noted)
         return first
 
@@ -189,7 +189,7 @@ class Starter:
         if not isinstance(link, Link):
             link = Link(
                 server=self._server, token=self._token, job=checkpoints.job, uid=uid, attempt=attempt, rank=rank,
-                spool=None, flush_seconds=HEARTBEAT_SECONDS, aside=True,
+                spool=None, flush_seconds=HEARTBEAT_SECONDS, send_only=True,
             )  # fmt: skip
             link.start()
         self._meter.tally = Tally(link, rank, self._ranks.world_size)
@@ -199,8 +199,8 @@ class Starter:
         """Tell the supervisor, if there is one, what is trained here."""
         if self._ranks.leads:
             checkpoints = self._checkpoints
-            supervision.introduce(
-                supervision.Trained(
+            supervision.publish_attempt(
+                supervision.PublishedAttempt(
                     job=checkpoints.job,
                     uid=checkpoints.uid,
                     attempt=checkpoints.attempt,

@@ -60,7 +60,7 @@ class Tier:
         self._job, self._uid, self._ranks, self._reporter = job, uid, ranks, reporter
         self._untold: str | None = None
         """Why there is none, though a supervisor would hold it."""
-        self._before: supervision.Trained | None = None
+        self._before: supervision.PublishedAttempt | None = None
         """The attempt that was the supervisor's last, and has left what there is."""
         self._announced: set[str] = set()
         """The uids of all attempts of that supervisor: one may have died before it had said who it is."""
@@ -69,8 +69,8 @@ class Tier:
         self._folder = _supervisor()
         claimed = self._claim(slots)
         if self._folder is not None:
-            self._before = supervision.introduced(self._folder)
-            self._announced = supervision.announced(self._folder) - {uid}
+            self._before = supervision.published_attempt(self._folder)
+            self._announced = supervision.published_uids(self._folder) - {uid}
             self._found = sealed_in(self._folder, job)
         self.arenas = [Arena(slot, self._fall_back) for slot in claimed]
         self.arenas += [Arena() for _ in range(slots - len(claimed))]

@@ -113,7 +113,7 @@ class MLflow:
         return [
             *(str(self._python), "-m", "mlflow", "server", "--backend-store-uri", store),
             *("--artifacts-destination", str(folder / "artifacts"), "--host", "127.0.0.1", "--port", str(port)),
-            # its workers are killed and begun anew, for ever, where one takes over 5 s to start
+            # its workers are killed and begun anew, for ever, one usually takes over 5 s to start
             *("--uvicorn-opts", "--timeout-worker-healthcheck 120"),
         ]
 

@@ -31,7 +31,7 @@ from holdfast.slots import COUNT, Held, Slot, claim, slots_in
 from holdfast.snapshot import Snapshotter
 from holdfast.state import Captured
 from holdfast.store import open_store
-from holdfast.supervision import Trained
+from holdfast.supervision import PublishedAttempt
 
 __all__ = ["folder"]
 
@@ -63,7 +63,7 @@ class Dead:
 
     @property
     def trained(self):
-        return Trained(
+        return PublishedAttempt(
             job=JOB, uid=self.uid, attempt=self.attempt, lineage=1, store=self.store.url, server=None
         )  # fmt: skip
 
@@ -296,8 +296,8 @@ def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(sup
     dead = Dead(supervised, tmp_path)
     dead.store.acquire_attempt(JOB, "mute")
     assert rescue(supervised, dead.trained) is None
-    supervision.announce("mute")
-    assert rescue(supervised, dead.trained, supervision.announced(supervised)).task.iteration == 3
+    supervision.publish_uid("mute")
+    assert rescue(supervised, dead.trained, supervision.published_uids(supervised)).task.iteration == 3
 
 
 def test_nothing_is_left_of_memory_that_no_supervisor_holds(tmp_path):
@@ -314,8 +314,8 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_one_and_not_what_a
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = (
-        "from holdfast.supervision import folder_of_a_supervisor\n"
-        "with folder_of_a_supervisor() as folder:\n"
+        "from holdfast.supervision import supervisor_folder\n"
+        "with supervisor_folder() as folder:\n"
         "    print(folder, flush=True); input()\n"
     )
     command = [sys.executable, "-c", program]
@@ -329,7 +329,7 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_one_and_not_what_a
         killed.kill()
         killed.wait()
         assert abandoned.exists()
-        with supervision.folder_of_a_supervisor() as own:
+        with supervision.supervisor_folder() as own:
             assert {used, own} == set(tmp_path.iterdir())
         living.communicate("\n")
     assert not list(tmp_path.iterdir())

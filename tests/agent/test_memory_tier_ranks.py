@@ -26,7 +26,7 @@ from holdfast.slots import COUNT, Held, Slot, claim
 from holdfast.snapshot import Snapshotter
 from holdfast.state import Captured
 from holdfast.store import open_store
-from holdfast.supervision import Trained
+from holdfast.supervision import PublishedAttempt
 from holdfast.tier import Tier
 
 __all__ = ["folder"]
@@ -75,7 +75,7 @@ class Dead:
 
     @property
     def trained(self):
-        return Trained(
+        return PublishedAttempt(
             job=JOB, uid=self.uid, attempt=self.attempt, lineage=1, store=self.store.url, server=None
         )  # fmt: skip
 
@@ -84,7 +84,7 @@ class Dead:
 
     def introduce(self):
         """As its rank 0 did when it began."""
-        supervision.introduce(self.trained)
+        supervision.publish_attempt(self.trained)
 
 
 @pytest.fixture

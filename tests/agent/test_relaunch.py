@@ -11,7 +11,7 @@ from tiny_job import Trainer
 import holdfast
 from holdfast import protocol, starting, supervision
 from holdfast.protocol import Desired, RestoreOrder
-from holdfast.pulse import Progress
+from holdfast.pulse import RestartProgress
 from holdfast.store import Ending, Lineage, open_store
 
 POINT = "000000000006-1"
@@ -45,7 +45,7 @@ def supervised(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv(supervision.VARIABLE, str(folder))
     monkeypatch.setenv(supervision.STARTED_AT, "1000000000.0")
-    monkeypatch.setattr(supervision, "expose", lambda rank: None)  # which lasts as long as the process
+    monkeypatch.setattr(supervision, "enable_stack_dump", lambda rank: None)  # which lasts as long as the process
     return folder
 
 
@@ -121,9 +121,9 @@ def test_one_that_is_cancelled_meanwhile_goes_on_where_it_ended(store, linked, s
 def test_the_note_is_of_one_start_only(store, linked, supervised):
     relaunched(store, linked)
     assert supervision.take_relaunch(supervised) == ORDER
-    assert supervision.noted_order() == ORDER
+    assert supervision.relaunch_order() == ORDER
     assert supervision.take_relaunch(supervised) is None
-    assert supervision.noted_order() is None
+    assert supervision.relaunch_order() is None
 
 
 def test_a_damaged_checkpoint_is_no_reason_to_end(store, linked, supervised):
@@ -185,11 +185,11 @@ def test_a_loop_that_draws_for_itself_is_seen_to_be_one(store, linked):
 
 
 def test_a_job_that_was_taken_back_and_starts_again_gets_somewhere():
-    progress = Progress()
-    progress.begin()
-    progress.see(100, 100)
-    assert progress.end()
-    progress.taken_back(20)
-    progress.begin()
-    progress.see(30, 10)
-    assert progress.end()
+    progress = RestartProgress()
+    progress.begin_start()
+    progress.update(100, 100)
+    assert progress.end_start()
+    progress.restore_to(20)
+    progress.begin_start()
+    progress.update(30, 10)
+    assert progress.end_start()

@@ -27,9 +27,9 @@ from holdfast.store.local import LocalStore, LocalWriter
 class FakeLink:
     """A server that answers with whatever a test puts into `desired`, and remembers what it was told."""
 
-    heard = True
+    has_server = True
     page = "http://127.0.0.1:1/jobs/job"
-    fenced = False
+    is_fenced = False
     first: Desired | None = None
 
     def __init__(self, *, on_desired=None, **_):
@@ -543,7 +543,7 @@ def test_an_attempt_that_is_fenced_gives_way(store, linked, uninterrupted, monke
     def newer_begins(trainer):
         if trainer.session.iteration == 5:
             open_store(store).acquire_attempt("job", "newer")
-            trainer.link.fenced = True
+            trainer.link.is_fenced = True
 
     if supervised:
         monkeypatch.setenv(supervision.VARIABLE, str(tmp_path))
@@ -554,7 +554,7 @@ def test_an_attempt_that_is_fenced_gives_way(store, linked, uninterrupted, monke
             trainer.run(until=9, after=newer_begins)
         assert ended.value.code == supervision.EXIT_FENCED
         assert trainer.session.iteration == 6
-        assert supervision.introduced(tmp_path).job == "job"
+        assert supervision.published_attempt(tmp_path).job == "job"
     else:
         trainer.run(until=9, after=newer_begins)
         assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 10)}
@@ -566,7 +566,7 @@ def test_an_attempt_that_is_fenced_gives_way(store, linked, uninterrupted, monke
 
 def test_a_server_that_takes_an_attempt_for_fenced_is_not_believed_against_the_store(store, linked):
     trainer = Trainer(store, **linked)
-    trainer.link.fenced = True
+    trainer.link.is_fenced = True
     trainer.run(until=7).crash()
     assert committed(store) == [3, 6]
 

@@ -8,7 +8,12 @@ from holdfast import cli, standby
 from holdfast.supervisor import Supervisor
 
 watch(Supervisor, "_wait", before="between end and start")
-watch(standby.Waiting, "_heard", after="heard while waiting", when=lambda _, desired: desired.restore is not None)
+watch(
+    standby.RestoreRequestWaiter,
+    "_on_desired",
+    after="heard while waiting",
+    when=lambda _, desired: desired.restore is not None,
+)
 
 if __name__ == "__main__":
     cli.main()

@@ -144,8 +144,8 @@ def test_the_command_line_tells_what_fires_and_what_there_are_rules_for(address,
 
     assert holdfast().stdout == "no open alerts\n"
     assert json.loads(holdfast("--all", "--json").stdout) == []
-    told = holdfast("rules").stdout.splitlines()
-    assert re.match(r"no_progress +yes +critical +10 min +0 s +\*", told[1])
+    output = holdfast("rules").stdout.splitlines()
+    assert re.match(r"no_progress +yes +critical +10 min +0 s +\*", output[1])
     for command in (("ack", "99"), ("silence", "99", "2h"), ("unsilence", "99")):
         refused = holdfast(*command)
         assert (refused.exit_code, "there is no alert 99" in refused.stderr) == (1, True)
@@ -156,7 +156,7 @@ def test_the_command_line_tells_what_fires_and_what_there_are_rules_for(address,
 
 
 class Moody(ThreadingHTTPServer):
-    """Answers with what it was told to, one after the other."""
+    """Sends the given responses, one after the other."""
 
     daemon_threads = True
 

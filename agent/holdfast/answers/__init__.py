@@ -1,7 +1,7 @@
-"""What a Holdfast server answers: encoded by the server, rendered by the pages, decoded by `holdfast.client`.
+"""The responses of a Holdfast server: the server encodes them, the pages render them, the client decodes them.
 
-A field that a later version adds has a default, so that a client of that version can decode the answers of an
-earlier server; a client leaves out fields that it does not know.
+A field added by a later version has a default, so that its client decodes responses of an earlier server. Clients
+ignore unknown fields.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -219,9 +219,7 @@ def reset_numbers(
     print_or_json(numbers, done, json=json)
 
 
-def _edit(
-    client: Client, job: str, done: str, *, no_wait: bool, json: bool, **changes: float | int | str | bool | None
-) -> None:
+def _edit(client: Client, job: str, done: str, *, no_wait: bool, json: bool, **changes: Any) -> None:
     """Change settings, and print whether the job has applied the new version and at which iteration."""
     desired = client.edit(job, **changes)
     seen = wait_until_applied(client, job, desired.version, 0.0 if no_wait else ACKNOWLEDGED_WITHIN_SECONDS)

@@ -1,4 +1,4 @@
-"""The background conversation with the server: never blocks training, raises into it or grows without bound."""
+"""The connection to the server. It never blocks training, raises into it, or grows without bound."""
 
 from holdfast.link.link import Link, NoLink
 

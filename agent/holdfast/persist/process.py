@@ -22,7 +22,7 @@ import msgspec
 from holdfast.hostmemory import can_share
 from holdfast.persist.task import Task, Written
 from holdfast.persist.worker import Beat, Channel, Hurry, Reply, Write
-from holdfast.processes import MEANT_FOR_THE_TRAINER, blocked
+from holdfast.processes import STOP_SIGNALS, blocked
 from holdfast.remote import Failed
 from holdfast.store import Store
 
@@ -193,7 +193,7 @@ class Helper:
 
 
 def _start(store: Store, fd: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    with blocked(*MEANT_FOR_THE_TRAINER):
+    with blocked(*STOP_SIGNALS):
         return subprocess.Popen(  # noqa: S603  this interpreter, and nothing that a user typed
             [sys.executable, "-P", "-m", "holdfast.persist.worker", str(fd), str(opener(store)), store.url],
             env=environment(),

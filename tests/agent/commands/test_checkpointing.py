@@ -98,5 +98,5 @@ def test_json_tells_the_checkpoint_as_it_ended(
 ) -> None:
     server.asked_for = [[requested(251, state=state)]]
     result = holdfast("checkpoint", "gpt", "--json")
-    told = json.loads(result.stdout)
-    assert (result.exit_code, told["applied_iteration"], told["checkpoint"]["state"]) == (status, 251, state)
+    output = json.loads(result.stdout)
+    assert (result.exit_code, output["applied_iteration"], output["checkpoint"]["state"]) == (status, 251, state)

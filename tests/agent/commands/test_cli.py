@@ -102,9 +102,9 @@ def test_the_guide_names_no_command_that_there_is_not() -> None:
 
 @pytest.mark.parametrize("path", sorted(SURFACE.keys() - OF_THE_SERVER))
 def test_every_command_explains_itself_with_an_example(holdfast: Holdfast, path: str) -> None:
-    told = holdfast(*path.split(), "--help")
-    assert told.exit_code == 0
-    assert f"holdfast {path}" in told.stdout.split("Example", 1)[1]
+    output = holdfast(*path.split(), "--help")
+    assert output.exit_code == 0
+    assert f"holdfast {path}" in output.stdout.split("Example", 1)[1]
 
 
 def test_exit_codes_are_documented(holdfast: Holdfast) -> None:

@@ -94,8 +94,8 @@ def test_a_misspelt_option_of_a_command_that_takes_minus_signs_is_refused(
 
 
 def test_json_tells_version_and_iteration(holdfast: Holdfast) -> None:
-    told = json.loads(holdfast("budget", "gpt", "2%", "--json").stdout)
-    assert (told["applied"], told["applied_iteration"], told["desired"]["version"]) == (True, 251, 4)
+    output = json.loads(holdfast("budget", "gpt", "2%", "--json").stdout)
+    assert (output["applied"], output["applied_iteration"], output["desired"]["version"]) == (True, 251, 4)
 
 
 def test_a_job_that_is_not_there_to_apply_it_is_not_waited_for(holdfast: Holdfast, server: FakeServer) -> None:
@@ -126,6 +126,6 @@ def test_somebody_elses_edit_in_between_is_reported(holdfast: Holdfast, server: 
 
 
 def test_an_unknown_job_is_named(holdfast: Holdfast) -> None:
-    result = holdfast("pause-checkpoints", "nobody")
+    result = holdfast("pause-checkpoints", "unknown-job")
     assert result.exit_code == 1
-    assert result.stderr == "holdfast: job 'nobody' not found; `holdfast jobs` lists the jobs\n"
+    assert result.stderr == "holdfast: job 'unknown-job' not found; `holdfast jobs` lists the jobs\n"

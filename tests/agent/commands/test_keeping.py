@@ -22,8 +22,8 @@ def test_a_job_that_is_not_running_is_not_waited_for(holdfast: Holdfast, server:
 
 
 def test_json_is_the_checkpoint_and_whether_the_pin_holds(holdfast: Holdfast) -> None:
-    told = json.loads(holdfast("pin", "gpt", "200", "--json").stdout)
-    assert (told["checkpoint"]["id"], told["checkpoint"]["pinned"], told["applied"]) == (
+    output = json.loads(holdfast("pin", "gpt", "200", "--json").stdout)
+    assert (output["checkpoint"]["id"], output["checkpoint"]["pinned"], output["applied"]) == (
         "000000000200-1", True, True,
     )  # fmt: skip
 

@@ -62,9 +62,9 @@ def test_an_answer_that_does_not_come_is_told(
 
 
 def test_an_unknown_job_is_told(holdfast: Holdfast) -> None:
-    result = holdfast("probe", "nobody")
+    result = holdfast("probe", "unknown-job")
     assert result.exit_code == 1
-    assert "job 'nobody' not found" in result.stderr
+    assert "job 'unknown-job' not found" in result.stderr
 
 
 @pytest.mark.parametrize(("level", "status"), [("info", 0), ("warning", 1)])
