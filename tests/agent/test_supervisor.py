@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from other_servers import other_server
 
-from holdfast import supervision
-from holdfast.pulse import HangDetector, RestartProgress
-from holdfast.supervisor import RestartLimits, describe_exit, shell_status
+from holdfast.supervisor.hang_detector import HangDetector, RestartProgress
+from holdfast.supervisor.supervisor import RestartLimits, describe_exit, shell_status
+from holdfast.system import supervisor_channel
 
 pytestmark = pytest.mark.processes
 
@@ -73,7 +73,7 @@ class Stage:
         program = (
             "import signal, sys\n"
             f"{setup}\n"
-            "from holdfast.supervisor import RestartLimits, Supervisor\n"
+            "from holdfast.supervisor.supervisor import RestartLimits, Supervisor\n"
             f"limits = RestartLimits(**{QUICK | limits!r})\n"
             f"command = [sys.executable, {str(trainer)!r}, {str(self.folder)!r}]\n"
             "sys.exit(Supervisor(command, limits=limits).run())\n"
@@ -382,7 +382,7 @@ def test_a_trainer_runs_in_a_group_of_its_own_and_knows_that_it_is_supervised(st
 
 
 def test_it_starts_no_trainer_with_torch_in_its_own_memory() -> None:
-    program = "import sys, holdfast.supervisor; sys.exit('torch' in sys.modules)"
+    program = "import sys, holdfast.supervisor.supervisor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -438,7 +438,7 @@ def test_exits_are_told_in_words_and_as_a_shell_does() -> None:
 
 
 STUCK = """
-from holdfast import supervision
+from holdfast.system import supervisor_channel as supervision
 supervision.enable_stack_dump(0)
 
 def step_quickly():
@@ -510,7 +510,7 @@ def test_a_helper_that_finishes_a_checkpoint_is_left_to_it(stage: Stage) -> None
     helper = "import pathlib, sys, time\\nfolder = pathlib.Path(sys.argv[1])\\n"
     helper += "while not (folder / 'start-2').exists(): time.sleep(0.01)\\n(folder / 'finished').touch()"
     if start == 1:
-        subprocess.Popen([sys.executable, "-c", helper, str(folder), "holdfast.persist.worker"],
+        subprocess.Popen([sys.executable, "-c", helper, str(folder), "holdfast.persist.helper_main"],
                          start_new_session=True)
         die()
     wait_for("finished")
@@ -525,7 +525,7 @@ def test_a_trainer_that_was_fenced_is_not_started_again(stage: Stage) -> None:
 
 
 TRAINS = """
-from holdfast import supervision
+from holdfast.system import supervisor_channel as supervision
 from holdfast.store import open_store
 
 store = open_store(folder / "store")
@@ -599,7 +599,7 @@ def test_folders_that_others_have_made_look_like_a_supervisors_are_left_alone(tm
     piped = tmp_path / "holdfast-run-own"
     piped.mkdir()
     (piped / "supervisor.lock").touch()
-    supervision._remove_abandoned_folders(tmp_path)
+    supervisor_channel._remove_abandoned_folders(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "away", "holdfast-run-elsewhere", "holdfast-run-linked", "target",
     ]  # fmt: skip
@@ -612,5 +612,5 @@ def test_a_folder_of_another_user_is_not_removed(tmp_path: Path) -> None:
     theirs.mkdir()
     (theirs / "supervisor.lock").touch()
     os.chown(theirs, 12345, 12345)
-    supervision._remove_abandoned_folders(tmp_path)
+    supervisor_channel._remove_abandoned_folders(tmp_path)
     assert theirs.exists()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from striking import watch
 
-from holdfast import cli, standby
-from holdfast.supervisor import Supervisor
+from holdfast import cli
+from holdfast.supervisor import supervisor_link
+from holdfast.supervisor.supervisor import Supervisor
 
 watch(Supervisor, "_wait", before="between end and start")
 watch(
-    standby.RestoreRequestWaiter,
+    supervisor_link.RestoreRequestWaiter,
     "_on_desired",
     after="heard while waiting",
     when=lambda _, desired: desired.restore is not None,

@@ -1,0 +1,350 @@
+"""Responses on jobs and their checkpoints, settings and restores, and the bodies of changes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from holdfast.protocol.messages import (
+    OPEN_ORDER_STATES,
+    CheckpointFacts,
+    Desired,
+    OrderState,
+    Paced,
+    RestoreMode,
+    StallKind,
+)
+
+JobStatus = Literal["starting", "running", "paused", "finished", "stopped", "failed", "silent"]
+
+
+class CheckpointRow(CheckpointFacts, kw_only=True, frozen=True):  # type: ignore[misc]  # msgspec allows it
+    label: str | None = None
+    """Label set by an operator."""
+    pinned: bool = False
+    """Whether retention keeps it until it is unpinned."""
+    pinned_by: str | None = None
+    pinned_at: float | None = None
+    abandoned: bool = False
+    """Whether it is off the path from the job's start to its current iteration."""
+    restorable: bool = False
+
+
+class CheckpointChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A change of a checkpoint; omitted fields stay as they are."""
+
+    pinned: bool | UnsetType = UNSET
+    label: str | UnsetType | None = UNSET
+    """New label; `null` or blank removes it."""
+
+
+VerificationState = Literal["unasked", "requested", "reading", "sound", "damaged", "gone", "failed", "cancelled"]
+
+
+class Verification(Struct, kw_only=True, frozen=True):
+    """The verification of a checkpoint: its state, progress and last result."""
+
+    checkpoint: str
+    request: int = 0
+    """Version of the desired state that added the newest request."""
+    state: VerificationState = "unasked"
+    """State of the newest request."""
+    at: float | None = None
+    """Time of that state."""
+    asked_by: str | None = None
+    asked_at: float | None = None
+    against: str | None = None
+    """Id of another checkpoint to compare the tensors with."""
+    host: str = ""
+    """Host that reads it, or has read it."""
+    read_bytes: int = 0
+    total_bytes: int = 0
+    seconds: float | None = None
+    reason: str | None = None
+    verdict: Literal["sound", "damaged"] | None = None
+    """Result of the last complete verification; a newer request does not change it."""
+    verified_at: float | None = None
+    verified_host: str = ""
+    measured_at: float | None = None
+    """Time at which its tensors were summarized, or `None`."""
+
+    @property
+    def open(self) -> bool:
+        return self.state in ("requested", "reading")
+
+
+class TensorRow(Struct, kw_only=True, frozen=True):
+    """A floating-point tensor of a checkpoint, compared with another one. Norms are over finite values."""
+
+    name: str
+    elements: int
+    norm: float
+    """L2 norm."""
+    largest: float
+    """Largest absolute value."""
+    nan: int
+    inf: int
+    other_norm: float | None = None
+    """L2 norm in the other checkpoint; `None` if it has no such tensor."""
+    distance: float | None = None
+    """Norm of the difference; `None` if it was not computed."""
+    change: float | None = None
+    """Change relative to the other norm, by the table's measure."""
+
+
+class Tensors(Struct, kw_only=True, frozen=True):
+    """The tensors of a checkpoint, compared with another: non-finite ones first, then the largest change."""
+
+    checkpoint: str
+    other: str | None
+    measure: Literal["none", "norms", "difference"]
+    """What `change` measures: nothing, the difference of the norms, or the norm of the difference."""
+    measured_at: float | None
+    """Time of the summary; `None` if one is missing."""
+    missing: list[str]
+    """Ids of the checkpoints without a summary."""
+    rows: list[TensorRow]
+    left_out: int
+    """Number of tensors beyond the reported ones."""
+
+
+class JobNumbers(Struct, kw_only=True, frozen=True):
+    """The largest known attempt and lineage numbers of a job; new ones exceed them."""
+
+    latest_attempt: int
+    latest_lineage: int
+
+
+class NumberChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A change of these numbers; omitted fields stay as they are."""
+
+    latest_attempt: int | UnsetType = UNSET
+    latest_lineage: int | UnsetType = UNSET
+
+
+class Transition(Struct, kw_only=True, frozen=True):
+    state: OrderState
+    at: float
+    who: str
+    reason: str | None = None
+
+
+class Order(Struct, kw_only=True, frozen=True):
+    id: str
+    job: str
+    checkpoint: str
+    iteration: int
+    """Iteration of the checkpoint."""
+    state: OrderState
+    created_at: float
+    who: str
+    fence: int
+    """Lowest attempt number that may carry it out."""
+    expires_at: float | None = None
+    """Time at which it expires unless an attempt has begun it, on the server's clock."""
+    from_iteration: int
+    from_lineage: int
+    new_lineage: int | None = None
+    reason: str | None = None
+    seconds: float | None = None
+    """Duration of the restore, while the loop waited."""
+    safety_checkpoint: str | None = None
+    cancellable: bool = False
+    """Whether it can be cancelled: no attempt is carrying it out."""
+    undoable: bool = False
+    """Whether it can be undone: it was completed, and the previous state is still in the store."""
+    transitions: list[Transition] = []
+
+    @property
+    def open(self) -> bool:
+        return self.state in OPEN_ORDER_STATES
+
+
+class Change(Struct, kw_only=True, frozen=True):
+    field: str
+    before: str
+    after: str
+
+
+class Edit(Struct, kw_only=True, frozen=True):
+    """A version of the desired state, and when the job applied it."""
+
+    version: int
+    who: str
+    at: float
+    summary: str
+    """All changes in words, as in `budget 3.5% → 2%`."""
+    changes: list[Change] = []
+    applied_iteration: int | None = None
+    applied_at: float | None = None
+
+
+class NoticeRow(Struct, kw_only=True, frozen=True):
+    id: int
+    at: float
+    iteration: int
+    lineage: int
+    level: Literal["info", "warning", "error"]
+    code: str
+    message: str
+
+
+class LongestStall(Struct, kw_only=True, frozen=True):
+    seconds: float
+    kind: StallKind
+    iteration: int
+
+
+class Failing(Struct, kw_only=True, frozen=True):
+    """The newest checkpoints, if they failed."""
+
+    count: int
+    reason: str
+    """Reason of the newest failure."""
+    since: float
+    """Time of the first failure."""
+
+
+class JobSummary(Struct, kw_only=True, frozen=True):
+    job: str
+    project: str
+    owner: str
+    """Who launched the newest attempt; empty if unknown."""
+    labels: dict[str, str]
+    status: JobStatus
+    status_reason: str
+    """Explanation of the status; may be empty."""
+    alive: bool
+    """Whether the job reports and is not finished, so that it acts on requests now."""
+    restore_mode: RestoreMode
+    """How a restore happens: in place, by a supervised restart, or at the next start."""
+    restore_reason: str
+    """Why a restore does not happen in place; may be empty."""
+    iteration: int
+    lineage: int
+    attempt: int
+    restarts: int
+    world_size: int
+    iterations_per_second: float | None
+    last_contact_seconds: float
+    """Time since the last report."""
+    started_at: float | None
+    """Start of the newest attempt."""
+    loss: float | None
+    """Newest loss; may be nan or inf. `None` if the loop reports none."""
+    metrics: list[str]
+    paced: Paced | None
+    measured_overhead: float | None
+    measured_window_iterations: int
+    budget: float | None
+    """Budget in force, as last reported, or `None`."""
+    interval: int | None
+    """In force; None: no checkpoints for now, or not known yet."""
+    policy: str | None
+    interval_reason: str
+    """Reason for the interval, from the newest profile; may be empty."""
+    exposure_iterations: int
+    """Iterations since the last durable checkpoint, which a crash would lose now."""
+    exposure_seconds: float | None
+    """Time of these iterations: measured for the last 200, extrapolated beyond."""
+    exposure_gpu_hours: float | None
+    """This time multiplied by the number of ranks."""
+    last_durable: CheckpointRow | None
+    failing: Failing | None
+    """Failures since the last good checkpoint, if there are any."""
+    desired: Desired
+    every_until: float | None
+    """Time at which a fixed interval expires."""
+    delivered_version: int
+    """Version of the desired state that the agent has received."""
+    applied_version: int
+    applied_iteration: int | None
+    applied_at: float | None
+    open_order: Order | None
+    checkpoints_total: int
+    """Number of durable checkpoints."""
+    longest_stall: LongestStall | None
+    """Longest stall of the last 1,000 current iterations, without restores."""
+    sparkline: list[float]
+    """Times of the newest iterations in seconds, oldest first, at most 40."""
+    lineages: int
+
+
+class BulkOutcome(Struct, kw_only=True, frozen=True):
+    """The outcome of a bulk change for one job."""
+
+    job: str
+    version: int | None
+    """New version; `None` if the change was rejected."""
+    refusal: str
+
+
+class Fleet(Struct, kw_only=True, frozen=True):
+    """One page of the jobs that match."""
+
+    jobs: list[JobSummary]
+    page: int
+    """Page number from 1; the last page, if a later one was requested."""
+    pages: int
+    size: int
+    """Maximum number of jobs per page."""
+    total: int
+    """Number of jobs on all pages."""
+    counts: dict[JobStatus, int]
+    """Number of jobs by status, before filtering by status."""
+    projects: list[str]
+    """Projects that the caller may view, before filtering by project."""
+
+
+class ForkSource(Struct, kw_only=True, frozen=True):
+    """The checkpoint of another job that a fork copied."""
+
+    job: str | None
+    """Name of the job; `None` if the caller may not view it."""
+    project: str | None
+    """Project of the job; `None` if the job is unknown or may not be viewed."""
+    checkpoint: str
+    iteration: int
+    lineage: int
+    digest: str
+    """Digest of its manifest, which has the digests of all its data."""
+
+
+class ForkRow(Struct, kw_only=True, frozen=True):
+    """A fork of this job."""
+
+    job: str
+    project: str
+    checkpoint: str
+    """Id of the copied checkpoint, and of the copy."""
+    iteration: int
+    lineage: int
+    """Lineage of the checkpoint."""
+    at: float
+
+
+class Family(Struct, kw_only=True, frozen=True):
+    """The origin and the forks of a job."""
+
+    origin: ForkSource | None
+    forks: list[ForkRow]
+    """Newest first, at most 200."""
+
+
+class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A change of settings. UNSET: unchanged. `None`: back to the script's setting."""
+
+    budget: float | str | UnsetType | None = UNSET
+    """Budget as a fraction, or text such as "2%"."""
+    policy: str | UnsetType | None = UNSET
+    every: int | str | UnsetType | None = UNSET
+    every_seconds: float | UnsetType | None = UNSET
+    """Time after which `every` expires. UNSET or `None`: never."""
+    paused: bool | UnsetType = UNSET
+    retention: str | UnsetType | None = UNSET
+    """Retention rules: any of `last 5, every 1000, spaced 12, size 200GB, per lineage`."""
+    checkpoint_request: bool | UnsetType = UNSET
+    """Whether to take a checkpoint now."""
+    probe_request: bool | UnsetType = UNSET
+    """Whether to profile data loading now."""

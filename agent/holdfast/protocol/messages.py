@@ -1,0 +1,445 @@
+"""The versioned messages between agent and server.
+
+Agents send a `Batch` about once a second (msgpack, `POST /api/v1/ingest`) and receive an `Ack` once the server
+has committed it. They long-poll `Desired` (`GET /api/v1/jobs/{job}/desired`). Both sides ignore unknown fields, so
+that adjacent versions are compatible; an incompatible change increments `PROTOCOL`.
+
+Times named `at` are seconds since the Unix epoch on the sender's clock, for display only: messages are ordered by
+(attempt, sequence) and (lineage, iteration).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+
+PROTOCOL = 2
+"""Version 2 added columns as bytes, lanes and gaps."""
+DEFAULT_PORT = 7117
+MOST_PINS = 64
+"""Pinned checkpoints per job."""
+MOST_RANKS_TOLD = 32
+"""Ranks reported per checkpoint, slowest first."""
+MOST_LABELS = 16
+"""Labels per job; each name and value has at most 64 characters."""
+MOST_VERIFICATIONS = 8
+"""Open verification requests per job."""
+MOST_TENSORS = 2000
+"""Tensors reported per verification, the largest ones."""
+MAX_LINEAGE = 999_999_999
+"""Largest lineage number: a checkpoint id has nine digits for it."""
+MAX_ATTEMPT = 2**31 - 1
+"""Largest attempt number."""
+MAX_ITERATION = 999_999_999_999
+"""Largest iteration number: a checkpoint id has twelve digits for it."""
+MAX_INTEGER = 2**53
+"""Largest integer of any kind: JavaScript represents integers up to here exactly."""
+PLAUSIBLE_STEP = 1_000
+"""How far a reported attempt or lineage number may exceed the largest known one."""
+
+SUPERVISOR_RANK = 1 << 20
+"""Rank number of the supervisor's reports."""
+RESCUE_RANK = SUPERVISOR_RANK + 1
+"""Rank number of reports on snapshots that were saved from memory after a crash."""
+
+Lane = Literal["control", "samples"]
+"""Control: events, which are never dropped. Samples: measurements, which are thinned under overload."""
+Numbers = list[float] | bytes
+"""A column of numbers: a list, or faster, little-endian float64."""
+Counts = list[int] | bytes
+"""A column of integers: a list, or faster, little-endian int64."""
+
+CheckpointKind = Literal["scheduled", "requested", "safety", "final"]
+CheckpointState = Literal["snapshot", "persisting", "durable", "failed", "torn", "damaged", "missing"]
+Verdict = Literal["sound", "damaged", "gone", "failed"]
+"""Result of a verification. Gone: retention deleted the checkpoint. Failed: the store could not be read."""
+StallKind = Literal["snapshot_wait", "persist_backpressure", "data_fetch", "data_prep", "barrier", "restore"]
+OrderState = Literal[
+    "requested", "delivered", "restoring", "unknown", "restored", "failed", "cancelled", "expired", "superseded"
+]
+"""Unknown: the attempt that was restoring stopped reporting; its next report decides."""
+RestoreMode = Literal["in_place", "relaunch", "next_start"]
+"""Relaunch: the supervisor restarts the script. Next start: an operator must restart it."""
+OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring", "unknown")
+
+PLANNED_ENDS = ("finished", "interrupted", "preempted", "forked", "relaunched", "SystemExit")
+"""Intended ends, as attempts report them; any other is the exception that ended the attempt."""
+ASKED_TO_END = ("killed by SIGINT", "killed by SIGTERM", "exit status 143", "exit status 79", "exit status 0")
+"""Exits, as supervisors report them, of attempts that were asked to end, mostly by a scheduler."""
+
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_CHECKPOINT = re.compile(r"([0-9]{12})-([0-9]{1,9})")
+
+
+def validate_job(job: str) -> str:
+    """Return `job` unchanged. ValueError: the name cannot be a directory and a URL segment."""
+    if not isinstance(job, str) or not _JOB.fullmatch(job):
+        raise ValueError(
+            f"job name {job!r}: use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit"
+        )
+    return job
+
+
+def checkpoint_id(iteration: int, lineage: int) -> str:
+    """Return the id of a checkpoint, as in `000000001200-3`."""
+    return f"{iteration:012d}-{lineage}"
+
+
+def parse_checkpoint_id(checkpoint: str) -> tuple[int, int]:
+    """Return (iteration, lineage) of a checkpoint id. ValueError: it is not one."""
+    match = _CHECKPOINT.fullmatch(checkpoint)
+    if match is None:
+        raise ValueError(
+            f"checkpoint id {checkpoint!r}: expected <iteration, 12 digits>-<lineage>, as in 000000001200-3"
+        )
+    return int(match[1]), int(match[2])
+
+
+def is_checkpoint_id(name: str) -> bool:
+    """Return whether a name in a store is a checkpoint id."""
+    return _CHECKPOINT.fullmatch(name) is not None
+
+
+class Samples(msgspec.Struct, kw_only=True):
+    """Measurements per iteration, as columns of equal length. NaN: not measured.
+
+    Columns other than `iteration` may be empty: the batch's lineage and time apply, or nothing was measured.
+    """
+
+    iteration: Counts = []
+    """Iterations; a rank of an attempt reports an iteration of a lineage once."""
+    lineage: Counts = []
+    at: Numbers = []
+    seconds: Numbers = []
+    """Wall time of the iteration, including stalls, without restores."""
+    stall_seconds: Numbers = []
+    """The part of `seconds` that training waited for checkpointing."""
+    data_seconds: Numbers = []
+    """The part of `seconds` that training waited for data."""
+    metrics: dict[str, Numbers] = {}
+    """`loss` and other values that the loop passed to `step`."""
+
+
+class Gap(msgspec.Struct, kw_only=True, frozen=True):
+    """Samples that were dropped while no server accepted them."""
+
+    lineage: int
+    first_iteration: int
+    last_iteration: int
+    dropped: int
+    """Number of dropped iterations between the first and the last."""
+
+
+class Occurrence(msgspec.Struct, kw_only=True):
+    """An event at a point of training."""
+
+    at: float
+    iteration: int
+    lineage: int
+
+
+class AttemptStarted(Occurrence, kw_only=True, tag="attempt_started"):
+    resumed_from: str | None = None
+    host: str = ""
+    pid: int = 0
+    world_size: int = 1
+    supervised: bool = False
+    previous_exit: str | None = None
+    """How the previous attempt ended, as reported by the supervisor: `killed by SIGKILL`."""
+    versions: dict[str, str] = {}
+    owner: str = ""
+    labels: dict[str, str] = {}
+
+
+class AttemptFinished(Occurrence, kw_only=True, tag="attempt_finished"):
+    reason: str
+    """`finished`, `interrupted` or the exception that ended the loop."""
+
+
+class Origin(msgspec.Struct, kw_only=True, frozen=True):
+    """The checkpoint of another job that a fork copied."""
+
+    job: str
+    checkpoint: str
+    digest: str
+    """Digest of its manifest, which has the digests of all its data."""
+
+
+class LineageStarted(Occurrence, kw_only=True, tag="lineage_started"):
+    parent: str | None = None
+    """Id of the restored checkpoint; `None` for a fresh start."""
+    order: str | None = None
+    """Id of the restore request that began it; `None` if the script did."""
+    left: str | None = None
+    """Id of the safety checkpoint of the state before the restore."""
+    origin: Origin | None = None
+    """On the first lineage of a fork: the source of the copy `parent`."""
+
+
+class RankSpan(msgspec.Struct, kw_only=True, frozen=True):
+    """The times of one rank for its part of a checkpoint."""
+
+    rank: int
+    snapshot_seconds: float
+    stall_seconds: float
+    persist_seconds: float
+    """Time to write its part, without waiting for other ranks."""
+
+
+class CheckpointFacts(Occurrence, kw_only=True):
+    """The fields of a checkpoint that agents report and servers return."""
+
+    id: str
+    kind: CheckpointKind
+    state: CheckpointState
+    payload_bytes: int = 0
+    snapshot_started_at: float | None = None
+    snapshot_seconds: float | None = None
+    """Time to copy the state, from the end of the iteration."""
+    stall_seconds: float | None = None
+    """Time that training waited for the copy."""
+    persist_started_at: float | None = None
+    persist_seconds: float | None = None
+    durable_iteration: int | None = None
+    """Last finished iteration when the checkpoint became durable."""
+    reason: str | None = None
+    """Why it is failed, torn or damaged."""
+    store_free_bytes: int | None = None
+    """Free space in the store once it was durable; `None` if unknown, as for an object store."""
+    ranks: list[RankSpan] = []
+    """Times of the slowest ranks, at most `MOST_RANKS_TOLD`, for a durable checkpoint of several ranks."""
+
+
+class Checkpoint(CheckpointFacts, kw_only=True, tag="checkpoint"):
+    """The state of a checkpoint; sent after each change."""
+
+
+class Stall(Occurrence, kw_only=True, tag="stall"):
+    """A single long wait of training."""
+
+    kind: StallKind
+    seconds: float
+
+
+class Paced(Occurrence, kw_only=True, tag="paced"):
+    """The checkpoint interval in force and the figures behind it."""
+
+    policy: str
+    interval: int | None
+    """Interval in iterations; `None` while paused or still profiling."""
+    budget: float
+    predicted_overhead: float | None
+    measured_overhead: float | None
+    measured_window_iterations: int = 0
+    reason: str = ""
+    profile: dict[str, float] = {}
+    """The fields of `holdfast.pacing.Profile` that have been measured."""
+    spread: dict[str, float] = {}
+    """Median absolute deviation of these figures, by field."""
+    mtbf_seconds: float | None = None
+    """Mean time between failures, if the script states it."""
+
+
+class Applied(Occurrence, kw_only=True, tag="applied"):
+    """The agent applied version `version` of the desired state at the end of `iteration`."""
+
+    version: int
+
+
+class OrderMoved(Occurrence, kw_only=True, tag="order"):
+    """The state of a restore. `iteration` is the current one; for `restored`, the restored one."""
+
+    order: str
+    state: OrderState
+    reason: str | None = None
+    seconds: float | None = None
+    """Duration of the restore, while the loop waited."""
+    safety_checkpoint: str | None = None
+
+
+class Restores(Occurrence, kw_only=True, tag="restores"):
+    """How this attempt would carry out a restore; sent after each change."""
+
+    mode: RestoreMode
+    reason: str = ""
+    """Why it cannot restore in place."""
+    start_seconds: float | None = None
+    """Time from the start of the processes to the first iteration, if measured: the cost of a restart."""
+
+
+class Inventory(msgspec.Struct, kw_only=True, tag="inventory"):
+    """All durable checkpoints in the store; others that the server knows are gone."""
+
+    at: float
+    checkpoints: list[str]
+    pinned: list[str] = []
+    """Ids of pinned checkpoints, so that a server whose data was deleted learns them."""
+
+
+class TensorNorms(msgspec.Struct, kw_only=True):
+    """The floating-point tensors of a checkpoint, as columns. Norms are over finite values.
+
+    A tensor that each rank has is listed per rank, as `rng.torch [rank 3]`.
+    """
+
+    name: list[str] = []
+    elements: Counts = []
+    norm: Numbers = []
+    """L2 norm."""
+    largest: Numbers = []
+    """Largest absolute value."""
+    nan: Counts = []
+    inf: Counts = []
+    other_norm: Numbers = []
+    """L2 norm in the other checkpoint; this column and the next are empty without one."""
+    distance: Numbers = []
+    """Norm of the difference; NaN if the other checkpoint has no such tensor, or one of another shape."""
+    left_out: int = 0
+    """Number of tensors beyond `MOST_TENSORS`."""
+
+
+class Verified(msgspec.Struct, kw_only=True, tag="verified"):
+    """The progress or result of a verification; sent after each change."""
+
+    at: float
+    request: int
+    checkpoint: str
+    verdict: Verdict | None = None
+    """Result; `None` while the checkpoint is read."""
+    against: str | None = None
+    """Id of the checkpoint that its tensors were compared with."""
+    host: str = ""
+    read_bytes: int = 0
+    total_bytes: int = 0
+    seconds: float | None = None
+    reason: str | None = None
+    """The damaged file and tensor, or why the checkpoint could not be read."""
+    tensors: TensorNorms | None = None
+
+
+class RankWork(msgspec.Struct, kw_only=True, tag="rank_work"):
+    """Totals of one of several ranks since its last report.
+
+    Of rank 0 only the barrier counts: it also sends samples per iteration.
+    """
+
+    at: float
+    """Time at which the last of these iterations ended."""
+    lineage: int
+    first_iteration: int
+    last_iteration: int
+    iterations: int
+    seconds: float
+    longest_seconds: float
+    stall_seconds: float = 0.0
+    data_seconds: float = 0.0
+    barrier_iterations: int = 0
+    """Number of iterations whose barrier was measured."""
+    barrier_seconds: float = 0.0
+    """Time from the rank's last gradient to the update: gradient exchange and waiting for other ranks."""
+
+
+class Notice(Occurrence, kw_only=True, tag="notice"):
+    """A message for operators: a full disk, a damaged checkpoint, a rejected restore."""
+
+    level: Literal["info", "warning", "error"]
+    code: str
+    message: str
+
+
+Event = (
+    AttemptStarted
+    | AttemptFinished
+    | LineageStarted
+    | Checkpoint
+    | Stall
+    | Paced
+    | Applied
+    | OrderMoved
+    | Restores
+    | Inventory
+    | Verified
+    | RankWork
+    | Notice
+)
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """The reports of one rank. (job, uid, rank, lane, sequence) identifies it: sent twice, it is stored once.
+
+    Batches of a lane are sent in order, each once the previous one was acknowledged or rejected.
+    """
+
+    protocol: int = PROTOCOL
+    job: str
+    uid: str
+    """Random name of the attempt; unlike its number, it is not reused when a store is deleted."""
+    attempt: int
+    rank: int
+    lane: Lane = "control"
+    sequence: int
+    sent_at: float
+    iteration: int
+    lineage: int
+    samples: Samples | None = None
+    events: list[Event] = []
+    gaps: list[Gap] = []
+    """Samples dropped since the previous batch."""
+
+
+class Ack(msgspec.Struct, kw_only=True):
+    acked: int
+    """Sequence number of the committed batch."""
+    version: int
+    """Version of the desired state, for agents behind a proxy that cuts long polls."""
+
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
+"""A count; messages with a number outside its range are rejected."""
+
+
+class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
+    id: str
+    checkpoint: str
+    fence: _Number
+    """Lowest attempt number that may carry it out."""
+    expires_in_seconds: float | None = None
+    """Time until it expires, on the server's clock, when this was sent; `None` if unknown."""
+
+
+class VerifyRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """A request to read a checkpoint and compare every byte with its digests."""
+
+    id: _Number
+    """Version of the desired state that added it."""
+    checkpoint: str
+    against: str | None = None
+    """Id of another checkpoint to compare the tensors with."""
+
+
+class Desired(msgspec.Struct, kw_only=True, frozen=True):
+    """The settings and requests of operators for a job. `None`: the script's setting applies."""
+
+    version: _Number = 0
+    budget: float | None = None
+    policy: str | None = None
+    every: int | None = None
+    paused: bool = False
+    retention: str | None = None
+    """Retention rules, as `holdfast.protocol.retention` parses them."""
+    checkpoint_request: _Number = 0
+    """Number of requests for a checkpoint so far."""
+    probe_request: _Number = 0
+    """Number of requests to profile data loading so far."""
+    restore: RestoreOrder | None = None
+    """The open restore request, if there is one."""
+    pins: tuple[str, ...] | None = None
+    """Ids of pinned checkpoints, at most `MOST_PINS`; `None`: not set here, and the store's pins apply."""
+    verify: tuple[VerifyRequest, ...] = ()
+    """Open verification requests, oldest first, at most `MOST_VERIFICATIONS`; processed one at a time."""
+    latest_attempt: int = 0
+    latest_lineage: int = 0
+    """Highest numbers that the server knows, so that a job whose store was deleted does not reuse them. An agent
+    ignores one that exceeds what its store has by more than `PLAUSIBLE_STEP`."""

@@ -1,0 +1,200 @@
+"""Responses on a job as a whole: goodput, ranks, plans, previews and stored reports."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from holdfast.pacing.profile import Plan
+from holdfast.pacing.what_if import Outlook
+from holdfast.protocol.jobs import CheckpointRow, Edit, Order, Verification
+from holdfast.protocol.messages import RestoreMode
+from holdfast.protocol.timeline import LineageRow, ShortWindow, Window
+
+Bucket = Literal[
+    "productive",
+    "snapshot_wait",
+    "persist_backpressure",
+    "data_fetch",
+    "data_prep",
+    "barrier",
+    "restoring",
+    "starting",
+    "lost",
+    "down",
+    "unexplained",
+]
+
+
+class TimeBucket(Struct, kw_only=True, frozen=True):
+    name: Bucket
+    seconds: float
+    share: float
+    """Share of the window."""
+    definition: str
+
+
+class Goodput(Struct, kw_only=True, frozen=True):
+    """How a job spent its time; the buckets add up to the window."""
+
+    job: str
+    window: Window
+    begins_at: float
+    """Start of the window, or of the job if that is later."""
+    ends_at: float
+    """Now, or the job's intended end."""
+    wall_seconds: float
+    goodput: float | None
+    """Share of the time in iterations that were not lost; `None` for an empty window."""
+    iterations: int
+    """Number of iterations that were not lost."""
+    lost_iterations: int
+    buckets: list[TimeBucket]
+
+
+class RankRow(Struct, kw_only=True, frozen=True):
+    """One rank: means over its iterations in the window."""
+
+    rank: int
+    iterations: int
+    iteration_seconds: float
+    longest_seconds: float
+    stall_seconds: float
+    data_seconds: float
+    barrier_seconds: float | None
+    """Time from its last gradient to the update; `None` if not measured."""
+    own_seconds: float
+    """Iteration time without the barrier."""
+    waits_seconds: float | None
+    """Barrier time beyond that of the rank that the others wait for."""
+    deviation: float
+    """Relative deviation of `own_seconds` from the median."""
+    straggler: bool
+    cause: str
+    """Main cause of a straggler's difference; empty for other ranks."""
+
+
+class RankTimes(Struct, kw_only=True, frozen=True):
+    """A comparison of the ranks of the newest attempt."""
+
+    job: str
+    window: ShortWindow
+    world_size: int
+    reporting: int
+    """Number of ranks that reported iterations in the window."""
+    measure: str
+    """Description of the compared figure."""
+    median_seconds: float | None
+    deviation_seconds: float | None
+    """Median absolute deviation."""
+    waited_for: int | None
+    """Rank with the shortest barrier time, if others wait notably longer."""
+    waiting_gpu_seconds: float | None
+    """Total waiting time of all ranks for it, per iteration."""
+    stragglers: list[int]
+    ranks: list[RankRow]
+    """Slowest first."""
+
+
+class RetentionChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A change of how long a project keeps reports. UNSET: unchanged. `None`: no limit."""
+
+    samples_seconds: float | UnsetType | None = UNSET
+    """Age at which samples are reduced to roll-ups: minimum, mean and maximum of 64 iterations or more."""
+    fine_seconds: float | UnsetType | None = UNSET
+    """Age at which roll-ups of 64 iterations are reduced to roll-ups of 256."""
+    reports_seconds: float | UnsetType | None = UNSET
+    """Age at which stalls, notices, gaps, interval decisions and resolved alerts are deleted."""
+    samples_bytes: int | UnsetType | None = UNSET
+    """Size beyond which the oldest samples are reduced to roll-ups."""
+
+
+class Kept(Struct, kw_only=True, frozen=True):
+    """How long a project keeps reports, and their size."""
+
+    project: str
+    samples_seconds: float | None
+    fine_seconds: float | None
+    reports_seconds: float | None
+    samples_bytes: int | None
+    stored_bytes: int
+    """Size of the samples, without roll-ups."""
+
+
+class SettingsPreview(Struct, kw_only=True, frozen=True):
+    plan: Plan | None
+    in_force: Plan | None
+    """Plan for the interval in force, or `None`."""
+    why_none: str
+    """Why there is no plan; otherwise empty."""
+    measured_overhead: float | None
+
+
+Origin = Literal["measured", "estimated", "stated", "set", "assumed"]
+"""Source of a figure: this job; this job and published figures; the request; the job's settings; a default."""
+
+
+class CheckpointStory(Struct, kw_only=True, frozen=True):
+    """A checkpoint with its ancestry and history."""
+
+    checkpoint: CheckpointRow
+    lineage: list[LineageRow]
+    """Lineages that it descends from, its own first."""
+    begun_here: list[LineageRow]
+    """Lineages that a restore of it began."""
+    orders: list[Order]
+    """Restores of it, newest first."""
+    before: CheckpointRow | None
+    """Previous and next durable checkpoint on its lineage."""
+    after: CheckpointRow | None
+    edit: Edit | None
+    """Newest change of settings before it was taken."""
+    verification: Verification
+
+
+class JobPlan(Struct, kw_only=True, frozen=True):
+    """A comparison of checkpoint intervals for this job, or for changed premises."""
+
+    job: str
+    outlook: Outlook | None
+    why_none: str
+    """Why there is no plan; otherwise empty."""
+    held_by_hand: bool
+    """Whether an operator fixed the interval in force."""
+    failures: int
+    """Number of attempts that failed."""
+    running_seconds: float
+    """Running time of all attempts."""
+    restarts: int
+    """Number of restarts behind a measured restart time."""
+    origins: dict[str, Origin]
+    """Sources of `mtbf_seconds`, `restart_seconds`, `world_size` and `budget`."""
+
+
+class RestorePreview(Struct, kw_only=True, frozen=True):
+    checkpoint: CheckpointRow
+    from_iteration: int
+    to_iteration: int
+    iterations_abandoned: int
+    """Number of iterations that the restore discards; they stay visible and restorable."""
+    seconds_abandoned: float | None
+    gpu_hours_abandoned: float | None
+    """This time multiplied by the number of ranks."""
+    points_abandoned: int
+    """Number of durable checkpoints that it discards."""
+    attempt: int
+    host: str
+    """Host of the newest attempt; empty if unknown."""
+    world_size: int
+    supervised: bool
+    """Whether a supervisor restarts the job."""
+    estimated_seconds: float | None
+    estimated_from: str
+    """Basis of the estimate; empty if there is none."""
+    alive: bool
+    mode: RestoreMode
+    what: str
+    """Description of what would happen."""
+    safety_checkpoint: bool
+    """Whether the current state is saved first; otherwise an undo returns to the newest durable checkpoint."""

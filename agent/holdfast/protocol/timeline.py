@@ -1,0 +1,177 @@
+"""Responses on the timeline of a job."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from holdfast.protocol.jobs import CheckpointRow, Edit, Order
+from holdfast.protocol.messages import StallKind
+
+Window = Literal["1h", "24h", "7d", "all"]
+ShortWindow = Literal["10m", "1h", "24h"]
+
+
+class Mean(Struct, kw_only=True, frozen=True):
+    mean: list[float]
+    max: list[float]
+
+
+class Band(Struct, kw_only=True, frozen=True):
+    mean: list[float]
+    min: list[float]
+    max: list[float]
+
+
+class Series(Struct, kw_only=True, frozen=True):
+    """The samples of one lineage, as columns. A bucket has the number of its last iteration."""
+
+    lineage: int
+    abandoned: bool
+    """Whether the job continued on another lineage, or lost these iterations."""
+    lost: bool = False
+    """Whether a restart repeats these iterations on the current lineage."""
+    stands_until: int = -1
+    """Its last iteration on the path to the current one; -1: none."""
+    iteration: list[int]
+    at: list[float]
+    seconds: Mean
+    stall_seconds: list[float]
+    """Sum over the bucket."""
+    data_seconds: list[float]
+    """Sum over the bucket."""
+    metrics: dict[str, Band]
+
+
+class LineageRow(Struct, kw_only=True, frozen=True):
+    lineage: int
+    iteration: int
+    """Iteration that it starts from; its first is the next one."""
+    parent: str | None
+    order: str | None
+    at: float
+    last_iteration: int
+    abandoned: bool
+    """Whether no part of it is on the path to the current iteration."""
+    stands_until: int = -1
+    """Its last iteration on the path to the current one; -1: none."""
+
+
+class StallRow(Struct, kw_only=True, frozen=True):
+    iteration: int
+    lineage: int
+    kind: StallKind
+    seconds: float
+    at: float
+    abandoned: bool = False
+    """Whether it is off the path to the current iteration."""
+
+
+class Density(Struct, kw_only=True, frozen=True):
+    """Checkpoints per bar, as columns, if there are too many to show each."""
+
+    width: float
+    """Width of each bar in units of the axis: iterations or seconds."""
+    start: list[float]
+    count: list[int]
+    durable: list[int]
+    failed: list[int]
+    """Number of failed, torn and damaged ones."""
+    snapshot_seconds: list[float]
+    """Longest time per bar."""
+    persist_seconds: list[float]
+    """Longest time per bar."""
+
+
+class StallDensity(Struct, kw_only=True, frozen=True):
+    """Stalls of one kind per bar, as columns."""
+
+    kind: StallKind
+    width: float
+    start: list[float] = []
+    count: list[int] = []
+    seconds: list[float] = []
+    """Total time per bar."""
+    longest_seconds: list[float] = []
+
+
+class AttemptRow(Struct, kw_only=True, frozen=True):
+    attempt: int
+    started_at: float
+    iteration: int
+    lineage: int
+    previous_exit: str | None
+    finished: str | None
+    """Why it ended; `None` while it runs, or if it ended without a report."""
+    last_iteration: int
+    host: str = ""
+    resumed_from: str | None = None
+
+
+class PacedRow(Struct, kw_only=True, frozen=True):
+    iteration: int
+    lineage: int
+    at: float
+    interval: int | None
+    measured_overhead: float | None
+    budget: float
+    stands: bool = False
+    """Whether it is on the path to the current iteration and no later attempt repeated it."""
+
+
+class GapRow(Struct, kw_only=True, frozen=True):
+    """Samples that the agent dropped while no server accepted them."""
+
+    lineage: int
+    first_iteration: int
+    last_iteration: int
+    dropped: int
+    """Number of dropped iterations between the first and the last."""
+
+
+class Timeline(Struct, kw_only=True, frozen=True):
+    job: str
+    lineage: int = 0
+    """Current lineage of the job."""
+    extent: tuple[int, int] | None
+    """First and last known iteration; `None` before the first."""
+    window: tuple[int, int] | None
+    """Requested iterations; `None` if a time was requested."""
+    times: tuple[float, float] | None = None
+    """Start of the job and end of its newest known iteration, in seconds since the epoch."""
+    silent_since: float | None = None
+    """Time of the last report of a silent job, otherwise `None`."""
+    time_window: tuple[float, float] | None = None
+    """Requested time; `None` if iterations were requested."""
+    now: float
+    bucketed: bool
+    metrics: list[str] = []
+    """Names of all metrics of the job."""
+    series: list[Series]
+    lineages: list[LineageRow]
+    checkpoints: list[CheckpointRow]
+    """Checkpoints in the window. If there are too many, some of them; `checkpoint_density` counts all."""
+    checkpoints_total: int
+    checkpoint_density: Density | None = None
+    stalls: list[StallRow]
+    """Stalls in the window. If there are too many, the longest; `stall_density` counts all."""
+    stalls_total: int = 0
+    stall_density: list[StallDensity] = []
+    attempts: list[AttemptRow]
+    edits: list[Edit]
+    orders: list[Order]
+    paced: list[PacedRow]
+    gaps: list[GapRow] = []
+
+
+class StallsOverTime(Struct, kw_only=True, frozen=True):
+    """The individually reported stalls, added up by kind over equal intervals of time."""
+
+    job: str
+    window: Window
+    begins_at: float
+    ends_at: float
+    stretch_seconds: float
+    seconds: dict[StallKind, list[float]]
+    """Waiting time per interval by kind, the largest total first."""

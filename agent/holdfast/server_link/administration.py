@@ -1,0 +1,167 @@
+"""The part of the client for alerts, retention, users, keys and the audit log."""
+
+from __future__ import annotations
+
+from holdfast.protocol.administration import (
+    Alert,
+    AlertChannel,
+    AlertDelivery,
+    AlertRule,
+    AuditEntry,
+    NewToken,
+    PersonRow,
+    TokenRow,
+)
+from holdfast.protocol.questions import Kept
+from holdfast.server_link.json_client import JsonClient
+
+
+class Administration(JsonClient):
+    """The methods of `holdfast.client.Client` that concern no job's training."""
+
+    # ---- alerts -------------------------------------------------------------------------------
+
+    def alerts(
+        self,
+        *,
+        job: str | None = None,
+        project: str | None = None,
+        history: bool = False,
+        limit: int = 100,
+        before: int | None = None,
+    ) -> list[Alert]:
+        """Return the open alerts, newest first; with `history`, also resolved ones. Raises NotFound for a job."""
+        query = {"state": "all" if history else "open", "limit": limit, "before": before}
+        if job is not None:
+            return self._rows(Alert, "alerts", "/jobs/{job}/alerts", job, query=query)
+        return self._rows(Alert, "alerts", "/alerts", query={"project": project, **query})
+
+    def acknowledge(self, job: str, alert: int) -> Alert:
+        """Acknowledge an alert. Raises NotFound, and Conflict if it has resolved."""
+        return self._fetch(Alert, "POST", "/jobs/{job}/alerts/{alert}/acknowledge", job, alert, idempotent=True)
+
+    def silence(self, job: str, alert: int, *, seconds: float) -> Alert:
+        """Send no notifications for an alert and its recurrences. Raises NotFound, Conflict and Invalid."""
+        return self._fetch(
+            Alert,
+            "POST",
+            "/jobs/{job}/alerts/{alert}/silence",
+            job,
+            alert,
+            body={"seconds": seconds},
+            idempotent=True,
+        )
+
+    def unsilence(self, job: str, alert: int) -> Alert:
+        """End the silence of an alert. Raises NotFound and Conflict."""
+        return self._fetch(Alert, "POST", "/jobs/{job}/alerts/{alert}/unsilence", job, alert, idempotent=True)
+
+    def alert_rules(self, project: str = "default") -> list[AlertRule]:
+        """Return the alert rules of a project, built-in ones first. Raises NotFound."""
+        return self._rows(AlertRule, "rules", "/projects/{project}/alert-rules", project)
+
+    def change_alert_rule(
+        self, rule: str, *, project: str = "default", **changes: float | str | bool
+    ) -> AlertRule:
+        """Change `enabled`, `severity`, `limit`, `for_seconds` or `jobs` of a rule; a new rule needs a `kind`.
+
+        Raises NotFound and Invalid.
+        """
+        return self._fetch(AlertRule, "PUT", "/projects/{project}/alert-rules/{rule}", project, rule, body=changes)
+
+    def remove_alert_rule(self, rule: str, *, project: str = "default") -> None:
+        """Delete a rule, or reset a built-in rule to its default. Raises NotFound."""
+        self._call("DELETE", "/projects/{project}/alert-rules/{rule}", project, rule)
+
+    def alert_channels(self, project: str = "default") -> list[AlertChannel]:
+        """Return the alert channels, for admins of the project. Raises NotFound and NotPermitted."""
+        return self._rows(AlertChannel, "channels", "/projects/{project}/alert-channels", project)
+
+    def add_alert_channel(
+        self, name: str, target: str, *, least_severity: str = "warning", project: str = "default"
+    ) -> AlertChannel:
+        """Add mail addresses or a URL. Only this response has the secret of a webhook.
+
+        Raises:
+            NotFound, NotPermitted, Invalid.
+            Conflict: the server sends no mail, or no webhooks.
+        """
+        body = {"name": name, "target": target, "least_severity": least_severity}
+        return self._fetch(AlertChannel, "POST", "/projects/{project}/alert-channels", project, body=body)
+
+    def remove_alert_channel(self, channel: str, *, project: str = "default") -> None:
+        """Delete an alert channel. Raises NotFound and NotPermitted."""
+        self._call("DELETE", "/projects/{project}/alert-channels/{channel}", project, channel)
+
+    def test_alert_channel(self, channel: str, *, project: str = "default") -> AlertDelivery:
+        """Send a test message; `alert_deliveries` returns its outcome. Raises NotFound and NotPermitted."""
+        return self._fetch(
+            AlertDelivery, "POST", "/projects/{project}/alert-channels/{channel}/test", project, channel
+        )
+
+    def alert_deliveries(self, channel: str, *, project: str = "default", limit: int = 50) -> list[AlertDelivery]:
+        """Return the deliveries of a channel, newest first. Raises NotFound and NotPermitted."""
+        return self._rows(
+            AlertDelivery,
+            "deliveries",
+            "/projects/{project}/alert-channels/{channel}/deliveries",
+            project,
+            channel,
+            query={"limit": limit},
+        )
+
+    # ---- users, keys, the audit log -----------------------------------------------------------
+
+    def people(self) -> list[PersonRow]:
+        """Return the users, for administrators of the server. Raises NotPermitted."""
+        return self._rows(PersonRow, "people", "/people")
+
+    def tokens(self) -> list[TokenRow]:
+        """Return the keys that the caller may revoke, newest first. Raises NotPermitted."""
+        return self._rows(TokenRow, "tokens", "/tokens")
+
+    def create_token(
+        self,
+        name: str,
+        scopes: list[str],
+        *,
+        project: str | None = None,
+        job: str | None = None,
+        seconds: float | None = None,
+    ) -> NewToken:
+        """Create a key. Only this response has it. Raises NotFound, NotPermitted, Conflict and Invalid."""
+        body = {"name": name, "scopes": scopes, "project": project, "job": job, "seconds": seconds}
+        return self._fetch(NewToken, "POST", "/tokens", body=body)
+
+    def revoke_token(self, prefix: str) -> TokenRow:
+        """Revoke a key; it stops working within 5 seconds. Idempotent. Raises NotFound."""
+        return self._fetch(TokenRow, "POST", "/tokens/{prefix}/revoke", prefix, idempotent=True)
+
+    def audit(
+        self,
+        *,
+        who: str | None = None,
+        action: str | None = None,
+        job: str | None = None,
+        project: str | None = None,
+        older_than: int | None = None,
+        limit: int = 100,
+    ) -> list[AuditEntry]:
+        """Return the audit log of projects that the caller administers, newest first. Raises NotPermitted."""
+        query = {
+            "who": who, "action": action, "job": job, "project": project, "older_than": older_than, "limit": limit,
+        }  # fmt: skip
+        return self._rows(AuditEntry, "entries", "/audit", query=query)
+
+    # ---- retention of reports -----------------------------------------------------------------
+
+    def retention(self, project: str = "default") -> Kept:
+        """Return how long a project keeps reports, and their size. Raises NotFound."""
+        return self._fetch(Kept, "GET", "/projects/{project}/retention", project)
+
+    def change_retention(self, *, project: str = "default", **limits: float | int | None) -> Kept:
+        """Change `samples_seconds`, `fine_seconds`, `reports_seconds` or `samples_bytes`; `None` is no limit.
+
+        Reports beyond a limit are deleted within minutes. Raises NotFound, NotPermitted and Invalid.
+        """
+        return self._fetch(Kept, "PATCH", "/projects/{project}/retention", project, body=limits)

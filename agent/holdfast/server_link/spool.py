@@ -1,0 +1,155 @@
+"""Unsent batches on disk: bounded, durable, in order, and sent by the next attempt if need be."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
+from urllib.parse import quote
+
+from holdfast.protocol.messages import Lane
+
+log = logging.getLogger("holdfast")
+
+LIMIT_BYTES = 64 * 1024 * 1024
+SUFFIX = ".batch"
+REJECTED_SUFFIX = ".refused"
+MAX_REJECTED_FILES = 20
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BatchKey:
+    """Identifies a batch; keys sort in the order of sending."""
+
+    attempt: int
+    uid: str
+    rank: int
+    lane: Lane
+    sequence: int
+
+    @property
+    def filename(self) -> str:
+        lane = "" if self.lane == "control" else f".{self.lane}"
+        return f"{self.attempt:08d}.{self.uid}.{self.rank}{lane}.{self.sequence:012d}{SUFFIX}"
+
+
+class Spool:
+    """A directory with one file per batch, which holds the bytes to post. Never raises if the disk fails."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._warned = False
+        self._used_bytes = sum(size for _, size in self._files())
+
+    def write(self, key: BatchKey, payload: bytes) -> bool:
+        """Make a batch durable. Return whether there was room and the disk accepted it."""
+        if self._used_bytes + len(payload) > LIMIT_BYTES:
+            self._used_bytes = sum(size for _, size in self._files())  # other processes may have sent some
+        if self._used_bytes + len(payload) > LIMIT_BYTES:
+            self._warn(f"it already holds {LIMIT_BYTES >> 20} MiB of unsent reports")
+            return False
+        try:
+            self._write(key.filename, payload)
+        except OSError as error:
+            self._warn(str(error))
+            return False
+        self._used_bytes += len(payload)
+        return True
+
+    def read(self, key: BatchKey) -> bytes | None:
+        """Return the bytes of a batch, or `None` if another process of this job has sent it."""
+        try:
+            return (self._directory / key.filename).read_bytes()
+        except OSError:
+            return None
+
+    def remove(self, key: BatchKey) -> None:
+        path = self._directory / key.filename
+        with contextlib.suppress(OSError):
+            size = path.stat().st_size
+            path.unlink()
+            self._used_bytes -= size
+
+    def set_aside(self, key: BatchKey, payload: bytes) -> None:
+        """Keep a rejected batch for diagnosis; only the newest few are kept."""
+        path = self._directory / key.filename
+        with contextlib.suppress(OSError):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            aside = path.with_suffix(REJECTED_SUFFIX)
+            aside.write_bytes(payload)
+            self.remove(key)
+            for old in sorted(self._directory.glob(f"*{REJECTED_SUFFIX}"))[:-MAX_REJECTED_FILES]:
+                old.unlink()
+
+    def left_by_others(self, uid: str, rank: int) -> list[BatchKey]:
+        """Return the batches of earlier attempts, oldest first. Rank 0 sends them for all ranks."""
+        if rank != 0:
+            return []
+        # Killed attempts leave partial files. An attempt that still runs notices the failed write and repeats it.
+        for torn in self._directory.glob(f"*{SUFFIX}.tmp"):
+            if f".{uid}." not in torn.name:
+                with contextlib.suppress(OSError):
+                    torn.unlink()
+        return sorted(key for key, _ in self._files() if key.uid != uid)
+
+    def _files(self) -> Iterator[tuple[BatchKey, int]]:
+        try:
+            entries = list(os.scandir(self._directory))
+        except OSError:
+            return
+        for entry in entries:
+            key = _key(entry.name)
+            if key is not None:
+                with contextlib.suppress(OSError):
+                    if entry.is_file():  # reading a pipe would block
+                        yield key, entry.stat().st_size
+
+    def _write(self, name: str, payload: bytes) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        temporary = self._directory / f"{name}.tmp"
+        try:
+            with temporary.open("wb") as file:
+                file.write(payload)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(self._directory / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _warn(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning("Cannot store unsent reports in %s: %s", self._directory, reason)
+
+
+def spool_directory(store: str, job: str) -> Path:
+    """Return the spool of a job: next to its checkpoints, or on the local disk if those are in an object store."""
+    if "://" not in store:
+        return Path(store) / job / "spool"
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state) / "holdfast" / quote(store, safe="") / job / "spool"
+
+
+def _key(name: str) -> BatchKey | None:
+    if not name.endswith(SUFFIX):
+        return None
+    parts = name.removesuffix(SUFFIX).split(".")
+    if len(parts) == 4:
+        parts.insert(3, "control")
+    if len(parts) != 5 or parts[3] not in get_args(Lane):
+        return None
+    try:
+        return BatchKey(int(parts[0]), parts[1], int(parts[2]), cast("Lane", parts[3]), int(parts[4]))
+    except ValueError:
+        return None

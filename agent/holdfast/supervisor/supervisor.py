@@ -1,0 +1,419 @@
+"""The supervisor behind `holdfast run`: it starts a trainer, restarts it after a crash, and kills what it leaves.
+
+It has one thread, and few imports, so that it takes little memory from the trainer. It reads training's progress
+from the file HOLDFAST_PROGRESS, and the job from the folder HOLDFAST_SUPERVISION.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import msgspec
+
+from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.snapshot.shared_buffers import Held
+from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, progress_file, read_progress
+from holdfast.system import processes, supervisor_channel
+from holdfast.system.supervisor_channel import EXIT_FENCED
+
+if TYPE_CHECKING:
+    from holdfast.supervisor.supervisor_link import SupervisorReporter
+
+MAX_STARTS_PER_RESTORE = 3
+"""Starts for one restore request before the supervisor ignores it."""
+MAX_REPORTED_STACKS = 64
+"""Number of ranks whose stacks are reported to the server; the log has all."""
+Stay = Literal["never", "failure", "always"]
+"""When to wait for a restore request after the last start: never, after giving up, always."""
+STAYS: tuple[Stay, ...] = get_args(Stay)
+CANNOT_START = (2, 126, 127)
+"""Exit statuses of a command that cannot start: Python's for a missing script, a program's for unknown arguments,
+a shell's for a program that it cannot run or find."""
+CONTACT_SECONDS = 2.0
+"""How long to wait for the server's first response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartLimits:
+    """When to restart the trainer, and when to stop."""
+
+    fruitless_starts: int = 5
+    """Starts in a row without a new iteration after which the supervisor gives up."""
+    first_backoff_seconds: float = 0.2
+    """Wait after a crash; it doubles after each fruitless start, and returns to this after progress."""
+    longest_backoff_seconds: float = 30.0
+    grace_seconds: float = 30.0
+    """How long a trainer may take to end after a stop signal before its processes are killed."""
+    repeat_seconds: float = 2.0
+    """A second signal kills at once if it arrives this long after the first. Sooner, it is the same signal twice:
+    a terminal signals the whole foreground group, and a parent may forward the signal as well."""
+    poll_seconds: float = 0.25
+    """Interval at which the trainer's progress is read."""
+    hang_factor: float = 50.0
+    """A trainer hangs after this many typical iteration times without an iteration; 0: never."""
+    hang_least_seconds: float = 600.0
+    """The shortest hang: scripts evaluate now and then, and may write files of their own."""
+
+    def __post_init__(self) -> None:
+        if self.hang_factor < 0 or 0 < self.hang_factor < 2:
+            raise ValueError(f"hang factor {self.hang_factor:g}: give at least 2 iteration times, or 0 for never")
+        if self.fruitless_starts < 1:
+            raise ValueError(f"fruitless starts {self.fruitless_starts}: give at least 1")
+        if self.grace_seconds < 0:
+            raise ValueError(f"grace {self.grace_seconds} s: give at least 0")
+
+    def backoff_seconds(self, fruitless: int) -> float:
+        """Return an exponential wait with jitter, so that jobs that died together do not restart together."""
+        longest = min(self.longest_backoff_seconds, self.first_backoff_seconds * 2.0 ** min(fruitless, 60))
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+class Supervisor:
+    """Runs `command` until it succeeds, a signal stops it, or restarts make no progress.
+
+    Args:
+        command: training command and its arguments.
+        limits: when to restart and when to stop.
+        environment: variables in addition to those of this process.
+        stay: when to wait for a restore request after the last start, if the trainer has a server.
+        memory_tier: hold memory for snapshots that outlives the trainer.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        limits: RestartLimits | None = None,
+        environment: Mapping[str, str] | None = None,
+        stay: Stay = "failure",
+        memory_tier: bool = True,
+    ) -> None:
+        if not command:
+            raise ValueError("no command to run: holdfast run -- python train.py")
+        self.command = list(command)
+        self.limits = limits or RestartLimits()
+        self.environment = dict(environment or {})
+        self.stay = stay
+        self.memory_tier = memory_tier
+        self.log = supervisor_channel.log_line
+        self.starts = 0
+        self._progress = RestartProgress()
+        self._folder = Path()
+        """Folder shared with the trainer."""
+        self._was_hung = False
+        """Whether the last start was killed because it hung."""
+        self._starts_per_restore: collections.Counter[str] = collections.Counter()
+        self._reporter: SupervisorReporter | None = None
+        self._dashboard_logged = False
+        self._not_ours: frozenset[int] = frozenset()
+        """Children that this process had before."""
+        self._held: Held | None = None
+        self._rescue: subprocess.Popen[bytes] | None = None
+        """Process that saves the last start's snapshot from memory."""
+
+    def run(self) -> int:
+        """Run the trainer until it ends for good, and return the exit status for the shell."""
+        with processes.caught_signals() as signals, supervisor_channel.supervisor_folder() as folder:
+            self._folder = folder
+            self._not_ours = frozenset(processes.descendants(os.getpid()))
+            processes.adopt_orphans()
+            self._held = Held(self._folder) if self.memory_tier else None
+            try:
+                return self._supervise(signals)
+            finally:
+                self._await_rescue(signals)
+                if self._held is not None:
+                    self._held.close()
+
+    def _supervise(self, signals: processes.PendingSignals) -> int:
+        fruitless, previous_exit = 0, None
+        while True:
+            status = self._run_once(signals, previous_exit)
+            previous_exit = describe_exit(status) + (" because it hung" if self._was_hung else "")
+            self._start_rescue(previous_exit)
+            if signals.stops and status != 0:
+                self.log(f"stopped: the trainer ended ({previous_exit})")
+                # torchrun exits with 1 after a signal, however its ranks ended
+                return 128 + signals.stops[0][0] if status == 1 else shell_status(status)
+            if (other := self._newer_attempt(status)) is not None:
+                self.log(f"{other}; this supervisor ends", logging.ERROR)
+                return EXIT_FENCED
+            if (order := supervisor_channel.take_relaunch(self._folder)) is not None:
+                self.log(f"restarting the trainer to restore checkpoint {order.checkpoint}")
+                fruitless = 0 if self._progress.end_start() else fruitless
+                self._progress.restore_to(parse_checkpoint_id(order.checkpoint)[0])
+                continue
+            fruitless = 0 if self._progress.end_start() else fruitless + 1
+            if status == 0:
+                end = f"the trainer ended with exit status 0 at iteration {self._progress.reached}"
+            elif status in CANNOT_START and not self._has_begun:
+                end = (
+                    f"giving up: the command cannot start ({previous_exit}, before a session began). Correct the "
+                    f"error shown above and run it again: {shlex.join(self.command)}"
+                )
+            elif fruitless >= self.limits.fruitless_starts:
+                end = self._giving_up(fruitless, previous_exit)
+            elif self._back_off(signals, fruitless, previous_exit):
+                continue
+            else:
+                return 128 + signals.stops[0][0]
+            self.log(end, logging.ERROR if status else logging.INFO)
+            if not self._wait_for_restore(signals, status, end):
+                return 128 + signals.stops[0][0] if signals.stops and status else shell_status(status)
+            fruitless = 0
+
+    def _start_rescue(self, end: str) -> None:
+        """Start saving complete snapshots from memory, in parallel with the next start."""
+        attempt = supervisor_channel.published_attempt(self._folder)
+        if attempt is None or self._held is None or not self._held.sealed:
+            return
+        dead = ",".join(supervisor_channel.published_uids(self._folder))
+        words = [
+            str(self._folder),
+            msgspec.json.encode(attempt).decode(),
+            end,
+            dead,
+            *map(str, processes.running_helpers()),
+        ]
+        try:
+            with processes.blocked(*processes.STOP_SIGNALS):
+                self._rescue = subprocess.Popen(  # noqa: S603  this interpreter
+                    [sys.executable, "-P", "-m", processes.RESCUE, *words],
+                    env=os.environ | self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the trainer
+                )
+        except OSError as error:
+            self.log(f"cannot save the snapshot in memory before the next start: {error}", logging.WARNING)
+
+    def _await_rescue(self, signals: processes.PendingSignals) -> None:
+        """Wait until the snapshot is saved, or for another signal."""
+        stops = len(signals.stops)
+        while self._rescue is not None and self._rescue.poll() is None and len(signals.stops) == stops:
+            signals.sleep(self.limits.poll_seconds)
+
+    def _newer_attempt(self, status: int) -> str | None:
+        """Describe a newer attempt elsewhere, if there is one: the trainer must not be restarted then."""
+        attempt = supervisor_channel.published_attempt(self._folder)
+        if attempt is None:
+            return "the trainer was fenced" if status == EXIT_FENCED else None
+        return supervisor_channel.newer_attempt(attempt, supervisor_channel.published_uids(self._folder))
+
+    def _wait_for_restore(self, signals: processes.PendingSignals, status: int, end: str) -> bool:
+        """Wait for a restore request, if configured and there is a server. Return whether one arrived."""
+        attempt = supervisor_channel.published_attempt(self._folder)
+        wanted = self.stay == "always" or (self.stay == "failure" and status != 0)
+        if not wanted or signals.stops or attempt is None or not attempt.server:
+            return False
+        from holdfast.supervisor.supervisor_link import RestoreRequestWaiter
+
+        self._notify(
+            "warning" if status else "info", "waits", f"{end}. The supervisor waits for a restore request"
+        )
+        self.log(f"waiting for a restore request for {attempt.job}; Ctrl-C ends this")
+        tried = {order for order, starts in self._starts_per_restore.items() if starts >= MAX_STARTS_PER_RESTORE}
+        waiting = RestoreRequestWaiter(attempt, signals.wake_up, tried)
+        try:
+            while not signals.stops and (order := waiting.order) is None:
+                signals.sleep(None)
+        finally:
+            waiting.close()
+        if signals.stops or order is None:
+            return False
+        if (
+            other := supervisor_channel.newer_attempt(attempt, supervisor_channel.published_uids(self._folder))
+        ) is not None:
+            self.log(f"{other}; the restore request is for that attempt")
+            return False
+        self._starts_per_restore[order.id] += 1
+        again = " again: the last start did not complete it" if self._starts_per_restore[order.id] > 1 else ""
+        self.log(f"restore of {order.checkpoint} requested: starting the trainer{again}")
+        return True
+
+    def _notify(self, level: Literal["info", "warning", "error"], code: str, *messages: str) -> None:
+        """Report notices for the job's timeline, if the trainer has a server."""
+        attempt = supervisor_channel.published_attempt(self._folder)
+        if attempt is None or not attempt.server:
+            return
+        if self._reporter is None:
+            from holdfast.supervisor.supervisor_link import SupervisorReporter
+
+            self._reporter = SupervisorReporter()
+        self._reporter.notify(attempt, self._progress.reached, level, code, *messages)
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether any start began a session."""
+        return self._progress.highest > 0 or supervisor_channel.published_attempt(self._folder) is not None
+
+    def _giving_up(self, fruitless: int, previous_exit: str) -> str:
+        starts = "1 start" if fruitless == 1 else f"{fruitless} starts in a row"
+        if not self._has_begun:
+            place, then = "before a session began", ""
+        else:
+            place, then = self._progress.description, ": it resumes from its newest checkpoint"
+        return (
+            f"giving up: {starts} ended without a new iteration, the last one ({previous_exit}) {place}. Correct "
+            f"the error shown above and run it again{then}"
+        )
+
+    def _back_off(self, signals: processes.PendingSignals, fruitless: int, previous_exit: str) -> bool:
+        """Wait before the next start. Return False if a signal arrived."""
+        seconds = self.limits.backoff_seconds(fruitless)
+        tries = f", try {fruitless + 1} of {self.limits.fruitless_starts}" if fruitless else ""
+        self.log(
+            f"the trainer ended ({previous_exit}) {self._progress.description}; "
+            f"restarting it in {seconds:.1f} s{tries}",
+            logging.WARNING,
+        )
+        deadline = time.monotonic() + seconds
+        while not signals.stops and (left := deadline - time.monotonic()) > 0:
+            signals.sleep(left)
+        if signals.stops:
+            self.log("stopped while waiting to restart the trainer")
+        return not signals.stops
+
+    def _run_once(self, signals: processes.PendingSignals, previous_exit: str | None) -> int:
+        """Run the trainer once, until its last process ended. Return the status as subprocess does."""
+        self._progress.begin_start()
+        self._was_hung = False
+        self.starts += 1
+        supervisor_channel.remove_stack_files(self._folder)
+        if self._held is not None:
+            self._held.unclaim()
+        with progress_file(self._folder / "progress") as progress:
+            trainer = self._start(self._folder / "progress", previous_exit)
+            self.log(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
+            try:
+                self._watch(trainer, signals, progress)
+            finally:
+                if left := processes.kill_descendants(trainer.pid, self._not_ours):
+                    self.log(f"processes alive after SIGKILL: {', '.join(map(str, left))}", logging.ERROR)
+                status = trainer.wait()
+            self._progress.update(*read_progress(progress))
+        return status
+
+    def _start(self, progress_path: Path, previous_exit: str | None) -> subprocess.Popen[bytes]:
+        environment = os.environ | self.environment
+        environment |= {"HOLDFAST_SUPERVISED": "1", "HOLDFAST_PROGRESS": str(progress_path)}
+        environment[supervisor_channel.VARIABLE] = str(self._folder)
+        environment[supervisor_channel.STARTED_AT] = f"{time.time():.3f}"
+        environment.setdefault("HOLDFAST_GRACE", f"{self.limits.grace_seconds:g}")
+        environment.pop(supervisor_channel.PREVIOUS_EXIT, None)
+        if previous_exit is not None:
+            environment[supervisor_channel.PREVIOUS_EXIT] = previous_exit
+        return subprocess.Popen(  # noqa: S603
+            self.command,
+            env=environment,
+            stdin=subprocess.DEVNULL,  # reading the terminal would stop a background process group
+            process_group=0,
+            preexec_fn=processes.die_with_parent if sys.platform == "linux" else None,
+        )
+
+    def _watch(self, trainer: subprocess.Popen[bytes], signals: processes.PendingSignals, progress: int) -> None:
+        """Forward signals and detect hangs until the trainer's main process has ended."""
+        was_stopped = killed = False
+        detector = HangDetector(self.limits.hang_factor, self.limits.hang_least_seconds, time.monotonic())
+        while not processes.has_ended(trainer.pid):
+            while signals.forwarded:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(trainer.pid, signals.forwarded.pop(0))
+            if signals.stops and not was_stopped:
+                signum, was_stopped = signals.stops[0][0], True
+                grace = f"{self.limits.grace_seconds:g}"
+                self.log(f"{_name(signum)}: forwarded to the trainer, which has {grace} s to end")
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(trainer.pid, signum)
+            reason = self._kill_reason(signals.stops)
+            if reason is None and not signals.stops and detector.is_hung(time.monotonic()):
+                reason = self._report_hang(detector)
+            if reason is not None and not killed:
+                self.log(reason, logging.WARNING)
+                processes.kill_descendants(trainer.pid, self._not_ours)
+                killed = True
+            processes.reap_orphans(trainer.pid)
+            if not self._dashboard_logged and not signals.stops:
+                self._log_dashboard()
+            signals.sleep(self.limits.poll_seconds)
+            iteration, steps = read_progress(progress)
+            self._progress.update(iteration, steps)
+            detector.update(steps, time.monotonic())
+
+    def _log_dashboard(self) -> None:
+        """Log the address of the job's page and whether the server answers, once the job is published."""
+        attempt = supervisor_channel.published_attempt(self._folder)
+        if attempt is None:
+            return
+        self._dashboard_logged = True
+        if not attempt.server:
+            return
+        from holdfast.client import Client, ServerError
+
+        token = (os.environ | self.environment).get("HOLDFAST_TOKEN")
+        page = f"dashboard: {attempt.server.rstrip('/')}/jobs/{attempt.job}"
+        try:
+            with Client(attempt.server, token, timeout_seconds=CONTACT_SECONDS, retries=0) as client:
+                client.job(attempt.job)
+        except ServerError:  # it answers, but does not know the job yet
+            pass
+        except Exception as error:  # watching the trainer comes first, whatever answers there
+            self.log(f"{page}: {error}. Training continues; reports are stored until it answers", logging.WARNING)
+            return
+        self.log(f"{page} (the server answers)")
+
+    def _report_hang(self, detector: HangDetector) -> str:
+        """Log and report the stacks of all ranks. Return why the trainer is killed."""
+        silent, usual = detector.silent_seconds(time.monotonic()), detector.typical_seconds or 0.0
+        self._was_hung = True
+        after = f"no iteration after {self._progress.reached} for {silent:.0f} s; one usually takes {usual:.3g} s"
+        stacks = supervisor_channel.dump_stacks(supervisor_channel.ranks(self._folder))
+        dumps = [f"rank {rank}:\n{text}" for rank, text in stacks.items()] or ["no rank can dump its stacks"]
+        for line in "\n".join(dumps).splitlines():
+            self.log(line, logging.ERROR)
+        # one notice per rank: its length is limited
+        more = len(dumps) - MAX_REPORTED_STACKS
+        rest = [f"and {more} more ranks: see the log"] if more > 0 else []
+        self._notify("error", "hang", f"{after}: the trainer is killed", *dumps[:MAX_REPORTED_STACKS], *rest)
+        return f"{after}: killed"
+
+    def _kill_reason(self, stops: Sequence[tuple[int, float]]) -> str | None:
+        """Return why to kill the trainer now, or `None`."""
+        if not stops:
+            return None
+        first, last = stops[0][1], stops[-1][1]
+        if last - first > self.limits.repeat_seconds:
+            return "second signal: killed"
+        if time.monotonic() - first > self.limits.grace_seconds:
+            return f"the trainer did not end within {self.limits.grace_seconds:g} s: killed"
+        return None
+
+
+def describe_exit(status: int) -> str:
+    """Describe a return code of subprocess: `killed by SIGKILL` or `exit status 1`."""
+    return f"killed by {_name(-status)}" if status < 0 else f"exit status {status}"
+
+
+def shell_status(status: int) -> int:
+    """Return what a shell reports for a return code of subprocess."""
+    return 128 - status if status < 0 else status
+
+
+def _name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:  # a real-time signal
+        return f"signal {signum}"
