@@ -1,4 +1,4 @@
-"""What an operator asks of a Holdfast server, typed: for the command line, the demo and anybody's scripts.
+"""The Python client of a Holdfast server, for operators and their scripts.
 
     from holdfast.client import Client
 
@@ -7,8 +7,8 @@
             print(job.job, job.status, job.exposure_seconds)
         client.edit("char-gpt", budget="2%")
 
-Every method raises `ServerError` (or the subclass that says in which way) when the server says no, and
-`UnreachableError` when there is no server to say anything.
+Every method raises `ServerError`, or a subclass that says why, if the server rejects the request, and
+`UnreachableError` if no server answers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from holdfast.server_link.json_client import (
 )
 
 PAGE = 500
-"""The most rows that the server gives at once."""
+"""The most rows that the server returns at once."""
 CHECKPOINT = "/jobs/{job}/checkpoints/{checkpoint}"
 VERIFICATION = "/jobs/{job}/checkpoints/{checkpoint}/verification"
 TENSORS = "/jobs/{job}/checkpoints/{checkpoint}/tensors"
@@ -61,13 +61,13 @@ __all__ = [
 
 
 class Client(Administration):
-    """A conversation with one server. Not to be shared among threads that close it.
+    """A client of one server.
 
     Args:
-        server: its address, as in http://127.0.0.1:7117; ValueError for what is none.
-        token: a key, or the shared secret, when the server asks for one.
-        timeout_seconds: for each attempt of each request.
-        retries: further attempts of what may be asked twice, when the server has no time or went away.
+        server: address of the server, as in http://127.0.0.1:7117; ValueError if it is not valid.
+        token: access key or shared secret, if the server requires one.
+        timeout_seconds: limit of each try of a request.
+        retries: further tries of idempotent requests, if the server is overloaded or unreachable.
     """
 
     def __enter__(self) -> Client:
@@ -83,7 +83,7 @@ class Client(Administration):
     def jobs(
         self, *, search: str | None = None, status: str | None = None, project: str | None = None
     ) -> list[JobSummary]:
-        """All jobs that match, page by page."""
+        """Return all jobs that match."""
         found: list[JobSummary] = []
         pages = 1
         while len(found) < pages * PAGE and (page := len(found) // PAGE + 1) <= pages:
@@ -103,151 +103,124 @@ class Client(Administration):
         page: int = 1,
         size: int = 50,
     ) -> Fleet:
-        """One page of the jobs that match, and how many there are by status. Raises Invalid."""
+        """Return one page of the jobs that match, and their number by status. Raises Invalid."""
         query = {"search": search, "status": status, "project": project, "sort": sort, "page": page, "size": size}
-        return self._ask(Fleet, "GET", "/jobs", query=query)
+        return self._fetch(Fleet, "GET", "/jobs", query=query)
 
     def job(self, job: str) -> JobSummary:
-        """Raises NotFound."""
-        return self._ask(JobSummary, "GET", "/jobs/{job}", job)
+        """Return a job. Raises NotFound."""
+        return self._fetch(JobSummary, "GET", "/jobs/{job}", job)
 
     def delete_job(self, job: str) -> None:
-        """Remove a job and all that the server has stored of it. Its store stays.
+        """Delete a job and its reports from the server. Its checkpoints stay in the store.
 
         Raises:
             NotFound.
-            Conflict: it is running, or it reported meanwhile.
+            Conflict: the job is running, or reported in the meantime.
         """
-        # Not twice: the second would be told that there is no such job.
-        self._tell("DELETE", "/jobs/{job}", job, twice=False)
+        # not retried: a retry of a successful request would raise NotFound
+        self._call("DELETE", "/jobs/{job}", job, idempotent=False)
 
     def reset_numbers(self, job: str, *, attempt: int | None = None, lineage: int | None = None) -> JobNumbers:
         """Correct the largest attempt and lineage numbers that the server knows of a job.
 
         Args:
-            job: its name.
-            attempt: the largest attempt number; None: it stays as it is.
-            lineage: the same of lineages.
+            job: name of the job.
+            attempt: largest attempt number; `None`: unchanged.
+            lineage: largest lineage number; `None`: unchanged.
 
         Raises:
             NotFound, Invalid.
         """
         given = {"latest_attempt": attempt, "latest_lineage": lineage}
         changes = {name: value for name, value in given.items() if value is not None}
-        return self._ask(JobNumbers, "PATCH", "/jobs/{job}/numbers", job, body=changes, twice=True)
+        return self._fetch(JobNumbers, "PATCH", "/jobs/{job}/numbers", job, body=changes, idempotent=True)
 
     def watch(self, job: str) -> Iterator[JobSummary]:
-        """The job as it is, again each time that it changes, for as long as the server keeps the stream.
-
-        Raises:
-            NotFound.
-        """
+        """Yield the job now and after each change, until the server ends the stream. Raises NotFound."""
         for answer in self._stream("/jobs/{job}/stream", job):
             yield decoded(answer, JobSummary)
 
     def checkpoints(self, job: str, *, limit: int = 50, before: str | None = None) -> list[CheckpointRow]:
-        """The last taken first, in every state.
+        """Return the checkpoints of a job in every state, newest first.
 
         Args:
-            job: its name.
-            limit: at most 500.
-            before: the id that the page before ended with.
+            job: name of the job.
+            limit: number of checkpoints, at most 500.
+            before: id of the last checkpoint on the previous page.
 
         Raises:
-            NotFound, and Invalid for a `before` that no checkpoint has.
+            NotFound.
+            Invalid: there is no checkpoint `before`.
         """
         return self._rows(
             CheckpointRow, "checkpoints", "/jobs/{job}/checkpoints", job, query={"limit": limit, "before": before}
         )
 
     def pin(self, job: str, checkpoint: str | int, *, pinned: bool = True) -> CheckpointRow:
-        """Keep a checkpoint against retention, or no more. The last word wins.
+        """Pin a checkpoint, so that retention keeps it, or unpin it.
 
         Args:
-            job: its name.
-            checkpoint: its id, or the iteration that a restore would go back to.
+            job: name of the job.
+            checkpoint: id, or iteration of a restorable checkpoint.
             pinned: False unpins it.
 
         Raises:
-            NotFound: no such job or checkpoint; `body["nearest"]` is the next earlier one.
-            Conflict: it is not in the store, or as many are pinned as can be.
+            NotFound: no such job or checkpoint; `body["nearest"]` is the nearest earlier one.
+            Conflict: it is not in the store, or too many are pinned.
         """
         return self._change_checkpoint(job, checkpoint, pinned=pinned)
 
     def label(self, job: str, checkpoint: str | int, label: str | None) -> CheckpointRow:
-        """Call a checkpoint something, in at most 64 characters; None takes the label off.
+        """Label a checkpoint, or remove its label.
 
         Args:
-            job: its name.
-            checkpoint: its id, or the iteration that a restore would go back to.
-            label: one line of text.
+            job: name of the job.
+            checkpoint: id, or iteration of a restorable checkpoint.
+            label: one line of at most 64 characters; `None` removes the label.
 
         Raises:
-            NotFound: no such job or checkpoint; `body["nearest"]` is the next earlier one.
-            Invalid: it is too long, or has what nobody can read.
+            NotFound: no such job or checkpoint; `body["nearest"]` is the nearest earlier one.
+            Invalid: the label is too long, or has unprintable characters.
         """
         return self._change_checkpoint(job, checkpoint, label=label)
 
     def _change_checkpoint(self, job: str, checkpoint: str | int, **changes: bool | str | None) -> CheckpointRow:
-        # Said twice, it is the same.
-        return self._ask(
-            CheckpointRow,
-            "PATCH",
-            "/jobs/{job}/checkpoints/{checkpoint}",
-            job,
-            checkpoint,
-            body=changes,
-            twice=True,
-        )
+        return self._fetch(CheckpointRow, "PATCH", CHECKPOINT, job, checkpoint, body=changes, idempotent=True)
 
     def verify(self, job: str, checkpoint: str | int, *, against: str | int | None = None) -> Verification:
-        """Have a checkpoint read back by the job, beside its training; `verification` tells how far that is.
+        """Request that the job verify a checkpoint while it trains; `verification` returns the progress.
 
         Args:
-            job: its name.
-            checkpoint: its id, or the iteration that a restore would go back to.
-            against: another one, to tell how far each tensor is from it.
+            job: name of the job.
+            checkpoint: id, or iteration of a restorable checkpoint.
+            against: another checkpoint, to compare the tensors with.
 
         Raises:
-            NotFound: no such job or checkpoint; `body["nearest"]` is the next earlier one.
-            Conflict: it is not in the store, or as many wait as can.
+            NotFound: no such job or checkpoint; `body["nearest"]` is the nearest earlier one.
+            Conflict: it is not in the store, or too many verifications wait.
         """
         body = {} if against is None else {"against": str(against)}
-        return self._ask(
-            Verification,
-            "POST",
-            "/jobs/{job}/checkpoints/{checkpoint}/verification",
-            job,
-            checkpoint,
-            body=body,
-            twice=True,
-        )
+        return self._fetch(Verification, "POST", VERIFICATION, job, checkpoint, body=body, idempotent=True)
 
     def verification(self, job: str, checkpoint: str | int) -> Verification:
-        """How far that is, and what was last found. Raises NotFound."""
-        return self._ask(Verification, "GET", VERIFICATION, job, checkpoint)
+        """Return the progress and last result of verifying a checkpoint. Raises NotFound."""
+        return self._fetch(Verification, "GET", VERIFICATION, job, checkpoint)
 
     def cancel_verification(self, job: str, checkpoint: str | int) -> Verification:
-        """Take the open request back. Raises NotFound."""
-        return self._ask(
-            Verification,
-            "DELETE",
-            "/jobs/{job}/checkpoints/{checkpoint}/verification",
-            job,
-            checkpoint,
-            twice=True,
-        )
+        """Cancel the verification of a checkpoint. Raises NotFound."""
+        return self._fetch(Verification, "DELETE", VERIFICATION, job, checkpoint)
 
     def tensors(self, job: str, checkpoint: str | int, *, other: str | int | None = None) -> Tensors:
-        """What the tensors of a verified checkpoint come to, beside those of another. Raises NotFound."""
-        return self._ask(Tensors, "GET", TENSORS, job, checkpoint, query={"with": other})
+        """Return a summary of the tensors of a verified checkpoint, and of another one. Raises NotFound."""
+        return self._fetch(Tensors, "GET", TENSORS, job, checkpoint, query={"with": other})
 
     def oldest_restorable(self, job: str) -> CheckpointRow | None:
-        """The one at the lowest iteration that a restore can go back to. Raises NotFound."""
+        """Return the restorable checkpoint at the lowest iteration. Raises NotFound."""
         return min(self.restorable(job), key=lambda row: row.iteration, default=None)
 
     def restorable(self, job: str, limit: int | None = None) -> list[CheckpointRow]:
-        """Those that a restore can go back to, the last taken first, at most `limit`. Raises NotFound."""
+        """Return at most `limit` restorable checkpoints, newest first. Raises NotFound."""
         found: list[CheckpointRow] = []
         page = self.checkpoints(job, limit=PAGE)
         while page and (limit is None or len(found) < limit):
@@ -265,88 +238,90 @@ class Client(Administration):
         axis: Literal["iteration", "time"] = "iteration",
         metrics: Sequence[str] | None = None,
     ) -> Timeline:
-        """What happened in a window.
+        """Return the events and samples of a window.
 
         Args:
-            job: its name.
-            start: an iteration, or with `axis="time"` seconds since 1970. None: where the job began.
-            end: likewise, inclusive. None: where the job is.
-            points: at most so many buckets a lineage.
-            axis: what `start` and `end` count.
-            metrics: only these. None: all.
+            job: name of the job.
+            start: iteration, or with `axis="time"` seconds since 1970. `None`: the job's start.
+            end: likewise, inclusive. `None`: the newest iteration.
+            points: maximum number of buckets per lineage.
+            axis: unit of `start` and `end`.
+            metrics: names of metrics. `None`: all.
 
         Raises:
-            NotFound, and Invalid for a window that cannot be.
+            NotFound.
+            Invalid: the window is not valid.
         """
         query = {"from": start, "to": end, "points": points, "x": axis, "metric": metrics}
-        return self._ask(Timeline, "GET", "/jobs/{job}/timeline", job, query=query)
+        return self._fetch(Timeline, "GET", "/jobs/{job}/timeline", job, query=query)
 
     def goodput(self, job: str, window: str | None = None) -> Goodput:
-        """Where the time went, in buckets that sum up to it; `window` as in 24h. Raises NotFound and Invalid."""
-        return self._ask(Goodput, "GET", "/jobs/{job}/goodput", job, query={"window": window})
+        """Return how a job spent its time in a window such as `24h`. Raises NotFound and Invalid."""
+        return self._fetch(Goodput, "GET", "/jobs/{job}/goodput", job, query={"window": window})
 
     def ranks(self, job: str, window: str | None = None) -> RankTimes:
-        """How the ranks compare, and which of them the others wait for. Raises NotFound and Invalid."""
-        return self._ask(RankTimes, "GET", "/jobs/{job}/ranks", job, query={"window": window})
+        """Compare the ranks, and find the one that the others wait for. Raises NotFound and Invalid."""
+        return self._fetch(RankTimes, "GET", "/jobs/{job}/ranks", job, query={"window": window})
 
     def forks(self, job: str) -> Family:
-        """Which job it was forked from, and which were forked from it. Raises NotFound."""
-        return self._ask(Family, "GET", "/jobs/{job}/forks", job)
+        """Return the job that this job was forked from, and its own forks. Raises NotFound."""
+        return self._fetch(Family, "GET", "/jobs/{job}/forks", job)
 
     def plan(self, job: str, **what_if: float | int | str | None) -> JobPlan:
-        """Weigh every interval.
+        """Compare checkpoint intervals.
 
         Args:
-            job: its name.
-            what_if: `budget`, `every`, `mtbf`, `ranks` and `restart` are as they are unless given.
+            job: name of the job.
+            what_if: values for `budget`, `every`, `mtbf`, `ranks` and `restart` instead of the job's.
 
         Raises:
-            NotFound, and Invalid for what cannot be.
+            NotFound.
+            Invalid: a value is not valid.
         """
-        return self._ask(JobPlan, "GET", "/jobs/{job}/plan", job, query=what_if)
+        return self._fetch(JobPlan, "GET", "/jobs/{job}/plan", job, query=what_if)
 
     def notices(self, job: str, *, limit: int | None = None) -> list[NoticeRow]:
-        """The newest first. Raises NotFound."""
+        """Return the notices of a job, newest first. Raises NotFound."""
         return self._rows(NoticeRow, "notices", "/jobs/{job}/notices", job, query={"limit": limit})
 
-    # ---- what a job should be -----------------------------------------------------------------
+    # ---- settings -----------------------------------------------------------------------------
 
     def desired(self, job: str) -> Desired:
-        """What people want the job to be; of a job that nobody has edited, that nobody wants anything."""
-        answer = self._tell("GET", "/jobs/{job}/desired", job)
+        """Return the desired state of a job; version 0 if it was never changed."""
+        answer = self._call("GET", "/jobs/{job}/desired", job)
         return Desired() if answer is None else decoded(answer, Desired)
 
     def edits(self, job: str, *, limit: int | None = None) -> list[Edit]:
-        """The versions of what was desired, newest first. Raises NotFound."""
+        """Return the versions of the desired state, newest first. Raises NotFound."""
         return self._rows(Edit, "edits", "/jobs/{job}/edits", job, query={"limit": limit})
 
     def applied_at(self, job: str, version: int) -> int | None:
-        """The iteration from whose end on the job acts on a version; None: not yet. Raises NotFound."""
+        """Return the iteration at which the job applied a version, or `None`. Raises NotFound."""
         return next((edit.applied_iteration for edit in self.edits(job) if edit.version == version), None)
 
     def edit(self, job: str, *, version: int | None = None, **changes: float | int | str | bool | None) -> Desired:
         """Change budget, policy, every, paused, retention, checkpoint_request or probe_request.
 
-        None takes an order back. With `every`, `every_seconds` is the time after which the policy decides again.
-
         Args:
-            job: its name.
-            version: the one that the edit is made from. None: the newest.
-            changes: by setting; `budget` may be text, as in "2%".
+            job: name of the job.
+            version: version that the change is based on. `None`: the newest.
+            changes: new values by setting; `None` returns to the script's setting. `budget` may be text such as
+                "2%". `every_seconds` limits `every` in time.
 
         Raises:
-            NotFound, Invalid, and Conflict when somebody else changed something since that version.
+            NotFound, Invalid.
+            Conflict: another change was made since that version.
         """
         held = self.desired(job).version if version is None else version
-        return self._ask(
+        return self._fetch(
             Desired, "PATCH", "/jobs/{job}/desired", job, body=changes, headers={"If-Match": f'"{held}"'}
         )
 
     def preview_settings(
         self, job: str, *, budget: float | None = None, every: int | None = None
     ) -> SettingsPreview:
-        """The interval, overhead and exposure that these settings would lead to. Raises NotFound and Invalid."""
-        return self._ask(
+        """Predict interval, overhead and exposure for these settings. Raises NotFound and Invalid."""
+        return self._fetch(
             SettingsPreview, "GET", "/jobs/{job}/preview", job, query={"budget": budget, "every": every}
         )
 
@@ -361,56 +336,56 @@ class Client(Administration):
         key: str | None = None,
         expires_seconds: float | None = None,
     ) -> Order:
-        """Order a restore to an iteration, or to a checkpoint by its id.
+        """Request a restore to an iteration, or to a checkpoint by its id.
 
         Args:
-            job: its name.
-            iteration: where to go back to.
-            checkpoint: the same, where several lineages have one there.
-            key: names the wish: sent again with the same key, it is the same order.
-            expires_seconds: it ends after so long unless an attempt has taken it up. None: after a week.
+            job: name of the job.
+            iteration: iteration to restore.
+            checkpoint: id of the checkpoint, if several lineages have one at the iteration.
+            key: idempotency key; a request with the same key returns the same restore.
+            expires_seconds: time after which the request expires unless the job has begun it. `None`: a week.
 
         Raises:
-            NotFound: no such job, or nothing to go back to there; `body["nearest"]` is the next earlier one.
-            Conflict: another restore is under way, or this checkpoint cannot be restored.
+            NotFound: no such job or checkpoint; `body["nearest"]` is the nearest earlier one.
+            Conflict: another restore is in progress, or this checkpoint cannot be restored.
             Invalid.
         """
-        wish = {"iteration": iteration, "checkpoint": checkpoint, "expires_seconds": expires_seconds}
-        body = {name: said for name, said in wish.items() if said is not None} | {"key": key or uuid.uuid4().hex}
-        # With its key, an order that is sent twice is one.
-        return self._ask(Order, "POST", "/jobs/{job}/restores", job, body=body, twice=True)
+        target = {"iteration": iteration, "checkpoint": checkpoint, "expires_seconds": expires_seconds}
+        body: dict[str, object] = {name: value for name, value in target.items() if value is not None}
+        body["key"] = key or uuid.uuid4().hex
+        return self._fetch(Order, "POST", "/jobs/{job}/restores", job, body=body, idempotent=True)
 
     def preview_restore(self, job: str, checkpoint: str) -> RestorePreview:
-        """What a restore to this checkpoint would give up, and take. Raises NotFound."""
-        return self._ask(
+        """Predict what a restore to this checkpoint would discard and how long it takes. Raises NotFound."""
+        return self._fetch(
             RestorePreview, "GET", "/jobs/{job}/restores/preview", job, query={"checkpoint": checkpoint}
         )
 
     def orders(self, job: str, *, limit: int | None = None) -> list[Order]:
-        """The newest first. Raises NotFound."""
+        """Return the restores of a job, newest first. Raises NotFound."""
         return self._rows(Order, "restores", "/jobs/{job}/restores", job, query={"limit": limit})
 
     def order(self, job: str, order: str) -> Order:
-        """Raises NotFound."""
-        return self._ask(Order, "GET", "/jobs/{job}/restores/{order}", job, order)
+        """Return a restore. Raises NotFound."""
+        return self._fetch(Order, "GET", "/jobs/{job}/restores/{order}", job, order)
 
     def undo_restore(self, job: str, order: str) -> Order:
-        """Order the job back to the state that a restore left. Asked twice, it is one order.
+        """Request a restore to the state before a restore. Idempotent.
 
         Raises:
             NotFound.
-            Conflict: there is nothing to undo, or another restore is under way.
+            Conflict: there is nothing to undo, or another restore is in progress.
         """
-        return self._ask(Order, "POST", "/jobs/{job}/restores/{order}/undo", job, order, twice=True)
+        return self._fetch(Order, "POST", "/jobs/{job}/restores/{order}/undo", job, order, idempotent=True)
 
     def cancel_restore(self, job: str, order: str) -> Order:
-        """Raises NotFound, and Conflict when it has gone too far. Cancelled twice is cancelled."""
-        return self._ask(Order, "POST", "/jobs/{job}/restores/{order}/cancel", job, order, twice=True)
+        """Cancel a restore. Idempotent. Raises NotFound, and Conflict if it has begun."""
+        return self._fetch(Order, "POST", "/jobs/{job}/restores/{order}/cancel", job, order, idempotent=True)
 
     def follow(
         self, order: Order, *, timeout_seconds: float = float("inf"), poll_seconds: float = 0.2
     ) -> Iterator[Order]:
-        """The order each time that it has moved, up to the state that it ends in or the time is up."""
+        """Yield a restore after each change of its state, until it ends or the time is up."""
         deadline = time.monotonic() + timeout_seconds
         yield order
         while order.state in OPEN_ORDER_STATES and time.monotonic() < deadline:

@@ -20,7 +20,7 @@ from holdfast.checkpoint import restore
 from holdfast.client import Client
 from holdfast.store import open_store
 from holdfast.system.preemption import EXIT_ASKED, REPEAT_SECONDS, SPARE_SECONDS, PreemptionHandler
-from holdfast.system.processes import below
+from holdfast.system.processes import descendants
 from tests.support import leaving_ranks
 from tests.support.multi_rank import Crowd
 from tests.support.multi_rank import crowd as crowd
@@ -92,7 +92,7 @@ def to_group(process: subprocess.Popen[bytes]) -> None:
 
 def to_all(process: subprocess.Popen[bytes]) -> None:
     """As systemd does, and a Slurm step; the order is that of the process table."""
-    for pid in random.sample(everybody := [process.pid, *below(process.pid)], len(everybody)):
+    for pid in random.sample(everybody := [process.pid, *descendants(process.pid)], len(everybody)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
@@ -139,7 +139,7 @@ def test_sigterm_at_any_moment_ends_in_time_and_loses_nothing(
             steps = moments.choice([1, 2, 5, 20])
             until(lambda at=seen + steps: len(read_ledger(ledger)) >= at, "training")
             time.sleep(moments.uniform(0, 0.02))  # where in an iteration it falls is left to chance
-            there, asked_at = below(process.pid), time.monotonic()
+            there, asked_at = descendants(process.pid), time.monotonic()
             preempted.told(process)
             assert process.wait(PATIENCE_SECONDS) == EXIT_ASKED
             assert time.monotonic() - asked_at < grace
@@ -179,7 +179,7 @@ def test_all_ranks_of_torchrun_are_saved_when_sigterm_ends_them(
     for _ in range(times):
         with spawned(command, tmp_path / "log", env, group=0) as process:
             until(lambda at=reached: all(len(each) > at + 10 for each in iterations()), "training")
-            there = below(process.pid)
+            there = descendants(process.pid)
             preempted.told(process)
             # torchrun has an exit status of its own: 1, with the traceback of a SignalException
             assert process.wait(PATIENCE_SECONDS) == (1 if preempted is BARE else EXIT_ASKED)

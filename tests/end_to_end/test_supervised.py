@@ -1,4 +1,4 @@
-"""A supervisor and its job's server: orders are waited for there, and an old life that wakes up is nobody."""
+"""A supervisor with a server: it waits for restore requests, and an attempt that was fenced does nothing."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_a_job_that_failed_waits_for_an_order_and_goes_where_it_is_told(tmp_path
     fails = ("--epochs", "2", "--fail-at", "38", "--unless-there-is", str(mended))
     command = supervised(ledger, job, "--starts", "1", trainer=fails)
     with spawned(command, log, environment(tmp_path / "store", server.server)) as supervisor:
-        until(lambda: f"waiting for an order to restore {job}" in log.read_text(), "the supervisor to wait")
-        told = [notice.message for notice in server.notices(job) if notice.code == "waits"]
-        assert "The supervisor waits for an order to restore" in told[0]
-        assert "without a new iteration, the last one (killed by SIGKILL) at iteration 38" in told[0]
+        until(lambda: f"waiting for a restore request for {job}" in log.read_text(), "the supervisor to wait")
+        output = [notice.message for notice in server.notices(job) if notice.code == "waits"]
+        assert "The supervisor waits for a restore request" in output[0]
+        assert "without a new iteration, the last one (killed by SIGKILL) at iteration 38" in output[0]
         steps = len(read_ledger(ledger))
         mended.touch()
         order = server.restore(job, _oldest(server, job))
@@ -61,7 +61,7 @@ def test_a_job_that_failed_waits_for_an_order_and_goes_where_it_is_told(tmp_path
     assert states == ["requested", "restoring", "restored"]
     after = read_ledger(ledger)[steps:]
     assert [step.iteration for step in after] == list(range(order.iteration + 1, 55))
-    assert f"an order to restore {order.checkpoint} has come: starting the trainer" in log.read_text()
+    assert f"restore of {order.checkpoint} requested: starting the trainer" in log.read_text()
 
 
 def test_a_job_that_is_done_waits_where_that_is_wanted_and_ends_when_told_to(
@@ -70,10 +70,10 @@ def test_a_job_that_is_done_waits_where_that_is_wanted_and_ends_when_told_to(
     ledger, log, job = tmp_path / "ledger.txt", tmp_path / "run.log", "stays"
     command = supervised(ledger, job, "--stay", "always", trainer=("--epochs", "1"))
     with spawned(command, log, environment(tmp_path / "store", server.server)) as supervisor:
-        until(lambda: "waiting for an order" in log.read_text(), "the supervisor to wait")
+        until(lambda: "waiting for a restore request" in log.read_text(), "the supervisor to wait")
         order = server.restore(job, _oldest(server, job))
         until(lambda: server.order(job, order.id).state == "restored", "the job to go back")
-        until(lambda: log.read_text().count("waiting for an order") == 2, "the supervisor to wait again")
+        until(lambda: log.read_text().count("waiting for a restore request") == 2, "the supervisor to wait again")
         supervisor.terminate()
         assert supervisor.wait(PATIENCE_SECONDS) == 0
     assert [step.iteration for step in read_ledger(ledger)] == [*range(1, 28), *range(order.iteration + 1, 28)]
@@ -111,7 +111,7 @@ def test_a_script_that_cannot_be_taken_back_is_started_again_for_an_order_and_fo
     assert (first[-1].iteration, second[0].iteration, third[0].iteration) == (left, at + 1, left + 1)
     outcomes = {step.iteration: step.outcome for step in first}
     assert all(step.outcome == outcomes[step.iteration] for step in second if step.iteration <= left)
-    assert log.read_text().count("the trainer ended to be taken back to") == 2
+    assert log.read_text().count("restarting the trainer to restore checkpoint") == 2
     orders = [each.order for each in open_store(tmp_path / "store").records(job, Lineage)]
     assert orders == [None, order.id, back.id]
 
@@ -168,7 +168,7 @@ def _wakes_up(folder: Path, server: Client, job: str, chance: random.Random) -> 
     assert _contents(store / job) == before
     assert _seen(server, job, stopped_at) == seen
     assert "takes no more checkpoints and reports nothing" in log.read_text()
-    assert "starts the trainer no more" in log.read_text()
+    assert "this supervisor ends" in log.read_text()
 
 
 def _stop(pids: list[int], lock: Path) -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, *LONG]
 IMPATIENT = """
 import functools
 from holdfast import cli; from holdfast.supervisor import supervisor
-supervisor.Limits = functools.partial(supervisor.Limits, hang_least_seconds=3.0)
+supervisor.RestartLimits = functools.partial(supervisor.RestartLimits, hang_least_seconds=3.0)
 cli.main()
 """
 """`holdfast`, but that a hang is one after seconds, and not after ten minutes."""

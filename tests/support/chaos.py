@@ -212,7 +212,9 @@ class Chaos:
             self._wait(lambda: len(self.lines) >= BEFORE, f"{BEFORE} iterations")
             if self.case.way == "while waiting":
                 self._enough.touch()
-                self._wait(lambda: "waiting for an order" in self._log.read_text(), "the supervisor to wait")
+                self._wait(
+                    lambda: "waiting for a restore request" in self._log.read_text(), "the supervisor to wait"
+                )
             target = self._target()
             if self.case.fate == "damaged":
                 self._damage(target)
@@ -231,7 +233,9 @@ class Chaos:
     def _waits(self) -> bool:
         """The supervisor, after the last start that it made for an order."""
         said = self._log.read_text()
-        return said.rfind("waiting for an order") > max(said.rfind("has come: "), said.rfind(": process "))
+        return said.rfind("waiting for a restore request") > max(
+            said.rfind("requested: starting"), said.rfind(": process ")
+        )
 
     def _wait(self, happened: Callable[[], bool], what: str) -> None:
         def happened_by_now() -> bool:

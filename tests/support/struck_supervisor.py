@@ -9,8 +9,8 @@ from tests.support.fault_injection import watch
 
 watch(Supervisor, "_wait", before="between end and start")
 watch(
-    supervisor_link.Waiting,
-    "_heard",
+    supervisor_link.RestoreRequestWaiter,
+    "_on_desired",
     after="heard while waiting",
     when=lambda _, desired: desired.restore is not None,
 )

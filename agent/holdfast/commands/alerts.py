@@ -1,4 +1,4 @@
-"""`holdfast alerts`: what fires, and what somebody does about it."""
+"""The command `holdfast alerts`: list, acknowledge and silence alerts, and list the rules."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import typer
 
 from holdfast.client import Client
 from holdfast.commands.console import asking, fail, parsed, print_json, print_or_json, print_table, with_client
-from holdfast.commands.options import DEFAULT_SERVER, Json, Server, Token
+from holdfast.commands.options import DEFAULT_SERVER, Json, OnlyJob, Server, Token
 from holdfast.pacing.policy import duration
 from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast.protocol.administration import Alert
 
-Number = Annotated[int, typer.Argument(metavar="ALERT", help="Its number, as in `holdfast alerts`.", min=1)]
-Project = Annotated[str, typer.Option("--project", help="Whose rules, or where nobody is named: `default`.")]
+Number = Annotated[
+    int, typer.Argument(metavar="ALERT", help="The alert's number, as in `holdfast alerts`.", min=1)
+]
+Project = Annotated[str, typer.Option("--project", metavar="PROJECT", help="The project whose rules to list.")]
 
-app = typer.Typer(help="Say what fires; acknowledge and silence it; list the rules.", invoke_without_command=True)
+app = typer.Typer(help="List, acknowledge and silence alerts; list the rules.", invoke_without_command=True)
 
 
 @app.callback(invoke_without_command=True)
 def alerts(
     context: typer.Context,
-    job: Annotated[str | None, typer.Option("--job", help="Of this job only.")] = None,
-    history: Annotated[bool, typer.Option("--all", help="Those that have resolved too.")] = False,
+    job: OnlyJob = None,
+    history: Annotated[bool, typer.Option("--all", help="Include resolved alerts.")] = False,
     server: Server = DEFAULT_SERVER,
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """List the alerts that fire; acknowledge and silence them; list the rules.
+    """List the open alerts. The subcommands acknowledge and silence them, and list the rules.
 
     Examples: holdfast alerts  ·  holdfast alerts --job char-gpt --all  ·  holdfast alerts silence 7 2h
     """
@@ -41,15 +43,17 @@ def alerts(
         print_json(found)
     elif found:
         now = time.time()
-        print_table(("ALERT", "SEVERITY", "STATE", "JOB", "SINCE", "WHAT"), [_row(alert, now) for alert in found])
+        print_table(
+            ("ALERT", "SEVERITY", "STATE", "JOB", "SINCE", "DESCRIPTION"), [_row(alert, now) for alert in found]
+        )
     else:
-        print("nothing has fired yet" if history else "nothing fires")
+        print("no alerts yet" if history else "no open alerts")
 
 
 @app.command()
 @with_client
 def ack(client: Client, alert: Number, json: Json = False) -> None:
-    """Acknowledge an alert: somebody is at it.
+    """Acknowledge an alert, to show that you are working on it.
 
     Example: holdfast alerts ack 7
     """
@@ -65,7 +69,7 @@ def silence(
     time_: Annotated[str, typer.Argument(metavar="TIME", help="How long: 30min, 2h, 3 days.")],
     json: Json = False,
 ) -> None:
-    """Have nobody told of an alert, nor of the same again, for a while.
+    """Send no notifications for an alert, and for its recurrences, for some time.
 
     Example: holdfast alerts silence 7 2h
     """
@@ -77,7 +81,7 @@ def silence(
 @app.command()
 @with_client
 def unsilence(client: Client, alert: Number, json: Json = False) -> None:
-    """End a silence at once.
+    """End the silence of an alert.
 
     Example: holdfast alerts unsilence 7
     """
@@ -88,7 +92,7 @@ def unsilence(client: Client, alert: Number, json: Json = False) -> None:
 @app.command()
 @with_client
 def rules(client: Client, project: Project = "default", json: Json = False) -> None:
-    """List what a project wants to be told of. The page of the same name changes it.
+    """List the alert rules of a project. The alerts page of the dashboard changes them.
 
     Example: holdfast alerts rules
     """
@@ -96,28 +100,25 @@ def rules(client: Client, project: Project = "default", json: Json = False) -> N
     if json:
         print_json(found)
         return
-    header = ("RULE", "ON", "SEVERITY", "LIMIT", "TOLD AFTER", "JOBS")
-    print_table(
-        header,
-        [
-            (
-                rule.name,
-                "yes" if rule.enabled else "no",
-                rule.severity,
-                _limit(rule.limit, rule.unit),
-                duration(rule.for_seconds),
-                rule.jobs,
-            )
-            for rule in found
-        ],
-    )
+    rows = [
+        (
+            rule.name,
+            "yes" if rule.enabled else "no",
+            rule.severity,
+            _limit(rule.limit, rule.unit),
+            duration(rule.for_seconds),
+            rule.jobs,
+        )
+        for rule in found
+    ]
+    print_table(("RULE", "ON", "SEVERITY", "LIMIT", "DELAY", "JOBS"), rows)
 
 
 def _found(client: Client, alert: int) -> Alert:
-    """The newest before the next number is this one, or there is none."""
+    """Return the alert with this number: the newest one below the next number, if it exists."""
     page = client.alerts(history=True, limit=1, before=alert + 1)
     if not page or page[0].id != alert:
-        fail(f"there is no alert {alert}; `holdfast alerts --all` lists those that there are")
+        fail(f"there is no alert {alert}; `holdfast alerts --all` lists all alerts")
     return page[0]
 
 

@@ -1,6 +1,6 @@
-"""What all commands share: where the server is, how answers are printed, and what the exit codes mean.
+"""What all commands share: the client, printing, and exit codes.
 
-0: done. 1: understood, but it could not be done. 2: the command line was wrong. 3: no server to ask.
+0: success. 1: refused or failed. 2: wrong usage. 3: no server is reachable.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import msgspec
 import typer
 
 from holdfast.client import Client, Invalid, ServerError, UnreachableError
-from holdfast.commands.options import DEFAULT_SERVER, JobName, Json, NoWait, Server, Token
+from holdfast.commands.options import DEFAULT_SERVER, Server, Token
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
-EXIT_CODES = "Exit codes: 0 done, 1 refused or failed (the reason is printed), 2 wrong use, 3 no server to ask."
+EXIT_CODES = (
+    "Exit codes: 0 success, 1 refused or failed (the reason is printed), 2 wrong usage, 3 no server is reachable."
+)
 
 T = TypeVar("T")
-
-__all__ = ["DEFAULT_SERVER", "EXIT_CODES", "JobName", "Json", "NoWait", "Server", "Token"]
 
 
 def fail(message: str, code: int = EXIT_REFUSED) -> NoReturn:
@@ -34,22 +34,22 @@ def fail(message: str, code: int = EXIT_REFUSED) -> NoReturn:
 
 @contextlib.contextmanager
 def asking(server: str, token: str | None) -> Iterator[Client]:
-    """A client whose refusals end the command with one sentence."""
+    """Open a client whose errors end the command with one sentence."""
     client = parsed(lambda text: Client(text, token), server)
     try:
         yield client
-    except Invalid as error:  # what only the server can judge, such as the name of a policy that it has
+    except Invalid as error:  # only the server knows some values, such as the installed policies
         fail(str(error), EXIT_USAGE)
     except ServerError as error:
-        if error.code == "unknown_job":  # the server's own sentence has a way out for those who speak HTTP
-            fail(f"no job {error.body.get('job')!r} has reported here; `holdfast jobs` lists those that have")
+        if error.code == "unknown_job":  # the server's message names an HTTP request, not a command
+            fail(f"job {error.body.get('job')!r} not found; `holdfast jobs` lists the jobs")
         fail(str(error))
     except UnreachableError as error:
         fail(str(error), EXIT_UNREACHABLE)
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options --server and --token; its first parameter is the client for them."""
+    """Add the options --server and --token to a command, and pass it a client as the first argument."""
 
     @functools.wraps(command)
     def with_options(*, server: str, token: str | None, **given: Any) -> None:
@@ -70,7 +70,7 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parsed(parse: Callable[[str], T], text: str) -> T:
-    """`parse(text)`, or the end of the command with the reason, before anything was sent."""
+    """Return `parse(text)`, or end the command with the reason."""
     try:
         return parse(text)
     except ValueError as error:
@@ -78,7 +78,7 @@ def parsed(parse: Callable[[str], T], text: str) -> T:
 
 
 def print_json(value: object) -> None:
-    """What JSON has no number for is written as the server does: "nan", "inf" and "-inf"."""
+    """Print JSON, with "nan", "inf" and "-inf" as the server writes them."""
     print(msgspec.json.format(msgspec.json.encode(_finite(msgspec.to_builtins(value)))).decode())
 
 
@@ -114,7 +114,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Three digits and the unit that suits them."""
+    """Format a size with three digits and a suitable unit."""
     value, unit = float(size_bytes), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.5:

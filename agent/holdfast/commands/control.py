@@ -1,4 +1,4 @@
-"""What an operator changes of a job: its settings, pins, labels and numbers, and whether it is there at all."""
+"""Commands that change a job: its settings, pins, labels and numbers, and its removal from the server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +26,9 @@ POLL_SECONDS = 0.25
 def budget(
     client: Client,
     job: JobName,
-    budget: Annotated[str, typer.Argument(help="2%, 0.02, or `default`: the script's own.")],
+    budget: Annotated[
+        str, typer.Argument(metavar="BUDGET", help="2%, 0.02, or `default`: the training script's setting.")
+    ],
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
@@ -35,17 +37,20 @@ def budget(
     Examples: holdfast budget char-gpt 2%  ·  holdfast budget char-gpt default
     """
     value = None if budget == "default" else parsed(parse_budget, budget)
-    said = "budget as the script has it" if value is None else f"budget {percent(value)}"
-    _acknowledge(client, job, client.edit(job, budget=value), said, no_wait=no_wait, json=json)
+    done = "budget set by the script" if value is None else f"budget {percent(value)}"
+    _edit(client, job, done, no_wait=no_wait, json=json, budget=value)
 
 
 @with_client
 def every(
     client: Client,
     job: JobName,
-    iterations: Annotated[str, typer.Argument(help="A number of iterations, or `auto`: the policy decides.")],
-    held: Annotated[
-        str | None, typer.Option("--for", help="So long, as in 2h; then the policy decides again.")
+    iterations: Annotated[
+        str, typer.Argument(metavar="ITERATIONS", help="A number of iterations, or `auto`: the policy decides.")
+    ],
+    duration: Annotated[
+        str | None,
+        typer.Option("--for", metavar="TIME", help="Return the interval to the policy after this time, as in 2h."),
     ] = None,
     no_wait: NoWait = False,
     json: Json = False,
@@ -55,92 +60,84 @@ def every(
     Examples: holdfast every char-gpt 50  ·  holdfast every char-gpt 50 --for 2h  ·  holdfast every char-gpt auto
     """
     value = None if iterations == "auto" else parsed(parse_every, iterations)
-    seconds = None if held is None else parsed(lambda text: parse_positive_seconds(text, "--for"), held)
-    said = "interval left to the policy" if value is None else f"a checkpoint every {value} iterations"
-    if seconds is None:
-        desired = client.edit(job, every=value)
-    else:
-        desired, said = client.edit(job, every=value, every_seconds=seconds), f"{said} for {held}"
-    _acknowledge(client, job, desired, said, no_wait=no_wait, json=json)
+    done = "interval set by the policy" if value is None else f"a checkpoint every {value} iterations"
+    limit = {}
+    if duration is not None:
+        limit["every_seconds"] = parsed(lambda text: parse_positive_seconds(text, "--for"), duration)
+        done += f" for {duration}"
+    _edit(client, job, done, no_wait=no_wait, json=json, every=value, **limit)
 
 
 @with_client
 def policy(
     client: Client,
     job: JobName,
-    policy: Annotated[str, typer.Argument(help="Its name, or `default`: the script's own.")],
+    policy: Annotated[
+        str, typer.Argument(metavar="POLICY", help="Its name, or `default`: the training script's setting.")
+    ],
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
     """Choose the interval policy: checkfreq, goodput, young-daly or fixed.
 
-    checkfreq takes checkpoints as often as the budget allows. goodput asks what failures cost and takes them as
-    often as gets the job done soonest, within the budget. `holdfast plan --job JOB` compares them.
+    checkfreq takes checkpoints as often as the budget allows. goodput also weighs what failures cost and chooses
+    the interval that finishes the job soonest, within the budget. `holdfast plan --job JOB` compares them.
 
     Examples: holdfast policy char-gpt goodput  ·  holdfast policy char-gpt default
     """
     value = None if policy == "default" else policy.strip().lower()
-    said = "policy as the script has it" if value is None else f"policy {value}"
-    _acknowledge(client, job, client.edit(job, policy=value), said, no_wait=no_wait, json=json)
+    done = "policy set by the script" if value is None else f"policy {value}"
+    _edit(client, job, done, no_wait=no_wait, json=json, policy=value)
 
 
 @with_client
 def retention(
     client: Client,
     job: JobName,
-    rules: Annotated[str, typer.Argument(help="'last 5, every 1000', or `default`: the script's own.")],
+    rules: Annotated[
+        str,
+        typer.Argument(metavar="RULES", help="'last 5, every 1000', or `default`: the training script's setting."),
+    ],
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Choose which checkpoints stay: the last so many, one every so many iterations, so many spaced ever further
-    apart, as many as have room, for each lineage by itself.
+    """Choose which checkpoints are kept.
 
-    A checkpoint stays when one of `last`, `every` and `spaced` keeps it, and `size` has room for it. The newest
-    durable one, pinned ones and the ways back from restores stay whatever the rules say.
+    `last N` keeps the newest N, `every N` one per N iterations, and `spaced N` about N at growing distances.
+    `size` limits what these keep. With `per lineage` the rules apply to each lineage separately. The newest
+    durable checkpoint, pinned ones and safety checkpoints are always kept.
 
     Examples: holdfast retention char-gpt "last 5, every 1000"  ·  holdfast retention char-gpt "spaced 12, size
     200GB"  ·  holdfast retention char-gpt "last 3, per lineage"  ·  holdfast retention char-gpt default
     """
     value = None if rules == "default" else str(parsed(parse_retention, rules))
-    said = "retention as the script has it" if value is None else f"retention '{value}'"
-    _acknowledge(client, job, client.edit(job, retention=value), said, no_wait=no_wait, json=json)
+    done = "retention set by the script" if value is None else f"retention '{value}'"
+    _edit(client, job, done, no_wait=no_wait, json=json, retention=value)
 
 
 @with_client
-def pause(client: Client, job: JobName, no_wait: NoWait = False, json: Json = False) -> None:
-    """Take no checkpoints until `holdfast resume`; training continues.
+def pause_checkpoints(client: Client, job: JobName, no_wait: NoWait = False, json: Json = False) -> None:
+    """Take no checkpoints until `holdfast resume-checkpoints`; training continues.
 
-    Example: holdfast pause char-gpt
+    Example: holdfast pause-checkpoints char-gpt
     """
-    _acknowledge(client, job, client.edit(job, paused=True), "checkpoints paused", no_wait=no_wait, json=json)
+    _edit(client, job, "checkpoints paused", no_wait=no_wait, json=json, paused=True)
 
 
 @with_client
-def resume(
-    client: Client,
-    job: JobName,
-    no_wait: NoWait = False,
-    json: Json = False,
-) -> None:
-    """Take checkpoints again after `holdfast pause`.
+def resume_checkpoints(client: Client, job: JobName, no_wait: NoWait = False, json: Json = False) -> None:
+    """Take checkpoints again after `holdfast pause-checkpoints`.
 
-    Example: holdfast resume char-gpt
+    Example: holdfast resume-checkpoints char-gpt
     """
-    said = "checkpoints resumed"
-    _acknowledge(client, job, client.edit(job, paused=False), said, no_wait=no_wait, json=json)
+    _edit(client, job, "checkpoints resumed", no_wait=no_wait, json=json, paused=False)
 
 
 @with_client
-def pin(
-    client: Client,
-    job: JobName,
-    checkpoint: Checkpoint,
-    no_wait: NoWait = False,
-    json: Json = False,
-) -> None:
-    """Exempt a checkpoint from retention until `holdfast unpin`, also when there is no server.
+def pin(client: Client, job: JobName, checkpoint: Checkpoint, no_wait: NoWait = False, json: Json = False) -> None:
+    """Keep a checkpoint, whatever the retention rules say, until `holdfast unpin`.
 
-    The job notes it beside its checkpoints. One that is not running does so at its next start.
+    The job also records the pin in its store. A job that is not running does so at its next start.
 
     Example: holdfast pin char-gpt 1200
     """
@@ -149,11 +146,7 @@ def pin(
 
 @with_client
 def unpin(
-    client: Client,
-    job: JobName,
-    checkpoint: Checkpoint,
-    no_wait: NoWait = False,
-    json: Json = False,
+    client: Client, job: JobName, checkpoint: Checkpoint, no_wait: NoWait = False, json: Json = False
 ) -> None:
     """Let the retention rules apply to a checkpoint again.
 
@@ -167,25 +160,23 @@ def label(
     client: Client,
     job: JobName,
     checkpoint: Checkpoint,
-    text: Annotated[str, typer.Argument(help="What to call it, in at most 64 characters; empty: nothing.")],
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="The label, at most 64 characters; empty removes it.")
+    ],
     json: Json = False,
 ) -> None:
-    """Label a checkpoint; the job's page shows the label beside the iteration.
+    """Label a checkpoint; the job's page shows the label next to the iteration.
 
     Examples: holdfast label char-gpt 1200 "before the new data"  ·  holdfast label char-gpt 1200 ""
     """
-    with offered_nearest("label", job, checkpoint):
+    with suggest_nearest("label", job, checkpoint):
         row = client.label(job, checkpoint, text or None)
-    print_or_json(row, f"{row.id} is called {row.label}" if row.label else f"{row.id} has no label", json=json)
+    print_or_json(row, f"{row.id} is labeled {row.label}" if row.label else f"{row.id} has no label", json=json)
 
 
 @with_client
-def delete(
-    client: Client,
-    job: JobName,
-    yes: Yes = False,
-) -> None:
-    """Delete a job from the server, with all that is stored of it there. Its checkpoints stay in the store.
+def delete(client: Client, job: JobName, yes: Yes = False) -> None:
+    """Delete a job and its reports from the server. Its checkpoints stay in the store.
 
     The job must not be running. A later report under the same name begins a new job.
 
@@ -194,7 +185,7 @@ def delete(
     found = client.job(job)
     if not yes:
         print(f"{job} is {found.status}, at iteration {found.iteration}. Its checkpoints stay in its store.")
-        typer.confirm(f"Delete all that {client.server} has stored of it?", abort=True)
+        typer.confirm(f"Delete everything that {client.server} has stored of it?", abort=True)
     client.delete_job(job)
     print(f"{job} is deleted; its checkpoints stay in its store")
 
@@ -204,17 +195,19 @@ def reset_numbers(
     client: Client,
     job: JobName,
     attempt: Annotated[
-        int | None, typer.Option(min=0, max=MAX_ATTEMPT, help="The largest attempt number of the job.")
+        int | None,
+        typer.Option(min=0, max=MAX_ATTEMPT, metavar="N", help="The largest attempt number of the job."),
     ] = None,
     lineage: Annotated[
-        int | None, typer.Option(min=0, max=MAX_LINEAGE, help="The largest lineage number of the job.")
+        int | None,
+        typer.Option(min=0, max=MAX_LINEAGE, metavar="N", help="The largest lineage number of the job."),
     ] = None,
     json: Json = False,
 ) -> None:
     """Correct the largest attempt or lineage number that the server knows of a job.
 
-    For a job of which a report told wrong numbers: revoke the key that sent it first. `holdfast store show` tells
-    the numbers that the store has.
+    Use it after a report with wrong numbers, once the key that sent the report is revoked. `holdfast store show`
+    shows the numbers in the store.
 
     Example: holdfast reset-numbers char-gpt --attempt 7 --lineage 3
     """
@@ -222,29 +215,29 @@ def reset_numbers(
         fail("nothing to change: give --attempt, --lineage or both", EXIT_USAGE)
     numbers = client.reset_numbers(job, attempt=attempt, lineage=lineage)
     attempt, lineage = numbers.latest_attempt + 1, numbers.latest_lineage + 1
-    said = f"{job}: the next attempt is {attempt} or later, and the next lineage {lineage} or later"
-    print_or_json(numbers, said, json=json)
+    done = f"{job}: the next attempt is {attempt} or later, and the next lineage {lineage} or later"
+    print_or_json(numbers, done, json=json)
 
 
-def _acknowledge(client: Client, job: str, desired: Desired, said: str, *, no_wait: bool, json: bool) -> None:
-    """Print how far the edit got: taken by the server, or applied by the job, and at which iteration."""
-    within_seconds = 0.0 if no_wait else ACKNOWLEDGED_WITHIN_SECONDS
-    seen = wait_until_applied(client, job, desired.version, within_seconds)
-    print_or_json(acknowledgement(seen, desired), f"{said}: {told(seen, desired.version)}", json=json)
+def _edit(client: Client, job: str, done: str, *, no_wait: bool, json: bool, **changes: Any) -> None:
+    """Change settings, and print whether the job has applied the new version and at which iteration."""
+    desired = client.edit(job, **changes)
+    seen = wait_until_applied(client, job, desired.version, 0.0 if no_wait else ACKNOWLEDGED_WITHIN_SECONDS)
+    print_or_json(acknowledgement(seen, desired), f"{done}: {describe(seen, desired.version)}", json=json)
 
 
 def _pin(client: Client, job: str, checkpoint: str, *, pinned: bool, no_wait: bool, json: bool) -> None:
-    with offered_nearest("pin" if pinned else "unpin", job, checkpoint):
+    with suggest_nearest("pin" if pinned else "unpin", job, checkpoint):
         row = client.pin(job, checkpoint, pinned=pinned)
     version = client.desired(job).version
     seen = wait_until_applied(client, job, version, 0.0 if no_wait else ACKNOWLEDGED_WITHIN_SECONDS)
-    said = f"{row.id} is {'pinned' if row.pinned else 'not pinned'}: {told(seen, version)}"
-    print_or_json({"checkpoint": row, "applied": is_applied(seen, version)}, said, json=json)
+    done = f"{row.id} is {'pinned' if row.pinned else 'not pinned'}: {describe(seen, version)}"
+    print_or_json({"checkpoint": row, "applied": is_applied(seen, version)}, done, json=json)
 
 
 @contextlib.contextmanager
-def offered_nearest(command: str, job: str, checkpoint: str) -> Iterator[None]:
-    """Where there is no checkpoint at that iteration, name the nearest earlier one."""
+def suggest_nearest(command: str, job: str, checkpoint: str) -> Iterator[None]:
+    """Name the nearest earlier checkpoint if the job has none at that iteration."""
     try:
         yield
     except ServerError as error:
@@ -259,20 +252,21 @@ def is_applied(seen: JobSummary, version: int) -> bool:
 
 
 def acknowledgement(seen: JobSummary, desired: Desired) -> dict[str, object]:
-    """For scripts."""
+    """Return for scripts what `describe` says to people."""
     applied = is_applied(seen, desired.version)
     iteration = seen.applied_iteration if applied else None
     return {"desired": desired, "applied": applied, "applied_iteration": iteration}
 
 
-def told(seen: JobSummary, version: int) -> str:
+def describe(seen: JobSummary, version: int) -> str:
+    """Return in words whether the job has applied a version."""
     if is_applied(seen, version):
         return f"version {version}, applied at iteration {seen.applied_iteration}"
     return f"version {version}, not applied yet ({seen.job} is {seen.status})"
 
 
 def wait_until_applied(client: Client, job: str, version: int, within_seconds: float) -> JobSummary:
-    """The job once it acts on the version, is not there to do so, or the time is up."""
+    """Wait until the job has applied the version, is not running, or the time is up."""
     deadline = time.monotonic() + within_seconds
     while True:
         seen = client.job(job)

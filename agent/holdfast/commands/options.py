@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share: one name, help text and environment variable for each."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ __all__ = [
 ]  # fmt: skip
 
 Server = Annotated[
-    str, typer.Option("--server", envvar="HOLDFAST_SERVER", help="The server's address.", show_default=True)
+    str, typer.Option("--server", envvar="HOLDFAST_SERVER", metavar="URL", help="The server's address.")
 ]
 Token = Annotated[
     str | None,
     typer.Option(
-        "--token", envvar="HOLDFAST_TOKEN", help="A key or the shared secret, if the server requires one."
+        "--token",
+        envvar="HOLDFAST_TOKEN",
+        metavar="KEY",
+        help="An access key or the shared secret, if the server requires one.",
     ),
 ]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return when the server has accepted the request.")]
 Timeout = Annotated[
-    float, typer.Option("--timeout", help="Seconds to wait for the outcome; the request stays open after that.")
+    float,
+    typer.Option(
+        "--timeout", metavar="SECONDS", help="How long to wait for the outcome; the request stays open after that."
+    ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")]
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast jobs`.")]
 Checkpoint = Annotated[
@@ -38,13 +44,16 @@ Checkpoint = Annotated[
 
 StorePath = Annotated[str, typer.Argument(metavar="PATH", help="The store, as given to holdfast.Session.")]
 StoreOption = Annotated[
-    str, typer.Option("--store", envvar="HOLDFAST_STORE", help="The store, as given to holdfast.Session.")
+    str,
+    typer.Option(
+        "--store", envvar="HOLDFAST_STORE", metavar="PATH", help="The store, as given to holdfast.Session."
+    ),
 ]
 StoreJob = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast store ls`.")]
-OnlyJob = Annotated[str | None, typer.Option("--job", help="Only this job.")]
+OnlyJob = Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only this job.")]
 StoredCheckpoint = Annotated[
     str,
     typer.Argument(
-        metavar="CHECKPOINT", help="Its name, its iteration, or `latest`: the one that a restart resumes from."
+        metavar="CHECKPOINT", help="Its id, its iteration, or `latest`: the one that a restart resumes from."
     ),
 ]

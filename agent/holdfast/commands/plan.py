@@ -8,18 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.client import JobPlan
-from holdfast.commands.console import (
-    DEFAULT_SERVER,
-    EXIT_USAGE,
-    Json,
-    Server,
-    Token,
-    asking,
-    counted,
-    fail,
-    percent,
-    print_json,
-)
+from holdfast.commands.console import EXIT_USAGE, asking, counted, fail, percent, print_json
+from holdfast.commands.options import DEFAULT_SERVER, Json, Server, Token
 from holdfast.commands.plan_comparison import PlanReport, print_report, simulate_policies
 from holdfast.commands.plan_inputs import BYTES_PER_PARAMETER, PlanInput, PlanOptions, plan_inputs
 from holdfast.pacing import parse_budget, parse_every, policies

@@ -1,4 +1,4 @@
-"""`holdfast jobs`, `show`, `checkpoints` and `goodput`: what the server knows."""
+"""The commands `jobs`, `show`, `checkpoints` and `goodput`, which print what the server knows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from holdfast.client import CheckpointRow, Client, Edit, Goodput, JobSummary, Order
+from holdfast.client import CheckpointRow, Client, Edit, JobSummary
 from holdfast.commands.console import counted, percent, print_json, print_table, seconds, size, with_client
 from holdfast.commands.options import JobName, Json
 
@@ -36,19 +36,20 @@ def show(client: Client, job: JobName, json: Json = False) -> None:
     Example: holdfast show char-gpt
     """
     found = client.job(job)
-    late = [] if json or not _behind(found) else _outstanding(found, client.edits(job))
     if json:
         print_json(found)
-    else:
-        for name, value in [*_facts(found), *late]:
-            print(f"{name:<16} {value}")
+        return
+    is_current = found.desired.version == (found.applied_version or 0)
+    pending = [] if is_current else _pending(found, client.edits(job))
+    for name, value in [*_facts(found), *pending]:
+        print(f"{name:<16} {value}")
 
 
 @with_client
 def checkpoints(
     client: Client,
     job: JobName,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="How many to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, metavar="N", help="How many to list.")] = 20,
     every_state: Annotated[
         bool, typer.Option("--all", help="Include checkpoints that cannot be restored: failed, torn, missing.")
     ] = False,
@@ -65,7 +66,7 @@ def checkpoints(
         header = ("ITERATION", "CHECKPOINT", "KIND", "STATE", "SIZE", "TAKEN", "LABEL")
         print_table(header, [_checkpoint_row(row) for row in found])
     else:
-        print(f"{job} has no checkpoint yet" if every_state else f"{job} has no checkpoint to go back to yet")
+        print(f"{job} has no {'' if every_state else 'restorable '}checkpoint yet")
 
 
 @with_client
@@ -73,7 +74,8 @@ def goodput(
     client: Client,
     job: JobName,
     window: Annotated[
-        Literal["1h", "24h", "7d", "all"], typer.Option("--window", help="How far back: 1h, 24h, 7d or all.")
+        Literal["1h", "24h", "7d", "all"],
+        typer.Option("--window", metavar="TIME", help="How far back: 1h, 24h, 7d or all."),
     ] = "24h",
     json: Json = False,
 ) -> None:
@@ -85,17 +87,13 @@ def goodput(
     if json:
         print_json(found)
     else:
-        print(_sum(found))
+        lost = f", {counted(found.lost_iterations, 'iteration')} lost" if found.lost_iterations else ""
+        kept = counted(found.iterations, "iteration")
+        print(f"goodput {percent(found.goodput)} of {seconds(found.wall_seconds)}: {kept}{lost}")
         print_table(
-            ("BUCKET", "TIME", "SHARE", "WHAT IT IS"),
+            ("BUCKET", "TIME", "SHARE", "MEANING"),
             [(row.name, seconds(row.seconds), percent(row.share), row.definition) for row in found.buckets],
         )
-
-
-def _sum(found: Goodput) -> str:
-    lost = f", {counted(found.lost_iterations, 'iteration')} lost" if found.lost_iterations else ""
-    stood = counted(found.iterations, "iteration")
-    return f"goodput {percent(found.goodput)} of {seconds(found.wall_seconds)}: {stood}{lost}"
 
 
 def _row(job: JobSummary) -> tuple[str, ...]:
@@ -135,31 +133,23 @@ def _facts(job: JobSummary) -> list[tuple[str, str]]:
         ("exposure", _exposure(job)),
         ("last checkpoint", f"{durable.iteration} ({durable.id})" if durable else "none yet"),
         ("checkpoints", str(job.checkpoints_total)),
-        ("last contact", f"{seconds(job.last_contact_seconds)} ago"),
+        ("last report", f"{seconds(job.last_contact_seconds)} ago"),
     ]
     if job.open_order:
-        facts.append(("restore", _restore(job.open_order)))
+        order = job.open_order
+        by = f", requested by {order.who}" if order.who else ""
+        facts.append(("restore", f"to {order.iteration}: {order.state}{by} (request {order.id})"))
     return facts
 
 
-def _restore(order: Order) -> str:
-    by = f", ordered by {order.who}" if order.who else ""
-    return f"to {order.iteration}: {order.state}{by} (order {order.id})"
-
-
-def _behind(job: JobSummary) -> bool:
-    return job.desired.version != (job.applied_version or 0)
-
-
-def _outstanding(job: JobSummary, edits: Sequence[Edit]) -> list[tuple[str, str]]:
-    """What was ordered and the job does not act on yet, the oldest first."""
-    applied = job.applied_version or 0
-    orders = [
+def _pending(job: JobSummary, edits: Sequence[Edit]) -> list[tuple[str, str]]:
+    """Return the changes that the job has not applied yet, oldest first."""
+    changes = [
         f"version {edit.version}: {edit.summary}" + (f", by {edit.who}" if edit.who else "")
         for edit in reversed(edits)
-        if edit.version > applied
+        if edit.version > (job.applied_version or 0)
     ]
-    return [("not yet applied", order) for order in orders or [f"version {job.desired.version}"]]
+    return [("not yet applied", change) for change in changes or [f"version {job.desired.version}"]]
 
 
 def _interval(job: JobSummary) -> str:

@@ -1,4 +1,4 @@
-"""What an operator asks a job for once, and waits for: checkpoint, probe, verification, restore, undo."""
+"""Commands that request something from a job and wait for it: checkpoint, probe, verify, restore, undo."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from holdfast.commands.console import fail, parsed, print_json, seconds, size, w
 from holdfast.commands.control import (
     POLL_SECONDS,
     acknowledgement,
+    describe,
     is_applied,
-    offered_nearest,
-    told,
+    suggest_nearest,
     wait_until_applied,
 )
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Timeout
 from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast.protocol.messages import OPEN_ORDER_STATES, Desired
 
-UNDER_WAY = ("snapshot", "persisting")
 PROBE_CODE = "data"
-"""The code of the notice that answers a probe."""
+"""The code of the notice with a probe's result."""
 
 T = TypeVar("T")
 
@@ -45,13 +44,14 @@ def checkpoint(
     lineage = client.job(job).lineage
     before = {row.id: row for row in client.checkpoints(job)}
 
-    def asked_for(seen: JobSummary, version: int) -> CheckpointRow | None:
+    def find(seen: JobSummary, version: int) -> CheckpointRow | None:
         since = client.applied_at(job, version) or seen.applied_iteration or 0
-        return _asked_for([row for row in client.checkpoints(job) if before.get(row.id) != row], lineage, since)
+        rows = [row for row in client.checkpoints(job) if before.get(row.id) != row]
+        return _requested_checkpoint(rows, lineage, since)
 
     desired, seen, row = _request(
-        client, job, "checkpoint_request", "a checkpoint now", asked_for,
-        _is_under_way, wait_seconds=None if no_wait else timeout, quiet=json,
+        client, job, "checkpoint_request", "checkpoint requested", find,
+        _is_in_progress, wait_seconds=None if no_wait else timeout, quiet=json,
     )  # fmt: skip
     if json:
         print_json({**acknowledgement(seen, desired), "checkpoint": row})
@@ -61,37 +61,37 @@ def checkpoint(
         if not json:
             took = "" if row.persist_seconds is None else f", written in {seconds(row.persist_seconds)}"
             print(f"durable: {row.id}, {size(row.payload_bytes)}{took}")
-    elif row is not None and not _is_under_way(row):
-        fail(f"the checkpoint at iteration {row.iteration} is {row.state}: {row.reason or 'no reason was given'}")
+    elif row is not None and not _is_in_progress(row):
+        fail(f"the checkpoint at iteration {row.iteration} is {row.state}: {row.reason or 'no reason given'}")
     elif not seen.alive and not is_applied(seen, desired.version):
-        fail(f"{job} is {seen.status}, and a request does not wait for the next start: no checkpoint")
+        fail(f"no checkpoint was taken: {job} is {seen.status}, and the request does not apply to its next start")
     elif not seen.alive:
-        fail(f"{job} is {seen.status}: no word that its checkpoint became durable")
+        fail(f"{job} is {seen.status}; it did not report that the checkpoint became durable")
     else:
-        stands = "not begun" if row is None else f"still {row.state}"
-        fail(f"the checkpoint is {stands} after {timeout:g} s; `holdfast show {job}` tells the newest durable")
+        progress = "not begun" if row is None else f"still {row.state}"
+        fail(f"the checkpoint is {progress} after {timeout:g} s; see `holdfast show {job}`")
 
 
 @with_client
 def probe(
     client: Client, job: JobName, no_wait: NoWait = False, timeout: Timeout = 120.0, json: Json = False
 ) -> None:
-    """Measure how long a batch takes to fetch and to prepare, and what would make loading faster.
+    """Measure how long a batch takes to load and prepare, and suggest how to load faster.
 
-    At the end of an iteration the job reads the batches that come next twice, for at most 10 seconds in which
-    training waits. The place in the data stays what it was. A checkpoint that is being written is waited for.
+    At the end of an iteration the job reads the next batches twice, for at most 10 seconds. Training waits, and
+    then continues from the same place in the data. A checkpoint in progress is finished first.
 
     Example: holdfast probe char-gpt
     """
     before = max((notice.id for notice in client.notices(job)), default=0)
 
-    def answered(seen: JobSummary, version: int) -> NoticeRow | None:
-        """The first notice about the data since."""
+    def find(seen: JobSummary, version: int) -> NoticeRow | None:
+        """Return the first notice about data loading since the request."""
         since = (notice for notice in client.notices(job) if notice.code == PROBE_CODE and notice.id > before)
         return min(since, key=lambda notice: notice.id, default=None)
 
     desired, seen, answer = _request(
-        client, job, "probe_request", "a probe of the data", answered,
+        client, job, "probe_request", "probe requested", find,
         lambda answer: answer is None, wait_seconds=None if no_wait else timeout, quiet=json,
     )  # fmt: skip
     if json:
@@ -104,31 +104,31 @@ def probe(
     elif answer is not None:
         fail(answer.message)
     elif not seen.alive and not is_applied(seen, desired.version):
-        fail(f"{job} is {seen.status}, and a request does not wait for the next start: nothing was measured")
+        fail(f"nothing was measured: {job} is {seen.status}, and the request does not apply to its next start")
     elif not seen.alive:
-        fail(f"{job} is {seen.status}: it ended before it answered")
+        fail(f"{job} is {seen.status}; it ended before it reported a result")
     else:
-        fail(f"no answer after {timeout:g} s; when it comes, the job's page shows it among its notices")
+        fail(f"no result after {timeout:g} s; the notices on the job's page will show it")
 
 
 def _request(
     client: Client,
     job: str,
     setting: str,
-    what: str,
+    done: str,
     find: Callable[[JobSummary, int], T | None],
     is_open: Callable[[T | None], bool],
     *,
     wait_seconds: float | None,
     quiet: bool,
 ) -> tuple[Desired, JobSummary, T | None]:
-    """Ask for it, and return what `find` found once it is no longer open, the job had gone, or the time was up."""
+    """Request it, and return what `find` returns once that is not open, the job ended, or the time is up."""
     deadline = time.monotonic() + (wait_seconds or 0.0)
     desired = client.edit(job, **{setting: True})
-    with _interruptible(f"what was asked of {job} stays asked"):
+    with _interruptible("the request stays open"):
         seen = wait_until_applied(client, job, desired.version, deadline - time.monotonic())
         if not quiet:
-            print(f"{what}: {told(seen, desired.version)}", flush=True)
+            print(f"{done}: {describe(seen, desired.version)}", flush=True)
         if wait_seconds is None or not is_applied(seen, desired.version):
             return desired, seen, None
         while True:
@@ -139,28 +139,28 @@ def _request(
             seen = client.job(job)
 
 
-def _is_under_way(row: CheckpointRow | None) -> bool:
-    return row is None or row.state in UNDER_WAY
+def _is_in_progress(row: CheckpointRow | None) -> bool:
+    return row is None or row.state in ("snapshot", "persisting")
 
 
-def _asked_for(rows: list[CheckpointRow], lineage: int, iteration: int) -> CheckpointRow | None:
-    """The first requested one at or after an iteration; a restore at the same boundary begins a new lineage."""
+def _requested_checkpoint(rows: list[CheckpointRow], lineage: int, iteration: int) -> CheckpointRow | None:
+    """Return the first requested checkpoint at or after an iteration, or on a lineage that began since."""
     after = [row for row in rows if row.lineage > lineage or row.iteration >= iteration]
     order = sorted(after, key=lambda row: (row.lineage, row.iteration))
     first = next((row for row in order if row.kind == "requested"), None)
-    if first is not None and first.state == "torn":  # it is taken again at once, as what it was or as scheduled
+    if first is not None and first.state == "torn":  # the job retakes it at once, possibly as a scheduled one
         again = (row for row in order if (row.lineage, row.iteration) > (first.lineage, first.iteration))
         return next(again, None)
     return first
 
 
 @contextlib.contextmanager
-def _interruptible(stays: str) -> Iterator[None]:
-    """Ctrl-C ends the wait, and says what goes on without it."""
+def _interruptible(consequence: str) -> Iterator[None]:
+    """End with a sentence when Ctrl-C interrupts the wait."""
     try:
         yield
     except KeyboardInterrupt:
-        fail(f"no longer waiting; {stays}")
+        fail(f"no longer waiting; {consequence}")
 
 
 # ---- a verification ----------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def verify(
     job: JobName,
     checkpoint: Checkpoint,
     against: Annotated[
-        str | None, typer.Option(metavar="CHECKPOINT", help="Also tell how far its tensors are from this one.")
+        str | None, typer.Option(metavar="CHECKPOINT", help="Also compare its tensors with this checkpoint.")
     ] = None,
     no_wait: NoWait = False,
     timeout: Timeout = 600.0,
@@ -180,17 +180,17 @@ def verify(
 ) -> None:
     """Verify a checkpoint: the job reads every byte back and compares it with its digests.
 
-    The job itself does it, beside its training and slowly. One that is not running does so at its next start, and
-    is not waited for: where the store is, `holdfast store verify` does it at once.
+    The job reads slowly in the background while it trains. A job that is not running does so at its next start,
+    and this command does not wait; `holdfast store verify` reads the store directly.
 
     Examples: holdfast verify char-gpt 1200  ·  holdfast verify char-gpt 1200 --against 1000
     """
-    with offered_nearest("verify", job, checkpoint):
+    with suggest_nearest("verify", job, checkpoint):
         found = client.verify(job, checkpoint, against=against)
     alive = client.job(job).alive
     waited = alive and not no_wait
     deadline = time.monotonic() + (timeout if waited else 0.0)
-    with _interruptible(f"{found.checkpoint} is still to be read"):
+    with _interruptible(f"the job still verifies {found.checkpoint}"):
         while found.open and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
             found = client.verification(job, found.checkpoint)
@@ -198,17 +198,17 @@ def verify(
         print_json(found)
     name = found.checkpoint
     if found.open and waited:
-        fail(f"{name} is not read yet; it stays asked")
+        fail(f"{name} is not verified yet; the request stays open")
     if found.open:
-        said = f"{name} is to be read back"
-        said += "" if alive else f": {job} is not running, and reads it at its next start"
+        done = f"verification of {name} requested"
+        done += "" if alive else f": {job} is not running and verifies it at its next start"
     elif found.state == "sound":
-        said = f"{name} is sound: {size(found.read_bytes)} in {seconds(found.seconds)}, on {found.host}"
+        done = f"{name} is sound: {size(found.read_bytes)} in {seconds(found.seconds)}, on {found.host}"
     else:
         state = "not verified" if found.state in ("failed", "cancelled") else found.state
         fail(f"{name} is {state}: {found.reason}")
     if not json:
-        print(said)
+        print(done)
 
 
 # ---- a restore, an undo -------------------------------------------------------------------------
@@ -222,29 +222,32 @@ def restore(
     no_wait: NoWait = False,
     timeout: Timeout = 300.0,
     expires: Annotated[
-        str | None, typer.Option(help="Expire the request after this time, as in 90min or 12h. [default: a week]")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Expire the request after this time, as in 90min or 12h. [default: a week]"
+        ),
     ] = None,
     nearest: Annotated[
         bool,
-        typer.Option("--nearest", help="Restore the nearest earlier checkpoint if there is none at ITERATION."),
+        typer.Option("--nearest", help="Restore the nearest earlier checkpoint if ITERATION has none."),
     ] = False,
     json: Json = False,
 ) -> None:
     """Restore a job to its checkpoint at ITERATION; training continues from there.
 
-    A running job restores in place at the end of its iteration. It saves the state that it leaves first, so that
-    `holdfast undo` can return to it. A script that cannot be rewound while it runs is restarted by `holdfast run`.
+    A running job restores in place at the end of its iteration. It first saves its current state, so that
+    `holdfast undo` can return to it. A script that cannot be restored in place is restarted by `holdfast run`.
     Without a supervisor, and for a job that is not running, the restore happens at the next start, and this
     command does not wait. If there is no checkpoint at ITERATION, nothing changes and the nearest earlier one is
-    named, unless you give `--nearest`. `holdfast checkpoints JOB` lists the restore points.
+    named, unless you give `--nearest`. `holdfast checkpoints JOB` lists the restorable checkpoints.
 
     Example: holdfast restore char-gpt 1200 --nearest
     """
     expires_seconds = None
     if expires is not None:
         expires_seconds = parsed(lambda text: parse_positive_seconds(text, "expires"), expires)
-    order = _order(client, job, iteration, expires_seconds, nearest=nearest)
-    _carry_out(client, order, timeout, no_wait=no_wait, json=json)
+    order = _request_restore(client, job, iteration, expires_seconds, nearest=nearest)
+    _follow(client, order, timeout, no_wait=no_wait, json=json)
 
 
 @with_client
@@ -255,7 +258,7 @@ def undo(
     timeout: Timeout = 300.0,
     json: Json = False,
 ) -> None:
-    """Undo the last restore of a job: training continues from the state that the restore left.
+    """Undo the last restore of a job: training continues from the state before it.
 
     An undo is a restore too, and can itself be undone.
 
@@ -263,45 +266,47 @@ def undo(
     """
     last = next((each for each in client.orders(job) if each.state == "restored"), None)
     if last is None:
-        fail(f"{job} has not been taken back: there is nothing to undo")
-    _carry_out(client, client.undo_restore(job, last.id), timeout, no_wait=no_wait, json=json)
+        fail(f"nothing to undo: {job} has no completed restore")
+    _follow(client, client.undo_restore(job, last.id), timeout, no_wait=no_wait, json=json)
 
 
-def _carry_out(client: Client, order: Order, timeout: float, *, no_wait: bool, json: bool) -> None:
-    """Follow an order to its end, where the job can come to that by itself."""
+def _follow(client: Client, order: Order, timeout: float, *, no_wait: bool, json: bool) -> None:
+    """Follow a restore request to its end, unless the job needs another start for it."""
     job = order.job
     seen = client.job(job)
     waiting = seen.alive and seen.restore_mode != "next_start" and not no_wait
     if seen.alive and seen.restore_mode == "relaunch" and not json:
-        print(f"{job} is started again for it: {seen.restore_reason}", flush=True)
+        print(f"{job} restarts for this restore: {seen.restore_reason}", flush=True)
     try:
         for moved in client.follow(order, timeout_seconds=timeout) if waiting else ():
             order = moved
             if not json:
                 print(_progress(order), flush=True)
     except KeyboardInterrupt:
-        fail(f"no longer waiting; the order {order.id} stays {order.state}")
+        fail(f"no longer waiting; request {order.id} stays {order.state}")
     if json:
         print_json(order)
     if not waiting:
         if not json:
             when = _when(seen)
-            print(f"restore of {job} to iteration {order.iteration}: {order.state} (order {order.id}){when}")
+            print(f"restore of {job} to iteration {order.iteration}: {order.state} (request {order.id}){when}")
     elif order.state in OPEN_ORDER_STATES:
-        fail(f"still {order.state} after {timeout:g} s; the order {order.id} stays open")
+        fail(f"still {order.state} after {timeout:g} s; request {order.id} stays open")
     elif order.state != "restored":
         fail(f"the restore of {job} to iteration {order.iteration} ended as {order.state}: {order.reason}")
 
 
 def _when(seen: JobSummary) -> str:
     if not seen.alive:
-        return f"; {seen.job} is {seen.status}, and it takes effect at its next start"
+        return f"; {seen.job} is {seen.status}: the restore happens at its next start"
     if seen.restore_mode == "next_start":
-        return f"; it takes effect when you start the script again: {seen.restore_reason}"
+        return f"; the restore happens when you start the script again: {seen.restore_reason}"
     return ""
 
 
-def _order(client: Client, job: str, iteration: int, expires_seconds: float | None, *, nearest: bool) -> Order:
+def _request_restore(
+    client: Client, job: str, iteration: int, expires_seconds: float | None, *, nearest: bool
+) -> Order:
     try:
         return client.restore(job, iteration, expires_seconds=expires_seconds)
     except ServerError as error:
@@ -328,5 +333,5 @@ def _progress(order: Order) -> str:
         took = "" if order.seconds is None else f" in {seconds(order.seconds)}"
         line += f"{took}, on lineage {order.new_lineage}"
         if order.safety_checkpoint:
-            line += f"; the state left behind is kept as {order.safety_checkpoint}"
+            line += f"; the state before it is kept as {order.safety_checkpoint}"
     return line

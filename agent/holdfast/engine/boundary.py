@@ -171,7 +171,7 @@ class Boundary:
         """What the iteration took, and what operators want by now."""
         if self._leaving.asked and not self._ranks.leads:
             self._ranks.ask_to_end()
-        if self._reporter.link.fenced and self._is_replaced():
+        if self._reporter.link.is_fenced and self._is_replaced():
             self._give_way()
         if self._leaving.asked and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
             self._lifecycle.enter(Life.PREEMPTED)  # there is no decision to wait for

@@ -46,14 +46,14 @@ class InPlaceRestore:
     def tell_mode(self) -> None:
         """How an order would be carried out, at the first boundary and when it is another way than before."""
         now = time.monotonic()
-        if not self._reporter.heard or now < self._look_at:
+        if not self._reporter.has_server or now < self._look_at:
             return
         self._look_at = now + LOOK_SECONDS
         reason = self._training.obstacle_to_restore()
         way: RestoreMode = "relaunch" if supervisor_channel.is_supervised() else "next_start"
         mode = "in_place" if reason is None else way
         if mode != self._told:
-            start_seconds = supervisor_channel.age_seconds() if self._told is None else self._start_seconds
+            start_seconds = supervisor_channel.seconds_since_start() if self._told is None else self._start_seconds
             self._told, self._start_seconds = mode, start_seconds
             self._reporter.restores(mode, reason or "", start_seconds)
 
@@ -123,7 +123,7 @@ class InPlaceRestore:
         with self._checkpoints.snapshots.lent() as room:
             self._ranks.together(lambda: self._load(checkpoint, room))
         wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=self._checkpoints.attempt)
-        self._ranks.decide(lambda: supervisor_channel.ask_relaunch(wanted), str)
+        self._ranks.decide(lambda: supervisor_channel.request_relaunch(wanted), str)
         told = f"the script ends here, and is started again at {checkpoint}: {reason}"
         self._reporter.notice("info", "relaunch", f"{told}. The state that is left is kept as {safety}")
         return True

@@ -24,8 +24,8 @@ from holdfast.memory_tier.tier import Found
 from holdfast.protocol import messages
 from holdfast.protocol.messages import RestoreOrder
 from holdfast.server_link.connection import ServerConnection
-from holdfast.server_link.http_client import Backoff
-from holdfast.server_link.spool import spool_of
+from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
+from holdfast.server_link.spool import spool_directory
 from holdfast.store import Lineage, Store, attempt_log
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReport
@@ -127,10 +127,10 @@ class Startup:
 
     def open(self) -> None:
         """Become the newest attempt, and learn what is wanted before training starts."""
-        supervisor_channel.expose(self._ranks.rank)
+        supervisor_channel.enable_stack_dump(self._ranks.rank)
         checkpoints, leads = self._checkpoints, self._ranks.leads  # rank 0 reports and listens, for all
         if leads:
-            supervisor_channel.announce(checkpoints.uid)
+            supervisor_channel.publish_uid(checkpoints.uid)
         first = self._first_desired() if self._server and leads else None
         # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
         latest = first.latest_attempt if first else 0
@@ -140,7 +140,7 @@ class Startup:
         checkpoints.acquire_attempt(latest + 1, order=wanted)
         self._orders.start(first, checkpoints.attempt)
         if self._server and leads:
-            spool = spool_of(checkpoints.store.url, checkpoints.job) if checkpoints.attempt else None
+            spool = spool_directory(checkpoints.store.url, checkpoints.job) if checkpoints.attempt else None
             self._reporter.link = ServerConnection(
                 server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid,
                 attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._arrived,
@@ -155,13 +155,11 @@ class Startup:
 
     def _first_desired(self) -> messages.Desired | None:
         assert self._server is not None
-        checkpoints = self._checkpoints
-        probe = ServerConnection(
-            server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid, attempt=0, rank=0,
-            spool=None,
-        )  # fmt: skip
-        first = probe.first_desired(FIRST_CONTACT_SECONDS)
-        if first is None and (noted := supervisor_channel.noted_order()) is not None:
+        first, client = None, AgentClient(self._server, self._token)
+        with contextlib.suppress(RequestFailed):
+            first = client.desired(self._checkpoints.job, limit_seconds=FIRST_CONTACT_SECONDS)
+        client.close()
+        if first is None and (noted := supervisor_channel.relaunch_order()) is not None:
             first = messages.Desired(restore=noted)
         return first
 
@@ -193,7 +191,7 @@ class Startup:
         if not isinstance(link, ServerConnection):
             link = ServerConnection(
                 server=self._server, token=self._token, job=checkpoints.job, uid=uid, attempt=attempt, rank=rank,
-                spool=None, flush_seconds=HEARTBEAT_SECONDS, aside=True,
+                spool=None, flush_seconds=HEARTBEAT_SECONDS, send_only=True,
             )  # fmt: skip
             link.start()
         self._meter.tally = RankReport(link, rank, self._ranks.world_size)
@@ -203,8 +201,8 @@ class Startup:
         """Tell the supervisor, if there is one, what is trained here."""
         if self._ranks.leads:
             checkpoints = self._checkpoints
-            supervisor_channel.introduce(
-                supervisor_channel.Trained(
+            supervisor_channel.publish_attempt(
+                supervisor_channel.PublishedAttempt(
                     job=checkpoints.job,
                     uid=checkpoints.uid,
                     attempt=checkpoints.attempt,

@@ -61,7 +61,7 @@ class MemoryTier:
         self._job, self._uid, self._ranks, self._reporter = job, uid, ranks, reporter
         self._untold: str | None = None
         """Why there is none, though a supervisor would hold it."""
-        self._before: supervisor_channel.Trained | None = None
+        self._before: supervisor_channel.PublishedAttempt | None = None
         """The attempt that was the supervisor's last, and has left what there is."""
         self._announced: set[str] = set()
         """The uids of all attempts of that supervisor: one may have died before it had said who it is."""
@@ -70,8 +70,8 @@ class MemoryTier:
         self._folder = _supervisor()
         claimed = self._claim(slots)
         if self._folder is not None:
-            self._before = supervisor_channel.introduced(self._folder)
-            self._announced = supervisor_channel.announced(self._folder) - {uid}
+            self._before = supervisor_channel.published_attempt(self._folder)
+            self._announced = supervisor_channel.published_uids(self._folder) - {uid}
             self._found = sealed_in(self._folder, job)
         self.arenas = [Arena(slot, self._fall_back) for slot in claimed]
         self.arenas += [Arena() for _ in range(slots - len(claimed))]

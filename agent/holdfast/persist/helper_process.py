@@ -24,7 +24,7 @@ from holdfast.persist.helper_main import Beat, Channel, Hurry, Reply, Write
 from holdfast.persist.task import Task, Written
 from holdfast.store import Store
 from holdfast.system.host_memory import can_share
-from holdfast.system.processes import MEANT_FOR_THE_TRAINER, blocked
+from holdfast.system.processes import STOP_SIGNALS, blocked
 
 if TYPE_CHECKING:
     from holdfast.snapshot.host_buffers import Arena
@@ -193,7 +193,7 @@ class Helper:
 
 
 def _start(store: Store, fd: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    with blocked(*MEANT_FOR_THE_TRAINER):
+    with blocked(*STOP_SIGNALS):
         return subprocess.Popen(  # noqa: S603  this interpreter, and nothing that a user typed
             [sys.executable, "-P", "-m", "holdfast.persist.helper_main", str(fd), str(opener(store)), store.url],
             env=environment(),

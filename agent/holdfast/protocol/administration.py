@@ -1,4 +1,4 @@
-"""Alerts, people, keys and the audit log."""
+"""Responses on alerts, users, keys and the audit log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LimitUnit = Literal["seconds", "iterations", "gpu_hours", "times_budget", "check
 
 
 class Alert(Struct, kw_only=True, frozen=True):
-    """One rule that was broken by one job."""
+    """A violation of one rule by one job."""
 
     id: int
     project: str
@@ -25,9 +25,9 @@ class Alert(Struct, kw_only=True, frozen=True):
     state: AlertState
     message: str
     value: float | None
-    """When it fired, in the unit of its kind."""
+    """Measured value when the alert fired, in the rule's unit."""
     since: float
-    """When it began to be so."""
+    """Start of the violation."""
     fired_at: float
     acknowledged_at: float | None = None
     acknowledged_by: str | None = None
@@ -38,31 +38,31 @@ class Alert(Struct, kw_only=True, frozen=True):
 
 
 class AlertRule(Struct, kw_only=True, frozen=True):
-    """What somebody wants to be told of."""
+    """A condition that raises alerts."""
 
     project: str
     name: str
     kind: str
     title: str
     meaning: str
-    """Of the limit, in a sentence."""
+    """Meaning of the limit, as a sentence."""
     unit: LimitUnit
-    """Of the limit; empty: it has none."""
+    """Unit of the limit; empty if the rule has none."""
     built_in: bool
     enabled: bool
     severity: Severity
     limit: float
     for_seconds: float
-    """How long it has to be so before anybody is told."""
+    """Delay between the start of a violation and the alert."""
     jobs: str
-    """Names of the jobs that it looks at, with * and ? for parts of them."""
+    """Pattern of job names, with the wildcards * and ?."""
     changed_at: float | None = None
     changed_by: str | None = None
-    """None for a built-in rule as it came."""
+    """User name; `None` for an unchanged built-in rule."""
 
 
 class AlertChannel(Struct, kw_only=True, frozen=True):
-    """Where alerts are sent."""
+    """A recipient of alerts."""
 
     id: str
     project: str
@@ -70,13 +70,13 @@ class AlertChannel(Struct, kw_only=True, frozen=True):
     kind: str
     """email, webhook, slack or discord."""
     target: str
-    """Of a URL the host alone."""
+    """Mail addresses, or the host of the URL."""
     least_severity: Severity
     enabled: bool
     created_at: float
     created_by: str
     secret: str | None = None
-    """With which the messages of a webhook are signed. Told once, when the channel is made."""
+    """Secret that signs a webhook's messages. Returned once, when the channel is created."""
 
 
 class AlertDelivery(Struct, kw_only=True, frozen=True):
@@ -89,14 +89,14 @@ class AlertDelivery(Struct, kw_only=True, frozen=True):
     tries: int
     created_at: float
     next_at: float
-    """When it is tried, or was last to be."""
+    """Time of the next or last try."""
     ended_at: float | None = None
     error: str | None = None
-    """What went wrong last. What the other side answered is not in it."""
+    """Last error, without the recipient's response."""
 
 
 class Token(Struct, kw_only=True, frozen=True):
-    """A key as it is listed: all but the key."""
+    """An access key, without its secret part."""
 
     prefix: str
     name: str
@@ -113,27 +113,27 @@ class Token(Struct, kw_only=True, frozen=True):
 
 
 class Person(Struct, kw_only=True, frozen=True):
-    """Somebody who may sign in."""
+    """A user."""
 
     name: str
     admin: bool
     roles: dict[str, str]
-    """By project."""
+    """Roles by project."""
     signs_in_by: str
-    """`password`, `identity provider`, or `link` where neither is set yet."""
+    """`password`, `identity provider`, or `link` if neither is set yet."""
     created_at: float
     signed_in_at: float | None
 
 
 class NewToken(Struct, kw_only=True, frozen=True):
-    """A key, told once, and how it is listed."""
+    """A new access key, which is returned once, and its listing."""
 
     token: str
     listed: Token
 
 
 class AuditEntry(Struct, kw_only=True, frozen=True):
-    """A row of the audit log: who changed what."""
+    """An entry of the audit log."""
 
     id: int
     at: float
@@ -142,8 +142,8 @@ class AuditEntry(Struct, kw_only=True, frozen=True):
     job: str | None
     project: str | None
     before: str | None
-    """What it was, by name, in JSON."""
+    """Previous values by name, as JSON."""
     after: str | None
     request_id: str
     digest: str
-    """Seals this row and the one before it, in hexadecimal."""
+    """Hexadecimal digest of this entry and the previous digest."""

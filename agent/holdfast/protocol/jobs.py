@@ -1,4 +1,4 @@
-"""Jobs, their checkpoints, and what operators change and order."""
+"""Responses on jobs and their checkpoints, settings and restores, and the bodies of changes."""
 
 from __future__ import annotations
 
@@ -21,53 +21,53 @@ JobStatus = Literal["starting", "running", "paused", "finished", "stopped", "fai
 
 class CheckpointRow(CheckpointFacts, kw_only=True, frozen=True):  # type: ignore[misc]  # msgspec allows it
     label: str | None = None
-    """What an operator calls it."""
+    """Label set by an operator."""
     pinned: bool = False
-    """Kept against retention until somebody unpins it."""
+    """Whether retention keeps it until it is unpinned."""
     pinned_by: str | None = None
     pinned_at: float | None = None
     abandoned: bool = False
-    """Not on the way from the job's start to where it is now."""
+    """Whether it is off the path from the job's start to its current iteration."""
     restorable: bool = False
 
 
 class CheckpointChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What operators may change of a checkpoint; what is left out stays."""
+    """A change of a checkpoint; omitted fields stay as they are."""
 
     pinned: bool | UnsetType = UNSET
     label: str | UnsetType | None = UNSET
-    """null, or nothing but spaces: none."""
+    """New label; `null` or blank removes it."""
 
 
 VerificationState = Literal["unasked", "requested", "reading", "sound", "damaged", "gone", "failed", "cancelled"]
 
 
 class Verification(Struct, kw_only=True, frozen=True):
-    """Whether anybody asked for a checkpoint to be read back, how far that is, and what was last found."""
+    """The verification of a checkpoint: its state, progress and last result."""
 
     checkpoint: str
     request: int = 0
-    """The version of what is desired that it came with."""
+    """Version of the desired state that added the newest request."""
     state: VerificationState = "unasked"
-    """Of the newest request."""
+    """State of the newest request."""
     at: float | None = None
-    """When that was told."""
+    """Time of that state."""
     asked_by: str | None = None
     asked_at: float | None = None
     against: str | None = None
-    """Another checkpoint, that its tensors are compared with."""
+    """Id of another checkpoint to compare the tensors with."""
     host: str = ""
-    """Which reads it, or has read it."""
+    """Host that reads it, or has read it."""
     read_bytes: int = 0
     total_bytes: int = 0
     seconds: float | None = None
     reason: str | None = None
     verdict: Literal["sound", "damaged"] | None = None
-    """Of the last time that it could be read to its end, or to the damage; a newer request does not change it."""
+    """Result of the last complete verification; a newer request does not change it."""
     verified_at: float | None = None
     verified_host: str = ""
     measured_at: float | None = None
-    """When its tensors were summed up; None: they were not."""
+    """Time at which its tensors were summarized, or `None`."""
 
     @property
     def open(self) -> bool:
@@ -75,50 +75,49 @@ class Verification(Struct, kw_only=True, frozen=True):
 
 
 class TensorRow(Struct, kw_only=True, frozen=True):
-    """One floating-point tensor of a checkpoint, and of another one. Norms are over what is finite."""
+    """A floating-point tensor of a checkpoint, compared with another one. Norms are over finite values."""
 
     name: str
     elements: int
     norm: float
-    """L2."""
+    """L2 norm."""
     largest: float
-    """Of the absolute values."""
+    """Largest absolute value."""
     nan: int
     inf: int
     other_norm: float | None = None
-    """None where the other has no such tensor."""
+    """L2 norm in the other checkpoint; `None` if it has no such tensor."""
     distance: float | None = None
-    """The norm of the difference; None where nobody has computed it."""
+    """Norm of the difference; `None` if it was not computed."""
     change: float | None = None
-    """By the measure of the table, as a share of the other's norm."""
+    """Change relative to the other norm, by the table's measure."""
 
 
 class Tensors(Struct, kw_only=True, frozen=True):
-    """The tensors of a checkpoint, beside those of another: what is not finite first, then the largest change."""
+    """The tensors of a checkpoint, compared with another: non-finite ones first, then the largest change."""
 
     checkpoint: str
     other: str | None
     measure: Literal["none", "norms", "difference"]
-    """What `change` is: nothing; by how much the norm differs, which says nothing of the direction; or the norm of
-    the difference."""
+    """What `change` measures: nothing, the difference of the norms, or the norm of the difference."""
     measured_at: float | None
-    """None: its tensors were never summed up, or those of the other were not."""
+    """Time of the summary; `None` if one is missing."""
     missing: list[str]
-    """Whose tensors were not summed up, of the two."""
+    """Ids of the checkpoints without a summary."""
     rows: list[TensorRow]
     left_out: int
-    """Tensors that the report does not tell of."""
+    """Number of tensors beyond the reported ones."""
 
 
 class JobNumbers(Struct, kw_only=True, frozen=True):
-    """The largest numbers known of a job, beyond which its next attempt and its next lineage are numbered."""
+    """The largest known attempt and lineage numbers of a job; new ones exceed them."""
 
     latest_attempt: int
     latest_lineage: int
 
 
 class NumberChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What is left out stays as it is."""
+    """A change of these numbers; omitted fields stay as they are."""
 
     latest_attempt: int | UnsetType = UNSET
     latest_lineage: int | UnsetType = UNSET
@@ -136,25 +135,25 @@ class Order(Struct, kw_only=True, frozen=True):
     job: str
     checkpoint: str
     iteration: int
-    """Of the checkpoint: where the job goes back to."""
+    """Iteration of the checkpoint."""
     state: OrderState
     created_at: float
     who: str
     fence: int
-    """The lowest attempt that may act on it."""
+    """Lowest attempt number that may carry it out."""
     expires_at: float | None = None
-    """When it ends unless somebody has taken it up, on the server's clock."""
+    """Time at which it expires unless an attempt has begun it, on the server's clock."""
     from_iteration: int
     from_lineage: int
     new_lineage: int | None = None
     reason: str | None = None
     seconds: float | None = None
-    """From the boundary at which the loop stopped to the state being back."""
+    """Duration of the restore, while the loop waited."""
     safety_checkpoint: str | None = None
     cancellable: bool = False
-    """Nobody is at it yet, or nobody is at it any more."""
+    """Whether it can be cancelled: no attempt is carrying it out."""
     undoable: bool = False
-    """The job went there, and the state that it left is still in the store."""
+    """Whether it can be undone: it was completed, and the previous state is still in the store."""
     transitions: list[Transition] = []
 
     @property
@@ -169,13 +168,13 @@ class Change(Struct, kw_only=True, frozen=True):
 
 
 class Edit(Struct, kw_only=True, frozen=True):
-    """One version of what is desired, and what became of it."""
+    """A version of the desired state, and when the job applied it."""
 
     version: int
     who: str
     at: float
     summary: str
-    """All changes in words: `budget 3.5% → 2%`."""
+    """All changes in words, as in `budget 3.5% → 2%`."""
     changes: list[Change] = []
     applied_iteration: int | None = None
     applied_at: float | None = None
@@ -198,30 +197,30 @@ class LongestStall(Struct, kw_only=True, frozen=True):
 
 
 class Failing(Struct, kw_only=True, frozen=True):
-    """Checkpoints that failed one after the other, up to now."""
+    """The newest checkpoints, if they failed."""
 
     count: int
     reason: str
-    """Of the newest."""
+    """Reason of the newest failure."""
     since: float
-    """When the first of them was taken."""
+    """Time of the first failure."""
 
 
 class JobSummary(Struct, kw_only=True, frozen=True):
     job: str
     project: str
     owner: str
-    """Who launched the newest attempt; empty where it did not say."""
+    """Who launched the newest attempt; empty if unknown."""
     labels: dict[str, str]
     status: JobStatus
     status_reason: str
-    """One clause in words; empty when the status says it all."""
+    """Explanation of the status; may be empty."""
     alive: bool
-    """In contact and not finished: an order would be acted on now."""
+    """Whether the job reports and is not finished, so that it acts on requests now."""
     restore_mode: RestoreMode
-    """How: in place, by starting the script again, or only when somebody starts it again."""
+    """How a restore happens: in place, by a supervised restart, or at the next start."""
     restore_reason: str
-    """Why not in place; empty otherwise."""
+    """Why a restore does not happen in place; may be empty."""
     iteration: int
     lineage: int
     attempt: int
@@ -229,123 +228,123 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     world_size: int
     iterations_per_second: float | None
     last_contact_seconds: float
-    """How long ago the job was last heard."""
+    """Time since the last report."""
     started_at: float | None
-    """Of the newest attempt."""
+    """Start of the newest attempt."""
     loss: float | None
-    """The newest; may be nan or inf. None when the loop reports none."""
+    """Newest loss; may be nan or inf. `None` if the loop reports none."""
     metrics: list[str]
     paced: Paced | None
     measured_overhead: float | None
     measured_window_iterations: int
     budget: float | None
-    """In force, as the agent last said; None until it did."""
+    """Budget in force, as last reported, or `None`."""
     interval: int | None
     """In force; None: no checkpoints for now, or not known yet."""
     policy: str | None
     interval_reason: str
-    """Why this interval, told with the newest profile; empty until the agent has decided on one."""
+    """Reason for the interval, from the newest profile; may be empty."""
     exposure_iterations: int
-    """Iterations since the last durable checkpoint on this lineage: lost if the job died now."""
+    """Iterations since the last durable checkpoint, which a crash would lose now."""
     exposure_seconds: float | None
-    """What these took: each as it was measured, up to the last 200, and beyond those as many at their mean."""
+    """Time of these iterations: measured for the last 200, extrapolated beyond."""
     exposure_gpu_hours: float | None
-    """The same on every rank."""
+    """This time multiplied by the number of ranks."""
     last_durable: CheckpointRow | None
     failing: Failing | None
-    """None as long as the newest checkpoint that settled is a good one."""
+    """Failures since the last good checkpoint, if there are any."""
     desired: Desired
     every_until: float | None
-    """When the interval ordered by hand ends by itself."""
+    """Time at which a fixed interval expires."""
     delivered_version: int
-    """Of what is desired: the agent has it."""
+    """Version of the desired state that the agent has received."""
     applied_version: int
     applied_iteration: int | None
     applied_at: float | None
     open_order: Order | None
     checkpoints_total: int
-    """Durable ones."""
+    """Number of durable checkpoints."""
     longest_stall: LongestStall | None
-    """Over the last 1,000 iterations on the way to where the job is; restores are left out."""
+    """Longest stall of the last 1,000 current iterations, without restores."""
     sparkline: list[float]
-    """Seconds of the newest iterations, oldest first, at most 40 points."""
+    """Times of the newest iterations in seconds, oldest first, at most 40."""
     lineages: int
 
 
 class BulkOutcome(Struct, kw_only=True, frozen=True):
-    """What became of a change to one job of several."""
+    """The outcome of a bulk change for one job."""
 
     job: str
     version: int | None
-    """None: it was refused."""
+    """New version; `None` if the change was rejected."""
     refusal: str
 
 
 class Fleet(Struct, kw_only=True, frozen=True):
-    """One page of the jobs that a question is about."""
+    """One page of the jobs that match."""
 
     jobs: list[JobSummary]
     page: int
-    """Counted from 1; the last one where a later one was asked for."""
+    """Page number from 1; the last page, if a later one was requested."""
     pages: int
     size: int
-    """Most jobs on a page."""
+    """Maximum number of jobs per page."""
     total: int
-    """Jobs on all pages."""
+    """Number of jobs on all pages."""
     counts: dict[JobStatus, int]
-    """By status, whatever status was asked for."""
+    """Number of jobs by status, before filtering by status."""
     projects: list[str]
-    """Whose jobs may be seen, whatever project was asked for."""
+    """Projects that the caller may view, before filtering by project."""
 
 
 class ForkSource(Struct, kw_only=True, frozen=True):
-    """The checkpoint of another job that a job began with a copy of."""
+    """The checkpoint of another job that a fork copied."""
 
     job: str | None
-    """None: one of a project that is not shown to whoever asks."""
+    """Name of the job; `None` if the caller may not view it."""
     project: str | None
-    """None: the job has not reported here, or is not shown."""
+    """Project of the job; `None` if the job is unknown or may not be viewed."""
     checkpoint: str
     iteration: int
     lineage: int
     digest: str
-    """Of the checkpoint's manifest, and so of all that it holds."""
+    """Digest of its manifest, which has the digests of all its data."""
 
 
 class ForkRow(Struct, kw_only=True, frozen=True):
-    """A job that began with a copy of a checkpoint of this one."""
+    """A fork of this job."""
 
     job: str
     project: str
     checkpoint: str
-    """Of this job; its copy has the same name."""
+    """Id of the copied checkpoint, and of the copy."""
     iteration: int
     lineage: int
-    """That the fork began there."""
+    """Lineage of the checkpoint."""
     at: float
 
 
 class Family(Struct, kw_only=True, frozen=True):
-    """Where a job was forked from, and what was forked from it."""
+    """The origin and the forks of a job."""
 
     origin: ForkSource | None
     forks: list[ForkRow]
-    """The newest first, at most 200."""
+    """Newest first, at most 200."""
 
 
 class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What an operator changes. UNSET: untouched. None: back to the script's own setting."""
+    """A change of settings. UNSET: unchanged. `None`: back to the script's setting."""
 
     budget: float | str | UnsetType | None = UNSET
-    """A fraction, or text such as "2%"."""
+    """Budget as a fraction, or text such as "2%"."""
     policy: str | UnsetType | None = UNSET
     every: int | str | UnsetType | None = UNSET
     every_seconds: float | UnsetType | None = UNSET
-    """With `every`: after so long the policy decides again. UNSET or None: when somebody says so."""
+    """Time after which `every` expires. UNSET or `None`: never."""
     paused: bool | UnsetType = UNSET
     retention: str | UnsetType | None = UNSET
-    """Which checkpoints stay: any of `last 5, every 1000, spaced 12, size 200GB, per lineage`."""
+    """Retention rules: any of `last 5, every 1000, spaced 12, size 200GB, per lineage`."""
     checkpoint_request: bool | UnsetType = UNSET
-    """True: take a checkpoint now."""
+    """Whether to take a checkpoint now."""
     probe_request: bool | UnsetType = UNSET
-    """True: measure now how the data are loaded."""
+    """Whether to profile data loading now."""

@@ -1,12 +1,11 @@
-"""The messages between agent and server: one schema, versioned.
+"""The versioned messages between agent and server.
 
-Agents send a `Batch` about once a second (msgpack, `POST /api/v1/ingest`) and get an `Ack` once the server
-has committed it. They hold a long poll on `Desired` (`GET /api/v1/jobs/{job}/desired`). Unknown fields are
-ignored on both sides, so that neighbouring versions understand each other; a change that they could not
-survive raises `PROTOCOL`.
+Agents send a `Batch` about once a second (msgpack, `POST /api/v1/ingest`) and receive an `Ack` once the server
+has committed it. They long-poll `Desired` (`GET /api/v1/jobs/{job}/desired`). Both sides ignore unknown fields, so
+that adjacent versions are compatible; an incompatible change increments `PROTOCOL`.
 
-Times named `at` are seconds since the Unix epoch on the clock of whoever wrote them, for display only:
-order follows (attempt, sequence) and (lineage, iteration).
+Times named `at` are seconds since the Unix epoch on the sender's clock, for display only: messages are ordered by
+(attempt, sequence) and (lineage, iteration).
 """
 
 from __future__ import annotations
@@ -17,66 +16,65 @@ from typing import Annotated, Literal
 import msgspec
 
 PROTOCOL = 2
-"""2: columns as bytes, two lanes, and gaps."""
+"""Version 2 added columns as bytes, lanes and gaps."""
 DEFAULT_PORT = 7117
 MOST_PINS = 64
-"""Checkpoints of one job that people may pin at the same time."""
+"""Pinned checkpoints per job."""
 MOST_RANKS_TOLD = 32
-"""Of one checkpoint: the slowest, however many wrote it."""
+"""Ranks reported per checkpoint, slowest first."""
 MOST_LABELS = 16
-"""Of one job, each with at most 64 characters on either side."""
+"""Labels per job; each name and value has at most 64 characters."""
 MOST_VERIFICATIONS = 8
-"""Checkpoints of one job that may wait at the same time to be read back."""
+"""Open verification requests per job."""
 MOST_TENSORS = 2000
-"""Of which one verification tells; of a checkpoint with more, the largest."""
+"""Tensors reported per verification, the largest ones."""
 MAX_LINEAGE = 999_999_999
-"""Largest lineage number: a checkpoint's name has room for nine digits."""
+"""Largest lineage number: a checkpoint id has nine digits for it."""
 MAX_ATTEMPT = 2**31 - 1
 """Largest attempt number."""
 MAX_ITERATION = 999_999_999_999
-"""Largest iteration number: a checkpoint's name has room for twelve digits."""
+"""Largest iteration number: a checkpoint id has twelve digits for it."""
 MAX_INTEGER = 2**53
-"""Largest whole number of any kind: JSON readers hold those up to here exactly."""
+"""Largest integer of any kind: JavaScript represents integers up to here exactly."""
 PLAUSIBLE_STEP = 1_000
-"""How far an attempt or lineage number from outside may lie beyond the largest known one."""
+"""How far a reported attempt or lineage number may exceed the largest known one."""
 
 SUPERVISOR_RANK = 1 << 20
-"""As which a supervisor speaks for the attempt that it watches over: it trains nothing."""
+"""Rank number of the supervisor's reports."""
 RESCUE_RANK = SUPERVISOR_RANK + 1
-"""As which the process speaks that saves what a dead attempt has left in memory."""
+"""Rank number of reports on snapshots that were saved from memory after a crash."""
 
 Lane = Literal["control", "samples"]
-"""Control: what happened, which is never dropped. Samples: what was measured, which is thinned under pressure."""
+"""Control: events, which are never dropped. Samples: measurements, which are thinned under overload."""
 Numbers = list[float] | bytes
-"""A column: a list, or the quicker way, its numbers as float64, little-endian, one after the other."""
+"""A column of numbers: a list, or faster, little-endian float64."""
 Counts = list[int] | bytes
-"""A column of whole numbers: a list, or int64, little-endian."""
+"""A column of integers: a list, or faster, little-endian int64."""
 
 CheckpointKind = Literal["scheduled", "requested", "safety", "final"]
 CheckpointState = Literal["snapshot", "persisting", "durable", "failed", "torn", "damaged", "missing"]
 Verdict = Literal["sound", "damaged", "gone", "failed"]
-"""Of reading a checkpoint back. Gone: retention was quicker. Failed: the store could not be read, which says
-nothing of the checkpoint."""
+"""Result of a verification. Gone: retention deleted the checkpoint. Failed: the store could not be read."""
 StallKind = Literal["snapshot_wait", "persist_backpressure", "data_fetch", "data_prep", "barrier", "restore"]
 OrderState = Literal[
     "requested", "delivered", "restoring", "unknown", "restored", "failed", "cancelled", "expired", "superseded"
 ]
-"""Unknown: nothing is heard any more of the attempt that was restoring; the next contact tells."""
+"""Unknown: the attempt that was restoring stopped reporting; its next report decides."""
 RestoreMode = Literal["in_place", "relaunch", "next_start"]
-"""Relaunch: the script ends, and its supervisor starts it again. Next start: somebody has to."""
+"""Relaunch: the supervisor restarts the script. Next start: an operator must restart it."""
 OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring", "unknown")
 
 PLANNED_ENDS = ("finished", "interrupted", "preempted", "forked", "relaunched", "SystemExit")
-"""Ends of an attempt, by its own word, that somebody wanted; any other is the exception that broke it."""
+"""Intended ends, as attempts report them; any other is the exception that ended the attempt."""
 ASKED_TO_END = ("killed by SIGINT", "killed by SIGTERM", "exit status 143", "exit status 79", "exit status 0")
-"""What a supervisor saw of an attempt that did not live to say more: it was told to go, by a scheduler mostly."""
+"""Exits, as supervisors report them, of attempts that were asked to end, mostly by a scheduler."""
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CHECKPOINT = re.compile(r"([0-9]{12})-([0-9]{1,9})")
 
 
 def validate_job(job: str) -> str:
-    """Return `job` unchanged, or raise ValueError: its name is a directory, a URL segment and a table key."""
+    """Return `job` unchanged. ValueError: the name cannot be a directory and a URL segment."""
     if not isinstance(job, str) or not _JOB.fullmatch(job):
         raise ValueError(
             f"job name {job!r}: use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit"
@@ -85,12 +83,12 @@ def validate_job(job: str) -> str:
 
 
 def checkpoint_id(iteration: int, lineage: int) -> str:
-    """The name of a checkpoint, in a store and in every message: `000000001200-3`."""
+    """Return the id of a checkpoint, as in `000000001200-3`."""
     return f"{iteration:012d}-{lineage}"
 
 
 def parse_checkpoint_id(checkpoint: str) -> tuple[int, int]:
-    """(iteration, lineage) of a checkpoint's name; ValueError when it is not one."""
+    """Return (iteration, lineage) of a checkpoint id. ValueError: it is not one."""
     match = _CHECKPOINT.fullmatch(checkpoint)
     if match is None:
         raise ValueError(
@@ -100,43 +98,42 @@ def parse_checkpoint_id(checkpoint: str) -> tuple[int, int]:
 
 
 def is_checkpoint_id(name: str) -> bool:
-    """Whether something in a store has a checkpoint's name; there may be other things beside them."""
+    """Return whether a name in a store is a checkpoint id."""
     return _CHECKPOINT.fullmatch(name) is not None
 
 
 class Samples(msgspec.Struct, kw_only=True):
-    """What was measured at each iteration, by column; all columns have the same length. NaN: not measured.
+    """Measurements per iteration, as columns of equal length. NaN: not measured.
 
-    A column other than `iteration` may be left empty: the batch's lineage and time stand for it, or nothing was
-    measured.
+    Columns other than `iteration` may be empty: the batch's lineage and time apply, or nothing was measured.
     """
 
     iteration: Counts = []
-    """Each once, in the whole of what a rank of an attempt reports of a lineage."""
+    """Iterations; a rank of an attempt reports an iteration of a lineage once."""
     lineage: Counts = []
     at: Numbers = []
     seconds: Numbers = []
-    """Wall time of the iteration, stalls included, restores left out."""
+    """Wall time of the iteration, including stalls, without restores."""
     stall_seconds: Numbers = []
-    """Of these, waits that checkpointing caused."""
+    """The part of `seconds` that training waited for checkpointing."""
     data_seconds: Numbers = []
-    """Of these, waits for the next batch."""
+    """The part of `seconds` that training waited for data."""
     metrics: dict[str, Numbers] = {}
-    """`loss` and whatever else the loop gave to `step`."""
+    """`loss` and other values that the loop passed to `step`."""
 
 
 class Gap(msgspec.Struct, kw_only=True, frozen=True):
-    """Samples that were thinned away, for want of room while no server took them."""
+    """Samples that were dropped while no server accepted them."""
 
     lineage: int
     first_iteration: int
     last_iteration: int
     dropped: int
-    """How many of the iterations from first to last."""
+    """Number of dropped iterations between the first and the last."""
 
 
 class Occurrence(msgspec.Struct, kw_only=True):
-    """Something that happened at a point of training."""
+    """An event at a point of training."""
 
     at: float
     iteration: int
@@ -150,7 +147,7 @@ class AttemptStarted(Occurrence, kw_only=True, tag="attempt_started"):
     world_size: int = 1
     supervised: bool = False
     previous_exit: str | None = None
-    """How the attempt before ended, as its supervisor saw it: `killed by SIGKILL`."""
+    """How the previous attempt ended, as reported by the supervisor: `killed by SIGKILL`."""
     versions: dict[str, str] = {}
     owner: str = ""
     labels: dict[str, str] = {}
@@ -162,37 +159,37 @@ class AttemptFinished(Occurrence, kw_only=True, tag="attempt_finished"):
 
 
 class Origin(msgspec.Struct, kw_only=True, frozen=True):
-    """The checkpoint of another job that a fork began with a copy of."""
+    """The checkpoint of another job that a fork copied."""
 
     job: str
     checkpoint: str
     digest: str
-    """Of its manifest, and so of all that it holds."""
+    """Digest of its manifest, which has the digests of all its data."""
 
 
 class LineageStarted(Occurrence, kw_only=True, tag="lineage_started"):
     parent: str | None = None
-    """The checkpoint restored; None for a fresh start."""
+    """Id of the restored checkpoint; `None` for a fresh start."""
     order: str | None = None
-    """The restore order that began it; None when the script itself did."""
+    """Id of the restore request that began it; `None` if the script did."""
     left: str | None = None
-    """The safety checkpoint of the state that was left for it."""
+    """Id of the safety checkpoint of the state before the restore."""
     origin: Origin | None = None
-    """Of the first lineage of a fork: what `parent` is a copy of."""
+    """On the first lineage of a fork: the source of the copy `parent`."""
 
 
 class RankSpan(msgspec.Struct, kw_only=True, frozen=True):
-    """What one of several ranks took for its own part of a checkpoint."""
+    """The times of one rank for its part of a checkpoint."""
 
     rank: int
     snapshot_seconds: float
     stall_seconds: float
     persist_seconds: float
-    """Writing its part, without the wait for the parts of others."""
+    """Time to write its part, without waiting for other ranks."""
 
 
 class CheckpointFacts(Occurrence, kw_only=True):
-    """What an agent reports of a checkpoint, and a server answers."""
+    """The fields of a checkpoint that agents report and servers return."""
 
     id: str
     kind: CheckpointKind
@@ -200,38 +197,38 @@ class CheckpointFacts(Occurrence, kw_only=True):
     payload_bytes: int = 0
     snapshot_started_at: float | None = None
     snapshot_seconds: float | None = None
-    """Copying, from the end of the iteration to the last tensor."""
+    """Time to copy the state, from the end of the iteration."""
     stall_seconds: float | None = None
-    """Training's own wait for the copy."""
+    """Time that training waited for the copy."""
     persist_started_at: float | None = None
     persist_seconds: float | None = None
     durable_iteration: int | None = None
-    """The last finished iteration when the checkpoint became durable."""
+    """Last finished iteration when the checkpoint became durable."""
     reason: str | None = None
-    """Why it failed, tore or is damaged."""
+    """Why it is failed, torn or damaged."""
     store_free_bytes: int | None = None
-    """Room left in the store once it was durable; None where that cannot be told, as of an object store."""
+    """Free space in the store once it was durable; `None` if unknown, as for an object store."""
     ranks: list[RankSpan] = []
-    """Of a durable one that several ranks wrote: at most `MOST_RANKS_TOLD`, the slowest first."""
+    """Times of the slowest ranks, at most `MOST_RANKS_TOLD`, for a durable checkpoint of several ranks."""
 
 
 class Checkpoint(CheckpointFacts, kw_only=True, tag="checkpoint"):
-    """What is known of a checkpoint so far; sent again as it moves on, the newest word wins."""
+    """The state of a checkpoint; sent after each change."""
 
 
 class Stall(Occurrence, kw_only=True, tag="stall"):
-    """A wait long enough to be worth a row of its own."""
+    """A single long wait of training."""
 
     kind: StallKind
     seconds: float
 
 
 class Paced(Occurrence, kw_only=True, tag="paced"):
-    """The interval now in force and the figures it follows from."""
+    """The checkpoint interval in force and the figures behind it."""
 
     policy: str
     interval: int | None
-    """None: no checkpoints for now (paused, or still profiling)."""
+    """Interval in iterations; `None` while paused or still profiling."""
     budget: float
     predicted_overhead: float | None
     measured_overhead: float | None
@@ -240,97 +237,96 @@ class Paced(Occurrence, kw_only=True, tag="paced"):
     profile: dict[str, float] = {}
     """The fields of `holdfast.pacing.Profile` that have been measured."""
     spread: dict[str, float] = {}
-    """By how much these scatter: the median deviation from the median, by field."""
+    """Median absolute deviation of these figures, by field."""
     mtbf_seconds: float | None = None
-    """Mean time between failures, where the script states it."""
+    """Mean time between failures, if the script states it."""
 
 
 class Applied(Occurrence, kw_only=True, tag="applied"):
-    """The agent acts on version `version` of what is desired, from the end of `iteration` on."""
+    """The agent applied version `version` of the desired state at the end of `iteration`."""
 
     version: int
 
 
 class OrderMoved(Occurrence, kw_only=True, tag="order"):
-    """`iteration` is where training stood when the order got here; for `restored`, where it goes on from."""
+    """The state of a restore. `iteration` is the current one; for `restored`, the restored one."""
 
     order: str
     state: OrderState
     reason: str | None = None
     seconds: float | None = None
-    """From the boundary at which the loop stopped to the state being back."""
+    """Duration of the restore, while the loop waited."""
     safety_checkpoint: str | None = None
 
 
 class Restores(Occurrence, kw_only=True, tag="restores"):
-    """How this attempt would carry out an order to restore; told again when that changes."""
+    """How this attempt would carry out a restore; sent after each change."""
 
     mode: RestoreMode
     reason: str = ""
-    """Why not in place."""
+    """Why it cannot restore in place."""
     start_seconds: float | None = None
-    """From the start of this attempt's processes to the end of its first iteration, where somebody measured it:
-    what another start costs."""
+    """Time from the start of the processes to the first iteration, if measured: the cost of a restart."""
 
 
 class Inventory(msgspec.Struct, kw_only=True, tag="inventory"):
-    """All durable checkpoints in the store; what the server knows beyond these is gone."""
+    """All durable checkpoints in the store; others that the server knows are gone."""
 
     at: float
     checkpoints: list[str]
     pinned: list[str] = []
-    """What the store keeps whatever retention says, so that a server whose data was deleted learns of it."""
+    """Ids of pinned checkpoints, so that a server whose data was deleted learns them."""
 
 
 class TensorNorms(msgspec.Struct, kw_only=True):
-    """The floating-point tensors of a checkpoint, by column. Norms are over what is finite.
+    """The floating-point tensors of a checkpoint, as columns. Norms are over finite values.
 
-    One that each rank has of its own is told for each, as `rng.torch [rank 3]`.
+    A tensor that each rank has is listed per rank, as `rng.torch [rank 3]`.
     """
 
     name: list[str] = []
     elements: Counts = []
     norm: Numbers = []
-    """L2."""
+    """L2 norm."""
     largest: Numbers = []
-    """Of the absolute values."""
+    """Largest absolute value."""
     nan: Counts = []
     inf: Counts = []
     other_norm: Numbers = []
-    """In the checkpoint that it was compared with; this column and the next are empty without one."""
+    """L2 norm in the other checkpoint; this column and the next are empty without one."""
     distance: Numbers = []
-    """The norm of the difference; NaN for a tensor that the other checkpoint has not, or laid out otherwise."""
+    """Norm of the difference; NaN if the other checkpoint has no such tensor, or one of another shape."""
     left_out: int = 0
-    """Tensors beyond `MOST_TENSORS`."""
+    """Number of tensors beyond `MOST_TENSORS`."""
 
 
 class Verified(msgspec.Struct, kw_only=True, tag="verified"):
-    """How far the reading back of a checkpoint has come that somebody asked for; the newest word wins."""
+    """The progress or result of a verification; sent after each change."""
 
     at: float
     request: int
     checkpoint: str
     verdict: Verdict | None = None
-    """None: it is being read."""
+    """Result; `None` while the checkpoint is read."""
     against: str | None = None
-    """The checkpoint that its tensors were compared with."""
+    """Id of the checkpoint that its tensors were compared with."""
     host: str = ""
     read_bytes: int = 0
     total_bytes: int = 0
     seconds: float | None = None
     reason: str | None = None
-    """Which file, and which tensor in it, is not what was written; or why it could not be read."""
+    """The damaged file and tensor, or why the checkpoint could not be read."""
     tensors: TensorNorms | None = None
 
 
 class RankWork(msgspec.Struct, kw_only=True, tag="rank_work"):
-    """What one of several ranks did since it last said so, as sums. Each rank tells its own.
+    """Totals of one of several ranks since its last report.
 
-    Of rank 0 only the barrier counts: the rest of it comes iteration by iteration, as samples.
+    Of rank 0 only the barrier counts: it also sends samples per iteration.
     """
 
     at: float
-    """When the last of these iterations ended."""
+    """Time at which the last of these iterations ended."""
     lineage: int
     first_iteration: int
     last_iteration: int
@@ -340,13 +336,13 @@ class RankWork(msgspec.Struct, kw_only=True, tag="rank_work"):
     stall_seconds: float = 0.0
     data_seconds: float = 0.0
     barrier_iterations: int = 0
-    """Of how many the barrier was measured."""
+    """Number of iterations whose barrier was measured."""
     barrier_seconds: float = 0.0
-    """From the rank's own last gradient to the update: exchanging gradients, and waiting for the other ranks."""
+    """Time from the rank's last gradient to the update: gradient exchange and waiting for other ranks."""
 
 
 class Notice(Occurrence, kw_only=True, tag="notice"):
-    """Something an operator should see: a full disk, a damaged checkpoint, a refused order."""
+    """A message for operators: a full disk, a damaged checkpoint, a rejected restore."""
 
     level: Literal["info", "warning", "error"]
     code: str
@@ -371,15 +367,15 @@ Event = (
 
 
 class Batch(msgspec.Struct, kw_only=True):
-    """What one rank has to say. (job, uid, rank, lane, sequence) names it for ever: sent twice, it is kept once.
+    """The reports of one rank. (job, uid, rank, lane, sequence) identifies it: sent twice, it is stored once.
 
-    Those of a lane are sent in the order of their sequence, each when the one before was acknowledged or refused.
+    Batches of a lane are sent in order, each once the previous one was acknowledged or rejected.
     """
 
     protocol: int = PROTOCOL
     job: str
     uid: str
-    """Random name of the attempt; unlike its number it cannot come back when a store is deleted."""
+    """Random name of the attempt; unlike its number, it is not reused when a store is deleted."""
     attempt: int
     rank: int
     lane: Lane = "control"
@@ -390,41 +386,41 @@ class Batch(msgspec.Struct, kw_only=True):
     samples: Samples | None = None
     events: list[Event] = []
     gaps: list[Gap] = []
-    """What was thinned away since the batch before."""
+    """Samples dropped since the previous batch."""
 
 
 class Ack(msgspec.Struct, kw_only=True):
     acked: int
-    """The sequence that is now committed."""
+    """Sequence number of the committed batch."""
     version: int
-    """Of what is desired, so that an agent behind a proxy that cuts long polls still learns of a change."""
+    """Version of the desired state, for agents behind a proxy that cuts long polls."""
 
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
-"""A count that a message can hold: an answer with another number is not decoded."""
+"""A count; messages with a number outside its range are rejected."""
 
 
 class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
     id: str
     checkpoint: str
     fence: _Number
-    """The lowest attempt that may act on it."""
+    """Lowest attempt number that may carry it out."""
     expires_in_seconds: float | None = None
-    """What was left of its time, on the server's clock, when this was sent. None: it does not say."""
+    """Time until it expires, on the server's clock, when this was sent; `None` if unknown."""
 
 
 class VerifyRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """Read a checkpoint back, from where it is kept, and compare every byte with its digests."""
+    """A request to read a checkpoint and compare every byte with its digests."""
 
     id: _Number
-    """The version of what is desired that it came with."""
+    """Version of the desired state that added it."""
     checkpoint: str
     against: str | None = None
-    """Another one, to tell how far each tensor is from it."""
+    """Id of another checkpoint to compare the tensors with."""
 
 
 class Desired(msgspec.Struct, kw_only=True, frozen=True):
-    """What people want a job to be. None: no order of theirs, the script's own setting stands."""
+    """The settings and requests of operators for a job. `None`: the script's setting applies."""
 
     version: _Number = 0
     budget: float | None = None
@@ -432,19 +428,18 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     every: int | None = None
     paused: bool = False
     retention: str | None = None
-    """Which checkpoints stay, as `holdfast.protocol.retention` reads it."""
+    """Retention rules, as `holdfast.protocol.retention` parses them."""
     checkpoint_request: _Number = 0
-    """Counts the clicks on "checkpoint now"."""
+    """Number of requests for a checkpoint so far."""
     probe_request: _Number = 0
-    """Counts the clicks on "probe data loading"."""
+    """Number of requests to profile data loading so far."""
     restore: RestoreOrder | None = None
-    """The open order, if there is one."""
+    """The open restore request, if there is one."""
     pins: tuple[str, ...] | None = None
-    """Checkpoints that retention must leave, at most `MOST_PINS`; None: nobody has said anything of pins here, and
-    those that the store has noted stay."""
+    """Ids of pinned checkpoints, at most `MOST_PINS`; `None`: not set here, and the store's pins apply."""
     verify: tuple[VerifyRequest, ...] = ()
-    """The first first, one at a time; at most `MOST_VERIFICATIONS`. One that has its verdict is not among them."""
+    """Open verification requests, oldest first, at most `MOST_VERIFICATIONS`; processed one at a time."""
     latest_attempt: int = 0
     latest_lineage: int = 0
-    """The highest numbers the server has seen, so that a job whose store was deleted does not reuse them. An agent
-    ignores one that lies more than `PLAUSIBLE_STEP` beyond what its store knows."""
+    """Highest numbers that the server knows, so that a job whose store was deleted does not reuse them. An agent
+    ignores one that exceeds what its store has by more than `PLAUSIBLE_STEP`."""

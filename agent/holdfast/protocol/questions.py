@@ -1,4 +1,4 @@
-"""Answers about a job as a whole: goodput, ranks, plans, previews, storage."""
+"""Responses on a job as a whole: goodput, ranks, plans, previews and stored reports."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ class TimeBucket(Struct, kw_only=True, frozen=True):
     name: Bucket
     seconds: float
     share: float
-    """Of the window."""
+    """Share of the window."""
     definition: str
 
 
 class Goodput(Struct, kw_only=True, frozen=True):
-    """Where the time of a job went; the buckets sum up to the window."""
+    """How a job spent its time; the buckets add up to the window."""
 
     job: str
     window: Window
     begins_at: float
-    """When the window begins, or the job did where that was later."""
+    """Start of the window, or of the job if that is later."""
     ends_at: float
-    """Now, or when the job came to the end that somebody wanted."""
+    """Now, or the job's intended end."""
     wall_seconds: float
     goodput: float | None
-    """Share of the time that moved training forward and was not lost; None without any time."""
+    """Share of the time in iterations that were not lost; `None` for an empty window."""
     iterations: int
-    """That stand."""
+    """Number of iterations that were not lost."""
     lost_iterations: int
     buckets: list[TimeBucket]
 
 
 class RankRow(Struct, kw_only=True, frozen=True):
-    """One rank, by the mean of its iterations in the window."""
+    """One rank: means over its iterations in the window."""
 
     rank: int
     iterations: int
@@ -63,55 +63,55 @@ class RankRow(Struct, kw_only=True, frozen=True):
     stall_seconds: float
     data_seconds: float
     barrier_seconds: float | None
-    """From its own last gradient to the update; None where that cannot be measured."""
+    """Time from its last gradient to the update; `None` if not measured."""
     own_seconds: float
-    """The iteration without the barrier: what this rank itself took."""
+    """Iteration time without the barrier."""
     waits_seconds: float | None
-    """How much longer than the rank that the others wait for it stood at the barrier."""
+    """Barrier time beyond that of the rank that the others wait for."""
     deviation: float
-    """Of its own seconds from the median, as a share of that."""
+    """Relative deviation of `own_seconds` from the median."""
     straggler: bool
     cause: str
-    """Of a straggler: what most of the difference is; empty for others."""
+    """Main cause of a straggler's difference; empty for other ranks."""
 
 
 class RankTimes(Struct, kw_only=True, frozen=True):
-    """How the ranks of the attempt that is or was the last compare."""
+    """A comparison of the ranks of the newest attempt."""
 
     job: str
     window: ShortWindow
     world_size: int
     reporting: int
-    """How many ranks told of iterations in the window."""
+    """Number of ranks that reported iterations in the window."""
     measure: str
-    """What is compared, in words."""
+    """Description of the compared figure."""
     median_seconds: float | None
     deviation_seconds: float | None
-    """The median absolute deviation from it."""
+    """Median absolute deviation."""
     waited_for: int | None
-    """The rank that stands least at the barrier, where others stand there notably longer."""
+    """Rank with the shortest barrier time, if others wait notably longer."""
     waiting_gpu_seconds: float | None
-    """What all ranks together wait for it, in each iteration."""
+    """Total waiting time of all ranks for it, per iteration."""
     stragglers: list[int]
     ranks: list[RankRow]
-    """The slowest first."""
+    """Slowest first."""
 
 
 class RetentionChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """How long a project keeps what its jobs reported. UNSET: as it is. None: for ever, and without a limit."""
+    """A change of how long a project keeps reports. UNSET: unchanged. `None`: no limit."""
 
     samples_seconds: float | UnsetType | None = UNSET
-    """Older samples are thinned into roll-ups: minimum, mean and maximum of 64 iterations and more."""
+    """Age at which samples are reduced to roll-ups: minimum, mean and maximum of 64 iterations or more."""
     fine_seconds: float | UnsetType | None = UNSET
-    """Older roll-ups of 64 iterations are thinned into those of 256."""
+    """Age at which roll-ups of 64 iterations are reduced to roll-ups of 256."""
     reports_seconds: float | UnsetType | None = UNSET
-    """Older stalls, notices, gaps, figures of pacing, and alerts that are over go."""
+    """Age at which stalls, notices, gaps, interval decisions and resolved alerts are deleted."""
     samples_bytes: int | UnsetType | None = UNSET
-    """Of more samples than this, the oldest are thinned into roll-ups."""
+    """Size beyond which the oldest samples are reduced to roll-ups."""
 
 
 class Kept(Struct, kw_only=True, frozen=True):
-    """How long a project keeps what its jobs reported, and how much that is."""
+    """How long a project keeps reports, and their size."""
 
     project: str
     samples_seconds: float | None
@@ -119,60 +119,57 @@ class Kept(Struct, kw_only=True, frozen=True):
     reports_seconds: float | None
     samples_bytes: int | None
     stored_bytes: int
-    """Of samples, roll-ups left out."""
+    """Size of the samples, without roll-ups."""
 
 
 class SettingsPreview(Struct, kw_only=True, frozen=True):
     plan: IntervalPlan | None
     in_force: IntervalPlan | None
-    """The same of the interval in force; None without one."""
+    """Plan for the interval in force, or `None`."""
     why_none: str
-    """Why there is no plan; empty when there is one."""
+    """Why there is no plan; otherwise empty."""
     measured_overhead: float | None
 
 
 Origin = Literal["measured", "estimated", "stated", "set", "assumed"]
-
-
-"""Where a figure comes from: this job; this job and what is published of others; the question; the job's settings;
-a default."""
+"""Source of a figure: this job; this job and published figures; the request; the job's settings; a default."""
 
 
 class CheckpointStory(Struct, kw_only=True, frozen=True):
-    """One checkpoint, what it comes from, and what became of it."""
+    """A checkpoint with its ancestry and history."""
 
     checkpoint: CheckpointRow
     lineage: list[LineageRow]
-    """The lines of training that it descends from, the one that it is on first."""
+    """Lineages that it descends from, its own first."""
     begun_here: list[LineageRow]
-    """Those that a restore of it began."""
+    """Lineages that a restore of it began."""
     orders: list[Order]
-    """To go back to it, the newest first."""
+    """Restores of it, newest first."""
     before: CheckpointRow | None
-    """The durable one before it on its lineage, and the one after."""
+    """Previous and next durable checkpoint on its lineage."""
     after: CheckpointRow | None
     edit: Edit | None
-    """The newest change of a setting when it was taken."""
+    """Newest change of settings before it was taken."""
     verification: Verification
 
 
 class JobPlan(Struct, kw_only=True, frozen=True):
-    """What if: every interval weighed for this job, as it is or as it might be."""
+    """A comparison of checkpoint intervals for this job, or for changed premises."""
 
     job: str
     comparison: IntervalComparison | None
     why_none: str
-    """Why there is none; empty when there is one."""
+    """Why there is no plan; otherwise empty."""
     held_by_hand: bool
-    """The interval in force is one that a person ordered."""
+    """Whether an operator fixed the interval in force."""
     failures: int
-    """Attempts that ended without being asked to."""
+    """Number of attempts that failed."""
     running_seconds: float
-    """In how much time, over all attempts."""
+    """Running time of all attempts."""
     restarts: int
-    """How many of them a measured restart time rests on."""
+    """Number of restarts behind a measured restart time."""
     origins: dict[str, Origin]
-    """Of `mtbf_seconds`, `restart_seconds`, `world_size`, `budget`: where each comes from."""
+    """Sources of `mtbf_seconds`, `restart_seconds`, `world_size` and `budget`."""
 
 
 class RestorePreview(Struct, kw_only=True, frozen=True):
@@ -180,24 +177,24 @@ class RestorePreview(Struct, kw_only=True, frozen=True):
     from_iteration: int
     to_iteration: int
     iterations_abandoned: int
-    """Left behind on the lineage that the job is on; they stay visible, and restorable."""
+    """Number of iterations that the restore discards; they stay visible and restorable."""
     seconds_abandoned: float | None
     gpu_hours_abandoned: float | None
-    """The same on every rank."""
+    """This time multiplied by the number of ranks."""
     points_abandoned: int
-    """Durable checkpoints among what is left behind."""
+    """Number of durable checkpoints that it discards."""
     attempt: int
     host: str
-    """Of the attempt that runs, or ran last; empty where it did not say."""
+    """Host of the newest attempt; empty if unknown."""
     world_size: int
     supervised: bool
-    """A supervisor starts the job again, should this attempt end."""
+    """Whether a supervisor restarts the job."""
     estimated_seconds: float | None
     estimated_from: str
-    """What the estimate rests on, in words; empty when there is none."""
+    """Basis of the estimate; empty if there is none."""
     alive: bool
     mode: RestoreMode
     what: str
-    """What would happen, and when, in words."""
+    """Description of what would happen."""
     safety_checkpoint: bool
-    """Of the state that is left, before anything else. Otherwise its newest durable checkpoint is the way back."""
+    """Whether the current state is saved first; otherwise an undo returns to the newest durable checkpoint."""

@@ -1,4 +1,4 @@
-"""The timeline of a job."""
+"""Responses on the timeline of a job."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Band(Struct, kw_only=True, frozen=True):
 
 
 class Series(Struct, kw_only=True, frozen=True):
-    """One lineage, by column. A bucket carries the number of its last iteration."""
+    """The samples of one lineage, as columns. A bucket has the number of its last iteration."""
 
     lineage: int
     abandoned: bool
-    """The job has left it for another, maybe one that goes on from the middle of it, or it is lost."""
+    """Whether the job continued on another lineage, or lost these iterations."""
     lost: bool = False
-    """On the lineage that the job is on, and ahead of the job: a restart took it back, to repeat them."""
+    """Whether a restart repeats these iterations on the current lineage."""
     stands_until: int = -1
-    """The last of its iterations on the way to where the job is; -1: none is."""
+    """Its last iteration on the path to the current one; -1: none."""
     iteration: list[int]
     at: list[float]
     seconds: Mean
@@ -47,15 +47,15 @@ class Series(Struct, kw_only=True, frozen=True):
 class LineageRow(Struct, kw_only=True, frozen=True):
     lineage: int
     iteration: int
-    """Where it starts: its first own iteration is the next one."""
+    """Iteration that it starts from; its first is the next one."""
     parent: str | None
     order: str | None
     at: float
     last_iteration: int
     abandoned: bool
-    """No part of it lies on the way to where the job is."""
+    """Whether no part of it is on the path to the current iteration."""
     stands_until: int = -1
-    """Its last iteration on the way to where the job is; -1: none is."""
+    """Its last iteration on the path to the current one; -1: none."""
 
 
 class StallRow(Struct, kw_only=True, frozen=True):
@@ -65,34 +65,34 @@ class StallRow(Struct, kw_only=True, frozen=True):
     seconds: float
     at: float
     abandoned: bool = False
-    """It is not on the way to where the job is."""
+    """Whether it is off the path to the current iteration."""
 
 
 class Density(Struct, kw_only=True, frozen=True):
-    """Checkpoints by bar, by column, where there are more than can be told apart."""
+    """Checkpoints per bar, as columns, if there are too many to show each."""
 
     width: float
-    """Of each bar, in what the axis counts: iterations or seconds."""
+    """Width of each bar in units of the axis: iterations or seconds."""
     start: list[float]
     count: list[int]
     durable: list[int]
     failed: list[int]
-    """Failed, torn or damaged."""
+    """Number of failed, torn and damaged ones."""
     snapshot_seconds: list[float]
-    """The longest."""
+    """Longest time per bar."""
     persist_seconds: list[float]
-    """The longest."""
+    """Longest time per bar."""
 
 
 class StallDensity(Struct, kw_only=True, frozen=True):
-    """Stalls of one kind by bar, by column."""
+    """Stalls of one kind per bar, as columns."""
 
     kind: StallKind
     width: float
     start: list[float] = []
     count: list[int] = []
     seconds: list[float] = []
-    """Together."""
+    """Total time per bar."""
     longest_seconds: list[float] = []
 
 
@@ -103,7 +103,7 @@ class AttemptRow(Struct, kw_only=True, frozen=True):
     lineage: int
     previous_exit: str | None
     finished: str | None
-    """Why it ended; None while it runs, or when nobody lived to say."""
+    """Why it ended; `None` while it runs, or if it ended without a report."""
     last_iteration: int
     host: str = ""
     resumed_from: str | None = None
@@ -117,45 +117,45 @@ class PacedRow(Struct, kw_only=True, frozen=True):
     measured_overhead: float | None
     budget: float
     stands: bool = False
-    """It is on the way to where the job is, and not repeated by a later attempt."""
+    """Whether it is on the path to the current iteration and no later attempt repeated it."""
 
 
 class GapRow(Struct, kw_only=True, frozen=True):
-    """Samples that the agent thinned away, for want of room while no server took them."""
+    """Samples that the agent dropped while no server accepted them."""
 
     lineage: int
     first_iteration: int
     last_iteration: int
     dropped: int
-    """How many of the iterations from first to last."""
+    """Number of dropped iterations between the first and the last."""
 
 
 class Timeline(Struct, kw_only=True, frozen=True):
     job: str
     lineage: int = 0
-    """The lineage that the job is on."""
+    """Current lineage of the job."""
     extent: tuple[int, int] | None
-    """First and last iteration known; None before the first."""
+    """First and last known iteration; `None` before the first."""
     window: tuple[int, int] | None
-    """The iterations asked for; None where time was."""
+    """Requested iterations; `None` if a time was requested."""
     times: tuple[float, float] | None = None
-    """When the job began, and when the newest iteration that is known ended; seconds since the epoch."""
+    """Start of the job and end of its newest known iteration, in seconds since the epoch."""
     silent_since: float | None = None
-    """When a job was last heard of that should have said something since; None: it has, or has ended."""
+    """Time of the last report of a silent job, otherwise `None`."""
     time_window: tuple[float, float] | None = None
-    """The stretch of time asked for; None where iterations were."""
+    """Requested time; `None` if iterations were requested."""
     now: float
     bucketed: bool
     metrics: list[str] = []
-    """All that there are, whichever were asked for."""
+    """Names of all metrics of the job."""
     series: list[Series]
     lineages: list[LineageRow]
     checkpoints: list[CheckpointRow]
-    """All in the window or, of too many, some: then `checkpoint_density` counts all."""
+    """Checkpoints in the window. If there are too many, some of them; `checkpoint_density` counts all."""
     checkpoints_total: int
     checkpoint_density: Density | None = None
     stalls: list[StallRow]
-    """All in the window or, of too many, the longest: then `stall_density` counts all, by kind."""
+    """Stalls in the window. If there are too many, the longest; `stall_density` counts all."""
     stalls_total: int = 0
     stall_density: list[StallDensity] = []
     attempts: list[AttemptRow]
@@ -166,7 +166,7 @@ class Timeline(Struct, kw_only=True, frozen=True):
 
 
 class StallsOverTime(Struct, kw_only=True, frozen=True):
-    """The waits that were long enough to be told one by one, summed up by kind over equal stretches of time."""
+    """The individually reported stalls, added up by kind over equal intervals of time."""
 
     job: str
     window: Window
@@ -174,4 +174,4 @@ class StallsOverTime(Struct, kw_only=True, frozen=True):
     ends_at: float
     stretch_seconds: float
     seconds: dict[StallKind, list[float]]
-    """By kind, the one that took most first; of each stretch, what training waited."""
+    """Waiting time per interval by kind, the largest total first."""

@@ -1,4 +1,4 @@
-"""What an operator asks of a server beside its jobs: alerts, retention, people, keys, the audit log."""
+"""The part of the client for alerts, retention, users, keys and the audit log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.server_link.json_client import JsonClient
 
 
 class Administration(JsonClient):
-    """Part of `holdfast.client.Client`."""
+    """The methods of `holdfast.client.Client` that concern no job's training."""
 
     # ---- alerts -------------------------------------------------------------------------------
 
@@ -30,71 +30,77 @@ class Administration(JsonClient):
         limit: int = 100,
         before: int | None = None,
     ) -> list[Alert]:
-        """What fires, the newest first; with `history`, what has resolved too. Raises NotFound for a job."""
+        """Return the open alerts, newest first; with `history`, also resolved ones. Raises NotFound for a job."""
         query = {"state": "all" if history else "open", "limit": limit, "before": before}
         if job is not None:
             return self._rows(Alert, "alerts", "/jobs/{job}/alerts", job, query=query)
         return self._rows(Alert, "alerts", "/alerts", query={"project": project, **query})
 
     def acknowledge(self, job: str, alert: int) -> Alert:
-        """Somebody is at it. Raises NotFound, and Conflict when it has resolved."""
-        return self._ask(Alert, "POST", "/jobs/{job}/alerts/{alert}/acknowledge", job, alert, twice=True)
+        """Acknowledge an alert. Raises NotFound, and Conflict if it has resolved."""
+        return self._fetch(Alert, "POST", "/jobs/{job}/alerts/{alert}/acknowledge", job, alert, idempotent=True)
 
     def silence(self, job: str, alert: int, *, seconds: float) -> Alert:
-        """Nobody is told of it, nor of the same again, for so long. Raises NotFound, Conflict and Invalid."""
-        return self._ask(
-            Alert, "POST", "/jobs/{job}/alerts/{alert}/silence", job, alert, body={"seconds": seconds}, twice=True
+        """Send no notifications for an alert and its recurrences. Raises NotFound, Conflict and Invalid."""
+        return self._fetch(
+            Alert,
+            "POST",
+            "/jobs/{job}/alerts/{alert}/silence",
+            job,
+            alert,
+            body={"seconds": seconds},
+            idempotent=True,
         )
 
     def unsilence(self, job: str, alert: int) -> Alert:
-        """The silence is over at once. Raises NotFound and Conflict."""
-        return self._ask(Alert, "POST", "/jobs/{job}/alerts/{alert}/unsilence", job, alert, twice=True)
+        """End the silence of an alert. Raises NotFound and Conflict."""
+        return self._fetch(Alert, "POST", "/jobs/{job}/alerts/{alert}/unsilence", job, alert, idempotent=True)
 
     def alert_rules(self, project: str = "default") -> list[AlertRule]:
-        """The built-in ones first, as they are in this project. Raises NotFound."""
+        """Return the alert rules of a project, built-in ones first. Raises NotFound."""
         return self._rows(AlertRule, "rules", "/projects/{project}/alert-rules", project)
 
     def change_alert_rule(
         self, rule: str, *, project: str = "default", **changes: float | str | bool
     ) -> AlertRule:
-        """Change `enabled`, `severity`, `limit`, `for_seconds` or `jobs`; a new name needs a `kind` as well.
+        """Change `enabled`, `severity`, `limit`, `for_seconds` or `jobs` of a rule; a new rule needs a `kind`.
 
-        Raises:
-            NotFound, Invalid.
+        Raises NotFound and Invalid.
         """
-        return self._ask(AlertRule, "PUT", "/projects/{project}/alert-rules/{rule}", project, rule, body=changes)
+        return self._fetch(AlertRule, "PUT", "/projects/{project}/alert-rules/{rule}", project, rule, body=changes)
 
     def remove_alert_rule(self, rule: str, *, project: str = "default") -> None:
-        """A rule of the project's own is gone; a built-in one is as it came. Raises NotFound."""
-        self._tell("DELETE", "/projects/{project}/alert-rules/{rule}", project, rule)
+        """Delete a rule, or reset a built-in rule to its default. Raises NotFound."""
+        self._call("DELETE", "/projects/{project}/alert-rules/{rule}", project, rule)
 
     def alert_channels(self, project: str = "default") -> list[AlertChannel]:
-        """Where alerts are sent; for admins of the project. Raises NotFound and NotPermitted."""
+        """Return the alert channels, for admins of the project. Raises NotFound and NotPermitted."""
         return self._rows(AlertChannel, "channels", "/projects/{project}/alert-channels", project)
 
     def add_alert_channel(
         self, name: str, target: str, *, least_severity: str = "warning", project: str = "default"
     ) -> AlertChannel:
-        """Mail addresses, or a URL; the secret of a webhook is in this answer and in no other.
+        """Add mail addresses or a URL. Only this response has the secret of a webhook.
 
         Raises:
-            NotFound, NotPermitted, Invalid, and Conflict where the server sends no mail, or no webhooks.
+            NotFound, NotPermitted, Invalid.
+            Conflict: the server sends no mail, or no webhooks.
         """
         body = {"name": name, "target": target, "least_severity": least_severity}
-        return self._ask(AlertChannel, "POST", "/projects/{project}/alert-channels", project, body=body)
+        return self._fetch(AlertChannel, "POST", "/projects/{project}/alert-channels", project, body=body)
 
     def remove_alert_channel(self, channel: str, *, project: str = "default") -> None:
-        """Raises NotFound and NotPermitted."""
-        self._tell("DELETE", "/projects/{project}/alert-channels/{channel}", project, channel)
+        """Delete an alert channel. Raises NotFound and NotPermitted."""
+        self._call("DELETE", "/projects/{project}/alert-channels/{channel}", project, channel)
 
     def test_alert_channel(self, channel: str, *, project: str = "default") -> AlertDelivery:
-        """Send a message there; `alert_deliveries` tells whether it arrived. Raises NotFound and NotPermitted."""
-        return self._ask(
+        """Send a test message; `alert_deliveries` returns its outcome. Raises NotFound and NotPermitted."""
+        return self._fetch(
             AlertDelivery, "POST", "/projects/{project}/alert-channels/{channel}/test", project, channel
         )
 
     def alert_deliveries(self, channel: str, *, project: str = "default", limit: int = 50) -> list[AlertDelivery]:
-        """The newest first. Raises NotFound and NotPermitted."""
+        """Return the deliveries of a channel, newest first. Raises NotFound and NotPermitted."""
         return self._rows(
             AlertDelivery,
             "deliveries",
@@ -104,14 +110,14 @@ class Administration(JsonClient):
             query={"limit": limit},
         )
 
-    # ---- people, keys, the audit log ----------------------------------------------------------
+    # ---- users, keys, the audit log -----------------------------------------------------------
 
     def people(self) -> list[Person]:
-        """Who may sign in; for those who look after the server. Raises NotPermitted."""
+        """Return the users, for administrators of the server. Raises NotPermitted."""
         return self._rows(Person, "people", "/people")
 
     def tokens(self) -> list[Token]:
-        """Keys that whoever asks may revoke, the newest first. Raises NotPermitted."""
+        """Return the keys that the caller may revoke, newest first. Raises NotPermitted."""
         return self._rows(Token, "tokens", "/tokens")
 
     def create_token(
@@ -123,13 +129,13 @@ class Administration(JsonClient):
         job: str | None = None,
         seconds: float | None = None,
     ) -> NewToken:
-        """Make a key; it is told here and never again. Raises NotFound, NotPermitted, Conflict and Invalid."""
+        """Create a key. Only this response has it. Raises NotFound, NotPermitted, Conflict and Invalid."""
         body = {"name": name, "scopes": scopes, "project": project, "job": job, "seconds": seconds}
-        return self._ask(NewToken, "POST", "/tokens", body=body)
+        return self._fetch(NewToken, "POST", "/tokens", body=body)
 
     def revoke_token(self, prefix: str) -> Token:
-        """No instance takes it 5 seconds later. Revoked twice is revoked. Raises NotFound."""
-        return self._ask(Token, "POST", "/tokens/{prefix}/revoke", prefix, twice=True)
+        """Revoke a key; it stops working within 5 seconds. Idempotent. Raises NotFound."""
+        return self._fetch(Token, "POST", "/tokens/{prefix}/revoke", prefix, idempotent=True)
 
     def audit(
         self,
@@ -141,21 +147,21 @@ class Administration(JsonClient):
         older_than: int | None = None,
         limit: int = 100,
     ) -> list[AuditEntry]:
-        """Who changed what, the newest first, in projects that the asker is an admin of. Raises NotPermitted."""
+        """Return the audit log of projects that the caller administers, newest first. Raises NotPermitted."""
         query = {
             "who": who, "action": action, "job": job, "project": project, "older_than": older_than, "limit": limit,
         }  # fmt: skip
         return self._rows(AuditEntry, "entries", "/audit", query=query)
 
-    # ---- what is kept -------------------------------------------------------------------------
+    # ---- retention of reports -----------------------------------------------------------------
 
     def retention(self, project: str = "default") -> Kept:
-        """How long a project keeps what its jobs reported, and how much that is. Raises NotFound."""
-        return self._ask(Kept, "GET", "/projects/{project}/retention", project)
+        """Return how long a project keeps reports, and their size. Raises NotFound."""
+        return self._fetch(Kept, "GET", "/projects/{project}/retention", project)
 
     def change_retention(self, *, project: str = "default", **limits: float | int | None) -> Kept:
-        """Change some limits: `samples_seconds`, `fine_seconds`, `reports_seconds`, `samples_bytes`; None is none.
+        """Change `samples_seconds`, `fine_seconds`, `reports_seconds` or `samples_bytes`; `None` is no limit.
 
-        What is beyond one goes within minutes, and does not come back. Raises NotFound, NotPermitted and Invalid.
+        Reports beyond a limit are deleted within minutes. Raises NotFound, NotPermitted and Invalid.
         """
-        return self._ask(Kept, "PATCH", "/projects/{project}/retention", project, body=limits)
+        return self._fetch(Kept, "PATCH", "/projects/{project}/retention", project, body=limits)

@@ -1,4 +1,4 @@
-"""The thread that sends batches, and keeps them where nothing is lost while no server takes them."""
+"""The thread that sends batches of reports, and stores them on disk while no server accepts them."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Callable
 from time import monotonic
 
 from holdfast.protocol.messages import Ack
-from holdfast.server_link.event_queue import EventQueue, Sealed
+from holdfast.server_link.event_queue import EventQueue, SealedBatch
 from holdfast.server_link.http_client import (
     REQUEST_SECONDS,
     AgentClient,
+    AttemptFenced,
     Backoff,
-    Later,
-    NoAnswer,
-    NotAllowed,
-    NotHttp,
-    Refused,
-    Superseded,
+    BatchRejected,
+    InvalidToken,
+    NotHttpServer,
+    RequestFailed,
+    TooManyRequests,
 )
 
 log = logging.getLogger("holdfast")
 
 BURST_SECONDS = 0.05
-"""Events come in bursts; so long is waited for the rest of one."""
+"""How long to wait for the rest of a burst of events."""
 SILENCED_SECONDS = 1.0
-"""To give up what it is at, and remove what it has kept."""
-LOST = ("lost", "locked out")
+"""How long the thread may take to abandon a request and remove unsent reports from disk."""
+LOST = ("lost", "unauthorized")
 
 
 class BatchSender:
-    """Contact is unknown, held, lost, or lost for want of a valid token; a line is logged when it changes."""
+    """Sends the batches of an outbox, and logs when contact with the server is lost or regained."""
 
     def __init__(
         self,
@@ -45,20 +45,18 @@ class BatchSender:
     ) -> None:
         self._client, self._outbox = client, outbox
         self._flush_seconds = flush_seconds
-        self._worth_telling, self._worth_a_warning = (
-            (logging.DEBUG, logging.DEBUG) if quiet else (logging.INFO, logging.WARNING)
-        )
+        self._info, self._warning = (logging.DEBUG,) * 2 if quiet else (logging.INFO, logging.WARNING)
         self._on_ack, self._on_contact = on_ack, on_contact
         self._backoff = Backoff()
         self._contact = "unknown"
         self._retry_at = 0.0
         self._samples_at = 0.0
-        """When samples are to be sent again: a server with too much to store refuses them, and nothing else."""
+        """When to send samples again: an overloaded server rejects samples, and accepts events."""
         self._samples_backoff = Backoff()
         self._close_at: float | None = None
-        self._refusal_logged = False
-        self.fenced = False
-        """The server says that a newer attempt has begun."""
+        self._rejection_logged = False
+        self.is_fenced = False
+        """Whether the server reported that a newer attempt has begun."""
         self._silenced = False
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-send", daemon=True)
@@ -70,7 +68,7 @@ class BatchSender:
         self._wake.set()
 
     def silence(self) -> None:
-        """Send nothing any more, and keep nothing to be sent later."""
+        """Stop sending, and discard what is unsent."""
         self._silenced = True
         self._close_at = monotonic()
         self._wake.set()
@@ -79,30 +77,31 @@ class BatchSender:
         if self._thread.is_alive():
             self._thread.join(SILENCED_SECONDS)
 
-    def close(self, close_at: float) -> None:
-        """Send what is left until `close_at`, and keep the rest on disk; the thread may be stuck in either."""
+    def close(self, close_at: float, end_at: float) -> None:
+        """Send what is left until `close_at`, and store the rest on disk by `end_at`."""
         self._close_at = close_at
         self._wake.set()
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(max(0.0, close_at - monotonic()))
         if self._thread.is_alive():
-            self._client.shut()
+            self._client.shut()  # ends the current request, so that the thread stores the rest
+            self._thread.join(max(0.0, end_at - monotonic()))
 
     def _run(self) -> None:
         while self._close_at is None:
             self._wake.wait(self._pause())
-            # While nobody answers, one write to disk for all events of a second is enough.
+            # While no server answers, write to disk once a second at most.
             self._closing.wait(max(BURST_SECONDS, self._pause()) if self._contact in LOST else BURST_SECONDS)
             self._wake.clear()
-            self._guarded(self._tick)
-        self._guarded(self._finish)
+            self._run_safely(self._tick)
+        self._run_safely(self._finish)
         self._client.close()
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _run_safely(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception:  # a thread's edge: ended by what nobody thought of, it would stay ended
+        except Exception:  # keep the thread alive: it is not restarted
             log.debug("sending to the server failed", exc_info=True)
             self._retry_at = monotonic() + self._backoff.next_seconds(self._flush_seconds)
 
@@ -111,29 +110,29 @@ class BatchSender:
         return min(self._flush_seconds, until_retry) if until_retry > 0 else self._flush_seconds
 
     def _tick(self) -> None:
-        if self.fenced or self._silenced:
+        if self.is_fenced or self._silenced:
             return
         if monotonic() < self._retry_at:
-            self._outbox.park()
+            self._outbox.store_events()
             return
         self._send_all()
 
     def _finish(self) -> None:
         assert self._close_at is not None
         if self._silenced:
-            self._outbox.forget()
+            self._outbox.discard_own()
             return
-        # Leave a part of the time for the disk.
+        # Leave some time for the disk.
         send_until = monotonic() + 0.8 * (self._close_at - monotonic())
         self._send_all(send_until)
-        self._outbox.park_all(self._close_at - monotonic())
+        self._outbox.store_all()
 
     def _send_all(self, until: float | None = None) -> None:
-        """All sealed batches in order, then what waits; at least one batch, if only an empty one, a heartbeat.
+        """Send sealed batches in order, then pending reports, or an empty batch as a heartbeat.
 
-        With a time limit it is the last call, and no heartbeat.
+        `until` limits the last call, which sends no heartbeat.
         """
-        beaten = until is not None
+        heartbeat_sent = until is not None
         while self._close_at is None or until is not None:
             limit = REQUEST_SECONDS if until is None else min(REQUEST_SECONDS, until - monotonic())
             if limit <= 0:
@@ -141,79 +140,77 @@ class BatchSender:
             samples = monotonic() >= self._samples_at
             next_batch = self._outbox.first(samples=samples)
             if next_batch is None:
-                if beaten and not self._outbox.waiting(at_least_a_batch=until is None, samples=samples):
+                if heartbeat_sent and not self._outbox.has_pending(full_batch=until is None, samples=samples):
                     return
                 self._outbox.seal(samples=samples)
-                beaten = True
+                heartbeat_sent = True
                 continue
             if not self._send(*next_batch, limit):
                 return
 
-    def _send(self, sealed: Sealed, payload: bytes, limit_seconds: float) -> bool:
-        """Whether a server answered, be it that it takes no samples now."""
+    def _send(self, sealed: SealedBatch, payload: bytes, limit_seconds: float) -> bool:
+        """Send a batch. Return whether the server answered, be it to reject samples for now."""
         try:
             ack = self._client.ingest(payload, sealed.key.sequence, limit_seconds=limit_seconds)
-        except Refused as reason:
-            if isinstance(reason, Superseded) and self._outbox.owns(sealed):
-                self.fenced = True
+        except BatchRejected as reason:
+            if isinstance(reason, AttemptFenced) and self._outbox.owns(sealed):
+                self.is_fenced = True
                 return False
-            self._outbox.refused(sealed, payload)
-            self._log_refusal(str(reason))
-            self._held()
-        except NoAnswer as reason:
-            if isinstance(reason, Later) and sealed.key.lane == "samples":
+            self._outbox.rejected(sealed, payload)
+            self._log_rejection(str(reason))
+            self._note_contact()
+        except RequestFailed as reason:
+            if isinstance(reason, TooManyRequests) and sealed.key.lane == "samples":
                 self._samples_at = monotonic() + self._samples_backoff.next_seconds(reason.retry_seconds)
-                self._held()
+                self._note_contact()
                 return True
-            self._lost(reason)
-            self._outbox.park()
+            self._note_failure(reason)
+            self._outbox.store_events()
             return False
         else:
             self._outbox.acknowledged(sealed)
             if sealed.key.lane == "samples":
                 self._samples_backoff.reset()
-            self._held()
+            self._note_contact()
             self._on_ack(ack)
         return True
 
-    def _held(self) -> None:
+    def _note_contact(self) -> None:
         self._backoff.reset()
         self._retry_at = 0.0
         before, self._contact = self._contact, "held"
         if before in LOST:
-            log.log(
-                self._worth_telling, "%s answers again; reports kept meanwhile are being sent", self._client.server
-            )
+            log.log(self._info, "%s answers again; sending stored reports", self._client.server)
             self._on_contact()
 
-    def _lost(self, reason: NoAnswer) -> None:
+    def _note_failure(self, reason: RequestFailed) -> None:
         self._retry_at = monotonic() + self._backoff.next_seconds(reason.retry_seconds)
         before = self._contact
-        self._contact = "locked out" if isinstance(reason, NotAllowed) else "lost"
+        self._contact = "unauthorized" if isinstance(reason, InvalidToken) else "lost"
         if before == self._contact:
             return
-        if isinstance(reason, NotAllowed):
+        if isinstance(reason, InvalidToken):
             log.log(
-                self._worth_a_warning,
-                "%s does not accept this job's token (%s): %s. Training goes on; reports are kept.",
+                self._warning,
+                "%s rejects this job's token (%s): %s. Training continues; reports are stored.",
                 self._client.server,
                 reason,
-                reason.way_out,
+                reason.remedy,
             )
         else:
             log.log(
-                self._worth_a_warning,
-                "%s does not take reports (%s). Training goes on; reports are kept and sent when it answers.",
+                self._warning,
+                "%s does not accept reports (%s). Training continues; reports are stored and sent later.",
                 self._client.server,
-                f"{reason}; a Holdfast server would" if isinstance(reason, NotHttp) else reason,
+                f"{reason}; this is not a Holdfast server" if isinstance(reason, NotHttpServer) else reason,
             )
 
-    def _log_refusal(self, reason: str) -> None:
-        if not self._refusal_logged:
-            self._refusal_logged = True
+    def _log_rejection(self, reason: str) -> None:
+        if not self._rejection_logged:
+            self._rejection_logged = True
             log.log(
-                self._worth_a_warning,
-                "%s refused a batch of reports, which is set aside: %s",
+                self._warning,
+                "%s rejected a batch of reports, which is set aside: %s",
                 self._client.server,
                 reason,
             )

@@ -1,4 +1,4 @@
-"""`ServerConnection`: what the session holds, and how sender, poller and outbox are joined."""
+"""The connection of a session to the server: its sender, poller and queue."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from time import monotonic
 from holdfast.protocol.messages import Ack, Desired, Event
 from holdfast.server_link.batch_sender import BatchSender
 from holdfast.server_link.desired_state_poller import DesiredStatePoller
-from holdfast.server_link.event_queue import EventQueue, Measured
+from holdfast.server_link.event_queue import EventQueue, IterationFigures
 from holdfast.server_link.http_client import AgentClient
-from holdfast.server_link.spool import LIMIT_BYTES, Spool
+from holdfast.server_link.spool import Spool
 
 
 class ServerConnection:
-    """The conversation of one rank of one attempt with one server.
+    """The connection of one rank of one attempt to a server.
 
     Args:
-        server: its address; ValueError when it is none.
-        token: the shared secret, where the server asks for one.
-        uid: random name of the attempt. (job, uid, rank, sequence) names a batch for ever.
-        spool: a directory for what no server takes; None keeps it in memory, within bounds.
-        flush_seconds: between two batches. An empty one says that the job is alive.
+        server: address of the server; ValueError if it is not valid.
+        token: access key or shared secret, if the server requires one.
+        uid: random name of the attempt. (job, uid, rank, lane, sequence) identifies a batch.
+        spool: directory for reports that no server accepts; `None` keeps them in memory, within bounds.
+        flush_seconds: time between two batches. An empty one is a heartbeat.
         on_desired: called by a background thread with each new desired state.
-        spool_bytes: most bytes that the spool may hold.
-        aside: of a rank beside rank 0: it sends, hears nothing of what is wanted, and leaves the log to rank 0.
+        send_only: do not poll the desired state, and log at debug level; for all ranks but rank 0.
     """
 
-    heard = True
+    has_server = True
 
     def __init__(
         self,
@@ -43,12 +42,10 @@ class ServerConnection:
         spool: Path | None,
         flush_seconds: float = 1.0,
         on_desired: Callable[[Desired], None] | None = None,
-        spool_bytes: int = LIMIT_BYTES,
-        aside: bool = False,
+        send_only: bool = False,
     ) -> None:
-        self._job, self._aside = job, aside
-        kept = Spool(spool, limit_bytes=spool_bytes) if spool is not None else None
-        self._outbox = EventQueue(job, uid, attempt, rank, kept)
+        self._job, self._send_only = job, send_only
+        self._outbox = EventQueue(job, uid, attempt, rank, Spool(spool) if spool is not None else None)
         self._poller = DesiredStatePoller(AgentClient(server, token), job, on_desired)
         self._client = AgentClient(server, token)
         self._sender = BatchSender(
@@ -57,103 +54,83 @@ class ServerConnection:
             flush_seconds=flush_seconds,
             on_ack=self._acknowledged,
             on_contact=self._poller.nudge,
-            quiet=aside,
+            quiet=send_only,
         )
         self._started = False
         self._silent, self._pid = False, os.getpid()
 
     @property
     def page(self) -> str:
-        """The address of the job's page."""
+        """Address of the job's page, without credentials."""
         return f"{self._client.server}/jobs/{self._job}"
 
     def start(self) -> None:
         self._started = True
         self._sender.start()
-        if not self._aside:
+        if not self._send_only:
             self._poller.start()
 
-    def first_desired(self, timeout_seconds: float) -> Desired | None:
-        """What is wanted before training starts, of a link that is not to be started afterwards.
-
-        None when no server says so in time. Blocks, never raises.
-        """
-        self._poller.start()
-        first = self._poller.wait_first(timeout_seconds)
-        self._poller.close()
-        return first
-
-    def sample(self, measured: Measured, metrics: dict[str, float]) -> None:
-        """One iteration's figures. Takes a microsecond or two and no lock. Neither may be changed later."""
+    def sample(self, figures: IterationFigures, metrics: dict[str, float]) -> None:
+        """Report an iteration. Takes about a microsecond and no lock. Do not change the arguments afterwards."""
         if not self._is_silent:
-            self._outbox.sample((measured, metrics))
+            self._outbox.sample((figures, metrics))
 
     def event(self, event: Event) -> None:
-        """Something that happened; sent at once, and kept on disk until a server has it."""
+        """Report an event: it is sent at once, and stored on disk if no server accepts it."""
         if not self._is_silent:
             self._outbox.event(event)
             self._sender.flush_soon()
 
     @property
     def desired(self) -> Desired | None:
-        """The newest that is known."""
+        """The newest known desired state."""
         return self._poller.newest
 
     @property
-    def fenced(self) -> bool:
-        """The server says that a newer attempt of the job has begun."""
-        return self._sender.fenced
+    def is_fenced(self) -> bool:
+        """Whether the server reported that a newer attempt of the job has begun."""
+        return self._sender.is_fenced
 
     def silence(self) -> None:
-        """Say and hear nothing any more, and leave nothing to be said later."""
+        """Stop sending and polling, and discard unsent reports."""
         if self._is_silent:
             return
         self._silent = True
         self._poller.close()
         self._sender.silence()
 
-    @property
-    def refused_batches(self) -> int:
-        """Batches that the server would not have, and that were set aside."""
-        return self._outbox.refused_batches
-
     def close(self, deadline_seconds: float = 5.0) -> None:
-        """Send what is left, else keep it on disk for the next attempt to send."""
+        """Send what is left, or store it on disk for the next attempt to send."""
         if self._is_silent or not self._started:
             return
         self._silent = True
         close_at = monotonic() + deadline_seconds
         self._poller.close()
-        self._sender.close(close_at - 0.1 * deadline_seconds)
-        # Does nothing but for a sender that is stuck.
-        self._outbox.park_all(close_at - monotonic())
+        self._sender.close(close_at - 0.1 * deadline_seconds, close_at)
         self._poller.join(max(0.0, close_at - monotonic()))
 
     @property
     def _is_silent(self) -> bool:
-        """Also in a forked child, a data worker as a rule: it has neither the threads nor the right to report."""
+        """Whether nothing is to be reported: after closing, or in a forked child such as a data worker."""
         return self._silent or os.getpid() != self._pid
 
     def _acknowledged(self, ack: Ack) -> None:
-        """Also learn of a change behind a proxy that cuts long polls."""
-        if not self._aside and self._poller.version not in (None, ack.version):
+        """Poll if the version changed: a proxy may cut long polls."""
+        if not self._send_only and self._poller.version not in (None, ack.version):
             self._poller.ask_now()
 
 
 class OfflineConnection:
-    """The methods of `ServerConnection`, doing nothing: what a session talks to when there is no server."""
+    """A `ServerConnection` for a session without a server; its methods do nothing."""
 
-    heard = False
-    fenced = False
+    has_server = False
+    is_fenced = False
     desired: Desired | None = None
     page: str | None = None
 
     def start(self) -> None: ...
 
-    def first_desired(self, timeout_seconds: float) -> Desired | None:
-        return None
-
-    def sample(self, measured: Measured, metrics: dict[str, float]) -> None: ...
+    def sample(self, figures: IterationFigures, metrics: dict[str, float]) -> None: ...
 
     def event(self, event: Event) -> None: ...
 

@@ -1,13 +1,12 @@
-"""What waits to be sent: samples and events as they come in, then sealed batches, in memory or in the spool.
+"""The reports that wait to be sent: samples and events as they arrive, then encoded batches.
 
     pending   the training thread appends, without a lock
-    sealed    a batch with its key and its bytes; from here on it never changes
-    spooled   a sealed batch that is on disk, too, because no server took it
+    sealed    a batch with its key and bytes; it never changes again
+    spooled   a sealed batch that is also on disk, because no server accepted it
 
-There are two lanes, each in its own order: control, for events, and samples. A batch leaves when it was
-acknowledged or refused. While no server answers nothing is sealed but events, for the spool; samples wait in
-memory, as they do while a server takes none of them, and the oldest are thinned two to one when they become too
-many. What was thinned away is told as gaps.
+Events are sent in the control lane, samples in their own, each lane in order. A batch is removed once the server
+acknowledges or rejects it. While no server answers, only events are sealed, for the spool. Samples wait in memory,
+and when there are too many, every second one of the older half is dropped. The next batch reports these gaps.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 import sys
-import threading
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -35,23 +33,23 @@ from holdfast.protocol.messages import (
     LineageStarted,
     Samples,
 )
-from holdfast.server_link.spool import Key, Spool
+from holdfast.server_link.spool import BatchKey, Spool
 
 log = logging.getLogger("holdfast")
 
 BATCH_SAMPLES, BATCH_EVENTS = 2_000, 500
 INCOMING_SAMPLES = 200_000
-"""Between two looks of the sender; beyond them samples are only counted."""
+"""The most samples that wait for the sender; further ones are only counted."""
 WAITING_SAMPLES, WAITING_EVENTS = 40_000, 10_000
 MOST_GAPS = 100
 
 _encoder = msgspec.msgpack.Encoder()
 _UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-"""What an encoder raises for values that it has no form for; a text that is not UTF-8 is a ValueError."""
+"""What the encoder raises for a value that it cannot encode, such as text with a lone surrogate."""
 
 
-class Measured(Protocol):
-    """What is told of an iteration."""
+class IterationFigures(Protocol):
+    """The figures that are reported of an iteration."""
 
     @property
     def iteration(self) -> int: ...
@@ -67,136 +65,117 @@ class Measured(Protocol):
     def data_seconds(self) -> float: ...
 
 
-Sample = tuple[Measured, dict[str, float]]
-"""As the training thread leaves it, which has no time to spare: the sender looks into it."""
+Sample = tuple[IterationFigures, dict[str, float]]
+"""An iteration's figures and metrics, as the training thread passes them on unread."""
 
 
 @dataclass(slots=True)
-class Sealed:
-    key: Key
+class SealedBatch:
+    key: BatchKey
     payload: bytes | None
-    """None: in the spool only."""
-    spooled: bool = False
+    """The encoded batch; `None` if only the spool has it."""
+    is_spooled: bool = False
 
 
 class EventQueue:
-    """`sample` and `event` are the training thread's and take no lock; the rest may be called by any thread."""
+    """The queue between the training thread, which adds samples and events, and the sender's, which does the rest.
+
+    Both ends are deques, so that no lock is needed.
+    """
 
     def __init__(self, job: str, uid: str, attempt: int, rank: int, spool: Spool | None) -> None:
         self._job, self._uid, self._attempt, self._rank = job, uid, attempt, rank
         self._spool = spool
         self._incoming: deque[Sample] = deque()
         self._events: deque[Event] = deque()
-        self._overflowed = _Overflow()
+        self._overflow_gaps: list[Gap] = []
         self._waiting: list[Sample] = []
         self._gaps: list[Gap] = []
         self._dropped_events = 0
         self._sequences: dict[Lane, int] = {"control": 0, "samples": 0}
         self._reached = (1, 0)
-        """Lineage and iteration: the furthest that a sample or event has named."""
-        self._lock = threading.Lock()
-        left = spool.left_by_others(uid, rank) if spool else []
-        self._sealed: dict[Lane, deque[Sealed]] = {"control": deque(), "samples": deque()}
-        for key in left:
-            self._sealed[key.lane].append(Sealed(key, None, spooled=True))
-        self.refused_batches = 0
+        """The latest (lineage, iteration) of a sample or event."""
+        self._sealed: dict[Lane, deque[SealedBatch]] = {"control": deque(), "samples": deque()}
+        for key in spool.left_by_others(uid, rank) if spool else []:
+            self._sealed[key.lane].append(SealedBatch(key, None, is_spooled=True))
 
     def sample(self, sample: Sample) -> None:
         if len(self._incoming) < INCOMING_SAMPLES:
             self._incoming.append(sample)
         else:
-            self._overflowed.add(sample)
+            _extend(self._overflow_gaps, (sample,))
 
     def event(self, event: Event) -> None:
         self._events.append(event)
 
-    def first(self, *, samples: bool = True) -> tuple[Sealed, bytes] | None:
-        """The batch to send next, with its bytes: what happened before what was measured."""
-        with self._lock:
-            for lane in _lanes(samples):
-                while self._sealed[lane]:
-                    sealed = self._sealed[lane][0]
-                    payload = sealed.payload
-                    if payload is None and self._spool is not None:
-                        payload = self._spool.read(sealed.key)
-                    if payload is not None:
-                        return sealed, payload
-                    self._sealed[lane].popleft()
-            return None
+    def first(self, *, samples: bool = True) -> tuple[SealedBatch, bytes] | None:
+        """Return the batch to send next, with its bytes: events before samples."""
+        for lane in _lanes(samples):
+            while self._sealed[lane]:
+                sealed = self._sealed[lane][0]
+                payload = sealed.payload
+                if payload is None and self._spool is not None:
+                    payload = self._spool.read(sealed.key)
+                if payload is not None:
+                    return sealed, payload
+                self._sealed[lane].popleft()
+        return None
 
     def seal(self, *, samples: bool = True) -> None:
-        """Make batches of what waits, or one of nothing at all: a heartbeat."""
-        with self._lock:
-            self._collect()
-            if self._events or not (samples and self._waiting):
-                self._seal_events()
-            if samples and self._waiting:
-                self._seal_samples()
+        """Seal pending events and samples, or an empty batch as a heartbeat."""
+        self._collect()
+        if self._events or not (samples and self._waiting):
+            self._seal_events()
+        if samples and self._waiting:
+            self._seal_samples()
 
-    def waiting(self, *, at_least_a_batch: bool, samples: bool = True) -> bool:
-        """Whether anything waits to be sealed, or as much as fills a batch."""
-        measured = len(self._waiting) + len(self._incoming) if samples else 0
-        if at_least_a_batch:
-            return measured >= BATCH_SAMPLES or len(self._events) >= BATCH_EVENTS
-        return measured + len(self._events) > 0
+    def has_pending(self, *, full_batch: bool, samples: bool = True) -> bool:
+        """Return whether anything is pending, or enough for a full batch."""
+        pending = len(self._waiting) + len(self._incoming) if samples else 0
+        if full_batch:
+            return pending >= BATCH_SAMPLES or len(self._events) >= BATCH_EVENTS
+        return pending + len(self._events) > 0
 
-    def acknowledged(self, sealed: Sealed) -> None:
-        with self._lock:
-            self._remove(sealed)
-            if sealed.spooled and self._spool is not None:
-                self._spool.remove(sealed.key)
+    def acknowledged(self, sealed: SealedBatch) -> None:
+        self._remove(sealed)
 
-    def refused(self, sealed: Sealed, payload: bytes) -> None:
-        """Never to be sent again."""
-        with self._lock:
-            self.refused_batches += 1
-            self._remove(sealed)
-            if self._spool is not None:
-                self._spool.set_aside(sealed.key, payload)
+    def rejected(self, sealed: SealedBatch, payload: bytes) -> None:
+        """Set a batch aside that the server will never accept."""
+        self._remove(sealed)
+        if self._spool is not None:
+            self._spool.set_aside(sealed.key, payload)
 
-    def owns(self, sealed: Sealed) -> bool:
-        """It is of this attempt, not what one before it has left."""
+    def owns(self, sealed: SealedBatch) -> bool:
+        """Return whether a batch is of this attempt, not of an earlier one."""
         return sealed.key.uid == self._uid
 
-    def forget(self) -> None:
-        """A newer attempt has begun: what this one has not told yet nobody is to hear, be it on disk already."""
-        with self._lock:
-            self._incoming.clear()
-            self._events.clear()
-            self._waiting.clear()
-            for lane in _lanes():
-                own = [sealed for sealed in self._sealed[lane] if self.owns(sealed)]
-                self._sealed[lane] = deque(sealed for sealed in self._sealed[lane] if not self.owns(sealed))
-                for sealed in own:
-                    if sealed.spooled and self._spool is not None:
-                        self._spool.remove(sealed.key)
+    def discard_own(self) -> None:
+        """Discard the unsent reports of this attempt, those on disk included: a newer attempt has begun."""
+        self._incoming.clear()
+        self._events.clear()
+        self._waiting.clear()
+        for sealed in [each for lane in _lanes() for each in self._sealed[lane] if self.owns(each)]:
+            self._remove(sealed)
 
-    def park(self) -> None:
-        """No server answers: put events where a crash cannot reach them, and keep samples within bounds."""
-        with self._lock:
-            self._collect()
-            if self._spool is None:
-                return
-            while self._events:
-                if not self._spooled_all():
-                    return
-                self._seal_events()
-            self._spooled_all()
-
-    def park_all(self, timeout_seconds: float) -> None:
-        """The end: whatever is left, samples as well, goes to disk. What finds no room there is lost."""
-        if not self._lock.acquire(timeout=max(0.0, timeout_seconds)):
+    def store_events(self) -> None:
+        """Write events to the spool, where a crash cannot lose them, and keep samples within bounds."""
+        self._collect()
+        if self._spool is None:
             return
-        try:
-            self._collect()
-            # events before samples, where there is no room for both
-            while self._events:
-                self._seal_events()
-            while self._waiting:
-                self._seal_samples()
-            self._spooled_all()
-        finally:
-            self._lock.release()
+        while self._events:
+            if not self._store_sealed():
+                return
+            self._seal_events()
+        self._store_sealed()
+
+    def store_all(self) -> None:
+        """Write everything that is left to the spool. What does not fit there is lost."""
+        self._collect()
+        while self._events:  # before the samples, in case both do not fit
+            self._seal_events()
+        while self._waiting:
+            self._seal_samples()
+        self._store_sealed()
 
     def _collect(self) -> None:
         for _ in range(len(self._incoming)):
@@ -204,30 +183,33 @@ class EventQueue:
         if self._waiting:
             newest, _ = self._waiting[-1]
             self._reached = max(self._reached, (newest.lineage, newest.iteration))
-        # A sample that overflows at this very moment may be counted in neither: one of more than 200,000.
-        overflowed, self._overflowed = self._overflowed, _Overflow()
-        for gap in overflowed.gaps:
-            self._drop(gap)
+        # A sample that overflows during the swap may be counted in neither list: one of more than 200,000.
+        dropped, self._overflow_gaps = self._overflow_gaps, []
+        self._drop(dropped)
         while len(self._waiting) > WAITING_SAMPLES:
             oldest = len(self._waiting) // 2
-            for gap in _gaps(self._waiting[:oldest:2]):
-                self._drop(gap)
+            self._drop(_extend([], self._waiting[:oldest:2]))
             del self._waiting[:oldest:2]
         while len(self._events) > WAITING_EVENTS:
             self._events.popleft()
             self._dropped_events += 1
             if self._dropped_events == 1:
-                log.warning("No server answers and no room is left: the oldest events are being dropped")
+                log.warning(
+                    "More than %d events wait for the server and cannot be written to disk; dropping the oldest",
+                    WAITING_EVENTS,
+                )
 
-    def _drop(self, gap: Gap) -> None:
-        """Note a gap, as one with those of its lineage that it meets."""
-        for place, other in enumerate(self._gaps):
-            if other.lineage == gap.lineage and _meet(other, gap):
-                self._gaps[place] = _united(other, gap)
-                return
-        self._gaps.append(gap)
-        if len(self._gaps) > MOST_GAPS:
-            self._gaps[:2] = [_united(*self._gaps[:2])]
+    def _drop(self, gaps: Iterable[Gap]) -> None:
+        """Record gaps; unite each with an adjacent one of its lineage."""
+        for gap in gaps:
+            for place, other in enumerate(self._gaps):
+                if other.lineage == gap.lineage and _adjoin(other, gap):
+                    self._gaps[place] = _united(other, gap)
+                    break
+            else:
+                self._gaps.append(gap)
+            if len(self._gaps) > MOST_GAPS:
+                self._gaps[:2] = [_united(*self._gaps[:2])]
 
     def _seal_events(self) -> None:
         events = [self._events.popleft() for _ in range(min(len(self._events), BATCH_EVENTS))]
@@ -260,39 +242,39 @@ class EventQueue:
             events=list(events),
             gaps=list(gaps),
         )
-        key = Key(self._attempt, self._uid, self._rank, lane, self._sequences[lane])
-        self._sealed[lane].append(Sealed(key, _encode(batch)))
+        key = BatchKey(self._attempt, self._uid, self._rank, lane, self._sequences[lane])
+        self._sealed[lane].append(SealedBatch(key, _encode(batch)))
 
-    def _spooled_all(self) -> bool:
-        """Whether all sealed batches are on disk now; only then may more be sealed without filling the memory."""
+    def _store_sealed(self) -> bool:
+        """Return whether all sealed batches are on disk; only then may more be sealed within the memory bound."""
         stored = [self._store(sealed) for lane in _lanes() for sealed in self._sealed[lane]]
         return all(stored)
 
-    def _store(self, sealed: Sealed) -> bool:
-        if not sealed.spooled and self._spool is not None and sealed.payload is not None:
-            sealed.spooled = self._spool.write(sealed.key, sealed.payload)
-        if sealed.spooled:
+    def _store(self, sealed: SealedBatch) -> bool:
+        if not sealed.is_spooled and self._spool is not None and sealed.payload is not None:
+            sealed.is_spooled = self._spool.write(sealed.key, sealed.payload)
+        if sealed.is_spooled:
             sealed.payload = None
-        return sealed.spooled
+        return sealed.is_spooled
 
-    def _remove(self, sealed: Sealed) -> None:
-        queue = self._sealed[sealed.key.lane]
-        if queue and queue[0] is sealed:
-            queue.popleft()
+    def _remove(self, sealed: SealedBatch) -> None:
+        self._sealed[sealed.key.lane].remove(sealed)
+        if sealed.is_spooled and self._spool is not None:
+            self._spool.remove(sealed.key)
 
 
 def _encode(batch: Batch) -> bytes:
     try:
         return _encoder.encode(batch)
-    except _UNENCODABLE as error:  # one text with a lone surrogate, as of a file name, must not cost the batch
-        log.warning("Something that cannot be sent is left out of a report: %s", error)
-        batch.events = [event for event in batch.events if _can_be_sent(event)]
-        if not _can_be_sent(batch.samples):
+    except _UNENCODABLE as error:  # a file name with a lone surrogate must not cost the whole batch
+        log.warning("An event or sample that cannot be encoded is left out of a report: %s", error)
+        batch.events = [event for event in batch.events if _is_encodable(event)]
+        if not _is_encodable(batch.samples):
             batch.samples = None
         return _encoder.encode(batch)
 
 
-def _can_be_sent(part: object) -> bool:
+def _is_encodable(part: object) -> bool:
     try:
         _encoder.encode(part)
     except _UNENCODABLE:
@@ -304,18 +286,18 @@ def _columns(samples: Sequence[Sample]) -> Samples:
     names = dict.fromkeys(name for _, metrics in samples for name in metrics)
     nothing = math.nan
     return Samples(
-        iteration=_bytes("q", [measured.iteration for measured, _ in samples]),
-        lineage=_bytes("q", [measured.lineage for measured, _ in samples]),
-        at=_bytes("d", [measured.at for measured, _ in samples]),
-        seconds=_bytes("d", [measured.seconds for measured, _ in samples]),
-        stall_seconds=_bytes("d", [measured.checkpoint_stall_seconds for measured, _ in samples]),
-        data_seconds=_bytes("d", [measured.data_seconds for measured, _ in samples]),
+        iteration=_bytes("q", [figures.iteration for figures, _ in samples]),
+        lineage=_bytes("q", [figures.lineage for figures, _ in samples]),
+        at=_bytes("d", [figures.at for figures, _ in samples]),
+        seconds=_bytes("d", [figures.seconds for figures, _ in samples]),
+        stall_seconds=_bytes("d", [figures.checkpoint_stall_seconds for figures, _ in samples]),
+        data_seconds=_bytes("d", [figures.data_seconds for figures, _ in samples]),
         metrics={name: _bytes("d", [metrics.get(name, nothing) for _, metrics in samples]) for name in names},
     )
 
 
 def _bytes(kind: Literal["q", "d"], values: Sequence[float]) -> bytes:
-    """As the server reads columns, on any machine."""
+    """Encode a column as little-endian numbers."""
     try:
         column = array(kind, values)
     except (TypeError, OverflowError):
@@ -332,40 +314,24 @@ def _number(value: object) -> float:
         return math.nan
 
 
-class _Overflow:
-    """Samples that came when no more were taken in: only where they were is kept."""
-
-    def __init__(self) -> None:
-        self.gaps: list[Gap] = []
-
-    def add(self, sample: Sample) -> None:
-        gap = _gap(sample)
-        if self.gaps and self.gaps[-1].lineage == gap.lineage:
-            self.gaps[-1] = _united(self.gaps[-1], gap)
+def _extend(gaps: list[Gap], samples: Iterable[Sample]) -> list[Gap]:
+    """Add samples to the last gap, or to a new one where the lineage changes. Return `gaps`."""
+    for at, _ in samples:
+        gap = Gap(lineage=at.lineage, first_iteration=at.iteration, last_iteration=at.iteration, dropped=1)
+        if gaps and gaps[-1].lineage == gap.lineage:
+            gaps[-1] = _united(gaps[-1], gap)
         else:
-            self.gaps.append(gap)
+            gaps.append(gap)
+    return gaps
 
 
-def _gaps(samples: Iterable[Sample]) -> Iterable[Gap]:
-    """One for each run of samples on one lineage."""
-    overflow = _Overflow()
-    for sample in samples:
-        overflow.add(sample)
-    return overflow.gaps
-
-
-def _gap(sample: Sample) -> Gap:
-    at, _ = sample
-    return Gap(lineage=at.lineage, first_iteration=at.iteration, last_iteration=at.iteration, dropped=1)
-
-
-def _meet(one: Gap, other: Gap) -> bool:
-    """They overlap, or nothing but what was kept by the thinning lies between them."""
+def _adjoin(one: Gap, other: Gap) -> bool:
+    """Return whether two gaps overlap or have at most one kept sample between them."""
     return one.first_iteration <= other.last_iteration + 2 and other.first_iteration <= one.last_iteration + 2
 
 
 def _united(one: Gap, other: Gap) -> Gap:
-    """Of two lineages, only where there are too many gaps to tell each: as one of the later."""
+    """Return one gap for both, on the later lineage: two lineages unite only if there are too many gaps."""
     return Gap(
         lineage=other.lineage,
         first_iteration=min(one.first_iteration, other.first_iteration),

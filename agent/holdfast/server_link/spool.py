@@ -1,4 +1,4 @@
-"""Batches on disk, for when no server takes them: bounded, durable, in order, found again by the next attempt."""
+"""Unsent batches on disk: bounded, durable, in order, and sent by the next attempt if need be."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger("holdfast")
 
 LIMIT_BYTES = 64 * 1024 * 1024
 SUFFIX = ".batch"
-ASIDE_SUFFIX = ".refused"
-ASIDE_FILES = 20
+REJECTED_SUFFIX = ".refused"
+MAX_REJECTED_FILES = 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Key:
-    """A batch's name for ever; in the order in which batches are to be sent."""
+class BatchKey:
+    """Identifies a batch; keys sort in the order of sending."""
 
     attempt: int
     uid: str
@@ -38,20 +38,19 @@ class Key:
 
 
 class Spool:
-    """A directory with one file for each batch, the bytes that will be posted. Never raises on a failing disk."""
+    """A directory with one file per batch, which holds the bytes to post. Never raises if the disk fails."""
 
-    def __init__(self, directory: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._limit_bytes = limit_bytes
         self._warned = False
         self._used_bytes = sum(size for _, size in self._files())
 
-    def write(self, key: Key, payload: bytes) -> bool:
-        """Make the batch durable. False: there is no room, or the disk does not take it."""
-        if self._used_bytes + len(payload) > self._limit_bytes:
-            self._used_bytes = sum(size for _, size in self._files())  # others of this job may have sent some
-        if self._used_bytes + len(payload) > self._limit_bytes:
-            self._warn(f"{self._limit_bytes >> 20} MiB of unsent reports are stored already")
+    def write(self, key: BatchKey, payload: bytes) -> bool:
+        """Make a batch durable. Return whether there was room and the disk accepted it."""
+        if self._used_bytes + len(payload) > LIMIT_BYTES:
+            self._used_bytes = sum(size for _, size in self._files())  # other processes may have sent some
+        if self._used_bytes + len(payload) > LIMIT_BYTES:
+            self._warn(f"it already holds {LIMIT_BYTES >> 20} MiB of unsent reports")
             return False
         try:
             self._write(key.filename, payload)
@@ -61,43 +60,43 @@ class Spool:
         self._used_bytes += len(payload)
         return True
 
-    def read(self, key: Key) -> bytes | None:
-        """None when it is gone: another process of this job has sent it."""
+    def read(self, key: BatchKey) -> bytes | None:
+        """Return the bytes of a batch, or `None` if another process of this job has sent it."""
         try:
             return (self._directory / key.filename).read_bytes()
         except OSError:
             return None
 
-    def remove(self, key: Key) -> None:
+    def remove(self, key: BatchKey) -> None:
         path = self._directory / key.filename
         with contextlib.suppress(OSError):
             size = path.stat().st_size
             path.unlink()
             self._used_bytes -= size
 
-    def set_aside(self, key: Key, payload: bytes) -> None:
-        """Keep a refused batch for whoever wants to know why, the last few of them."""
+    def set_aside(self, key: BatchKey, payload: bytes) -> None:
+        """Keep a rejected batch for diagnosis; only the newest few are kept."""
         path = self._directory / key.filename
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
-            aside = path.with_suffix(ASIDE_SUFFIX)
+            aside = path.with_suffix(REJECTED_SUFFIX)
             aside.write_bytes(payload)
             self.remove(key)
-            for old in sorted(self._directory.glob(f"*{ASIDE_SUFFIX}"))[:-ASIDE_FILES]:
+            for old in sorted(self._directory.glob(f"*{REJECTED_SUFFIX}"))[:-MAX_REJECTED_FILES]:
                 old.unlink()
 
-    def left_by_others(self, uid: str, rank: int) -> list[Key]:
-        """Batches of earlier attempts, oldest first. Rank 0 sends those of all ranks: there may be fewer now."""
+    def left_by_others(self, uid: str, rank: int) -> list[BatchKey]:
+        """Return the batches of earlier attempts, oldest first. Rank 0 sends them for all ranks."""
         if rank != 0:
             return []
-        # Half-written by attempts that were killed. One that still lives finds its write failed and repeats it.
+        # Killed attempts leave partial files. An attempt that still runs notices the failed write and repeats it.
         for torn in self._directory.glob(f"*{SUFFIX}.tmp"):
             if f".{uid}." not in torn.name:
                 with contextlib.suppress(OSError):
                     torn.unlink()
         return sorted(key for key, _ in self._files() if key.uid != uid)
 
-    def _files(self) -> Iterator[tuple[Key, int]]:
+    def _files(self) -> Iterator[tuple[BatchKey, int]]:
         try:
             entries = list(os.scandir(self._directory))
         except OSError:
@@ -106,7 +105,7 @@ class Spool:
             key = _key(entry.name)
             if key is not None:
                 with contextlib.suppress(OSError):
-                    if entry.is_file():  # to read a pipe would wait for its writer
+                    if entry.is_file():  # reading a pipe would block
                         yield key, entry.stat().st_size
 
     def _write(self, name: str, payload: bytes) -> None:
@@ -131,18 +130,18 @@ class Spool:
     def _warn(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("Reports for the server cannot be kept in %s: %s", self._directory, reason)
+            log.warning("Cannot store unsent reports in %s: %s", self._directory, reason)
 
 
-def spool_of(store: str, job: str) -> Path:
-    """Beside the checkpoints; for an object store, which takes no appended reports, on this machine's disk."""
+def spool_directory(store: str, job: str) -> Path:
+    """Return the spool of a job: next to its checkpoints, or on the local disk if those are in an object store."""
     if "://" not in store:
         return Path(store) / job / "spool"
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state) / "holdfast" / quote(store, safe="") / job / "spool"
 
 
-def _key(name: str) -> Key | None:
+def _key(name: str) -> BatchKey | None:
     if not name.endswith(SUFFIX):
         return None
     parts = name.removesuffix(SUFFIX).split(".")
@@ -151,6 +150,6 @@ def _key(name: str) -> Key | None:
     if len(parts) != 5 or parts[3] not in get_args(Lane):
         return None
     try:
-        return Key(int(parts[0]), parts[1], int(parts[2]), cast("Lane", parts[3]), int(parts[4]))
+        return BatchKey(int(parts[0]), parts[1], int(parts[2]), cast("Lane", parts[3]), int(parts[4]))
     except ValueError:
         return None

@@ -31,7 +31,7 @@ from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store import Attempt, Lineage, Store, open_store
 from holdfast.system.processes import become_background_process
-from holdfast.system.supervisor_channel import Trained, say
+from holdfast.system.supervisor_channel import PublishedAttempt, log_line
 
 HELPER_SECONDS = 600.0
 """A helper of the dead trainer is given so long to end: it may be about to commit the same."""
@@ -49,7 +49,7 @@ class Saved:
     """The iteration of the newest durable checkpoint until then, 0 without one."""
 
 
-def rescue(folder: Path, trained: Trained, dead: Collection[str] = ()) -> Saved | None:
+def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) -> Saved | None:
     """Commit the newest whole snapshot in memory, under the attempt that died. None where nothing is to be saved.
 
     Of several ranks it is whole where all have sealed their parts of it. Nothing is to be saved where it is
@@ -119,16 +119,16 @@ def _of_attempt(task: Task, attempt: int) -> Task:
     return msgspec.structs.replace(task, origin=origin, seal=None)
 
 
-def _tell(trained: Trained, saved: Saved, end: str) -> None:
+def _tell(trained: PublishedAttempt, saved: Saved, end: str) -> None:
     """On the job's timeline, with the event of any other checkpoint; its log has a line of it."""
     iteration = saved.task.iteration
     gained = f"{iteration - saved.before:,} iterations that no checkpoint held"
     told = f"iteration {iteration:,} was saved out of memory after the trainer ended ({end}): {gained}"
-    say(told)
+    log_line(told)
     if trained.server:
-        from holdfast.supervisor.supervisor_link import tell_of_rescue
+        from holdfast.supervisor.supervisor_link import report_rescue
 
-        tell_of_rescue(trained, saved.task, saved.size_bytes, told)
+        report_rescue(trained, saved.task, saved.size_bytes, told)
 
 
 def _await(pids: Iterable[int]) -> None:
@@ -146,14 +146,14 @@ def _await(pids: Iterable[int]) -> None:
 
 def main(folder: str, told: str, end: str, dead: str, *pids: str) -> None:
     become_background_process()  # whatever is sent to all processes of the job: what lies in memory is saved first
-    trained = msgspec.json.decode(told, type=Trained)
+    trained = msgspec.json.decode(told, type=PublishedAttempt)
     _await(map(int, pids))
     try:
         saved = rescue(Path(folder), trained, dead.split(","))
     except Fenced:
         return
     except (OSError, HoldfastError) as error:
-        say(f"what is in memory was not saved: {error}", logging.WARNING)
+        log_line(f"what is in memory was not saved: {error}", logging.WARNING)
         return
     if saved is not None:
         _tell(trained, saved, end)

@@ -1,7 +1,7 @@
-"""`holdfast run -- python train.py`: starts a trainer, again when it crashes, and leaves nothing behind.
+"""The supervisor behind `holdfast run`: it starts a trainer, restarts it after a crash, and kills what it leaves.
 
-One thread, and nothing imported that the trainer's own memory or start-up time could feel. The supervisor knows
-how far training is from HOLDFAST_PROGRESS, and which job it is from the folder of HOLDFAST_SUPERVISION.
+It has one thread, and few imports, so that it takes little memory from the trainer. It reads training's progress
+from the file HOLDFAST_PROGRESS, and the job from the folder HOLDFAST_SUPERVISION.
 """
 
 from __future__ import annotations
@@ -25,78 +25,78 @@ import msgspec
 
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.snapshot.shared_buffers import Held
-from holdfast.supervisor.hang_detector import HangDetector, Progress, progress_file, read_progress
+from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, progress_file, read_progress
 from holdfast.system import processes, supervisor_channel
 from holdfast.system.supervisor_channel import EXIT_FENCED
 
 if TYPE_CHECKING:
-    from holdfast.supervisor.supervisor_link import Told
+    from holdfast.supervisor.supervisor_link import SupervisorReporter
 
-STARTS_FOR_AN_ORDER = 3
-"""One that could not ask the server carries out nothing, nor does one that dies too soon; but not for ever."""
-MOST_STACKS = 64
-"""Ranks whose stacks go onto the timeline; all are in the log."""
+MAX_STARTS_PER_RESTORE = 3
+"""Starts for one restore request before the supervisor ignores it."""
+MAX_REPORTED_STACKS = 64
+"""Number of ranks whose stacks are reported to the server; the log has all."""
 Stay = Literal["never", "failure", "always"]
-"""After which end a supervisor waits for an order to restore: none, one that it gives up after, any."""
+"""When to wait for a restore request after the last start: never, after giving up, always."""
 STAYS: tuple[Stay, ...] = get_args(Stay)
 CANNOT_START = (2, 126, 127)
-"""Exit statuses of a command that cannot start: Python's for a script that is not there, a program's for arguments
-that it does not know, a shell's for a program that it cannot run or find."""
+"""Exit statuses of a command that cannot start: Python's for a missing script, a program's for unknown arguments,
+a shell's for a program that it cannot run or find."""
 CONTACT_SECONDS = 2.0
-"""How long the server may take to say that it is there."""
+"""How long to wait for the server's first response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When to try again, and when to stop."""
+class RestartLimits:
+    """When to restart the trainer, and when to stop."""
 
     fruitless_starts: int = 5
     """Starts in a row without a new iteration after which the supervisor gives up."""
     first_backoff_seconds: float = 0.2
-    """Wait after a crash; doubled after each fruitless start, back to this one after progress."""
+    """Wait after a crash; it doubles after each fruitless start, and returns to this after progress."""
     longest_backoff_seconds: float = 30.0
     grace_seconds: float = 30.0
-    """How long a trainer may take to end after SIGINT or SIGTERM before its process group is killed."""
+    """How long a trainer may take to end after a stop signal before its processes are killed."""
     repeat_seconds: float = 2.0
-    """A second signal this long after the first kills at once. Sooner, it is the same Ctrl-C on two ways:
-    a terminal signals the whole foreground group, and a parent may pass it on as well."""
+    """A second signal kills at once if it arrives this long after the first. Sooner, it is the same signal twice:
+    a terminal signals the whole foreground group, and a parent may forward the signal as well."""
     poll_seconds: float = 0.25
-    """How often the trainer's progress is looked at while it runs."""
+    """Interval at which the trainer's progress is read."""
     hang_factor: float = 50.0
-    """A trainer without a new iteration for so many usual ones hangs, and is killed; 0: none ever does."""
+    """A trainer hangs after this many typical iteration times without an iteration; 0: never."""
     hang_least_seconds: float = 600.0
-    """... but no sooner: a script evaluates now and then, and its checkpoints may be slow to come."""
+    """The shortest hang: scripts evaluate now and then, and may write files of their own."""
 
     def __post_init__(self) -> None:
         if self.hang_factor < 0 or 0 < self.hang_factor < 2:
-            raise ValueError(f"hang factor {self.hang_factor:g}: at least 2 usual iterations, or 0 for never")
+            raise ValueError(f"hang factor {self.hang_factor:g}: give at least 2 iteration times, or 0 for never")
         if self.fruitless_starts < 1:
-            raise ValueError(f"fruitless starts {self.fruitless_starts}: at least 1 is needed to run at all")
+            raise ValueError(f"fruitless starts {self.fruitless_starts}: give at least 1")
         if self.grace_seconds < 0:
-            raise ValueError(f"grace {self.grace_seconds} s: a wait cannot be negative")
+            raise ValueError(f"grace {self.grace_seconds} s: give at least 0")
 
     def backoff_seconds(self, fruitless: int) -> float:
-        """Between half and all of an exponential wait: jobs that died together do not come back together."""
+        """Return an exponential wait with jitter, so that jobs that died together do not restart together."""
         longest = min(self.longest_backoff_seconds, self.first_backoff_seconds * 2.0 ** min(fruitless, 60))
         return longest * random.uniform(0.5, 1.0)  # noqa: S311
 
 
 class Supervisor:
-    """Runs `command` until it ends by itself, is told to end, or gets nowhere.
+    """Runs `command` until it succeeds, a signal stops it, or restarts make no progress.
 
     Args:
-        command: the trainer and its arguments.
-        limits: when to try again and when to stop.
-        environment: added to this process's own; HOLDFAST_STORE and its like.
-        stay: after which end to wait for an order to restore, where the trainer has named a server.
-        memory_tier: hold memory for the trainer's snapshots, which so outlive it.
+        command: training command and its arguments.
+        limits: when to restart and when to stop.
+        environment: variables in addition to those of this process.
+        stay: when to wait for a restore request after the last start, if the trainer has a server.
+        memory_tier: hold memory for snapshots that outlives the trainer.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         *,
-        limits: Limits | None = None,
+        limits: RestartLimits | None = None,
         environment: Mapping[str, str] | None = None,
         stay: Stay = "failure",
         memory_tier: bool = True,
@@ -104,32 +104,31 @@ class Supervisor:
         if not command:
             raise ValueError("no command to run: holdfast run -- python train.py")
         self.command = list(command)
-        self.limits = limits or Limits()
+        self.limits = limits or RestartLimits()
         self.environment = dict(environment or {})
         self.stay = stay
         self.memory_tier = memory_tier
-        self.say = supervisor_channel.say
+        self.log = supervisor_channel.log_line
         self.starts = 0
-        self._progress = Progress()
+        self._progress = RestartProgress()
         self._folder = Path()
-        """Which the trainer knows, too."""
-        self._hung = False
-        """The start that ended now was killed because it hung."""
-        self._orders: collections.Counter[str] = collections.Counter()
-        """That starts were made for."""
-        self._told: Told | None = None
-        self._greeted = False
-        """It has been said where the job's page is, and whether the server answers."""
+        """Folder shared with the trainer."""
+        self._was_hung = False
+        """Whether the last start was killed because it hung."""
+        self._starts_per_restore: collections.Counter[str] = collections.Counter()
+        self._reporter: SupervisorReporter | None = None
+        self._dashboard_logged = False
         self._not_ours: frozenset[int] = frozenset()
+        """Children that this process had before."""
         self._held: Held | None = None
         self._rescue: subprocess.Popen[bytes] | None = None
-        """Makes durable what the last start has left in memory."""
+        """Process that saves the last start's snapshot from memory."""
 
     def run(self) -> int:
-        """The exit status for the shell: 0, the trainer's own, or 128 + the signal that ended it."""
-        with processes.caught_signals() as signals, supervisor_channel.folder_of_a_supervisor() as folder:
+        """Run the trainer until it ends for good, and return the exit status for the shell."""
+        with processes.caught_signals() as signals, supervisor_channel.supervisor_folder() as folder:
             self._folder = folder
-            self._not_ours = frozenset(processes.below(os.getpid()))
+            self._not_ours = frozenset(processes.descendants(os.getpid()))
             processes.adopt_orphans()
             self._held = Held(self._folder) if self.memory_tier else None
             try:
@@ -139,53 +138,58 @@ class Supervisor:
                 if self._held is not None:
                     self._held.close()
 
-    def _supervise(self, signals: processes.Signals) -> int:
+    def _supervise(self, signals: processes.PendingSignals) -> int:
         fruitless, previous_exit = 0, None
         while True:
             status = self._run_once(signals, previous_exit)
-            previous_exit = describe_exit(status) + (" because it hung" if self._hung else "")
+            previous_exit = describe_exit(status) + (" because it hung" if self._was_hung else "")
             self._start_rescue(previous_exit)
             if signals.stops and status != 0:
-                self.say(f"stopped: the trainer ended ({previous_exit})")
-                # 1: the signal raised an exception, as in torchrun, however its ranks have ended
+                self.log(f"stopped: the trainer ended ({previous_exit})")
+                # torchrun exits with 1 after a signal, however its ranks ended
                 return 128 + signals.stops[0][0] if status == 1 else shell_status(status)
-            if (other := self._taken_over(status)) is not None:
-                self.say(f"{other}: this one ends, and starts the trainer no more", logging.ERROR)
+            if (other := self._newer_attempt(status)) is not None:
+                self.log(f"{other}; this supervisor ends", logging.ERROR)
                 return EXIT_FENCED
             if (order := supervisor_channel.take_relaunch(self._folder)) is not None:
-                self.say(f"the trainer ended to be taken back to {order.checkpoint}: starting it again")
-                fruitless = 0 if self._progress.end() else fruitless
-                self._progress.taken_back(parse_checkpoint_id(order.checkpoint)[0])
+                self.log(f"restarting the trainer to restore checkpoint {order.checkpoint}")
+                fruitless = 0 if self._progress.end_start() else fruitless
+                self._progress.restore_to(parse_checkpoint_id(order.checkpoint)[0])
                 continue
-            fruitless = 0 if self._progress.end() else fruitless + 1
+            fruitless = 0 if self._progress.end_start() else fruitless + 1
             if status == 0:
                 end = f"the trainer ended with exit status 0 at iteration {self._progress.reached}"
             elif status in CANNOT_START and not self._has_begun:
                 end = (
-                    f"giving up: the command cannot start ({previous_exit}, before a session began). Correct it, "
-                    f"as the error above says, and run it again: {shlex.join(self.command)}"
+                    f"giving up: the command cannot start ({previous_exit}, before a session began). Correct the "
+                    f"error shown above and run it again: {shlex.join(self.command)}"
                 )
             elif fruitless >= self.limits.fruitless_starts:
-                end = self._gave_up(fruitless, previous_exit)
-            elif self._wait(signals, fruitless, previous_exit):
+                end = self._giving_up(fruitless, previous_exit)
+            elif self._back_off(signals, fruitless, previous_exit):
                 continue
             else:
                 return 128 + signals.stops[0][0]
-            self.say(end, logging.ERROR if status else logging.INFO)
-            if not self._stays(signals, status, end):
+            self.log(end, logging.ERROR if status else logging.INFO)
+            if not self._wait_for_restore(signals, status, end):
                 return 128 + signals.stops[0][0] if signals.stops and status else shell_status(status)
             fruitless = 0
 
     def _start_rescue(self, end: str) -> None:
-        """Save what is whole in memory, beside whatever comes next."""
-        trained = supervisor_channel.introduced(self._folder)
-        if trained is None or self._held is None or not self._held.sealed:
+        """Start saving complete snapshots from memory, in parallel with the next start."""
+        attempt = supervisor_channel.published_attempt(self._folder)
+        if attempt is None or self._held is None or not self._held.sealed:
             return
-        dead = ",".join(supervisor_channel.announced(self._folder))
-        told = msgspec.json.encode(trained).decode()
-        words = [str(self._folder), told, end, dead, *map(str, processes.helpers())]
+        dead = ",".join(supervisor_channel.published_uids(self._folder))
+        words = [
+            str(self._folder),
+            msgspec.json.encode(attempt).decode(),
+            end,
+            dead,
+            *map(str, processes.running_helpers()),
+        ]
         try:
-            with processes.blocked(*processes.STOPS):
+            with processes.blocked(*processes.STOP_SIGNALS):
                 self._rescue = subprocess.Popen(  # noqa: S603  this interpreter
                     [sys.executable, "-P", "-m", processes.RESCUE, *words],
                     env=os.environ | self.environment,
@@ -194,35 +198,35 @@ class Supervisor:
                     start_new_session=True,  # Ctrl-C is for the trainer
                 )
         except OSError as error:
-            self.say(f"what is in memory is not saved before the next start: {error}", logging.WARNING)
+            self.log(f"cannot save the snapshot in memory before the next start: {error}", logging.WARNING)
 
-    def _await_rescue(self, signals: processes.Signals) -> None:
-        """It is the last one: whoever waits for this process counts on what it saves."""
+    def _await_rescue(self, signals: processes.PendingSignals) -> None:
+        """Wait until the snapshot is saved, or for another signal."""
         stops = len(signals.stops)
         while self._rescue is not None and self._rescue.poll() is None and len(signals.stops) == stops:
             signals.sleep(self.limits.poll_seconds)
 
-    def _taken_over(self, status: int) -> str | None:
-        """Who trains this job elsewhere: it must not be taken from them by another start here."""
-        trained = supervisor_channel.introduced(self._folder)
-        if trained is None:
+    def _newer_attempt(self, status: int) -> str | None:
+        """Describe a newer attempt elsewhere, if there is one: the trainer must not be restarted then."""
+        attempt = supervisor_channel.published_attempt(self._folder)
+        if attempt is None:
             return "the trainer was fenced" if status == EXIT_FENCED else None
-        return _attempt_elsewhere(trained, supervisor_channel.announced(self._folder))
+        return _newer_attempt(attempt, supervisor_channel.published_uids(self._folder))
 
-    def _stays(self, signals: processes.Signals, status: int, end: str) -> bool:
-        """Wait for an order, if that is wanted and there is a server to hear it from; whether one has come."""
-        trained = supervisor_channel.introduced(self._folder)
+    def _wait_for_restore(self, signals: processes.PendingSignals, status: int, end: str) -> bool:
+        """Wait for a restore request, if configured and there is a server. Return whether one arrived."""
+        attempt = supervisor_channel.published_attempt(self._folder)
         wanted = self.stay == "always" or (self.stay == "failure" and status != 0)
-        if not wanted or signals.stops or trained is None or not trained.server:
+        if not wanted or signals.stops or attempt is None or not attempt.server:
             return False
-        from holdfast.supervisor.supervisor_link import Waiting
+        from holdfast.supervisor.supervisor_link import RestoreRequestWaiter
 
-        self._tell(
-            "warning" if status else "info", "waits", f"{end}. The supervisor waits for an order to restore"
+        self._notify(
+            "warning" if status else "info", "waits", f"{end}. The supervisor waits for a restore request"
         )
-        self.say(f"waiting for an order to restore {trained.job}; Ctrl-C ends this")
-        tried = {order for order, starts in self._orders.items() if starts >= STARTS_FOR_AN_ORDER}
-        waiting = Waiting(trained, signals.rouse, tried)
+        self.log(f"waiting for a restore request for {attempt.job}; Ctrl-C ends this")
+        tried = {order for order, starts in self._starts_per_restore.items() if starts >= MAX_STARTS_PER_RESTORE}
+        waiting = RestoreRequestWaiter(attempt, signals.wake_up, tried)
         try:
             while not signals.stops and (order := waiting.order) is None:
                 signals.sleep(None)
@@ -230,75 +234,75 @@ class Supervisor:
             waiting.close()
         if signals.stops or order is None:
             return False
-        if (other := _attempt_elsewhere(trained, supervisor_channel.announced(self._folder))) is not None:
-            self.say(f"{other}: the order is for that one")
+        if (other := _newer_attempt(attempt, supervisor_channel.published_uids(self._folder))) is not None:
+            self.log(f"{other}; the restore request is for that attempt")
             return False
-        self._orders[order.id] += 1
-        again = " again, which has not carried it out" if self._orders[order.id] > 1 else ""
-        self.say(f"an order to restore {order.checkpoint} has come: starting the trainer{again}")
+        self._starts_per_restore[order.id] += 1
+        again = " again: the last start did not complete it" if self._starts_per_restore[order.id] > 1 else ""
+        self.log(f"restore of {order.checkpoint} requested: starting the trainer{again}")
         return True
 
-    def _tell(self, level: Literal["info", "warning", "error"], code: str, *messages: str) -> None:
-        """Onto the job's timeline, where the trainer has named a server."""
-        trained = supervisor_channel.introduced(self._folder)
-        if trained is None or not trained.server:
+    def _notify(self, level: Literal["info", "warning", "error"], code: str, *messages: str) -> None:
+        """Report notices for the job's timeline, if the trainer has a server."""
+        attempt = supervisor_channel.published_attempt(self._folder)
+        if attempt is None or not attempt.server:
             return
-        if self._told is None:
-            from holdfast.supervisor.supervisor_link import Told
+        if self._reporter is None:
+            from holdfast.supervisor.supervisor_link import SupervisorReporter
 
-            self._told = Told()
-        self._told.tell(trained, self._progress.reached, level, code, *messages)
+            self._reporter = SupervisorReporter()
+        self._reporter.notify(attempt, self._progress.reached, level, code, *messages)
 
     @property
     def _has_begun(self) -> bool:
-        """A start has come as far as its session."""
-        return self._progress.highest > 0 or supervisor_channel.introduced(self._folder) is not None
+        """Whether any start began a session."""
+        return self._progress.highest > 0 or supervisor_channel.published_attempt(self._folder) is not None
 
-    def _gave_up(self, fruitless: int, previous_exit: str) -> str:
+    def _giving_up(self, fruitless: int, previous_exit: str) -> str:
         starts = "1 start" if fruitless == 1 else f"{fruitless} starts in a row"
         if not self._has_begun:
-            found, then = "before a session began", ""
+            place, then = "before a session began", ""
         else:
-            found, then = self._progress.place, ": it resumes from its newest checkpoint"
+            place, then = self._progress.description, ": it resumes from its newest checkpoint"
         return (
-            f"giving up: {starts} ended without a new iteration, the last one ({previous_exit}) {found}. Correct "
-            f"the cause, as shown above, and run it again{then}"
+            f"giving up: {starts} ended without a new iteration, the last one ({previous_exit}) {place}. Correct "
+            f"the error shown above and run it again{then}"
         )
 
-    def _wait(self, signals: processes.Signals, fruitless: int, previous_exit: str) -> bool:
-        """Back off before the next start; False when told to stop meanwhile."""
+    def _back_off(self, signals: processes.PendingSignals, fruitless: int, previous_exit: str) -> bool:
+        """Wait before the next start. Return False if a signal arrived."""
         seconds = self.limits.backoff_seconds(fruitless)
         tries = f", try {fruitless + 1} of {self.limits.fruitless_starts}" if fruitless else ""
-        self.say(
-            f"the trainer ended ({previous_exit}) {self._progress.place}; "
-            f"starting it again in {seconds:.1f} s{tries}",
+        self.log(
+            f"the trainer ended ({previous_exit}) {self._progress.description}; "
+            f"restarting it in {seconds:.1f} s{tries}",
             logging.WARNING,
         )
         deadline = time.monotonic() + seconds
         while not signals.stops and (left := deadline - time.monotonic()) > 0:
             signals.sleep(left)
         if signals.stops:
-            self.say("stopped while waiting to start the trainer again")
+            self.log("stopped while waiting to restart the trainer")
         return not signals.stops
 
-    def _run_once(self, signals: processes.Signals, previous_exit: str | None) -> int:
-        """One start, from fork to the last process below it; the status as subprocess gives it."""
-        self._progress.begin()
-        self._hung = False
+    def _run_once(self, signals: processes.PendingSignals, previous_exit: str | None) -> int:
+        """Run the trainer once, until its last process ended. Return the status as subprocess does."""
+        self._progress.begin_start()
+        self._was_hung = False
         self.starts += 1
-        supervisor_channel.forget_ranks(self._folder)
+        supervisor_channel.remove_stack_files(self._folder)
         if self._held is not None:
             self._held.unclaim()
         with progress_file(self._folder / "progress") as progress:
             trainer = self._start(self._folder / "progress", previous_exit)
-            self.say(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
+            self.log(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
             try:
                 self._watch(trainer, signals, progress)
             finally:
-                if left := processes.kill_below(trainer.pid, self._not_ours):
-                    self.say(f"still there after SIGKILL: {', '.join(map(str, left))}", logging.ERROR)
+                if left := processes.kill_descendants(trainer.pid, self._not_ours):
+                    self.log(f"processes alive after SIGKILL: {', '.join(map(str, left))}", logging.ERROR)
                 status = trainer.wait()
-            self._progress.see(*read_progress(progress))
+            self._progress.update(*read_progress(progress))
         return status
 
     def _start(self, progress_path: Path, previous_exit: str | None) -> subprocess.Popen[bytes]:
@@ -313,79 +317,80 @@ class Supervisor:
         return subprocess.Popen(  # noqa: S603
             self.command,
             env=environment,
-            stdin=subprocess.DEVNULL,  # a group in the background that reads the terminal would be stopped
+            stdin=subprocess.DEVNULL,  # reading the terminal would stop a background process group
             process_group=0,
             # a supervisor that is killed must not leave a trainer that nothing watches
             preexec_fn=processes.die_with_parent if sys.platform == "linux" else None,
         )
 
-    def _watch(self, trainer: subprocess.Popen[bytes], signals: processes.Signals, progress: int) -> None:
-        """Return when the trainer's own process has ended; pass signals on until then."""
-        passed_on = killed = False
-        pulse = HangDetector(self.limits.hang_factor, self.limits.hang_least_seconds, time.monotonic())
+    def _watch(self, trainer: subprocess.Popen[bytes], signals: processes.PendingSignals, progress: int) -> None:
+        """Forward signals and detect hangs until the trainer's main process has ended."""
+        was_stopped = killed = False
+        detector = HangDetector(self.limits.hang_factor, self.limits.hang_least_seconds, time.monotonic())
         while not processes.has_ended(trainer.pid):
-            while signals.messages:
+            while signals.forwarded:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(trainer.pid, signals.messages.pop(0))
-            if signals.stops and not passed_on:
-                signum, passed_on = signals.stops[0][0], True
+                    os.kill(trainer.pid, signals.forwarded.pop(0))
+            if signals.stops and not was_stopped:
+                signum, was_stopped = signals.stops[0][0], True
                 grace = f"{self.limits.grace_seconds:g}"
-                self.say(f"{_name(signum)}: passed on to the trainer, which has {grace} s to end")
+                self.log(f"{_name(signum)}: forwarded to the trainer, which has {grace} s to end")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(trainer.pid, signum)
-            reason = self._out_of_patience(signals.stops)
-            if reason is None and not signals.stops and pulse.hangs(time.monotonic()):
-                reason = self._hangs(pulse)
+            reason = self._kill_reason(signals.stops)
+            if reason is None and not signals.stops and detector.is_hung(time.monotonic()):
+                reason = self._report_hang(detector)
             if reason is not None and not killed:
-                self.say(reason, logging.WARNING)
-                processes.kill_below(trainer.pid, self._not_ours)
+                self.log(reason, logging.WARNING)
+                processes.kill_descendants(trainer.pid, self._not_ours)
                 killed = True
             processes.reap_orphans(trainer.pid)
-            if not self._greeted and not signals.stops:
-                self._greet()
+            if not self._dashboard_logged and not signals.stops:
+                self._log_dashboard()
             signals.sleep(self.limits.poll_seconds)
             iteration, steps = read_progress(progress)
-            self._progress.see(iteration, steps)
-            pulse.see(steps, time.monotonic())
+            self._progress.update(iteration, steps)
+            detector.update(steps, time.monotonic())
 
-    def _greet(self) -> None:
-        """Say, once the trainer has named its job, where the job's page is and whether the server answers."""
-        trained = supervisor_channel.introduced(self._folder)
-        if trained is None:
+    def _log_dashboard(self) -> None:
+        """Log the address of the job's page and whether the server answers, once the job is published."""
+        attempt = supervisor_channel.published_attempt(self._folder)
+        if attempt is None:
             return
-        self._greeted = True
-        if not trained.server:
+        self._dashboard_logged = True
+        if not attempt.server:
             return
         from holdfast.client import Client, ServerError
 
         token = (os.environ | self.environment).get("HOLDFAST_TOKEN")
-        page = f"dashboard: {trained.server.rstrip('/')}/jobs/{trained.job}"
+        page = f"dashboard: {attempt.server.rstrip('/')}/jobs/{attempt.job}"
         try:
-            with Client(trained.server, token, timeout_seconds=CONTACT_SECONDS, retries=0) as client:
-                client.job(trained.job)
-        except ServerError:  # it answers, and has not heard of the job yet
+            with Client(attempt.server, token, timeout_seconds=CONTACT_SECONDS, retries=0) as client:
+                client.job(attempt.job)
+        except ServerError:  # it answers, but does not know the job yet
             pass
-        except Exception as error:  # whatever answers there, the trainer must be watched over
-            self.say(f"{page}: {error}. Training goes on; reports are kept meanwhile", logging.WARNING)
+        except Exception as error:  # watching the trainer comes first, whatever answers there
+            self.log(f"{page}: {error}. Training continues; reports are stored until it answers", logging.WARNING)
             return
-        self.say(f"{page} (the server answers)")
+        self.log(f"{page} (the server answers)")
 
-    def _hangs(self, pulse: HangDetector) -> str:
-        """Note where every rank is stuck, here and on the timeline, before anything is done about it."""
-        silent, usual = pulse.silent_seconds(time.monotonic()), pulse.usual_seconds or 0.0
-        self._hung = True
-        after = f"no iteration after {self._progress.reached} for {silent:.0f} s, where one takes {usual:.3g} s"
-        stacks = supervisor_channel.stacks_of(supervisor_channel.ranks(self._folder))
-        told = [f"rank {rank}:\n{text}" for rank, text in stacks.items()] or ["no rank can be asked"]
-        for line in "\n".join(told).splitlines():
-            self.say(line, logging.ERROR)
-        # a rank each, for one notice holds the stacks of one
-        more = [f"and {len(told) - MOST_STACKS} more ranks: see the log"] if len(told) > MOST_STACKS else []
-        self._tell("error", "hang", f"{after}: the trainer is killed", *told[:MOST_STACKS], *more)
+    def _report_hang(self, detector: HangDetector) -> str:
+        """Log and report the stacks of all ranks. Return why the trainer is killed."""
+        silent, usual = detector.silent_seconds(time.monotonic()), detector.typical_seconds or 0.0
+        self._was_hung = True
+        after = f"no iteration after {self._progress.reached} for {silent:.0f} s; one usually takes {usual:.3g} s"
+        stacks = supervisor_channel.dump_stacks(supervisor_channel.ranks(self._folder))
+        dumps = [f"rank {rank}:\n{text}" for rank, text in stacks.items()] or ["no rank can dump its stacks"]
+        for line in "\n".join(dumps).splitlines():
+            self.log(line, logging.ERROR)
+        # one notice per rank: its length is limited
+        more = len(dumps) - MAX_REPORTED_STACKS
+        rest = [f"and {more} more ranks: see the log"] if more > 0 else []
+        self._notify("error", "hang", f"{after}: the trainer is killed", *dumps[:MAX_REPORTED_STACKS], *rest)
         return f"{after}: killed"
 
-    def _out_of_patience(self, stops: Sequence[tuple[int, float]]) -> str | None:
-        """Why the trainer's process group is to be killed, or None."""
+    def _kill_reason(self, stops: Sequence[tuple[int, float]]) -> str | None:
+        """Return why to kill the trainer now, or `None`."""
         if not stops:
             return None
         first, last = stops[0][1], stops[-1][1]
@@ -397,12 +402,12 @@ class Supervisor:
 
 
 def describe_exit(status: int) -> str:
-    """`killed by SIGKILL` or `exit status 1`, from subprocess's return code."""
+    """Describe a return code of subprocess: `killed by SIGKILL` or `exit status 1`."""
     return f"killed by {_name(-status)}" if status < 0 else f"exit status {status}"
 
 
 def shell_status(status: int) -> int:
-    """What a shell would report for this return code of subprocess."""
+    """Return what a shell reports for a return code of subprocess."""
     return 128 - status if status < 0 else status
 
 
@@ -413,20 +418,20 @@ def _name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def _attempt_elsewhere(trained: supervisor_channel.Trained, own: Collection[str] = ()) -> str | None:
-    """Who else has begun a newer attempt of the job; None where nobody has, or the store cannot be asked.
+def _newer_attempt(attempt: supervisor_channel.PublishedAttempt, own: Collection[str] = ()) -> str | None:
+    """Describe a newer attempt of the job that another supervisor or script began; `None` if none is known.
 
-    `own` are the uids of attempts that are this supervisor's as well.
+    `own` are the uids of attempts under this supervisor.
     """
-    if not trained.attempt:
+    if not attempt.attempt:
         return None
-    from holdfast.store import newest_attempt, open_store  # not while a trainer starts: it takes memory
+    from holdfast.store import newest_attempt, open_store  # on demand: it takes memory while a trainer starts
 
     try:
-        newest = newest_attempt(open_store(trained.store), trained.job)
+        newest = newest_attempt(open_store(attempt.store), attempt.job)
     except (OSError, ValueError) as error:
-        supervisor_channel.logger.debug("the store cannot be asked for the newest attempt: %s", error)
+        supervisor_channel.logger.debug("cannot read the newest attempt from the store: %s", error)
         return None
-    if newest is None or newest.number <= trained.attempt or newest.uid in (trained.uid, *own):
+    if newest is None or newest.number <= attempt.attempt or newest.uid in (attempt.uid, *own):
         return None
-    return f"attempt {newest.number} of {trained.job} was started on {newest.host} (process {newest.pid})"
+    return f"attempt {newest.number} of {attempt.job} was started on {newest.host} (process {newest.pid})"

@@ -1,6 +1,6 @@
-"""A supervisor and its server: what happened to the trainer is told there, and orders are waited for.
+"""The supervisor's connection to the server: it reports notices and waits for restore requests.
 
-Imported when there is something to tell, never while a trainer starts: it opens connections and takes memory.
+Imported on demand, never while a trainer starts: connections take memory.
 """
 
 from __future__ import annotations
@@ -23,55 +23,55 @@ from holdfast.protocol.messages import (
 )
 from holdfast.server_link.desired_state_poller import DesiredStatePoller
 from holdfast.server_link.http_client import AgentClient, send_once
-from holdfast.system.supervisor_channel import Trained
+from holdfast.system.supervisor_channel import PublishedAttempt
 
-TELL_SECONDS = 10.0
-LAST_WORD = 1 << 40
-"""A number beyond those of the dead attempt's own reports: what a rescue says of a checkpoint came after them."""
-MOST_TEXT = 4000
-"""Of a notice; the server keeps no more."""
+REPORT_SECONDS = 10.0
+RESCUE_SEQUENCE = 1 << 40
+"""The sequence number of a rescue's report, beyond those of the attempt's own reports."""
+MAX_NOTICE_CHARACTERS = 4000
+"""The longest notice that the server accepts."""
 
 
-class Told:
-    """What a supervisor says to the server, under the name of the attempt that it watched over."""
+class SupervisorReporter:
+    """Reports to the server on behalf of the attempt that the supervisor watched."""
 
-    def __init__(self, rank: int = SUPERVISOR_RANK, first: int = 0) -> None:
-        self._rank, self._first = rank, first
+    def __init__(self, rank: int = SUPERVISOR_RANK, first_sequence: int = 0) -> None:
+        self._rank, self._first_sequence = rank, first_sequence
         self._sequences: dict[str, int] = {}
 
-    def tell(
+    def notify(
         self,
-        trained: Trained,
+        attempt: PublishedAttempt,
         iteration: int,
         level: Literal["info", "warning", "error"],
         code: str,
         *messages: str,
     ) -> bool:
-        """Whether a server has them. Never raises."""
+        """Report notices. Return whether the server accepted them. Never raises."""
         at = time.time()
         notices = (
-            Notice(at=at, iteration=iteration, lineage=trained.lineage, level=level, code=code, message=each)
-            for each in (message[:MOST_TEXT] for message in messages)
+            Notice(at=at, iteration=iteration, lineage=attempt.lineage, level=level, code=code, message=each)
+            for each in (message[:MAX_NOTICE_CHARACTERS] for message in messages)
         )
-        return self.send(trained, iteration, *notices)
+        return self.send(attempt, iteration, *notices)
 
-    def send(self, trained: Trained, iteration: int, *events: Event) -> bool:
-        """The same, of any events."""
-        if not trained.server:
+    def send(self, attempt: PublishedAttempt, iteration: int, *events: Event) -> bool:
+        """Report events. Return whether the server accepted them. Never raises."""
+        if not attempt.server:
             return False
-        sequence = self._sequences.get(trained.uid, self._first)
-        self._sequences[trained.uid] = sequence + 1
+        sequence = self._sequences.get(attempt.uid, self._first_sequence)
+        self._sequences[attempt.uid] = sequence + 1
         batch = Batch(
-            job=trained.job, uid=trained.uid, attempt=trained.attempt, rank=self._rank, sequence=sequence,
-            sent_at=time.time(), iteration=iteration, lineage=trained.lineage, events=list(events),
+            job=attempt.job, uid=attempt.uid, attempt=attempt.attempt, rank=self._rank, sequence=sequence,
+            sent_at=time.time(), iteration=iteration, lineage=attempt.lineage, events=list(events),
         )  # fmt: skip
-        return send_once(trained.server, os.environ.get("HOLDFAST_TOKEN"), batch, TELL_SECONDS)
+        return send_once(attempt.server, os.environ.get("HOLDFAST_TOKEN"), batch, REPORT_SECONDS)
 
 
-def tell_of_rescue(trained: Trained, task: Task, payload_bytes: int, message: str) -> None:
-    """A checkpoint that came out of memory when its attempt was dead. Never raises."""
-    Told(RESCUE_RANK, LAST_WORD).send(
-        trained,
+def report_rescue(attempt: PublishedAttempt, task: Task, payload_bytes: int, message: str) -> None:
+    """Report a checkpoint that was saved from memory after its attempt died. Never raises."""
+    SupervisorReporter(RESCUE_RANK, RESCUE_SEQUENCE).send(
+        attempt,
         task.iteration,
         Checkpoint(
             at=time.time(), id=task.id, iteration=task.iteration, lineage=task.lineage,
@@ -87,30 +87,30 @@ def tell_of_rescue(trained: Trained, task: Task, payload_bytes: int, message: st
     )  # fmt: skip
 
 
-class Waiting:
-    """Hears of restore orders for a job that is not running.
+class RestoreRequestWaiter:
+    """Waits for a restore request for a job that is not running.
 
     Args:
-        trained: the job; ValueError for a server whose address is none.
-        wake: called by a background thread when an order has come.
-        done: orders that enough starts have been made for already.
+        attempt: the job's last attempt; ValueError if its server's address is not valid.
+        wake: called by a background thread when a request arrives.
+        ignored: ids of requests that the supervisor has made enough starts for.
     """
 
-    def __init__(self, trained: Trained, wake: Callable[[], None], done: Collection[str]) -> None:
-        assert trained.server is not None
-        self._wake, self._done = wake, done
+    def __init__(self, attempt: PublishedAttempt, wake: Callable[[], None], ignored: Collection[str]) -> None:
+        assert attempt.server is not None
+        self._wake, self._ignored = wake, ignored
         self.order: RestoreOrder | None = None
-        """The one that came."""
-        client = AgentClient(trained.server, os.environ.get("HOLDFAST_TOKEN"))
-        self._poller = DesiredStatePoller(client, trained.job, self._heard)
+        """The open request, if there is one."""
+        client = AgentClient(attempt.server, os.environ.get("HOLDFAST_TOKEN"))
+        self._poller = DesiredStatePoller(client, attempt.job, self._on_desired)
         self._poller.start()
 
     def close(self) -> None:
         self._poller.close()
-        self._poller.join(TELL_SECONDS)
+        self._poller.join(REPORT_SECONDS)
 
-    def _heard(self, desired: Desired) -> None:
+    def _on_desired(self, desired: Desired) -> None:
         order = desired.restore
-        self.order = None if order is None or order.id in self._done else order
+        self.order = None if order is None or order.id in self._ignored else order
         if self.order is not None:
             self._wake()

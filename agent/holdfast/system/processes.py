@@ -1,7 +1,7 @@
-"""The processes under a supervisor, and the signals that it gets: no process may outlive the start that it is of.
+"""Processes and signals of a supervisor: no process of a trainer may outlive its start.
 
-A trainer's own process group is not all of it: torchrun starts each rank in a session of its own. On Linux
-whatever loses its parent is handed to the supervisor, which so finds all of them below itself.
+A process group does not cover them all: torchrun starts each rank in a separate session. On Linux the supervisor
+is a child subreaper, so that all of them stay its descendants.
 """
 
 from __future__ import annotations
@@ -24,51 +24,45 @@ from holdfast.system.io_pool import lower_cpu_priority
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 RESCUE = "holdfast.supervisor.crash_commit"
 HELPERS = (b"holdfast.persist.helper_main", RESCUE.encode())
-"""Finish the checkpoint that they have in hand and end by themselves; a newer attempt fences them like a
-trainer."""
-GONE_SECONDS = 10.0
-"""SIGKILL takes longer only for a process within a system call that does not end."""
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Passed on, and no new start after them."""
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-"""For the trainer alone: Slurm, for one, announces a preemption by SIGUSR1."""
-
-
-MEANT_FOR_THE_TRAINER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that a terminal, systemd or a scheduler sends to every process of a job."""
-OUT_OF_MEMORY_SCORE = 500
-"""Of 1,000: where memory runs out, a helper dies and costs one checkpoint, before a trainer does."""
+"""Modules of processes that may outlive a trainer, to finish their checkpoint."""
+KILL_TIMEOUT_SECONDS = 10.0
+"""How long to wait for killed processes; one in an uninterruptible system call may stay."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end the trainer; a terminal, systemd or a scheduler sends them to every process of a job."""
+FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+"""Signals that only the trainer handles; Slurm, for one, announces a preemption by SIGUSR1."""
+HELPER_OOM_SCORE = 500
+"""Of 1,000. If memory runs out, the kernel kills a helper, which costs one checkpoint, before a trainer."""
 
 
 def become_background_process() -> None:
-    """Ignore what is meant for the trainer, lower the CPU priority and raise the OOM score of this process."""
-    for number in MEANT_FOR_THE_TRAINER:
+    """Ignore stop signals, lower the CPU priority and raise the OOM score of this process."""
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     lower_cpu_priority()
     raise_oom_score()
 
 
 def raise_oom_score() -> None:
-    """Let the kernel take this process before others when memory runs out."""
+    """Let the kernel kill this process before others if memory runs out."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(OUT_OF_MEMORY_SCORE))
+        Path("/proc/self/oom_score_adj").write_text(str(HELPER_OOM_SCORE))
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all processes below this one that lose theirs."""
+    """Become the parent of all descendants whose parent dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Get this signal when the thread that started this process ends. Linux only."""
+    """Have the kernel send this signal when the thread that started this process ends. Linux only."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 @contextlib.contextmanager
 def blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Block signals in this thread and in the processes that it starts, which inherit the mask: one that ignores
-    them must not be killed before it has come so far."""
+    """Block signals in this thread and in processes that it starts, until those ignore or handle them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -77,42 +71,45 @@ def blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Signals:
-    """The signals that came in, and a socket that wakes the loop when one does."""
+class PendingSignals:
+    """The signals received so far, and a socket that wakes the main loop."""
 
     wake: socket.socket
     waker: socket.socket
     stops: list[tuple[int, float]] = field(default_factory=list)
-    messages: list[int] = field(default_factory=list)
-    """For the trainer, whatever it makes of them."""
+    """Stop signals, with the time of their arrival."""
+    forwarded: list[int] = field(default_factory=list)
+    """Signals to forward to the trainer."""
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        if signum in STOPS:
+        if signum in STOP_SIGNALS:
             self.stops.append((signum, time.monotonic()))
-        elif signum in PASSED_ON:
-            self.messages.append(signum)
+        elif signum in FORWARDED_SIGNALS:
+            self.forwarded.append(signum)
 
-    def rouse(self) -> None:
-        """Wake the loop from another thread."""
+    def wake_up(self) -> None:
+        """Wake the main loop from another thread."""
         with contextlib.suppress(BlockingIOError):
             self.waker.send(b"\0")
 
     def sleep(self, seconds: float | None) -> None:
-        """Until a signal comes, or the time is up."""
+        """Sleep until a signal arrives or the time is up."""
         if select.select([self.wake], [], [], seconds)[0]:
             with contextlib.suppress(BlockingIOError):
                 self.wake.recv(4096)
 
 
 @contextlib.contextmanager
-def caught_signals() -> Iterator[Signals]:
+def caught_signals() -> Iterator[PendingSignals]:
     wake, waker = socket.socketpair()
     with wake, waker:
         wake.setblocking(False)
         waker.setblocking(False)
-        signals = Signals(wake, waker)
-        # what was ignored from the start stays so: nohup ignores SIGHUP, and its caller means it
-        caught = [each for each in (*STOPS, *PASSED_ON) if signal.getsignal(each) is not signal.SIG_IGN]
+        signals = PendingSignals(wake, waker)
+        # ignored signals stay ignored: nohup ignores SIGHUP on purpose
+        caught = [
+            each for each in (*STOP_SIGNALS, *FORWARDED_SIGNALS) if signal.getsignal(each) is not signal.SIG_IGN
+        ]
         before = {signum: signal.signal(signum, signals.handle) for signum in (*caught, signal.SIGCHLD)}
         before_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         try:
@@ -124,9 +121,9 @@ def caught_signals() -> Iterator[Signals]:
 
 
 def started_at(pid: int) -> float | None:
-    """Return when a process started, in seconds since the epoch, or None where that is not known.
+    """Return when a process started, in seconds since the epoch, or `None` if that is not known.
 
-    It may be up to a second too early: the kernel gives the time of the boot in whole seconds.
+    It may be up to a second too early: the kernel reports the boot time in whole seconds.
     """
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -137,12 +134,12 @@ def started_at(pid: int) -> float | None:
 
 
 def has_ended(pid: int) -> bool:
-    """Of a child that is not reaped yet."""
+    """Return whether a child has ended, without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def reap_orphans(trainer: int) -> None:
-    """Let go of the dead that were handed to this process; the trainer's own end is for whoever waits for it."""
+    """Reap ended children, but not the trainer, whose exit status is still needed."""
     with contextlib.suppress(ChildProcessError):
         while True:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -152,20 +149,20 @@ def reap_orphans(trainer: int) -> None:
 
 
 def kill_group(group: int) -> None:
-    # EPERM: macOS says so of a group in which only the dead leader is left.
+    # macOS raises EPERM if only the dead leader is left in the group
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
-def kill_below(trainer: int, spared: Collection[int] = ()) -> list[int]:
-    """Kill a trainer's group and all else below this process, but for helpers and `spared`; which are still there.
+def kill_descendants(trainer: int, spared: Collection[int] = ()) -> list[int]:
+    """Kill a trainer's group and all descendants except helpers and `spared`. Return those that are still alive.
 
-    The trainer must not be reaped yet, so that its group's number cannot have gone to others.
+    The trainer must not be reaped yet, so that its group id cannot have been reused.
     """
     kill_group(trainer)
-    deadline = time.monotonic() + GONE_SECONDS
-    while left := [pid for pid in below(os.getpid()) if pid not in spared and not _is_helper(pid)]:
-        for pid in left:  # each time anew: one that was being started meanwhile is below this process as well
+    deadline = time.monotonic() + KILL_TIMEOUT_SECONDS
+    while left := [pid for pid in descendants(os.getpid()) if pid not in spared and not _is_helper(pid)]:
+        for pid in left:  # again in each round: a process may have been started in between
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         reap_orphans(trainer)
@@ -175,8 +172,8 @@ def kill_below(trainer: int, spared: Collection[int] = ()) -> list[int]:
     return left
 
 
-def below(ancestor: int) -> list[int]:
-    """All that live below a process, however deep; nothing where there is no /proc."""
+def descendants(ancestor: int) -> list[int]:
+    """Return all live descendants of a process; none without /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -185,8 +182,8 @@ def below(ancestor: int) -> list[int]:
                 children.setdefault(int(parent), []).append(int(entry.name))
     found, ahead = [], [ancestor]
     while ahead:
-        ahead.extend(below := children.get(ahead.pop(), []))
-        found.extend(below)
+        ahead.extend(direct := children.get(ahead.pop(), []))
+        found.extend(direct)
     return found
 
 
@@ -198,6 +195,6 @@ def _is_helper(pid: int) -> bool:
     return any(helper in words for helper in HELPERS)
 
 
-def helpers() -> list[int]:
-    """Those below this process that have a checkpoint in hand, or did just now."""
-    return [pid for pid in below(os.getpid()) if _is_helper(pid)]
+def running_helpers() -> list[int]:
+    """Return the descendants that are writing a checkpoint."""
+    return [pid for pid in descendants(os.getpid()) if _is_helper(pid)]

@@ -1,8 +1,8 @@
-"""What a trainer and the supervisor above it tell each other, in a folder that both know. Knows no torch.
+"""The folder through which a trainer and its supervisor exchange information. Does not import torch.
 
-The trainer's rank 0 says which job it trains, so that the supervisor can ask the server for orders and the store
-for newer attempts. Every rank opens a file for its stacks and dumps them there when a signal asks for them: from
-within a signal handler, whatever the interpreter is stuck in.
+Rank 0 of the trainer publishes its attempt, so that the supervisor can poll the server for restore requests and
+the store for newer attempts. Each rank opens a file for its stacks, and a signal handler dumps them there, even if
+the interpreter is stuck.
 """
 
 from __future__ import annotations
@@ -35,48 +35,48 @@ logger = logging.getLogger("holdfast")
 
 VARIABLE = "HOLDFAST_SUPERVISION"
 EXIT_FENCED = 75
-"""How a supervised trainer ends when a newer attempt of its job has begun: EX_TEMPFAIL."""
+"""Exit status of a supervised trainer whose job has a newer attempt: EX_TEMPFAIL."""
 STACKS_SIGNAL: int | None = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else None
-"""Of those that no program means anything by."""
+"""A real-time signal, which programs hardly use."""
 _PREFIX, _LOCK = "holdfast-run-", "supervisor.lock"
 _UID = ".uid"
 EXIT_RELAUNCH = 79
-"""How it ends when it is to be started again for an order to restore, which it cannot carry out while it runs."""
+"""Exit status of a trainer that must be restarted for a restore, which it cannot do in place."""
 STARTED_AT = "HOLDFAST_STARTED_AT"
-"""When the supervisor started the trainer, in seconds since the epoch."""
+"""Variable with the time at which the supervisor started the trainer, in seconds since the epoch."""
 PROGRESS_VARIABLE = "HOLDFAST_PROGRESS"
 PROGRESS_LAYOUT = struct.Struct("<qq")
-"""The last finished iteration, and how many times that was told: negative once training is over."""
+"""The last finished iteration, and the number of updates, negative once training is over."""
 LOG_TIME = "%Y-%m-%d %H:%M:%S"
 PREVIOUS_EXIT = "HOLDFAST_PREVIOUS_EXIT"
-"""How the start before this one ended, where the supervisor restarted the trainer."""
-_TRAINED = "trained.json"
-_ASKED, _NOTED = "relaunch.json", "order.json"
+"""Variable that says how the previous start ended, if the supervisor restarted the trainer."""
+_ATTEMPT = "attempt.json"
+_REQUESTED_RELAUNCH, _RELAUNCH = "relaunch.json", "order.json"
 _STACKS = "rank-{rank}.{pid}.stacks"
 DUMP_SECONDS = 3.0
-"""A dump takes milliseconds, unless the process is stopped or in the midst of a system call that does not end."""
+"""Limit of a stack dump. It takes milliseconds, unless the process is stopped or stuck in a system call."""
 DUMP_SETTLED_SECONDS = 0.2
 PY_SPY_SECONDS = 20.0
 
-_attempts = itertools.count()
-"""Attempts that this process has reported."""
+_reported_attempts = itertools.count()
+"""Number of attempts that this process has reported."""
 
 
-class Trained(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervised trainer trains."""
+class PublishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """The attempt that a supervised trainer runs."""
 
     job: str
     uid: str
     attempt: int
-    """0 while its store cannot be written to."""
+    """Number of the attempt; 0 while the store cannot be written."""
     lineage: int
     store: str
     server: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
-    """A rank that can be asked for its stacks."""
+class RankProcess:
+    """A rank whose stacks can be dumped, to the file `path`."""
 
     rank: int
     pid: int
@@ -84,22 +84,22 @@ class Rank:
 
 
 @contextlib.contextmanager
-def folder_of_a_supervisor() -> Iterator[Path]:
-    """Gone with the supervisor; if that is killed, with the next one of the same user on this machine."""
+def supervisor_folder() -> Iterator[Path]:
+    """Create the folder of this supervisor. A killed supervisor's folder is removed by the user's next one."""
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as made:
         lock = os.open(Path(made, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            _remove_abandoned(Path(made).parent)
+            _remove_abandoned_folders(Path(made).parent)
             yield Path(made)
         finally:
             os.close(lock)
 
 
-def _remove_abandoned(place: Path) -> None:
-    """Those whose lock nobody holds any more: a number of a process would prove nothing."""
+def _remove_abandoned_folders(place: Path) -> None:
+    """Remove folders whose lock is free; a process id could have been reused."""
     for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError):  # of somebody else, or held
+        with contextlib.suppress(OSError):  # of another user, or in use
             folder = os.lstat(lock.parent)
             if folder.st_uid != os.geteuid() or not stat.S_ISDIR(folder.st_mode):
                 continue
@@ -111,107 +111,109 @@ def _remove_abandoned(place: Path) -> None:
                 os.close(fd)
 
 
-def say(line: str, level: int = logging.INFO) -> None:
-    """Write a line of the supervisor to stderr, in the form of the trainer's own."""
+def log_line(line: str, level: int = logging.INFO) -> None:
+    """Write a log line of the supervisor to stderr, in the trainer's format."""
     at, name = time.strftime(LOG_TIME), logging.getLevelName(level)
     print(f"{at} {name} holdfast run: {line}", file=sys.stderr, flush=True)
 
 
-def introduce(trained: Trained) -> None:
-    """Tell the supervisor, if there is one, what is trained here. Never raises."""
+def publish_attempt(attempt: PublishedAttempt) -> None:
+    """Publish the attempt to the supervisor, if there is one. Never raises."""
     if not (folder := os.environ.get(VARIABLE)):
         return
-    path = Path(folder, _TRAINED)
     try:
-        written = path.with_suffix(f".{os.getpid()}")
-        written.write_bytes(msgspec.json.encode(trained))
-        written.rename(path)
+        _write(Path(folder, _ATTEMPT), attempt)
     except OSError as error:
-        logger.warning("the supervisor cannot be told what is trained: %s", error)
+        logger.warning("cannot publish this attempt to the supervisor: %s", error)
 
 
-def announce(uid: str) -> None:
-    """Tell the supervisor, if there is one, that the attempt of this uid is its own, before it begins: one that is
-    killed before it has introduced itself must not be taken for somebody else's. Never raises."""
+def publish_uid(uid: str) -> None:
+    """Publish the uid of an attempt that is about to begin, if there is a supervisor. Never raises.
+
+    A trainer that is killed before it publishes its attempt must not look like another supervisor's.
+    """
     if not (folder := os.environ.get(VARIABLE)):
         return
     try:
         Path(folder, uid).with_suffix(_UID).touch()
     except OSError as error:
-        logger.warning("the supervisor cannot be told which attempt this is: %s", error)
+        logger.warning("cannot publish the uid of this attempt to the supervisor: %s", error)
 
 
-def announced(folder: Path) -> set[str]:
-    """The uids of all attempts that were begun, or were about to be, under this supervisor."""
+def published_uids(folder: Path) -> set[str]:
+    """Return the uids of all attempts that began, or were about to, under this supervisor."""
     return {path.stem for path in folder.glob(f"*{_UID}")}
 
 
-def introduced(folder: Path) -> Trained | None:
-    """What the trainer has said; None while it has said nothing that can be read."""
+def published_attempt(folder: Path) -> PublishedAttempt | None:
+    """Return the attempt that the trainer published, or `None` if there is none yet."""
     try:
-        return msgspec.json.decode(Path(folder, _TRAINED).read_bytes(), type=Trained)
+        return msgspec.json.decode(Path(folder, _ATTEMPT).read_bytes(), type=PublishedAttempt)
     except (OSError, msgspec.DecodeError):
         return None
 
 
+def _write(path: Path, content: msgspec.Struct) -> None:
+    written = path.with_suffix(f".{os.getpid()}")
+    written.write_bytes(msgspec.json.encode(content))
+    written.rename(path)
+
+
 def is_supervised() -> bool:
-    """A supervisor would start this process again."""
+    """Return whether a supervisor restarts this process."""
     return bool(os.environ.get(VARIABLE))
 
 
-def age_seconds() -> float | None:
-    """Since the supervisor, if there is one, started the trainer."""
+def seconds_since_start() -> float | None:
+    """Return the time since the supervisor, if there is one, started the trainer."""
     try:
         return max(0.0, time.time() - float(os.environ[STARTED_AT]))
     except (KeyError, ValueError):
         return None
 
 
-def attempt_began_at() -> float:
-    """Return when the attempt began that this process reports now.
+def attempt_start_time() -> float:
+    """Return the start time of the attempt that this process reports now.
 
-    Where a supervisor restarted the trainer, that is when the process started: the job is not down while it
-    imports torch and loads a checkpoint. A further attempt of the same process begins now.
+    After a restart by the supervisor, that is the start of the process: the job is not down while it imports torch
+    and loads a checkpoint. A further attempt of the same process begins now.
     """
-    now, first = time.time(), next(_attempts) == 0
-    if not first or PREVIOUS_EXIT not in os.environ or (age := age_seconds()) is None:
+    now, first = time.time(), next(_reported_attempts) == 0
+    if not first or PREVIOUS_EXIT not in os.environ or (age := seconds_since_start()) is None:
         return now
     return min(now, max(now - age, processes.started_at(os.getpid()) or 0.0))
 
 
-def ask_relaunch(order: RestoreOrder) -> str:
-    """Have the supervisor start the trainer again when it ends now, for this order, whose id is returned.
+def request_relaunch(order: RestoreOrder) -> str:
+    """Request that the supervisor restart the trainer for a restore, and return the restore's id.
 
-    OSError: it cannot be asked.
+    OSError: the request cannot be written.
     """
-    path = Path(os.environ[VARIABLE], _ASKED)
-    written = path.with_suffix(f".{os.getpid()}")
-    written.write_bytes(msgspec.json.encode(order))
-    written.rename(path)
+    _write(Path(os.environ[VARIABLE], _REQUESTED_RELAUNCH), order)
     return order.id
 
 
 def take_relaunch(folder: Path) -> RestoreOrder | None:
-    """The order that the start which ended now wants another one for; that one finds it noted."""
-    noted = Path(folder, _NOTED)
-    noted.unlink(missing_ok=True)
+    """Return the restore that the trainer requested a restart for, and keep it for the next start."""
+    relaunch = Path(folder, _RELAUNCH)
+    relaunch.unlink(missing_ok=True)
     try:
-        Path(folder, _ASKED).rename(noted)
-        return msgspec.json.decode(noted.read_bytes(), type=RestoreOrder)
+        Path(folder, _REQUESTED_RELAUNCH).rename(relaunch)
+        return msgspec.json.decode(relaunch.read_bytes(), type=RestoreOrder)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def noted_order() -> RestoreOrder | None:
-    """The order that this start was made for, also where no server can be asked."""
+def relaunch_order() -> RestoreOrder | None:
+    """Return the restore that this start was made for; it is known even if no server answers."""
     try:
-        return msgspec.json.decode(Path(os.environ[VARIABLE], _NOTED).read_bytes(), type=RestoreOrder)
+        return msgspec.json.decode(Path(os.environ[VARIABLE], _RELAUNCH).read_bytes(), type=RestoreOrder)
     except (KeyError, OSError, msgspec.DecodeError):
         return None
 
 
-def expose(rank: int) -> None:
-    """Let the supervisor, if there is one, ask this process for the stacks of its threads. Never raises."""
+def enable_stack_dump(rank: int) -> None:
+    """Let the supervisor, if there is one, dump the stacks of this process. Never raises."""
     folder = os.environ.get(VARIABLE)
     if not folder or STACKS_SIGNAL is None or not hasattr(faulthandler, "register"):
         return
@@ -219,29 +221,28 @@ def expose(rank: int) -> None:
         file = open(Path(folder, _STACKS.format(rank=rank, pid=os.getpid())), "wb", buffering=0)  # noqa: SIM115
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
     except (OSError, ValueError, RuntimeError) as error:
-        logger.debug("no stacks can be asked for: %s", error)
+        logger.debug("stack dumps are not available: %s", error)
 
 
-def ranks(folder: Path) -> list[Rank]:
-    """Those that can be asked for their stacks, by number."""
+def ranks(folder: Path) -> list[RankProcess]:
+    """Return the processes whose stacks can be dumped, by rank."""
     found = []
     for path in folder.glob("rank-*.stacks"):
         with contextlib.suppress(ValueError):
             rank, pid = path.stem.removeprefix("rank-").split(".")
-            found.append(Rank(int(rank), int(pid), path))
+            found.append(RankProcess(int(rank), int(pid), path))
     return sorted(found, key=lambda each: each.rank)
 
 
-def forget_ranks(folder: Path) -> None:
-    """Those of a start that is over."""
+def remove_stack_files(folder: Path) -> None:
+    """Remove the files of a start that is over."""
     for each in ranks(folder):
         with contextlib.suppress(OSError):
             each.path.unlink()
 
 
 class ProgressFile:
-    """The file named by HOLDFAST_PROGRESS, mapped: it shows the supervisor that a job moves. Without one it does
-    nothing."""
+    """The mapped file HOLDFAST_PROGRESS, in which the supervisor reads the progress; does nothing without one."""
 
     def __init__(self, path: str | None = None) -> None:
         self._memory: mmap.mmap | None = None
@@ -261,7 +262,7 @@ class ProgressFile:
             PROGRESS_LAYOUT.pack_into(self._memory, 0, iteration, self._updates)
 
     def rest(self) -> None:
-        """Training is over; what comes now may take as long as it likes."""
+        """Note that training is over, so that a long end of the script is no hang."""
         if self._memory is not None:
             iteration, updates = PROGRESS_LAYOUT.unpack_from(self._memory, 0)
             PROGRESS_LAYOUT.pack_into(self._memory, 0, iteration, -abs(updates))
@@ -272,22 +273,18 @@ class ProgressFile:
             self._memory = None
 
 
-def stacks_of(ranks: Sequence[Rank]) -> dict[int, str]:
-    """The stacks of each rank, by rank; what could be said in their place where one does not answer."""
-    for each in ranks:
-        _ask(each)
-    deadline = time.monotonic() + DUMP_SECONDS
-    return {each.rank: _dumped(each, deadline) or _seen_from_outside(each) for each in ranks}
-
-
-def _ask(rank: Rank) -> None:
+def dump_stacks(ranks: Sequence[RankProcess]) -> dict[int, str]:
+    """Return the stacks of each rank, or an explanation if a rank does not respond."""
     if STACKS_SIGNAL is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(rank.pid, STACKS_SIGNAL)
+        for each in ranks:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each.pid, STACKS_SIGNAL)
+    deadline = time.monotonic() + DUMP_SECONDS
+    return {each.rank: _dumped(each, deadline) or _dump_by_py_spy(each) for each in ranks}
 
 
-def _dumped(rank: Rank, deadline: float) -> str:
-    """What it wrote, once nothing more comes; nothing where it wrote nothing in time."""
+def _dumped(rank: RankProcess, deadline: float) -> str:
+    """Return a complete dump, or an empty text if there is none in time."""
     text, since = "", time.monotonic()
     while time.monotonic() < deadline:
         found = _read(rank)
@@ -299,7 +296,7 @@ def _dumped(rank: Rank, deadline: float) -> str:
     return text
 
 
-def _read(rank: Rank) -> str:
+def _read(rank: RankProcess) -> str:
     try:
         return _training_first(rank.path.read_text(errors="replace").strip())
     except OSError:
@@ -307,20 +304,20 @@ def _read(rank: Rank) -> str:
 
 
 def _training_first(dump: str) -> str:
-    """The thread that took the signal, which is the one that trains, comes last in a dump, and is wanted first."""
+    """Put the thread that handled the signal first, which is the one that trains; a dump has it last."""
     threads = dump.split("\n\n")
     return "\n\n".join(sorted(threads, key=lambda thread: not thread.startswith("Current thread")))
 
 
-def _seen_from_outside(rank: Rank) -> str:
+def _dump_by_py_spy(rank: RankProcess) -> str:
     py_spy = shutil.which("py-spy")
     if py_spy is None:
-        return "it does not answer, and py-spy is not installed to look at it from outside"
+        return "no response to the signal, and py-spy is not installed"
     command = [py_spy, "dump", "--pid", str(rank.pid)]
     try:
-        seen = subprocess.run(  # noqa: S603
+        dump = subprocess.run(  # noqa: S603
             command, capture_output=True, text=True, timeout=PY_SPY_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"it does not answer, nor can py-spy look at it: {error}"
-    return seen.stdout.strip() or f"it does not answer, nor can py-spy look at it: {seen.stderr.strip()}"
+        return f"no response to the signal, and py-spy failed: {error}"
+    return dump.stdout.strip() or f"no response to the signal, and py-spy failed: {dump.stderr.strip()}"

@@ -48,7 +48,7 @@ class IterationMetrics:
         measured = self.clock.end(standing.iteration, standing.lineage)
         if measured is None:
             return
-        if self._reporter.heard:
+        if self._reporter.has_server:
             self._metrics.add(measured, metrics)
             self.send_samples(wait=False)
             self._reporter.stalls(measured)

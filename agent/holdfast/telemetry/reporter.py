@@ -67,9 +67,9 @@ class Reporter:
         self._durable_told_at = -math.inf
 
     @property
-    def heard(self) -> bool:
+    def has_server(self) -> bool:
         """There is a server to report to: what is told in every iteration need not be put together without one."""
-        return self.link.heard
+        return self.link.has_server
 
     def event(self, event: messages.Event) -> None:
         self.link.event(event)
@@ -104,7 +104,7 @@ class Reporter:
     ) -> None:
         self.event(
             messages.AttemptStarted(
-                **self._here() | {"at": supervisor_channel.attempt_began_at()},
+                **self._here() | {"at": supervisor_channel.attempt_start_time()},
                 resumed_from=resumed_from,
                 host=platform.node(),
                 pid=os.getpid(),

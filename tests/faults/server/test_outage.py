@@ -1,6 +1,6 @@
-"""A server that is away for two hours: what happened comes whole and in order, and what was thinned away is told.
+"""A server outage of two hours: events arrive complete and in order, and dropped samples are reported as gaps.
 
-Ten seconds of it last until the agent has put them where a crash cannot reach them, which takes milliseconds.
+Ten seconds of it last until the agent has stored them where a crash cannot lose them, which takes milliseconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Job:
         self.iterations = self.events = 0
         self._link = link
         self._moved, self._moves = threading.Condition(), 0
-        for name in ("park", "acknowledged"):
+        for name in ("store_events", "acknowledged"):
             monkeypatch.setattr(event_queue.EventQueue, name, self._telling(getattr(event_queue.EventQueue, name)))
 
     def _telling(self, move):
@@ -72,7 +72,7 @@ def test_nothing_that_happened_is_lost_and_what_was_thinned_is_told(
     serve, new_database, tmp_path, monkeypatch, seconds, waiting_samples
 ):
     monkeypatch.setattr(batch_sender, "BURST_SECONDS", 0.0)
-    monkeypatch.setattr(http_client, "MOST_SECONDS", 0.1)
+    monkeypatch.setattr(http_client, "MAX_BACKOFF_SECONDS", 0.1)
     monkeypatch.setattr(event_queue, "WAITING_SAMPLES", waiting_samples)
     server = serve()
     link = ServerConnection(server=server.url, token=None, job="char-gpt", uid="u", attempt=1, rank=0,
@@ -91,8 +91,8 @@ def test_nothing_that_happened_is_lost_and_what_was_thinned_is_told(
 
     assert list((tmp_path / "spool").iterdir()) == []
     notices = ask(new_database, "SELECT message FROM notices WHERE code = 'test' ORDER BY id")
-    told = [int(message) for (message,) in notices]
-    assert told == list(range(1, job.events + 1)), "events are missing, twice, or out of order"
+    output = [int(message) for (message,) in notices]
+    assert output == list(range(1, job.events + 1)), "events are missing, twice, or out of order"
     missing = missing_of(job.iterations, ask(new_database, "SELECT columns FROM chunks"))
     gaps = ask(new_database, "SELECT first_iteration, last_iteration, dropped FROM gaps")
     assert len(missing) > 0, "nothing was thinned: this shows nothing"

@@ -28,7 +28,7 @@ from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
 from holdfast.supervisor.crash_commit import rescue
 from holdfast.system import io_pool, supervisor_channel
-from holdfast.system.supervisor_channel import Trained
+from holdfast.system.supervisor_channel import PublishedAttempt
 from tests.support import persisting
 from tests.support.persisting import JOB, small_state
 from tests.support.supervised_memory import flip, folder, lineage_of
@@ -64,7 +64,7 @@ class Dead:
 
     @property
     def trained(self):
-        return Trained(
+        return PublishedAttempt(
             job=JOB, uid=self.uid, attempt=self.attempt, lineage=1, store=self.store.url, server=None
         )  # fmt: skip
 
@@ -297,8 +297,8 @@ def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(sup
     dead = Dead(supervised, tmp_path)
     dead.store.acquire_attempt(JOB, "mute")
     assert rescue(supervised, dead.trained) is None
-    supervisor_channel.announce("mute")
-    assert rescue(supervised, dead.trained, supervisor_channel.announced(supervised)).task.iteration == 3
+    supervisor_channel.publish_uid("mute")
+    assert rescue(supervised, dead.trained, supervisor_channel.published_uids(supervised)).task.iteration == 3
 
 
 def test_nothing_is_left_of_memory_that_no_supervisor_holds(tmp_path):
@@ -315,8 +315,8 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_one_and_not_what_a
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = (
-        "from holdfast.system.supervisor_channel import folder_of_a_supervisor\n"
-        "with folder_of_a_supervisor() as folder:\n"
+        "from holdfast.system.supervisor_channel import supervisor_folder\n"
+        "with supervisor_folder() as folder:\n"
         "    print(folder, flush=True); input()\n"
     )
     command = [sys.executable, "-c", program]
@@ -330,7 +330,7 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_one_and_not_what_a
         killed.kill()
         killed.wait()
         assert abandoned.exists()
-        with supervisor_channel.folder_of_a_supervisor() as own:
+        with supervisor_channel.supervisor_folder() as own:
             assert {used, own} == set(tmp_path.iterdir())
         living.communicate("\n")
     assert not list(tmp_path.iterdir())

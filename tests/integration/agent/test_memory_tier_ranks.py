@@ -24,7 +24,7 @@ from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
 from holdfast.supervisor.crash_commit import rescue
 from holdfast.system import supervisor_channel
-from holdfast.system.supervisor_channel import Trained
+from holdfast.system.supervisor_channel import PublishedAttempt
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support import persisting
 from tests.support.persisting import JOB
@@ -76,7 +76,7 @@ class Dead:
 
     @property
     def trained(self):
-        return Trained(
+        return PublishedAttempt(
             job=JOB, uid=self.uid, attempt=self.attempt, lineage=1, store=self.store.url, server=None
         )  # fmt: skip
 
@@ -85,7 +85,7 @@ class Dead:
 
     def introduce(self):
         """As its rank 0 did when it began."""
-        supervisor_channel.introduce(self.trained)
+        supervisor_channel.publish_attempt(self.trained)
 
 
 @pytest.fixture

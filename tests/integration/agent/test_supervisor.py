@@ -1,4 +1,4 @@
-"""The supervisor with real processes: small trainers that crash, hang, fork and finish as told."""
+"""The supervisor with real processes: small trainers that crash, hang, fork and finish on demand."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.supervisor.hang_detector import HangDetector, Progress
-from holdfast.supervisor.supervisor import Limits, describe_exit, shell_status
+from holdfast.supervisor.hang_detector import HangDetector, RestartProgress
+from holdfast.supervisor.supervisor import RestartLimits, describe_exit, shell_status
 from holdfast.system import supervisor_channel
 from tests.support.other_servers import other_server
 
@@ -73,8 +73,8 @@ class Stage:
         program = (
             "import signal, sys\n"
             f"{setup}\n"
-            "from holdfast.supervisor.supervisor import Limits, Supervisor\n"
-            f"limits = Limits(**{QUICK | limits!r})\n"
+            "from holdfast.supervisor.supervisor import RestartLimits, Supervisor\n"
+            f"limits = RestartLimits(**{QUICK | limits!r})\n"
             f"command = [sys.executable, {str(trainer)!r}, {str(self.folder)!r}]\n"
             "sys.exit(Supervisor(command, limits=limits).run())\n"
         )
@@ -180,22 +180,22 @@ def test_each_line_has_a_time_and_a_level(stage: Stage) -> None:
 
 def test_the_page_of_the_job_is_named_and_whether_the_server_answers(stage: Stage) -> None:
     with other_server(UNKNOWN_JOB) as address:
-        body = TRAINS.replace("server=None", f"server={address!r}") + "wait_for('told')"
+        body = TRAINS.replace("server=None", f"server={address!r}") + "wait_for('continue')"
         supervisor = stage.start(body)
         assert supervisor.stderr is not None
         page = next(line for line in supervisor.stderr if "dashboard" in line)
     assert page.endswith(f"INFO holdfast run: dashboard: {address}/jobs/job (the server answers)\n")
-    (stage.folder / "told").touch()
+    (stage.folder / "continue").touch()
     assert stage.end().status == 0
 
 
 def test_a_server_that_does_not_answer_is_named_and_changes_nothing(stage: Stage) -> None:
-    body = TRAINS.replace("server=None", "server='http://127.0.0.1:1'") + "wait_for('told')"
+    body = TRAINS.replace("server=None", "server='http://127.0.0.1:1'") + "wait_for('continue')"
     supervisor = stage.start(body)
     assert supervisor.stderr is not None
     page = next(line for line in supervisor.stderr if "dashboard" in line)
-    assert "WARNING holdfast run: dashboard: http://127.0.0.1:1/jobs/job: no Holdfast server answers" in page
-    (stage.folder / "told").touch()
+    assert "WARNING holdfast run: dashboard: http://127.0.0.1:1/jobs/job: no server answers" in page
+    (stage.folder / "continue").touch()
     assert stage.end().status == 0
 
 
@@ -273,7 +273,7 @@ def test_a_hangup_that_nohup_ignores_is_not_taken_for_an_order(stage: Stage) -> 
 
 def test_a_message_for_the_trainer_reaches_it_and_ends_nothing(stage: Stage) -> None:
     supervisor = stage.start(
-        "signal.signal(signal.SIGUSR1, lambda *_: note('told'))\nnote('ready')\nwait_for('told')"
+        "signal.signal(signal.SIGUSR1, lambda *_: note('continue'))\nnote('ready')\nwait_for('continue')"
     )
     stage.wait_for("ready")
     supervisor.send_signal(signal.SIGUSR1)
@@ -328,7 +328,7 @@ def test_the_same_signal_on_two_ways_is_one(stage: Stage) -> None:
         """
         def leave(*_):
             note("asked")
-            wait_for("told twice")
+            wait_for("both sent")
             sys.exit(0)
         signal.signal(signal.SIGINT, leave)
         note("ready")
@@ -340,14 +340,14 @@ def test_the_same_signal_on_two_ways_is_one(stage: Stage) -> None:
     supervisor.send_signal(signal.SIGINT)
     stage.wait_for("asked")
     supervisor.send_signal(signal.SIGINT)
-    (stage.folder / "told twice").touch()
+    (stage.folder / "both sent").touch()
     assert stage.end().status == 0
 
 
 def test_a_stop_while_waiting_to_start_again_is_heeded(stage: Stage) -> None:
     supervisor = stage.start("sys.exit(1)", first_backoff_seconds=1000, longest_backoff_seconds=1000)
     assert supervisor.stderr is not None
-    assert any("starting it again" in line for line in supervisor.stderr)
+    assert any("restarting it in" in line for line in supervisor.stderr)
     supervisor.terminate()
     assert stage.end().status == 128 + signal.SIGTERM
 
@@ -366,7 +366,7 @@ def test_what_a_dead_trainer_leaves_behind_dies_too(stage: Stage) -> None:
         assert is_gone(int((stage.folder / f"child-{start}").read_text()))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent has died")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
 def test_a_supervisor_that_is_killed_takes_its_trainer_along(stage: Stage) -> None:
     supervisor = stage.start("note('ready')\nwhile True: time.sleep(0.05)")
     stage.wait_for("ready")
@@ -376,9 +376,9 @@ def test_a_supervisor_that_is_killed_takes_its_trainer_along(stage: Stage) -> No
 
 
 def test_a_trainer_runs_in_a_group_of_its_own_and_knows_that_it_is_supervised(stage: Stage) -> None:
-    told = "os.getpgid(0) == os.getpid(), os.environ['HOLDFAST_SUPERVISED']"
-    assert stage.run(f"(folder / 'told').write_text(repr(({told})))").status == 0
-    assert (stage.folder / "told").read_text() == "(True, '1')"
+    found = "os.getpgid(0) == os.getpid(), os.environ['HOLDFAST_SUPERVISED']"
+    assert stage.run(f"(folder / 'continue').write_text(repr(({found})))").status == 0
+    assert (stage.folder / "continue").read_text() == "(True, '1')"
 
 
 def test_it_starts_no_trainer_with_torch_in_its_own_memory() -> None:
@@ -387,13 +387,13 @@ def test_it_starts_no_trainer_with_torch_in_its_own_memory() -> None:
 
 
 def progress_of(*starts: list[tuple[int, int]]) -> list[bool]:
-    progress = Progress()
+    progress = RestartProgress()
     fruitful = []
     for seen in starts:
-        progress.begin()
+        progress.begin_start()
         for iteration, steps in seen:
-            progress.see(iteration, steps)
-        fruitful.append(progress.end())
+            progress.update(iteration, steps)
+        fruitful.append(progress.end_start())
     return fruitful
 
 
@@ -419,16 +419,16 @@ def test_iterations_after_a_restore_in_place_are_new() -> None:
 
 
 def test_the_wait_doubles_up_to_its_longest() -> None:
-    limits = Limits(first_backoff_seconds=1, longest_backoff_seconds=10)
+    limits = RestartLimits(first_backoff_seconds=1, longest_backoff_seconds=10)
     for fruitless, longest in ((0, 1), (1, 2), (3, 8), (4, 10), (2000, 10)):
         assert longest / 2 <= limits.backoff_seconds(fruitless) <= longest
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="fruitless starts 0"):
-        Limits(fruitless_starts=0)
+        RestartLimits(fruitless_starts=0)
     with pytest.raises(ValueError, match="grace -1"):
-        Limits(grace_seconds=-1)
+        RestartLimits(grace_seconds=-1)
 
 
 def test_exits_are_told_in_words_and_as_a_shell_does() -> None:
@@ -439,7 +439,7 @@ def test_exits_are_told_in_words_and_as_a_shell_does() -> None:
 
 STUCK = """
 from holdfast.system import supervisor_channel as supervision
-supervision.expose(0)
+supervision.enable_stack_dump(0)
 
 def step_quickly():
     for step in range(1, 9):
@@ -457,24 +457,24 @@ def test_a_trainer_that_hangs_tells_where_and_is_started_again(stage: Stage) -> 
     ended = stage.run(STUCK + "step_quickly()\nif start == 1: stuck_for_ever()", **HANGS)
     assert (ended.status, stage.starts) == (0, 2)
     assert stage.started(2)[1] == "killed by SIGKILL because it hung"
-    told = "\n".join(ended.lines)
-    assert "no iteration after 8 for 0 s, where one takes" in told
-    assert told.index("rank 0:") < told.index("in stuck_for_ever") < told.index(": killed")
+    log = "\n".join(ended.lines)
+    assert "no iteration after 8 for 0 s; one usually takes" in log
+    assert log.index("rank 0:") < log.index("in stuck_for_ever") < log.index(": killed")
 
 
 def test_a_rank_that_cannot_answer_holds_nobody_up(stage: Stage) -> None:
     body = STUCK + "step_quickly()\nif start == 1: os.kill(os.getpid(), signal.SIGSTOP)"
     ended = stage.run(body, **HANGS)
     assert (ended.status, stage.starts) == (0, 2)
-    assert any("it does not answer" in line for line in ended.lines)
+    assert any("no response to the signal" in line for line in ended.lines)
 
 
 def test_of_a_rank_the_thread_that_trains_is_told_first(stage: Stage) -> None:
     """Others may be many, and a notice is of limited length."""
     other = "import threading\nthreading.Thread(target=lambda: time.sleep(600), daemon=True).start()\n"
     hangs = STUCK + other + "step_quickly()\nif start == 1: stuck_for_ever()"
-    told = "\n".join(stage.run(hangs, **HANGS).lines)
-    assert told.index("in stuck_for_ever") < told.index("in <lambda>")
+    log = "\n".join(stage.run(hangs, **HANGS).lines)
+    assert log.index("in stuck_for_ever") < log.index("in <lambda>")
 
 
 def test_a_trainer_that_has_ended_training_may_take_its_time(stage: Stage) -> None:
@@ -521,7 +521,7 @@ def test_a_helper_that_finishes_a_checkpoint_is_left_to_it(stage: Stage) -> None
 def test_a_trainer_that_was_fenced_is_not_started_again(stage: Stage) -> None:
     ended = stage.run("sys.exit(75)")
     assert (ended.status, stage.starts) == (75, 1)
-    assert ended.lines[-1].endswith("run: the trainer was fenced: this one ends, and starts the trainer no more")
+    assert ended.lines[-1].endswith("run: the trainer was fenced; this supervisor ends")
 
 
 TRAINS = """
@@ -530,7 +530,7 @@ from holdfast.store import open_store
 
 store = open_store(folder / "store")
 attempt = store.acquire_attempt("job", f"uid-{start}")
-supervision.introduce(supervision.Trained(
+supervision.publish_attempt(supervision.PublishedAttempt(
     job="job", uid=attempt.uid, attempt=attempt.number, lineage=1, store=store.url, server=None))
 """
 
@@ -547,44 +547,44 @@ def test_a_job_that_nobody_has_taken_over_is_started_again(stage: Stage) -> None
 
 
 def test_a_trainer_that_dies_before_it_has_said_which_attempt_it_is_is_nobody_else(stage: Stage) -> None:
-    cut_short = "supervision.announce(f'uid-{start}')\nif start == 3: die()\n"
+    cut_short = "supervision.publish_uid(f'uid-{start}')\nif start == 3: die()\n"
     begun = TRAINS.replace("attempt = ", cut_short + "attempt = ").replace(
-        "supervision.introduce(", "if start == 2: die()\nsupervision.introduce("
+        "supervision.publish_attempt(", "if start == 2: die()\nsupervision.publish_attempt("
     )
     ended = stage.run(begun + "progress(start, 1)\nif start < 4: die()")
     assert (ended.status, stage.starts) == (0, 4), ended.lines
 
 
 def test_the_usual_iteration_is_that_of_the_last_stretches() -> None:
-    pulse = HangDetector(10.0, 1.0, began=0.0)
+    detector = HangDetector(10.0, 1.0, began=0.0)
     for number in range(1, 4):
-        pulse.see(number, float(number))
-    pulse.see(14, 4.0)
-    pulse.see(14, 9.0)
-    assert (pulse.usual_seconds, pulse.silent_seconds(9.0)) == (1.0, 5.0)
-    assert (pulse.hangs(14.0), pulse.hangs(14.1)) == (False, True)
-    pulse.see(-14, 20.0)
-    assert not pulse.hangs(1000.0)
+        detector.update(number, float(number))
+    detector.update(14, 4.0)
+    detector.update(14, 9.0)
+    assert (detector.typical_seconds, detector.silent_seconds(9.0)) == (1.0, 5.0)
+    assert (detector.is_hung(14.0), detector.is_hung(14.1)) == (False, True)
+    detector.update(-14, 20.0)
+    assert not detector.is_hung(1000.0)
 
 
 def test_while_few_iterations_are_known_the_usual_one_is_as_long_as_the_longest_start_included() -> None:
-    pulse = HangDetector(10.0, 1.0, began=0.0)
-    pulse.see(0, 50.0)
-    assert (pulse.usual_seconds, pulse.hangs(1e9)) == (None, False)
-    pulse.see(2, 60.0)
-    assert (pulse.usual_seconds, pulse.hangs(360.0), pulse.hangs(360.1)) == (30.0, False, True)
-    pulse.see(3, 61.0)
-    pulse.see(4, 62.0)
-    assert pulse.usual_seconds == 30.0
-    pulse.see(5, 63.0)
-    assert pulse.usual_seconds == 1.0
+    detector = HangDetector(10.0, 1.0, began=0.0)
+    detector.update(0, 50.0)
+    assert (detector.typical_seconds, detector.is_hung(1e9)) == (None, False)
+    detector.update(2, 60.0)
+    assert (detector.typical_seconds, detector.is_hung(360.0), detector.is_hung(360.1)) == (30.0, False, True)
+    detector.update(3, 61.0)
+    detector.update(4, 62.0)
+    assert detector.typical_seconds == 30.0
+    detector.update(5, 63.0)
+    assert detector.typical_seconds == 1.0
 
 
 def test_nothing_hangs_where_nobody_wants_to_know() -> None:
-    pulse = HangDetector(0.0, 0.0, began=0.0)
+    detector = HangDetector(0.0, 0.0, began=0.0)
     for number in range(1, 9):
-        pulse.see(number, float(number))
-    assert not pulse.hangs(1e9)
+        detector.update(number, float(number))
+    assert not detector.is_hung(1e9)
 
 
 def test_folders_that_others_have_made_look_like_a_supervisors_are_left_alone(tmp_path: Path) -> None:
@@ -599,18 +599,18 @@ def test_folders_that_others_have_made_look_like_a_supervisors_are_left_alone(tm
     piped = tmp_path / "holdfast-run-own"
     piped.mkdir()
     (piped / "supervisor.lock").touch()
-    supervisor_channel._remove_abandoned(tmp_path)
+    supervisor_channel._remove_abandoned_folders(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "away", "holdfast-run-elsewhere", "holdfast-run-linked", "target",
     ]  # fmt: skip
     assert (away / "supervisor.lock").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder somebody else's")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 def test_a_folder_of_another_user_is_not_removed(tmp_path: Path) -> None:
     theirs = tmp_path / "holdfast-run-theirs"
     theirs.mkdir()
     (theirs / "supervisor.lock").touch()
     os.chown(theirs, 12345, 12345)
-    supervisor_channel._remove_abandoned(tmp_path)
+    supervisor_channel._remove_abandoned_folders(tmp_path)
     assert theirs.exists()

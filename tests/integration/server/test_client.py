@@ -134,7 +134,7 @@ def test_the_examples_of_the_documentation_run(address, capsys):
         exec(block.replace("http://127.0.0.1:7117", address), names)
     said = capsys.readouterr().out
     assert "char-gpt" in said
-    assert "somebody was quicker" in said
+    assert "changed by another user:" in said
 
 
 def test_the_command_line_tells_what_fires_and_what_there_are_rules_for(address, monkeypatch):
@@ -143,10 +143,10 @@ def test_the_command_line_tells_what_fires_and_what_there_are_rules_for(address,
     def holdfast(*arguments):
         return CliRunner().invoke(cli, ["alerts", *arguments])
 
-    assert holdfast().stdout == "nothing fires\n"
+    assert holdfast().stdout == "no open alerts\n"
     assert json.loads(holdfast("--all", "--json").stdout) == []
-    told = holdfast("rules").stdout.splitlines()
-    assert re.match(r"no_progress +yes +critical +10 min +0 s +\*", told[1])
+    output = holdfast("rules").stdout.splitlines()
+    assert re.match(r"no_progress +yes +critical +10 min +0 s +\*", output[1])
     for command in (("ack", "99"), ("silence", "99", "2h"), ("unsilence", "99")):
         refused = holdfast(*command)
         assert (refused.exit_code, "there is no alert 99" in refused.stderr) == (1, True)
@@ -157,7 +157,7 @@ def test_the_command_line_tells_what_fires_and_what_there_are_rules_for(address,
 
 
 class Moody(ThreadingHTTPServer):
-    """Answers with what it was told to, one after the other."""
+    """Sends the given responses, one after the other."""
 
     daemon_threads = True
 

@@ -158,7 +158,7 @@ def test_of_too_many_tensors_those_that_are_not_finite_are_told_and_then_the_lar
 class Heard:
     """A link that keeps what it is told."""
 
-    heard = True
+    has_server = True
 
     def __init__(self):
         self.events, self.changed = [], threading.Condition()

@@ -28,7 +28,7 @@ def test_a_checkpoint_is_asked_for_and_followed_until_it_is_durable(
     result = holdfast("checkpoint", "gpt")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        "a checkpoint now: version 4, applied at iteration 251",
+        "checkpoint requested: version 4, applied at iteration 251",
         "durable: 000000000252-1, 108 MB, written in 0.4 s",
     ]
     assert [body for method, _, body in server.requests if method == "PATCH"] == [{"checkpoint_request": True}]
@@ -72,14 +72,14 @@ def test_no_wait_returns_when_the_server_has_it(holdfast: Holdfast, server: Fake
     server.applies = False
     result = holdfast("checkpoint", "gpt", "--no-wait")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "a checkpoint now: version 4, not applied yet (gpt is running)\n"
+    assert result.stdout == "checkpoint requested: version 4, not applied yet (gpt is running)\n"
 
 
 def test_a_job_that_is_not_running_takes_none(holdfast: Holdfast, server: FakeServer) -> None:
     server.applies = server.alive = False
     result = holdfast("checkpoint", "gpt")
     assert result.exit_code == 1
-    assert "gpt is stopped, and a request does not wait for the next start" in result.stderr
+    assert "gpt is stopped, and the request does not apply to its next start" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -98,5 +98,5 @@ def test_json_tells_the_checkpoint_as_it_ended(
 ) -> None:
     server.asked_for = [[requested(251, state=state)]]
     result = holdfast("checkpoint", "gpt", "--json")
-    told = json.loads(result.stdout)
-    assert (result.exit_code, told["applied_iteration"], told["checkpoint"]["state"]) == (status, 251, state)
+    output = json.loads(result.stdout)
+    assert (result.exit_code, output["applied_iteration"], output["checkpoint"]["state"]) == (status, 251, state)

@@ -31,7 +31,7 @@ SURFACE = {
     "goodput": ["JOB", "--json", "--server", "--token", "--window"],
     "jobs": ["--json", "--server", "--token"],
     "label": ["JOB", "CHECKPOINT", "TEXT", "--json", "--server", "--token"],
-    "pause": ["JOB", "--json", "--no-wait", "--server", "--token"],
+    "pause-checkpoints": ["JOB", "--json", "--no-wait", "--server", "--token"],
     "pin": ["JOB", "CHECKPOINT", "--json", "--no-wait", "--server", "--token"],
     "plan": [
         "--budget", "--bytes-per-parameter", "--copy-bandwidth", "--every", "--interval", "--iteration", "--job",
@@ -45,7 +45,7 @@ SURFACE = {
     "restore": [
         "JOB", "ITERATION", "--expires", "--json", "--nearest", "--no-wait", "--server", "--timeout", "--token",
     ],
-    "resume": ["JOB", "--json", "--no-wait", "--server", "--token"],
+    "resume-checkpoints": ["JOB", "--json", "--no-wait", "--server", "--token"],
     "retention": ["JOB", "RULES", "--json", "--no-wait", "--server", "--token"],
     "run": [
         "COMMAND", "--budget", "--grace", "--hang", "--memory-tier", "--server", "--starts", "--stay", "--store",
@@ -102,13 +102,13 @@ def test_the_guide_names_no_command_that_there_is_not() -> None:
 
 @pytest.mark.parametrize("path", sorted(SURFACE.keys() - OF_THE_SERVER))
 def test_every_command_explains_itself_with_an_example(holdfast: Holdfast, path: str) -> None:
-    told = holdfast(*path.split(), "--help")
-    assert told.exit_code == 0
-    assert f"holdfast {path}" in told.stdout.split("Example", 1)[1]
+    output = holdfast(*path.split(), "--help")
+    assert output.exit_code == 0
+    assert f"holdfast {path}" in output.stdout.split("Example", 1)[1]
 
 
 def test_exit_codes_are_documented(holdfast: Holdfast) -> None:
-    assert "Exit codes: 0 done, 1 refused or failed" in holdfast("--help").stdout
+    assert "Exit codes: 0 success, 1 refused or failed" in holdfast("--help").stdout
 
 
 def test_the_version_is_that_of_the_distribution(holdfast: Holdfast) -> None:

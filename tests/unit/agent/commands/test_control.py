@@ -17,24 +17,24 @@ def sent(server: FakeServer) -> list[object]:
     [
         (["budget", "gpt", "2%"], {"budget": 0.02}, "budget 2%: version 4, applied at iteration 251"),
         (["budget", "gpt", "0.05"], {"budget": 0.05}, "budget 5%: version 4"),
-        (["budget", "gpt", "default"], {"budget": None}, "budget as the script has it: version 4"),
+        (["budget", "gpt", "default"], {"budget": None}, "budget set by the script: version 4"),
         (["every", "gpt", "50"], {"every": 50}, "a checkpoint every 50 iterations: version 4"),
         (
             ["every", "gpt", "50", "--for", "2h"],
             {"every": 50, "every_seconds": 7200.0},
             "a checkpoint every 50 iterations for 2h: version 4",
         ),
-        (["every", "gpt", "auto"], {"every": None}, "interval left to the policy: version 4"),
+        (["every", "gpt", "auto"], {"every": None}, "interval set by the policy: version 4"),
         (["policy", "gpt", "goodput"], {"policy": "goodput"}, "policy goodput: version 4"),
-        (["policy", "gpt", "default"], {"policy": None}, "policy as the script has it: version 4"),
+        (["policy", "gpt", "default"], {"policy": None}, "policy set by the script: version 4"),
         (
             ["retention", "gpt", "size 0.2TB, last 5"],
             {"retention": "last 5, size 200GB"},
             "retention 'last 5, size 200GB': version 4",
         ),
-        (["retention", "gpt", "default"], {"retention": None}, "retention as the script has it: version 4"),
-        (["pause", "gpt"], {"paused": True}, "checkpoints paused: version 4"),
-        (["resume", "gpt"], {"paused": False}, "checkpoints resumed: version 4"),
+        (["retention", "gpt", "default"], {"retention": None}, "retention set by the script: version 4"),
+        (["pause-checkpoints", "gpt"], {"paused": True}, "checkpoints paused: version 4"),
+        (["resume-checkpoints", "gpt"], {"paused": False}, "checkpoints resumed: version 4"),
     ],
 )
 def test_an_edit_is_sent_and_its_acknowledgement_printed(
@@ -94,13 +94,13 @@ def test_a_misspelt_option_of_a_command_that_takes_minus_signs_is_refused(
 
 
 def test_json_tells_version_and_iteration(holdfast: Holdfast) -> None:
-    told = json.loads(holdfast("budget", "gpt", "2%", "--json").stdout)
-    assert (told["applied"], told["applied_iteration"], told["desired"]["version"]) == (True, 251, 4)
+    output = json.loads(holdfast("budget", "gpt", "2%", "--json").stdout)
+    assert (output["applied"], output["applied_iteration"], output["desired"]["version"]) == (True, 251, 4)
 
 
 def test_a_job_that_is_not_there_to_apply_it_is_not_waited_for(holdfast: Holdfast, server: FakeServer) -> None:
     server.applies = server.alive = False
-    result = holdfast("pause", "gpt")
+    result = holdfast("pause-checkpoints", "gpt")
     assert result.exit_code == 0
     assert "not applied yet (gpt is stopped)" in result.stdout
 
@@ -110,7 +110,7 @@ def test_waiting_for_a_job_that_does_not_apply_it_ends(
 ) -> None:
     monkeypatch.setattr(control, "ACKNOWLEDGED_WITHIN_SECONDS", 0.0)
     server.applies = False
-    assert "not applied yet (gpt is running)" in holdfast("pause", "gpt").stdout
+    assert "not applied yet (gpt is running)" in holdfast("pause-checkpoints", "gpt").stdout
 
 
 def test_no_wait_returns_when_the_server_has_it(holdfast: Holdfast, server: FakeServer) -> None:
@@ -126,6 +126,6 @@ def test_somebody_elses_edit_in_between_is_reported(holdfast: Holdfast, server: 
 
 
 def test_an_unknown_job_is_named(holdfast: Holdfast) -> None:
-    result = holdfast("pause", "nobody")
+    result = holdfast("pause-checkpoints", "unknown-job")
     assert result.exit_code == 1
-    assert result.stderr == "holdfast: no job 'nobody' has reported here; `holdfast jobs` lists those that have\n"
+    assert result.stderr == "holdfast: job 'unknown-job' not found; `holdfast jobs` lists the jobs\n"

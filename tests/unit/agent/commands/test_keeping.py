@@ -22,15 +22,15 @@ def test_a_job_that_is_not_running_is_not_waited_for(holdfast: Holdfast, server:
 
 
 def test_json_is_the_checkpoint_and_whether_the_pin_holds(holdfast: Holdfast) -> None:
-    told = json.loads(holdfast("pin", "gpt", "200", "--json").stdout)
-    assert (told["checkpoint"]["id"], told["checkpoint"]["pinned"], told["applied"]) == (
+    output = json.loads(holdfast("pin", "gpt", "200", "--json").stdout)
+    assert (output["checkpoint"]["id"], output["checkpoint"]["pinned"], output["applied"]) == (
         "000000000200-1", True, True,
     )  # fmt: skip
 
 
 def test_a_label_is_given_and_taken_off(holdfast: Holdfast, server: FakeServer) -> None:
     result = holdfast("label", "gpt", "100", "before the new data")
-    assert (result.exit_code, result.stdout) == (0, "000000000100-1 is called before the new data\n")
+    assert (result.exit_code, result.stdout) == (0, "000000000100-1 is labeled before the new data\n")
     assert json.loads(holdfast("label", "gpt", "100", "x", "--json").stdout)["label"] == "x"
     assert holdfast("label", "gpt", "100", "").stdout == "000000000100-1 has no label\n"
     assert server.requests[-1] == ("PATCH", "/api/v1/jobs/gpt/checkpoints/100", {"label": None})

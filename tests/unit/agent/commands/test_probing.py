@@ -24,7 +24,7 @@ def test_a_probe_is_asked_for_and_its_answer_waited_for(holdfast: Holdfast, serv
     result = holdfast("probe", "gpt")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        "a probe of the data: version 4, applied at iteration 251",
+        "probe requested: version 4, applied at iteration 251",
         "a batch takes 42 ms to load: 30 ms fetching and 12 ms preparing",
         "An iteration computes for 25 ms",
     ]
@@ -41,15 +41,15 @@ def test_no_wait_returns_when_the_server_has_it(holdfast: Holdfast, server: Fake
     server.applies = False
     result = holdfast("probe", "gpt", "--no-wait")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "a probe of the data: version 4, not applied yet (gpt is running)\n"
+    assert result.stdout == "probe requested: version 4, not applied yet (gpt is running)\n"
 
 
 @pytest.mark.parametrize(
     ("applies", "alive", "said"),
     [
-        (False, False, "gpt is stopped, and a request does not wait for the next start"),
-        (True, False, "gpt is stopped: it ended before it answered"),
-        (True, True, "no answer after 0 s"),
+        (False, False, "gpt is stopped, and the request does not apply to its next start"),
+        (True, False, "gpt is stopped; it ended before it reported a result"),
+        (True, True, "no result after 0 s"),
     ],
 )
 def test_an_answer_that_does_not_come_is_told(
@@ -62,9 +62,9 @@ def test_an_answer_that_does_not_come_is_told(
 
 
 def test_an_unknown_job_is_told(holdfast: Holdfast) -> None:
-    result = holdfast("probe", "nobody")
+    result = holdfast("probe", "unknown-job")
     assert result.exit_code == 1
-    assert "no job 'nobody' has reported here" in result.stderr
+    assert "job 'unknown-job' not found" in result.stderr
 
 
 @pytest.mark.parametrize(("level", "status"), [("info", 0), ("warning", 1)])

@@ -32,25 +32,25 @@ def test_jobs_for_scripts(holdfast: Holdfast) -> None:
 
 
 def test_show_tells_one_job_in_full(holdfast: Holdfast) -> None:
-    told = holdfast("show", "gpt").stdout
-    assert "250 on lineage 1, 4 per second" in told
-    assert "2.1% measured over 120 iterations, budget 3.5%" in told
-    assert "every 50 iterations (checkfreq)" in told
-    assert "50 iterations, 12.5 s" in told
-    assert "not yet applied" not in told
+    output = holdfast("show", "gpt").stdout
+    assert "250 on lineage 1, 4 per second" in output
+    assert "2.1% measured over 120 iterations, budget 3.5%" in output
+    assert "every 50 iterations (checkfreq)" in output
+    assert "50 iterations, 12.5 s" in output
+    assert "not yet applied" not in output
 
 
 def test_show_names_the_orders_that_the_job_does_not_act_on_yet(holdfast: Holdfast, server: FakeServer) -> None:
     server.applies = False
-    told = holdfast("show", "gpt").stdout.splitlines()
-    late = [line.split(maxsplit=3)[3] for line in told if line.startswith("not yet applied")]
+    output = holdfast("show", "gpt").stdout.splitlines()
+    late = [line.split(maxsplit=3)[3] for line in output if line.startswith("not yet applied")]
     assert late == ["version 3: budget 3.5% → 2%, by ann"]
 
 
 def test_show_names_the_restore_that_is_under_way(holdfast: Holdfast, server: FakeServer) -> None:
     server.order = {"id": "o7", "job": "gpt", "checkpoint": "x", "iteration": 200, "state": "delivered"}
     server.order["who"] = "bo"
-    assert "to 200: delivered, ordered by bo (order o7)" in holdfast("show", "gpt").stdout
+    assert "to 200: delivered, requested by bo (request o7)" in holdfast("show", "gpt").stdout
 
 
 def test_a_name_with_odd_characters_stays_one_segment(holdfast: Holdfast, server: FakeServer) -> None:
@@ -61,19 +61,19 @@ def test_a_name_with_odd_characters_stays_one_segment(holdfast: Holdfast, server
 def test_no_server_is_said_in_one_sentence(holdfast: Holdfast) -> None:
     result = holdfast("jobs", "--server", "http://127.0.0.1:9")
     assert result.exit_code == 3
-    assert "no Holdfast server answers at http://127.0.0.1:9" in result.stderr
+    assert "no server answers at http://127.0.0.1:9" in result.stderr
     assert "holdfast serve" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
-        ("notaurl", "neither http:// nor https://"),
-        ("localhost:7117", "neither http:// nor https://"),
-        ("ftp://host", "neither http:// nor https://"),
-        ("http://", "names no host"),
-        ("http://:7117", "names no host"),
-        ("http://two words", "names no host"),
+        ("notaurl", "must begin with http:// or https://"),
+        ("localhost:7117", "must begin with http:// or https://"),
+        ("ftp://host", "must begin with http:// or https://"),
+        ("http://", "has no host name"),
+        ("http://:7117", "has no host name"),
+        ("http://two words", "has no host name"),
         ("http://host:seven", "Port could not be cast"),
         ("http://host:70000", "Port out of range"),
         ("http://host:0", "Port out of range"),
@@ -85,7 +85,7 @@ def test_an_address_that_is_none_is_refused_in_one_sentence(holdfast: Holdfast, 
         trainer = ["--", "true"] if command == ["run"] else []
         result = holdfast(*command, "--server", address, *trainer)
         assert result.exit_code == 2
-        assert result.stderr.startswith(f"holdfast: server {address!r} is no address (")
+        assert result.stderr.startswith(f"holdfast: invalid server address {address!r} (")
         assert reason in result.stderr
         assert len(result.stderr.splitlines()) == 1
 
@@ -101,12 +101,12 @@ def test_somebody_else_on_the_port_is_recognised(holdfast: Holdfast, server: Fak
     server.plain_text = b"<html>It works!</html>"
     result = holdfast("jobs")
     assert result.exit_code == 3
-    assert "is no Holdfast server" in result.stderr
+    assert "is not a Holdfast server" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [(SILENT, "it closed the connection without an answer"), (SSH, "it does not speak HTTP")],
+    [(SILENT, "it closed the connection without a response"), (SSH, "it does not speak HTTP")],
 )
 def test_what_does_not_answer_as_a_web_server_does_is_recognised_in_one_plain_line(
     holdfast: Holdfast, answer: bytes, said: str
@@ -114,14 +114,14 @@ def test_what_does_not_answer_as_a_web_server_does_is_recognised_in_one_plain_li
     with other_server(answer) as address:
         result = holdfast("jobs", "--server", address)
     assert result.exit_code == 3
-    assert result.stderr == f"holdfast: what answers at {address} is no Holdfast server ({said})\n"
+    assert result.stderr == f"holdfast: {address} is not a Holdfast server ({said})\n"
 
 
 def test_json_of_another_shape_is_recognised(holdfast: Holdfast, server: FakeServer) -> None:
     server.plain_text = b'[{"name": "gpt"}]'
     result = holdfast("jobs")
     assert result.exit_code == 3
-    assert "another version" in result.stderr
+    assert "incompatible version" in result.stderr
 
 
 def test_a_token_is_asked_for_and_sent(
@@ -130,7 +130,7 @@ def test_a_token_is_asked_for_and_sent(
     server.token = "secret"
     refused = holdfast("jobs")
     assert refused.exit_code == 3
-    assert "refused: this token is not the right one; set HOLDFAST_TOKEN" in refused.stderr
+    assert "rejected the request: this token is not the right one; set HOLDFAST_TOKEN" in refused.stderr
     assert holdfast("jobs", "--token", "secret").exit_code == 0
     monkeypatch.setenv("HOLDFAST_TOKEN", "secret")
     assert holdfast("jobs").exit_code == 0
@@ -166,6 +166,6 @@ def test_checkpoints_that_no_restore_can_go_back_to_are_listed_when_asked_for(
     holdfast: Holdfast, server: FakeServer
 ) -> None:
     server.checkpoints = [row | {"restorable": False, "state": "missing"} for row in server.checkpoints]
-    assert holdfast("checkpoints", "gpt").stdout == "gpt has no checkpoint to go back to yet\n"
+    assert holdfast("checkpoints", "gpt").stdout == "gpt has no restorable checkpoint yet\n"
     rows = json.loads(holdfast("checkpoints", "gpt", "--all", "--json").stdout)
     assert [row["iteration"] for row in rows] == [200, 100]

@@ -13,7 +13,7 @@ def test_a_restore_is_followed_to_its_end(holdfast: Holdfast) -> None:
     assert [line.split()[0] for line in result.stdout.splitlines()] == [
         "requested", "delivered", "restoring", "restored",
     ]  # fmt: skip
-    assert "in 0.5 s, on lineage 2; the state left behind is kept as 000000000250-1" in result.stdout
+    assert "in 0.5 s, on lineage 2; the state before it is kept as 000000000250-1" in result.stdout
 
 
 def test_each_command_is_an_order_of_its_own(holdfast: Holdfast, server: FakeServer) -> None:
@@ -25,7 +25,7 @@ def test_each_command_is_an_order_of_its_own(holdfast: Holdfast, server: FakeSer
 
 def test_no_wait_prints_the_order_and_returns(holdfast: Holdfast, server: FakeServer) -> None:
     result = holdfast("restore", "gpt", "200", "--no-wait")
-    assert "requested (order order-1)" in result.stdout
+    assert "requested (request order-1)" in result.stdout
     assert not [path for _, path, _ in server.requests if "order-1" in path]
 
 
@@ -69,8 +69,8 @@ def test_a_job_that_is_not_running_is_not_waited_for(holdfast: Holdfast, server:
     result = holdfast("restore", "gpt", "200")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == (
-        "restore of gpt to iteration 200: requested (order order-1); "
-        "gpt is stopped, and it takes effect at its next start\n"
+        "restore of gpt to iteration 200: requested (request order-1); "
+        "gpt is stopped: the restore happens at its next start\n"
     )
     assert json.loads(holdfast("restore", "gpt", "200", "--json").stdout)["state"] == "requested"
 
@@ -81,7 +81,7 @@ def test_a_script_that_is_started_again_for_it_is_said_to_be_and_followed(
     server.restore_mode = "relaunch"
     result = holdfast("restore", "gpt", "200")
     assert result.exit_code == 0
-    assert result.stdout.startswith("gpt is started again for it: it draws for itself\n")
+    assert result.stdout.startswith("gpt restarts for this restore: it draws for itself\n")
     assert result.stdout.splitlines()[-1].startswith("restored")
 
 
@@ -90,13 +90,13 @@ def test_a_script_that_nobody_starts_again_is_not_waited_for(holdfast: Holdfast,
     result = holdfast("restore", "gpt", "200")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == (
-        "restore of gpt to iteration 200: requested (order order-1); "
-        "it takes effect when you start the script again: it draws for itself\n"
+        "restore of gpt to iteration 200: requested (request order-1); "
+        "the restore happens when you start the script again: it draws for itself\n"
     )
 
 
 def test_the_last_restore_is_undone(holdfast: Holdfast, server: FakeServer) -> None:
-    assert "there is nothing to undo" in holdfast("undo", "gpt").stderr
+    assert "nothing to undo: gpt has no completed restore" in holdfast("undo", "gpt").stderr
     server.undoable = {"id": "order-9", "job": "gpt", "checkpoint": "000000000100-1", "state": "restored"}
     result = holdfast("undo", "gpt")
     assert (result.exit_code, result.stdout.splitlines()[-1].split()[0]) == (0, "restored")
@@ -134,7 +134,7 @@ def test_a_restore_that_failed_fails_with_its_reason(holdfast: Holdfast, server:
 def test_waiting_has_an_end_and_the_order_stays(holdfast: Holdfast) -> None:
     result = holdfast("restore", "gpt", "200", "--timeout", "0")
     assert result.exit_code == 1
-    assert "the order order-1 stays open" in result.stderr
+    assert "request order-1 stays open" in result.stderr
 
 
 @pytest.mark.parametrize("iteration", ["soon", "-3"])

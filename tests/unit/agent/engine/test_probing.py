@@ -18,7 +18,7 @@ from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.tiny_job import Trainer
 from tests.support.waiting import FakeClock
-from tests.unit.agent.session.test_session import FakeLink, store, uninterrupted
+from tests.unit.agent.session.test_session import FakeClient, FakeLink, store, uninterrupted
 
 __all__ = ["store", "uninterrupted"]
 
@@ -28,6 +28,7 @@ FOUND = LoadingTimes(fetch_seconds=0.03, prep_seconds=0.01, batches=50, workers=
 @pytest.fixture
 def linked(monkeypatch):
     monkeypatch.setattr(startup, "Link", FakeLink)
+    monkeypatch.setattr(startup, "AgentClient", FakeClient)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 

@@ -11,10 +11,10 @@ from holdfast.engine import startup
 from holdfast.protocol import messages
 from holdfast.protocol.messages import Desired, RestoreOrder
 from holdfast.store import Ending, Lineage, open_store
-from holdfast.supervisor.hang_detector import Progress
+from holdfast.supervisor.hang_detector import RestartProgress
 from holdfast.system import supervisor_channel
 from tests.support.tiny_job import Trainer
-from tests.unit.agent.session.test_session import FakeLink, committed
+from tests.unit.agent.session.test_session import FakeClient, FakeLink, committed
 
 POINT = "000000000006-1"
 ORDER = RestoreOrder(id="o", checkpoint=POINT, fence=1)
@@ -35,6 +35,7 @@ def store(tmp_path):
 @pytest.fixture
 def linked(monkeypatch):
     monkeypatch.setattr(startup, "Link", FakeLink)
+    monkeypatch.setattr(startup, "AgentClient", FakeClient)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 
@@ -46,7 +47,9 @@ def supervised(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv(supervisor_channel.VARIABLE, str(folder))
     monkeypatch.setenv(supervisor_channel.STARTED_AT, "1000000000.0")
-    monkeypatch.setattr(supervisor_channel, "expose", lambda rank: None)  # which lasts as long as the process
+    monkeypatch.setattr(
+        supervisor_channel, "enable_stack_dump", lambda rank: None
+    )  # which lasts as long as the process
     return folder
 
 
@@ -122,9 +125,9 @@ def test_one_that_is_cancelled_meanwhile_goes_on_where_it_ended(store, linked, s
 def test_the_note_is_of_one_start_only(store, linked, supervised):
     relaunched(store, linked)
     assert supervisor_channel.take_relaunch(supervised) == ORDER
-    assert supervisor_channel.noted_order() == ORDER
+    assert supervisor_channel.relaunch_order() == ORDER
     assert supervisor_channel.take_relaunch(supervised) is None
-    assert supervisor_channel.noted_order() is None
+    assert supervisor_channel.relaunch_order() is None
 
 
 def test_a_damaged_checkpoint_is_no_reason_to_end(store, linked, supervised):
@@ -186,11 +189,11 @@ def test_a_loop_that_draws_for_itself_is_seen_to_be_one(store, linked):
 
 
 def test_a_job_that_was_taken_back_and_starts_again_gets_somewhere():
-    progress = Progress()
-    progress.begin()
-    progress.see(100, 100)
-    assert progress.end()
-    progress.taken_back(20)
-    progress.begin()
-    progress.see(30, 10)
-    assert progress.end()
+    progress = RestartProgress()
+    progress.begin_start()
+    progress.update(100, 100)
+    assert progress.end_start()
+    progress.restore_to(20)
+    progress.begin_start()
+    progress.update(30, 10)
+    assert progress.end_start()

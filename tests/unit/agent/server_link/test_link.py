@@ -294,13 +294,9 @@ def test_connections_are_kept_alive(server: Server, links: Callable[..., ServerC
 # What is wanted
 
 
-def test_the_first_desired_state_is_there_before_training_starts(
-    server: Server, links: Callable[..., ServerConnection]
-) -> None:
+def test_the_desired_state_can_be_read_before_training_starts(server: Server) -> None:
     server.want(Desired(version=4, budget=0.02))
-    link = links(server)
-    assert link.first_desired(5.0) == Desired(version=4, budget=0.02)
-    assert link.desired == Desired(version=4, budget=0.02)
+    assert asked_once(server.url) == Desired(version=4, budget=0.02)
 
 
 @pytest.mark.parametrize(
@@ -316,33 +312,93 @@ def test_the_first_desired_state_is_there_before_training_starts(
         b'{"unknown": ' + b"[" * 200_000,
     ],
 )
-def test_an_answer_that_holds_what_none_can_hold_is_no_desired_state(
-    server: Server, links: Callable[..., ServerConnection], body: bytes
-) -> None:
+def test_an_answer_that_holds_what_none_can_hold_is_no_desired_state(server: Server, body: bytes) -> None:
     server.answer_poll = lambda handler: handler.reply(200, body) or True  # type: ignore[attr-defined]
-    assert links(server).first_desired(60.0) is None
+    with pytest.raises(http_client.RequestFailed, match="not a desired state"):
+        asked_once(server.url)
 
 
-def test_no_first_desired_state_without_a_server(links: Callable[..., ServerConnection]) -> None:
-    assert links(f"http://127.0.0.1:{free_port()}").first_desired(5.0) is None
+def test_no_desired_state_without_a_server() -> None:
+    with pytest.raises(http_client.RequestFailed, match="refused"):
+        asked_once(f"http://127.0.0.1:{free_port()}")
 
 
-def test_a_server_that_never_answers_holds_up_the_start_no_longer_than_allowed(
-    links: Callable[..., ServerConnection],
-) -> None:
+def test_a_server_that_never_answers_holds_up_a_request_no_longer_than_allowed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hole:
-        link = links(f"http://127.0.0.1:{hole.getsockname()[1]}")
         begun = monotonic()
-        assert link.first_desired(0.2) is None
+        with pytest.raises(http_client.RequestFailed, match="timed out"):
+            asked_once(f"http://127.0.0.1:{hole.getsockname()[1]}", limit_seconds=0.2)
         assert monotonic() - begun < PATIENCE_SECONDS / 2
+
+
+@pytest.fixture
+def stuck_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Name resolution that answers only after the test; the event says that it was asked."""
+    asked, over = threading.Event(), threading.Event()
+
+    def stuck(*_: object, **__: object) -> None:
+        asked.set()
+        over.wait(PATIENCE_SECONDS)
+        raise socket.gaierror("stuck")
+
+    monkeypatch.setattr(socket, "getaddrinfo", stuck)
+    yield asked
+    over.set()
+
+
+def test_a_resolver_that_never_answers_holds_up_a_request_no_longer_than_allowed(
+    stuck_resolver: threading.Event,
+) -> None:
+    begun = monotonic()
+    with pytest.raises(http_client.RequestFailed, match="timed out"):
+        asked_once("http://holdfast.invalid:7117", limit_seconds=0.2)
+    assert monotonic() - begun < PATIENCE_SECONDS / 2
+
+
+def test_closing_while_a_name_is_resolved_keeps_what_is_left_on_disk(
+    stuck_resolver: threading.Event, links: Callable[..., ServerConnection], tmp_path: Path
+) -> None:
+    link = links("http://holdfast.invalid:7117", spool=tmp_path)
+    link.start()
+    assert stuck_resolver.wait(PATIENCE_SECONDS)
+    link.event(notice("kept"))
+    link.close(2.0)
+    assert "kept" in spooled_text(tmp_path)
+
+
+def test_a_request_on_a_kept_connection_has_its_own_time_to_be_sent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket still has the timeout of the answer before it."""
+    client = http_client.AgentClient(server.url, None)
+    client.desired("gpt", limit_seconds=0.5)
+    timeouts = []
+    sendall = socket.socket.sendall
+
+    def noted(connection: socket.socket, *arguments: Any) -> None:
+        timeouts.append(connection.gettimeout())
+        sendall(connection, *arguments)
+
+    monkeypatch.setattr(socket.socket, "sendall", noted)
+    client.desired("gpt", limit_seconds=60.0)
+    client.close()
+    assert timeouts[0] == 60.0
+
+
+def asked_once(address: str, limit_seconds: float = 60.0) -> Desired | None:
+    client = http_client.AgentClient(address, None)
+    try:
+        return client.desired("char-gpt", limit_seconds=limit_seconds)
+    finally:
+        client.close()
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (SILENT, "it closed the connection without an answer; a Holdfast server would"),
-        (SSH, "it does not speak HTTP; a Holdfast server would"),
-        (WEB, "HTTP 404: what answers there is no Holdfast server"),
+        (SILENT, "it closed the connection without a response; this is not a Holdfast server"),
+        (SSH, "it does not speak HTTP; this is not a Holdfast server"),
+        (WEB, "HTTP 404: this is not a Holdfast server"),
     ],
 )
 def test_what_is_no_holdfast_server_is_named_in_one_plain_line(
@@ -352,7 +408,7 @@ def test_what_is_no_holdfast_server_is_named_in_one_plain_line(
         links(address).start()
         assert eventually(lambda: bool(caplog.messages))
     assert caplog.messages == [
-        f"{address} does not take reports ({said}). Training goes on; reports are kept and sent when it answers."
+        f"{address} does not accept reports ({said}). Training continues; reports are stored and sent later."
     ]
 
 
@@ -549,7 +605,6 @@ def test_a_refused_batch_is_set_aside_and_life_goes_on(
     server.wait(lambda: server.messages == ["good"])
     link.event(notice("more poison"))
     link.close()
-    assert link.refused_batches == 2
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
     assert len(list(tmp_path.glob("*.refused"))) == 2
 
@@ -571,7 +626,7 @@ def test_a_wrong_token_is_told_once_and_not_tried_at_speed(
 def test_a_job_of_another_project_is_told_as_what_it_is(
     server: Server, links: Callable[..., ServerConnection], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    server.answer = always(404, b'{"error": "unknown_job", "message": "nobody has reported under this name"}')
+    server.answer = always(404, b'{"error": "unknown_job", "message": "no reports under this name"}')
     link = links(server, spool=tmp_path)
     link.start()
     server.wait(lambda: server.attempts >= 1)
@@ -579,7 +634,7 @@ def test_a_job_of_another_project_is_told_as_what_it_is(
     assert eventually_spooled(tmp_path, "kept")
     [warning] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "belongs to another project" in warning
-    assert "another name" in warning
+    assert "rename this job" in warning
 
 
 def test_loss_and_return_of_the_server_are_one_line_each(
@@ -645,7 +700,7 @@ def test_a_request_that_is_repeated_has_only_the_time_that_is_left(monkeypatch: 
             return reply
 
         monkeypatch.setattr(client._pool, "urlopen", slow)
-        with pytest.raises(http_client.NoAnswer):
+        with pytest.raises(http_client.RequestFailed):
             client.exchange("GET", "/", seconds=10.0, tries=2)
         client.close()
     assert given == [10.0, 1.0]
@@ -728,8 +783,11 @@ sys.stdin.read()
         server.close()
 
 
-def test_the_spool_stays_within_its_bound(links: Callable[..., ServerConnection], tmp_path: Path) -> None:
-    link = links(f"http://127.0.0.1:{free_port()}", spool=tmp_path, spool_bytes=20_000)
+def test_the_spool_stays_within_its_bound(
+    links: Callable[..., ServerConnection], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server_link.spool.LIMIT_BYTES", 20_000)
+    link = links(f"http://127.0.0.1:{free_port()}", spool=tmp_path)
     link.start()
     for number in range(100):
         link.event(notice(f"{number} " + "x" * 1000))
@@ -746,7 +804,7 @@ def test_a_spool_that_cannot_be_written_costs_a_warning_only(
     link.start()
     link.event(notice("lost"))
     link.close()
-    assert any("cannot be kept" in record.getMessage() for record in caplog.records)
+    assert any("Cannot store unsent reports" in record.getMessage() for record in caplog.records)
 
 
 def test_a_damaged_spool_file_is_set_aside_when_the_server_refuses_it(
@@ -900,14 +958,13 @@ def test_the_page_of_a_job_is_named_without_credentials() -> None:
 
 
 def test_without_a_server_the_same_calls_do_nothing() -> None:
-    public = {name for name in dir(ServerConnection) if not name.startswith("_")} - {"refused_batches"}
+    public = {name for name in dir(ServerConnection) if not name.startswith("_")}
     assert {name for name in dir(OfflineConnection) if not name.startswith("_")} == public
     link = OfflineConnection()
     link.start()
     link.sample(measured(1), {})
-    link.event(notice("nobody hears"))
+    link.event(notice("unsent"))
     link.close()
-    assert link.first_desired(1.0) is None
     assert link.desired is None
 
 
@@ -988,7 +1045,7 @@ def test_requests_and_polls_are_made_by_two_threads_and_no_others(
     monkeypatch.setattr(threading.Thread, "start", noted)
     links(server).start()
     server.wait(lambda: len(server.batches) >= 20)
-    assert sorted(started) == ["holdfast-poll", "holdfast-send"]
+    assert sorted(started) == ["holdfast-connect"] * 2 + ["holdfast-poll", "holdfast-send"]
 
 
 def test_a_server_with_tls_is_verified_and_its_answers_are_limited_in_time(
@@ -1001,13 +1058,13 @@ def test_a_server_with_tls_is_verified_and_its_answers_are_limited_in_time(
     server._http.socket = context.wrap_socket(server._http.socket, server_side=True)
     client = http_client.AgentClient(server.url.replace("http", "https"), None)
     try:
-        with pytest.raises(http_client.NoAnswer, match="CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(http_client.RequestFailed, match="CERTIFICATE_VERIFY_FAILED"):
             client.desired("gpt", after=None)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         server.want(Desired(version=3))
         assert client.desired("gpt", after=None) == Desired(version=3)
         monkeypatch.setattr(http_client, "REQUEST_SECONDS", 0.2)
-        with pytest.raises(http_client.NoAnswer, match="it took too long"):
+        with pytest.raises(http_client.RequestFailed, match="timed out"):
             client.desired("gpt", after=3)
     finally:
         client.close()

@@ -246,15 +246,12 @@ def test_a_nested_loop_cannot_be_taken_back_from_inside_and_says_what_can(to, tm
 
 
 class Server:
-    """Wants the job at iteration 8; takes no notice of what it is told."""
+    """Takes no notice of what is reported to it."""
 
     desired = None
     page = None
 
     def __init__(self, **_): ...
-
-    def first_desired(self, _):
-        return Desired(version=1, restore=RestoreOrder(id="o", checkpoint="000000000008-1", fence=1))
 
     def start(self): ...
     def event(self, event): ...
@@ -262,10 +259,22 @@ class Server:
     def close(self, deadline_seconds=0): ...
 
 
+class Client:
+    """Answers the first question for the desired state: a restore to iteration 8."""
+
+    def __init__(self, server, token): ...
+
+    def desired(self, job, *, limit_seconds):
+        return Desired(version=1, restore=RestoreOrder(id="o", checkpoint="000000000008-1", fence=1))
+
+    def close(self): ...
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_any_loop_is_taken_back_when_it_is_started_again(loop, tmp_path, left_alone, monkeypatch):
     run(loop, tmp_path, dies_after=15)
     monkeypatch.setattr(holdfast.engine.startup, "Link", Server)
+    monkeypatch.setattr(holdfast.engine.startup, "AgentClient", Client)
     monkeypatch.setenv("HOLDFAST_SERVER", "http://127.0.0.1:1")
     whole = left_alone(loop, 23)
     assert run(loop, tmp_path, seed=9) == whole[[entry[0] for entry in whole].index(9) :]

@@ -30,9 +30,9 @@ from tests.support.tiny_job import Points, Trainer
 class FakeLink:
     """A server that answers with whatever a test puts into `desired`, and remembers what it was told."""
 
-    heard = True
+    has_server = True
     page = "http://127.0.0.1:1/jobs/job"
-    fenced = False
+    is_fenced = False
     first: Desired | None = None
 
     def __init__(self, *, on_desired=None, **_):
@@ -43,9 +43,6 @@ class FakeLink:
         self.closed = False
 
     def start(self): ...
-
-    def first_desired(self, timeout_seconds):
-        return type(self).first
 
     def event(self, event):
         self.events.append(event)
@@ -63,6 +60,17 @@ class FakeLink:
         return [event for event in self.events if isinstance(event, kind)]
 
 
+class FakeClient:
+    """Answers the first question for the desired state with `FakeLink.first`."""
+
+    def __init__(self, server, token): ...
+
+    def desired(self, job, *, limit_seconds):
+        return FakeLink.first
+
+    def close(self): ...
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     trainer = Trainer(tmp_path_factory.mktemp("store") / "s").run()
@@ -78,6 +86,7 @@ def store(tmp_path):
 @pytest.fixture
 def linked(monkeypatch):
     monkeypatch.setattr(startup, "Link", FakeLink)
+    monkeypatch.setattr(startup, "AgentClient", FakeClient)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 
@@ -537,7 +546,7 @@ def test_an_attempt_that_is_fenced_gives_way(store, linked, uninterrupted, monke
     def newer_begins(trainer):
         if trainer.session.iteration == 5:
             open_store(store).acquire_attempt("job", "newer")
-            trainer.link.fenced = True
+            trainer.link.is_fenced = True
 
     if supervised:
         monkeypatch.setenv(supervisor_channel.VARIABLE, str(tmp_path))
@@ -548,7 +557,7 @@ def test_an_attempt_that_is_fenced_gives_way(store, linked, uninterrupted, monke
             trainer.run(until=9, after=newer_begins)
         assert ended.value.code == supervisor_channel.EXIT_FENCED
         assert trainer.session.iteration == 6
-        assert supervisor_channel.introduced(tmp_path).job == "job"
+        assert supervisor_channel.published_attempt(tmp_path).job == "job"
     else:
         trainer.run(until=9, after=newer_begins)
         assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 10)}
@@ -560,7 +569,7 @@ def test_an_attempt_that_is_fenced_gives_way(store, linked, uninterrupted, monke
 
 def test_a_server_that_takes_an_attempt_for_fenced_is_not_believed_against_the_store(store, linked):
     trainer = Trainer(store, **linked)
-    trainer.link.fenced = True
+    trainer.link.is_fenced = True
     trainer.run(until=7).crash()
     assert committed(store) == [3, 6]
 

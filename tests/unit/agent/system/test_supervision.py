@@ -12,7 +12,7 @@ BEGINS = """
 import time
 first_line = time.time()
 from holdfast.system import supervisor_channel as supervision
-print(supervision.attempt_began_at() <= first_line, supervision.attempt_began_at() > first_line)
+print(supervision.attempt_start_time() <= first_line, supervision.attempt_start_time() > first_line)
 """
 
 
