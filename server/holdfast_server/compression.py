@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from functools import cache
 from typing import Any
 
 if sys.version_info >= (3, 14):
@@ -24,8 +25,14 @@ class Broken(ValueError):
     """It cannot be unpacked."""
 
 
+@cache
+def _compressor(level: int) -> zstd.ZstdCompressor:
+    """A compressor to be used again: making one takes as long as compressing a batch."""
+    return zstd.ZstdCompressor(level)
+
+
 def compress(content: bytes, level: int) -> bytes:
-    return zstd.compress(content, level)
+    return _compressor(level).compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
 
 
 def decompress(content: bytes, limit_bytes: int) -> bytes:

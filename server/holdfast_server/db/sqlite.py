@@ -12,15 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from holdfast_migrations import NotOurDatabase, Upgraded, upgrade
-from holdfast_server.db.statements import DatabaseInUse
+from holdfast_server.db.statements import DatabaseInUse, Statement
 from holdfast_server.db.units import GROUP_UNITS, T, Unit, attempt
 from holdfast_server.settings import default_database
 
@@ -48,6 +49,8 @@ class SqliteStore:
         self.place = str(self.path)
         self._lock_file: int | None = None
         self._writer: Engine | None = None
+        self._session: ThreadSession | None = None
+        """Session of the writer thread, kept from one commit to the next."""
         self._thread: ThreadPoolExecutor | None = None
         self._queue: asyncio.Queue[Unit | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
@@ -103,6 +106,7 @@ class SqliteStore:
             self._queue.put_nowait(None)
             await self._task
             self._thread.shutdown()
+        self._close_session()
         if self._writer is not None:
             self._writer.dispose()
         self._writer = self._thread = self._task = None
@@ -139,16 +143,26 @@ class SqliteStore:
                 settled(units)
 
     def _commit(self, units: Sequence[Unit]) -> None:
-        """In the writer's thread."""
+        """Run units and commit them, in the writer thread."""
         assert self._writer is not None
         try:
-            with self._writer.connect() as connection, connection.begin():
+            if self._session is None:
+                self._session = ThreadSession(self._writer.connect())
+            with self._session.connection_of_thread.begin():
                 for unit in units:
-                    _run(attempt(ThreadSession(connection), unit))
+                    _run(attempt(self._session, unit))
         except Exception as error:  # keep the writer alive: after a full disk it stores again
-            logger.warning("nothing was stored of %d units: %s", len(units), error)
+            self._close_session()
+            logger.warning("stored none of %d writes: %s", len(units), error)
             for unit in units:
                 unit.error = error
+
+    def _close_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(SQLAlchemyError):
+                session.sync_session.close()
+                session.connection_of_thread.close()
 
 
 class ThreadSession(AsyncSession):
@@ -160,7 +174,7 @@ class ThreadSession(AsyncSession):
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(join_transaction_mode="create_savepoint", expire_on_commit=False)
-        self.sync_session.bind = connection
+        self.sync_session.bind = self.connection_of_thread = connection
 
     async def execute(self, *arguments: Any, **named: Any) -> Any:
         return self.sync_session.execute(*arguments, **named)
@@ -241,6 +255,8 @@ def _configure(engine: Engine, *, begin: str) -> None:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
+    statement = Statement(text(begin))
+
     @event.listens_for(engine, "begin")
     def start(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        statement.run(connection)

@@ -108,7 +108,7 @@ async def on_connection(session: AsyncSession, function: Callable[..., R], *argu
 
 def connection_of(session: Session) -> Connection:
     """Of a unit's session, which is bound to one, and not to an engine."""
-    return cast("Connection", session.get_bind())
+    return cast("Connection", session.bind)
 
 
 class Statement:
@@ -126,7 +126,7 @@ class Statement:
 
     def all(self, connection: Connection, parameters: Parameters) -> list[Any]:
         text, order, constants = self._for(connection)
-        values = {**constants, **parameters}
+        values = {**constants, **parameters} if constants else parameters
         cursor = connection.connection.cursor()
         try:
             cursor.execute(text, tuple([values[name] for name in order]))
@@ -143,7 +143,7 @@ class Statement:
     def run(self, connection: Connection, *parameters: Parameters) -> None:
         """Once for each set of parameters; once where there is none."""
         text, order, constants = self._for(connection)
-        whole = [{**constants, **each} for each in parameters or ({},)]
+        whole = [{**constants, **each} for each in parameters or ({},)] if constants else parameters or ({},)
         rows = [tuple([values[name] for name in order]) for values in whole]
         cursor = connection.connection.cursor()
         try:

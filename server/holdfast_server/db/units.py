@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -82,9 +81,9 @@ class Store(Protocol):
 
 
 async def attempt(session: AsyncSession, unit: Unit) -> None:
-    """Run a unit behind a savepoint: its error is its caller's, and the others in the group go on.
+    """Run a unit behind a savepoint: its error goes to its caller, and the other units of the group go on.
 
-    The session takes a savepoint of its own at its first use; most units add samples and do not use it.
+    The session takes another savepoint at its first use. Most units add samples and do not use it.
     """
     session.info["request_id"] = unit.request_id
     unit.error = None
@@ -102,9 +101,6 @@ async def attempt(session: AsyncSession, unit: Unit) -> None:
             raise unit.error from None
         if unit.error is not error:
             raise unit.error from None
-    finally:
-        with suppress(SQLAlchemyError):
-            await session.run_sync(Session.close)
 
 
 def _begin(session: Session) -> None:
@@ -114,11 +110,13 @@ def _begin(session: Session) -> None:
 def _end(session: Session) -> None:
     if session.in_transaction():
         session.commit()
+        session.close()
     _RELEASE.run(connection_of(session))
 
 
 def _take_back(session: Session) -> None:
     session.rollback()
+    session.close()
     _ROLLBACK.run(connection_of(session))
 
 
