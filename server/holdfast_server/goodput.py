@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.answers import Bucket, Goodput, ShortWindow, StallsOverTime, TimeBucket, Window
 from holdfast.protocol import PLANNED_ENDS, StallKind
 from holdfast_server import models
-from holdfast_server.ancestry import Ancestry, ancestry_of, branches
+from holdfast_server.ancestry import Ancestry, ancestry_of, lineage_starts
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.failures import Life as Attempted
 from holdfast_server.failures import lives_of, lives_of_jobs
@@ -85,7 +85,7 @@ async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now:
     async with db.read() as session:
         rows = {row.name: row for row in await session.scalars(_of_jobs(), {"jobs": jobs})}
         attempts = await lives_of_jobs(session, list(rows), since=begins_at)
-        lineages = await branches(session, list(rows))
+        lineages = await lineage_starts(session, list(rows))
         standing = {
             name: _Standing(
                 [one.attempt for one in attempts.get(name, [])], Ancestry(lineages.get(name, []), row.lineage)

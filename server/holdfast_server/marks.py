@@ -185,7 +185,7 @@ async def stall_density(session: AsyncSession, job: str, reach: Reach) -> list[S
     return list(made.values())
 
 
-async def paced(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry | None = None) -> list[PacedRow]:
+async def paced(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry) -> list[PacedRow]:
     """In the window, and the one in force when it begins; of too many, what changed something and every n-th."""
     rows, values = models.Pacing, reach.values(job)
     within = (await session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1})).all()
@@ -194,7 +194,7 @@ async def paced(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestr
         within = (await session.scalars(_paced_in(job, held, reach.marks))).all()
     before = await session.scalars(_paced_before(reach.axis), values)
     found = (*before, *within)
-    stands = _standing(found, ancestry) if ancestry else set()
+    stands = _standing(found, ancestry)
     return [as_view(PacedRow, row, stands=row.id in stands) for row in found]
 
 

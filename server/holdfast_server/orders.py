@@ -91,13 +91,8 @@ class Concluded:
 Cause = Reported | LineageBegan | AttemptBegan | Concluded
 
 
-def transition(order: models.RestoreOrder, cause: Cause) -> OrderState | None:
-    """The state to which a cause moves an order; None: it changes nothing."""
-    wanted = _wanted_state(order, cause)
-    return wanted if wanted is not None and order.state in FROM[wanted] else None
-
-
-def _wanted_state(order: models.RestoreOrder, cause: Cause) -> OrderState | None:
+def _next_state(order: models.RestoreOrder, cause: Cause) -> OrderState | None:
+    """Return the state to which a cause would move an order; `FROM` says whether it may. None: to no other."""
     taken_by = order.taken_by or 0
     match cause:
         case Concluded(state):
@@ -137,8 +132,8 @@ async def _move(
 
     `at`: when it came to be so. `details`: other columns. Without a `reason`, an overruled end stays the reason.
     """
-    before, state = row.state, transition(row, cause)
-    if state is None:
+    before, state = row.state, _next_state(row, cause)
+    if state is None or before not in FROM[state]:
         return False
     if before in OVERRULED:
         details["overruled"], reason = before, OVERRULED[before]

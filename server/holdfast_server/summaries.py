@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.answers import CheckpointRow, Failing, Family, ForkRow, ForkSource, JobSummary, LongestStall, Order
 from holdfast.protocol import parse_checkpoint_id
 from holdfast_server import checkpoints, desired, models, orders
-from holdfast_server.ancestry import Ancestry, ancestries, branches
+from holdfast_server.ancestry import Ancestry, ancestries, lineage_starts
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.errors import UnknownJob
 from holdfast_server.pace import paced_of, reason_of
@@ -54,7 +54,7 @@ async def summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: f
     names = [job.name for job in jobs]
     attempts = await _current_attempts(session, names)
     starts = await _starts(session, names)
-    known = await branches(session, names)
+    known = await lineage_starts(session, names)
     durable = await checkpoints.count(session, names)
     open_orders = await orders.open_orders(session, names)
     asked = await desired.checkpoint_requests(session, names)

@@ -20,6 +20,7 @@ from holdfast.answers import Edit, Order, PacedRow
 from holdfast.protocol import MAX_ITERATION
 from holdfast_server import desired, lines, marks, models, reading, rollups
 from holdfast_server import orders as restore_orders
+from holdfast_server.ancestry import ancestry_of
 from holdfast_server.columns import BUILT_IN
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
@@ -178,7 +179,8 @@ async def _paced_of(session: AsyncSession, job: str, within: _Within) -> list[Pa
     reach = marks.Reach("iteration", within.first, within.last, MAX_POINTS, MAX_MARKS)
     if (within.first, within.last) == (0, MAX_ITERATION):
         reach = marks.Reach("time", within.begin, within.end, MAX_POINTS, MAX_MARKS)
-    found = await marks.paced(session, job, reach)
+    ancestry = await ancestry_of(session, await find_job(session, job))
+    found = await marks.paced(session, job, reach, ancestry)
     return [row for row in found if within.lasts(row.at) and within.first <= row.iteration <= within.last]
 
 
