@@ -7,7 +7,20 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import CTE, BigInteger, BindParameter, Row, Select, and_, bindparam, case, cast, func, literal, select
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    BindParameter,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal,
+    select,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.answers import LineageRow
@@ -105,4 +118,6 @@ def ancestries(jobs: BindParameter[Any] | Select[str]) -> CTE:
     upto = case((lineage.iteration < ancestry.c.upto, lineage.iteration), else_=ancestry.c.upto)
     here = and_(lineage.job == ancestry.c.job, lineage.lineage == ancestry.c.lineage)
     # UNION, not UNION ALL: the recursion ends even where reported parents form a cycle.
-    return ancestry.union(select(ancestry.c.job, parent, upto).join(lineage, here).where(lineage.parent.is_not(None)))
+    return ancestry.union(
+        select(ancestry.c.job, parent, upto).join(lineage, here).where(lineage.parent.is_not(None))
+    )

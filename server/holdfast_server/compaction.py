@@ -1,7 +1,7 @@
 """Merge small chunks of samples into large ones, and thin old samples into roll-ups.
 
 A slow job's batches hold a few iterations each: they are merged once they are settled. When old samples are
-thinned, chunks go before roll-ups of the finest level, and roll-ups of the others stay. Where a stretch begins to
+thinned, chunks go before roll-ups of the finest level, and roll-ups of the others stay. Where a series begins to
 be whole, or fine, is a multiple of a bucket's width, so that a bucket is never half of one and half of the other.
 """
 
@@ -41,17 +41,17 @@ class _Piece:
 async def compact(db: Database, now: float) -> None:
     """A chore. In small transactions, so that reports do not wait for it."""
     merges = 0
-    for stretch in await _scattered(db):
-        for pieces in _groups(await _small(db, stretch, before=now - SETTLED_SECONDS)):
+    for series in await _scattered(db):
+        for pieces in _groups(await _small(db, series, before=now - SETTLED_SECONDS)):
             ids = [piece.id for piece in pieces]
-            await db.write(partial(_merge, stretch=stretch.id, ids=ids), job=stretch.job, samples_only=True)
+            await db.write(partial(_merge, series=series.id, ids=ids), job=series.job, samples_only=True)
             merges += 1
             if merges == MERGES_AT_ONCE:
                 return
 
 
-async def _scattered(db: Database) -> Sequence[models.Stretch]:
-    rows = models.Stretch
+async def _scattered(db: Database) -> Sequence[models.SampleSeries]:
+    rows = models.SampleSeries
     async with db.read() as session:
         query = (
             select(rows)
@@ -62,12 +62,12 @@ async def _scattered(db: Database) -> Sequence[models.Stretch]:
         return (await session.scalars(query)).all()
 
 
-async def _small(db: Database, stretch: models.Stretch, *, before: float) -> list[_Piece]:
+async def _small(db: Database, series: models.SampleSeries, *, before: float) -> list[_Piece]:
     rows = models.Chunk
     query = (
         select(rows.id, rows.rows)
-        .where(rows.job == stretch.job, rows.rank == stretch.rank, rows.lineage == stretch.lineage)
-        .where(rows.uid == stretch.uid, rows.rows < SMALL_ROWS, rows.last_at < before)
+        .where(rows.job == series.job, rows.rank == series.rank, rows.lineage == series.lineage)
+        .where(rows.uid == series.uid, rows.rows < SMALL_ROWS, rows.last_at < before)
         .order_by(rows.first_iteration, rows.id)
     )
     async with db.read() as session:
@@ -86,9 +86,9 @@ def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
         yield group
 
 
-async def _merge(session: AsyncSession, stretch: int, ids: Sequence[int]) -> None:
-    """Chunks of a stretch become one; nothing, where one of them is gone."""
-    chunk, row = models.table(models.Chunk), models.Stretch
+async def _merge(session: AsyncSession, series: int, ids: Sequence[int]) -> None:
+    """Chunks of a series become one; nothing, where one of them is gone."""
+    chunk, row = models.table(models.Chunk), models.SampleSeries
     found = (await session.execute(select(chunk).where(chunk.c.id.in_(ids)).order_by(chunk.c.id))).all()
     if len(found) < max(2, len(ids)):
         return
@@ -103,9 +103,9 @@ async def _merge(session: AsyncSession, stretch: int, ids: Sequence[int]) -> Non
     saved = sum(len(one.columns) for one in found) - len(packed)
     await session.execute(
         update(row)
-        .where(row.id == stretch)
+        .where(row.id == series)
         .values(
-            widest=case((row.widest < width, width), else_=row.widest),
+            widest_chunk=case((row.widest_chunk < width, width), else_=row.widest_chunk),
             chunks=row.chunks - len(found) + 1,
             chunk_bytes=row.chunk_bytes - saved,
         ),
@@ -114,33 +114,33 @@ async def _merge(session: AsyncSession, stretch: int, ids: Sequence[int]) -> Non
 
 
 def first_ended_at() -> ScalarSelect[float]:
-    """When the first chunk of a stretch ended, for a question about stretches: what is to go has to have begun."""
-    rows, of = models.Chunk, models.Stretch
+    """When the first chunk of a series ended, for a question about series: what is to go has to have begun."""
+    rows, of = models.Chunk, models.SampleSeries
     same = (rows.job == of.job, rows.rank == of.rank, rows.lineage == of.lineage, rows.uid == of.uid)
     query = select(rows.last_at).where(*same).order_by(rows.first_iteration).limit(1)
     return query.correlate(of).scalar_subquery()
 
 
-async def first_since(session: AsyncSession, stretch: models.Stretch, at: float) -> int:
-    """Of a stretch, the first iteration of the chunks that had not ended before a time."""
+async def first_since(session: AsyncSession, series: models.SampleSeries, at: float) -> int:
+    """Of a series, the first iteration of the chunks that had not ended before a time."""
     rows = models.Chunk
-    first = await session.scalar(select(func.min(rows.first_iteration)).where(*_of(stretch), rows.last_at >= at))
-    return stretch.last_iteration + 1 if first is None else first
+    first = await session.scalar(select(func.min(rows.first_iteration)).where(*_of(series), rows.last_at >= at))
+    return series.last_iteration + 1 if first is None else first
 
 
-def begin_of(stretch: models.Stretch, iteration: int) -> int:
-    """Where a stretch begins to be whole without all chunks that end before an iteration, or before its bucket."""
-    everything = iteration > stretch.last_iteration
+def begin_of(series: models.SampleSeries, iteration: int) -> int:
+    """Where a series begins to be whole without all chunks that end before an iteration, or before its bucket."""
+    everything = iteration > series.last_iteration
     return -(-iteration // WIDTH) * WIDTH if everything else iteration // WIDTH * WIDTH
 
 
-async def thin_upto(session: AsyncSession, stretch: models.Stretch, iteration: int) -> None:
-    """Of a stretch, all chunks that end before an iteration, or before the beginning of its bucket."""
+async def thin_upto(session: AsyncSession, series: models.SampleSeries, iteration: int) -> None:
+    """Of a series, all chunks that end before an iteration, or before the beginning of its bucket."""
     rows = models.Chunk
-    begin = begin_of(stretch, iteration)
-    if begin <= stretch.whole_from:
+    begin = begin_of(series, iteration)
+    if begin <= series.chunks_from:
         return
-    gone = (*_of(stretch), rows.last_iteration < begin)
+    gone = (*_of(series), rows.last_iteration < begin)
     count, size = (
         await session.execute(
             select(func.count(), func.coalesce(func.sum(func.length(rows.columns)), 0)).where(*gone)
@@ -148,51 +148,51 @@ async def thin_upto(session: AsyncSession, stretch: models.Stretch, iteration: i
     ).one()
     await session.execute(delete(rows).where(*gone), execution_options=QUIETLY)
     await session.execute(
-        update(models.Stretch)
-        .where(models.Stretch.id == stretch.id)
-        .values(whole_from=begin, chunks=stretch.chunks - count, chunk_bytes=stretch.chunk_bytes - size),
+        update(models.SampleSeries)
+        .where(models.SampleSeries.id == series.id)
+        .values(chunks_from=begin, chunks=series.chunks - count, chunk_bytes=series.chunk_bytes - size),
         execution_options=QUIETLY,
     )
 
 
-async def fine_since(session: AsyncSession, stretch: models.Stretch, at: float) -> int:
-    """Where a stretch begins to be fine without the roll-ups that had ended before a time and have no chunks."""
+async def fine_since(session: AsyncSession, series: models.SampleSeries, at: float) -> int:
+    """Where a series begins to be fine without the roll-ups that had ended before a time and have no chunks."""
     rows = models.Rollup
-    low, high = stretch.fine_from >> _SECOND, (stretch.whole_from >> _SECOND) - 1
-    begin = stretch.fine_from
+    low, high = series.finest_from >> _SECOND, (series.chunks_from >> _SECOND) - 1
+    begin = series.finest_from
     if low > high:
         return begin
     query = (
         select(rows.bucket, rows.columns)
-        .where(rows.stretch == stretch.id, rows.level == _SECOND, rows.bucket.between(low, high))
+        .where(rows.series == series.id, rows.level == _SECOND, rows.bucket.between(low, high))
         .order_by(rows.bucket)
     )
     for bucket, encoded in await session.execute(query):
         end = (bucket + 1) << _SECOND
-        if end > stretch.last_iteration + 1 or rollups.last_of(encoded, AT) >= at:
+        if end > series.last_iteration + 1 or rollups.last_of(encoded, AT) >= at:
             break
         begin = end
     return begin
 
 
-async def coarsen_upto(session: AsyncSession, stretch: models.Stretch, begin: int) -> None:
-    """Of a stretch, the finest roll-ups before an iteration, at which one of the second level begins."""
-    if begin <= stretch.fine_from:
+async def coarsen_upto(session: AsyncSession, series: models.SampleSeries, begin: int) -> None:
+    """Of a series, the finest roll-ups before an iteration, at which one of the second level begins."""
+    if begin <= series.finest_from:
         return
     rows = models.Rollup
-    fine = (rows.stretch == stretch.id, rows.level == _FINEST, rows.bucket < begin >> _FINEST)
+    fine = (rows.series == series.id, rows.level == _FINEST, rows.bucket < begin >> _FINEST)
     await session.execute(delete(rows).where(*fine), execution_options=QUIETLY)
     await session.execute(
-        update(models.Stretch).where(models.Stretch.id == stretch.id).values(fine_from=begin),
+        update(models.SampleSeries).where(models.SampleSeries.id == series.id).values(finest_from=begin),
         execution_options=QUIETLY,
     )
 
 
-def _of(stretch: models.Stretch) -> tuple[ColumnElement[bool], ...]:
+def _of(series: models.SampleSeries) -> tuple[ColumnElement[bool], ...]:
     rows = models.Chunk
     return (
-        rows.job == stretch.job,
-        rows.rank == stretch.rank,
-        rows.lineage == stretch.lineage,
-        rows.uid == stretch.uid,
+        rows.job == series.job,
+        rows.rank == series.rank,
+        rows.lineage == series.lineage,
+        rows.uid == series.uid,
     )

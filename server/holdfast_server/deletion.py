@@ -67,8 +67,8 @@ async def _require_silent(session: AsyncSession, job: str, last_contact_at: floa
     row = await find_job(session, job)
     if row.last_contact_at != last_contact_at:
         raise NotPossible(
-            f"job {job!r} reported again during its deletion, which has removed part of its earlier reports: stop it, "
-            "and delete it again"
+            f"job {job!r} reported again during its deletion, which has removed part of its earlier reports: "
+            "stop it, and delete it again"
         )
 
 

@@ -1,4 +1,4 @@
-"""Answers as JSON. Numbers that JSON has no word for are the strings "nan", "inf" and "-inf"."""
+"""JSON encoding of responses. Non-finite numbers become the strings "nan", "inf" and "-inf"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def to_json(answer: object) -> bytes:
 
 
 def finite(value: Any) -> Any:
-    """A copy in which every number is one that JSON can write."""
+    """Replace each non-finite number by a string."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
@@ -25,7 +25,7 @@ def finite(value: Any) -> Any:
 
 
 def _finite_numbers(values: Sequence[Any]) -> bool:
-    """Whether nothing needs to be changed, as in nearly all columns: a timeline has thousands of numbers."""
+    """Return whether all values are finite numbers, as in nearly all of a timeline's columns."""
     try:
         return all(map(math.isfinite, values))
     except TypeError:

@@ -1,4 +1,4 @@
-"""What each event changes in the tables."""
+"""Effects of events on the tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast_server.db import on_connection
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The batch that events came in."""
+    """The batch that contains an event."""
 
     session: AsyncSession
     job: models.Job
@@ -24,12 +24,12 @@ class Source:
     rank: int
     sequence: int
     ahead: bool
-    """It is the newest that this job has sent; one from a spool that is replayed is not."""
+    """Whether it is the newest batch of the job; a replayed one from a spool is not."""
     now: float
 
     @property
     def current(self) -> bool:
-        """It speaks for the job: rank 0 of the attempt that registered last."""
+        """Whether it is from rank 0 of the current attempt, which reports for the job."""
         return self.rank == 0 and self.attempt.uid == self.job.uid
 
 
@@ -44,9 +44,9 @@ async def record(source: Source, event: protocol.Event) -> None:
         case protocol.AttemptFinished():
             attempt.finished_at, attempt.finished = event.at, event.reason
             attempt.last_iteration = event.iteration
-            # Its own too: an agent says that it ends when it has stopped writing.
+            # Its own checkpoints as well: an agent reports its end after it has stopped writing.
             await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt + 1)
-            reason = f"attempt {attempt.attempt} ended ({event.reason}) without a word of it"
+            reason = f"attempt {attempt.attempt} ended ({event.reason}) without reporting a result"
             await orders.lose_open(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
         case protocol.LineageStarted():
             await _lineage(source, event)
@@ -98,7 +98,7 @@ def notice(session: AsyncSession, job: str, event: protocol.Notice) -> None:
 
 
 def _started(attempt: models.Attempt, event: protocol.AttemptStarted) -> None:
-    # What was heard before it loaded its checkpoint belongs to it, too.
+    # Heartbeats from before it loaded its checkpoint belong to it as well.
     attempt.started_at = min(attempt.started_at, event.at)
     attempt.iteration, attempt.lineage = event.iteration, event.lineage
     attempt.resumed_from, attempt.previous_exit = event.resumed_from, event.previous_exit
@@ -138,7 +138,7 @@ def _paced(source: Source, event: protocol.Paced) -> None:
     if source.ahead:
         source.job.paced = msgspec.msgpack.encode(event)
     source.session.add(
-        models.Pacing(
+        models.IntervalDecision(
             job=source.job.name,
             at=event.at,
             iteration=event.iteration,

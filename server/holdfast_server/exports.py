@@ -58,7 +58,7 @@ class Samples:
     """What there is to be sent of a window, and under which names."""
 
     job: models.Job
-    stretches: Sequence[models.Stretch]
+    all_series: Sequence[models.SampleSeries]
     columns: Mapping[str, str]
     """By metric, the column of its means; `_min` and `_max` are added for the two beside it."""
     first: int
@@ -73,11 +73,11 @@ async def samples(db: Database, job: str, first: int | None, last: int | None) -
     """Raises UnknownJob."""
     async with db.read() as session:
         found = await find_job(session, job)
-        stretches = await reading.stretches(session, job)
-    begin = min((one.first_iteration for one in stretches), default=1)
-    end = max((one.last_iteration for one in stretches), default=0)
-    columns = _columns_of({name for one in stretches for name in names_of(one.metrics)})
-    return Samples(found, stretches, columns, max(begin, first or begin), min(end, end if last is None else last))
+        all_series = await reading.series_of(session, job)
+    begin = min((one.first_iteration for one in all_series), default=1)
+    end = max((one.last_iteration for one in all_series), default=0)
+    columns = _columns_of({name for one in all_series for name in names_of(one.metrics)})
+    return Samples(found, all_series, columns, max(begin, first or begin), min(end, end if last is None else last))
 
 
 def _columns_of(metrics: Iterable[str]) -> dict[str, str]:
@@ -92,16 +92,16 @@ def _columns_of(metrics: Iterable[str]) -> dict[str, str]:
     return made
 
 
-def spans(stretches: Sequence[models.Stretch], first: int, last: int) -> Iterator[tuple[int, int]]:
+def spans(all_series: Sequence[models.SampleSeries], first: int, last: int) -> Iterator[tuple[int, int]]:
     """The parts that a window is read in: so many iterations, and where rows are few among them, so many rows."""
     begin = first
     while begin <= last:
-        here = [one for one in stretches if one.first_iteration <= begin <= one.last_iteration]
-        later = [one.first_iteration for one in stretches if one.first_iteration > begin]
+        here = [one for one in all_series if one.first_iteration <= begin <= one.last_iteration]
+        later = [one.first_iteration for one in all_series if one.first_iteration > begin]
         if not here:
             begin = min(later, default=last + 1)
             continue
-        # Up to the next stretch that begins or ends, rows lie as dense as here.
+        # Up to the next series that begins or ends, rows lie as dense as here.
         edge = min([*later, *(one.last_iteration + 1 for one in here)]) - 1
         density = sum(lines.rows_between(one, begin, begin) for one in here)
         thin = begin + int(PART_ITERATIONS / density) - 1 if density else edge
@@ -114,12 +114,12 @@ async def parts(
     db: Database, room: asyncio.Semaphore, wanted: Samples, told: Callable[[Columns], Made]
 ) -> AsyncIterator[Made]:
     """What `told` makes of its columns, some thousand iterations at a time."""
-    for first, last in spans(wanted.stretches, wanted.first, wanted.last):
+    for first, last in spans(wanted.all_series, wanted.first, wanted.last):
         async with room:
             async with db.read() as session:
                 # Anew for each part: what retention takes meanwhile lies elsewhere from then on.
-                stretches = await reading.stretches(session, wanted.job.name)
-                plans = _plans(wanted.job, stretches, first, last)
+                all_series = await reading.series_of(session, wanted.job.name)
+                plans = _plans(wanted.job, all_series, first, last)
                 reads = [read for plan in plans for read in plan.segments]
                 contents = await reading.contents(session, wanted.job.name, reads)
             # Off the event loop: a part is some hundred thousand figures to be made and written.
@@ -128,12 +128,12 @@ async def parts(
             yield one
 
 
-def _plans(job: models.Job, stretches: Sequence[models.Stretch], first: int, last: int) -> list[lines.Line]:
-    own = (one.last_iteration for one in stretches if (one.lineage, one.uid) == (job.lineage, job.uid))
+def _plans(job: models.Job, all_series: Sequence[models.SampleSeries], first: int, last: int) -> list[lines.Line]:
+    own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
     # With room for more than a part is expected to hold, so that all of it is read as it is.
     window = lines.Window(first, last, 2 * PART_ITERATIONS)
     reached = max([job.iteration, *own])
-    found = lines.lines(stretches, window, uid=job.uid, lineage=job.lineage, reached=reached)
+    found = lines.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
     return [lines.plan(line, window.points) for line in found]
 
 

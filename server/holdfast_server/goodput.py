@@ -200,7 +200,7 @@ async def _spans(
 @cache
 def _of_spans() -> Select[*tuple[Any, ...]]:
     """Of work, so many buckets of it as one."""
-    rows = models.Work
+    rows = models.RankTotals
     return (
         select(
             rows.job,
@@ -226,7 +226,7 @@ def _span(standing: _Standing, uid: str, lineage: int, *sums: Any) -> Span:
 
 
 async def _trained_before(session: AsyncSession, attempt: models.Attempt, at: float) -> bool:
-    rows = models.Work
+    rows = models.RankTotals
     query = (
         select(rows.uid)
         .where(rows.job == attempt.job, rows.rank == 0, rows.bucket <= bucket_of(at))

@@ -33,7 +33,7 @@ class Superseded(RuntimeError):
 
     def __init__(self, batch: Batch, newest: int) -> None:
         super().__init__(
-            f"attempt {newest} of {batch.job} has replaced attempt {batch.attempt}, whose reports are refused: stop it"
+            f"attempt {newest} of {batch.job} has replaced attempt {batch.attempt}, and its reports are refused: stop it"
         )
 
 
@@ -102,8 +102,8 @@ async def _store(
         stored = await on_connection(session, standing.known, received)
         if stored is None:
             text = (
-                f"rank {batch.rank} of attempt {batch.attempt} sent different batches under one sequence number, and "
-                "the server keeps the first: is another copy of the process running, or was its spool changed? "
+                f"rank {batch.rank} of attempt {batch.attempt} sent different batches under one sequence number, "
+                "and the server keeps the first: is another copy of the process running, or was its spool changed? "
                 f"(uid {batch.uid})"
             )
             await _warn(session, batch, BATCH_CONFLICT, text, now=now)
@@ -194,8 +194,8 @@ async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> 
     goes_on = current is None or batch.attempt > current.attempt
     if current is not None and not goes_on and batch.sent_at > current.started_at:
         text = (
-            f"attempt {batch.attempt} started after another attempt {current.attempt} and replaces it: was the job's "
-            f"store deleted? (uid {batch.uid})"
+            f"attempt {batch.attempt} started after another attempt {current.attempt} and replaces it: was the "
+            f"job's store deleted? (uid {batch.uid})"
         )
         await _warn(session, batch, ATTEMPTS_RESTARTED, text, now=now)
         await checkpoints.forget_who_spoke(session, job.name)
@@ -227,7 +227,7 @@ async def _add_notices(session: AsyncSession, received: Received, *, left_out: b
 async def _warn(
     session: AsyncSession, batch: Batch, code: str, text: str, *, now: float, repeat_seconds: float | None = None
 ) -> None:
-    """Add a warning, unless the job has the same one; or, given `repeat_seconds`, a more recent one of its code."""
+    """Add a warning, unless the job has the same one, or, given `repeat_seconds`, a recent one of its code."""
     rows = models.Notice
     repeated = rows.message == text if repeat_seconds is None else rows.at > now - repeat_seconds
     found = select(rows.id).where(rows.job == batch.job, rows.code == code, repeated).limit(1)

@@ -1,4 +1,4 @@
-"""What a timeline reads: which iterations of which stretch, and as what. Pure functions.
+"""What a timeline reads: which iterations of which series, and as what. Pure functions.
 
 Several attempts may have reported the same iterations of a lineage: after a crash they are repeated. From the
 first to the last iteration that an attempt has reported of a lineage it alone counts, and the later the attempt,
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.protocol import MAX_ITERATION
-from holdfast_server.models import Stretch
+from holdfast_server.models import SampleSeries
 from holdfast_server.rollups import LEVELS
 
 MOST_WHOLE_ROWS = 16_384
@@ -22,9 +22,9 @@ quarter as many buckets are left, and it is read in the time of a few frames."""
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Iterations of one stretch, from `first` to `last`, which count."""
+    """Iterations of one series, from `first` to `last`, which count."""
 
-    stretch: Stretch
+    series: SampleSeries
     first: int
     last: int
     level: int = 0
@@ -49,22 +49,24 @@ class Line:
     width: int = 1
     """Iterations in a bucket where there are more of them than points."""
     each: bool = True
-    """By its stretches' looks there are no more, so that each is read by itself."""
+    """By its series' looks there are no more, so that each is read by itself."""
 
     @property
     def rows(self) -> float:
-        return sum(rows_between(one.stretch, one.first, one.last) for one in self.segments)
+        return sum(rows_between(one.series, one.first, one.last) for one in self.segments)
 
 
-def rows_between(stretch: Stretch, first: int, last: int) -> float:
+def rows_between(series: SampleSeries, first: int, last: int) -> float:
     """About how many rows lie there."""
-    return stretch.rows * (last - first + 1) / (stretch.last_iteration - stretch.first_iteration + 1)
+    return series.rows * (last - first + 1) / (series.last_iteration - series.first_iteration + 1)
 
 
-def lines(stretches: Iterable[Stretch], window: Window, *, uid: str, lineage: int, reached: int) -> list[Line]:
+def lines(
+    all_series: Iterable[SampleSeries], window: Window, *, uid: str, lineage: int, reached: int
+) -> list[Line]:
     """By lineage. What the current one holds beyond where the job has got to, an earlier attempt has lost."""
     found = []
-    for number, owned in _owned_by_lineage(stretches, uid):
+    for number, owned in _owned_by_lineage(all_series, uid):
         if number != lineage or reached >= window.end:
             found.append(Line(number, number != lineage, False, _within(owned, window.start, window.end)))
             continue
@@ -74,18 +76,23 @@ def lines(stretches: Iterable[Stretch], window: Window, *, uid: str, lineage: in
 
 
 def lines_in_time(
-    stretches: Iterable[Stretch], cuts: Mapping[int, tuple[int, int]], *, uid: str, lineage: int, reached: int
+    all_series: Iterable[SampleSeries],
+    cuts: Mapping[int, tuple[int, int]],
+    *,
+    uid: str,
+    lineage: int,
+    reached: int,
 ) -> list[Line]:
-    """What counts, by lineage, and beside it what each stretch reported that was repeated later: in time nothing
-    lies on anything else. `cuts`: which iterations of which stretch lie in the window."""
-    stretches = [one for one in stretches if one.id in cuts]
+    """What counts, by lineage, and beside it what each series reported that was repeated later: in time nothing
+    lies on anything else. `cuts`: which iterations of which series lie in the window."""
+    all_series = [one for one in all_series if one.id in cuts]
     found = []
-    for number, owned in _owned_by_lineage(stretches, uid):
+    for number, owned in _owned_by_lineage(all_series, uid):
         ends = reached if number == lineage else MAX_ITERATION
         found.append(Line(number, number != lineage, False, _cut(owned, cuts, 0, ends)))
         found.append(Line(number, True, True, _cut(owned, cuts, ends + 1, MAX_ITERATION)))
         beside = (
-            _cut(_repeated(one, owned), cuts, 0, MAX_ITERATION) for one in stretches if one.lineage == number
+            _cut(_repeated(one, owned), cuts, 0, MAX_ITERATION) for one in all_series if one.lineage == number
         )
         found += [Line(number, True, True, segments) for segments in beside]
     return [line for line in found if line.segments]
@@ -94,45 +101,45 @@ def lines_in_time(
 def _cut(segments: Iterable[Segment], cuts: Mapping[int, tuple[int, int]], start: int, end: int) -> list[Segment]:
     made: list[Segment] = []
     for one in segments:
-        first, last = cuts[one.stretch.id]
+        first, last = cuts[one.series.id]
         made += _within([one], max(first, start), min(last, end))
     return made
 
 
-def _repeated(stretch: Stretch, owned: Iterable[Segment]) -> Iterator[Segment]:
-    """What of a stretch does not count."""
-    begin = stretch.first_iteration
+def _repeated(series: SampleSeries, owned: Iterable[Segment]) -> Iterator[Segment]:
+    """What of a series does not count."""
+    begin = series.first_iteration
     for one in owned:
-        if one.stretch is stretch:
+        if one.series is series:
             if begin < one.first:
-                yield Segment(stretch, begin, one.first - 1)
+                yield Segment(series, begin, one.first - 1)
             begin = one.last + 1
-    if begin <= stretch.last_iteration:
-        yield Segment(stretch, begin, stretch.last_iteration)
+    if begin <= series.last_iteration:
+        yield Segment(series, begin, series.last_iteration)
 
 
-def _owned_by_lineage(stretches: Iterable[Stretch], uid: str) -> Iterator[tuple[int, list[Segment]]]:
-    by_lineage: dict[int, list[Stretch]] = {}
-    for stretch in stretches:
-        by_lineage.setdefault(stretch.lineage, []).append(stretch)
+def _owned_by_lineage(all_series: Iterable[SampleSeries], uid: str) -> Iterator[tuple[int, list[Segment]]]:
+    by_lineage: dict[int, list[SampleSeries]] = {}
+    for series in all_series:
+        by_lineage.setdefault(series.lineage, []).append(series)
     for number, some in sorted(by_lineage.items()):
         newest_first = sorted(some, key=lambda one: (one.uid == uid, one.attempt, one.id), reverse=True)
         yield number, sorted(_owned(newest_first), key=lambda one: one.first)
 
 
-def _owned(newest_first: Sequence[Stretch]) -> Iterator[Segment]:
+def _owned(newest_first: Sequence[SampleSeries]) -> Iterator[Segment]:
     taken: list[tuple[int, int]] = []
-    for stretch in newest_first:
-        begin = stretch.first_iteration
+    for series in newest_first:
+        begin = series.first_iteration
         for first, last in taken:
             if begin < first:
-                yield Segment(stretch, begin, min(first - 1, stretch.last_iteration))
+                yield Segment(series, begin, min(first - 1, series.last_iteration))
             begin = max(begin, last + 1)
-            if begin > stretch.last_iteration:
+            if begin > series.last_iteration:
                 break
-        if begin <= stretch.last_iteration:
-            yield Segment(stretch, begin, stretch.last_iteration)
-        taken = _merged(sorted([*taken, (stretch.first_iteration, stretch.last_iteration)]))
+        if begin <= series.last_iteration:
+            yield Segment(series, begin, series.last_iteration)
+        taken = _merged(sorted([*taken, (series.first_iteration, series.last_iteration)]))
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -146,7 +153,7 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _within(segments: Iterable[Segment], start: int, end: int) -> list[Segment]:
-    cut = (Segment(one.stretch, max(one.first, start), min(one.last, end)) for one in segments)
+    cut = (Segment(one.series, max(one.first, start), min(one.last, end)) for one in segments)
     return [one for one in cut if one.first <= one.last]
 
 
@@ -165,36 +172,36 @@ def plan(line: Line, points: int) -> Line:
             (coarser for coarser in LEVELS if coarser >= level and span >> coarser <= MOST_BUCKETS), LEVELS[-1]
         )
         width = max(width, 1 << level)
-    reads = [part for one in line.segments for part in _cover(one.stretch, one.first, one.last, level)]
+    reads = [part for one in line.segments for part in _cover(one.series, one.first, one.last, level)]
     return replace(line, segments=reads, width=width, each=rows <= points)
 
 
-def _cover(stretch: Stretch, first: int, last: int, level: int) -> Iterator[Segment]:
+def _cover(series: SampleSeries, first: int, last: int, level: int) -> Iterator[Segment]:
     """Buckets of a level, and at the ends, where a bucket holds more than is asked for or is not stored yet,
     something finer."""
     if level == 0:
-        if first < stretch.whole_from:
-            yield from _rolled(stretch, first, min(last, stretch.whole_from - 1), LEVELS[0])
-        if last >= stretch.whole_from:
-            yield Segment(stretch, max(first, stretch.whole_from), last)
+        if first < series.chunks_from:
+            yield from _rolled(series, first, min(last, series.chunks_from - 1), LEVELS[0])
+        if last >= series.chunks_from:
+            yield Segment(series, max(first, series.chunks_from), last)
         return
     width, finer = 1 << level, max((one for one in LEVELS if one < level), default=0)
-    begin = first if first <= stretch.first_iteration else -(-first // width) * width
-    whole = level == LEVELS[0] and last >= stretch.last_iteration
+    begin = first if first <= series.first_iteration else -(-first // width) * width
+    whole = level == LEVELS[0] and last >= series.last_iteration
     end = last if whole else (last + 1) // width * width - 1
     if begin > end:
-        yield from _cover(stretch, first, last, finer)
+        yield from _cover(series, first, last, finer)
         return
     if first < begin:
-        yield from _cover(stretch, first, begin - 1, finer)
-    yield from _rolled(stretch, begin, end, level)
+        yield from _cover(series, first, begin - 1, finer)
+    yield from _rolled(series, begin, end, level)
     if end < last:
-        yield from _cover(stretch, end + 1, last, finer)
+        yield from _cover(series, end + 1, last, finer)
 
 
-def _rolled(stretch: Stretch, first: int, last: int, level: int) -> Iterator[Segment]:
-    if level == LEVELS[0] and first < stretch.fine_from:
-        yield Segment(stretch, first, min(last, stretch.fine_from - 1), LEVELS[1])
-        first = stretch.fine_from
+def _rolled(series: SampleSeries, first: int, last: int, level: int) -> Iterator[Segment]:
+    if level == LEVELS[0] and first < series.finest_from:
+        yield Segment(series, first, min(last, series.finest_from - 1), LEVELS[1])
+        first = series.finest_from
     if first <= last:
-        yield Segment(stretch, first, last, level)
+        yield Segment(series, first, last, level)

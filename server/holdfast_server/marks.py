@@ -187,7 +187,7 @@ async def stall_density(session: AsyncSession, job: str, reach: Reach) -> list[S
 
 async def paced(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry) -> list[PacedRow]:
     """In the window, and the one in force when it begins; of too many, what changed something and every n-th."""
-    rows, values = models.Pacing, reach.values(job)
+    rows, values = models.IntervalDecision, reach.values(job)
     within = (await session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1})).all()
     if len(within) > reach.marks:
         held = reach.holds(rows.iteration, rows.at)
@@ -198,7 +198,7 @@ async def paced(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestr
     return [as_view(PacedRow, row, stands=row.id in stands) for row in found]
 
 
-def _standing(rows: Iterable[models.Pacing], ancestry: Ancestry) -> set[int]:
+def _standing(rows: Iterable[models.IntervalDecision], ancestry: Ancestry) -> set[int]:
     """Decisions on the way that stands; where iterations were repeated, the newer ones."""
     found: set[int] = set()
     earliest = END
@@ -210,22 +210,22 @@ def _standing(rows: Iterable[models.Pacing], ancestry: Ancestry) -> set[int]:
 
 
 @cache
-def _first_paced(axis: Axis) -> Select[models.Pacing]:
-    rows = models.Pacing
+def _first_paced(axis: Axis) -> Select[models.IntervalDecision]:
+    rows = models.IntervalDecision
     held = rows.job == bindparam("job"), _held(axis, rows.iteration, rows.at)
     return select(rows).where(*held).order_by(rows.id).limit(bindparam("most", type_=Integer))
 
 
 @cache
-def _paced_before(axis: Axis) -> Select[models.Pacing]:
-    rows = models.Pacing
+def _paced_before(axis: Axis) -> Select[models.IntervalDecision]:
+    rows = models.IntervalDecision
     earlier = rows.at < bindparam("first") if axis == "time" else rows.iteration < bindparam("first")
     query = select(rows).where(rows.job == bindparam("job"), earlier)
     return query.order_by(rows.at.desc(), rows.id.desc()).limit(1)
 
 
 def _paced_in(job: str, held: ColumnElement[bool], marks: int) -> Any:
-    rows = models.Pacing
+    rows = models.IntervalDecision
     order = rows.id
     numbered = (
         select(

@@ -1,4 +1,4 @@
-"""Restore orders: the states they go through, and who may move them. Every move is made here."""
+"""Restore orders: their states, and every transition between them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from holdfast_server.errors import InvalidSetting, NotCancellable, OpenOrder, Un
 from holdfast_server.status import SILENT_AFTER_SECONDS
 
 TOO_LATE: dict[OrderState, str] = {
-    "cancelled": "the cancel came too late", "expired": "it was taken up after it had expired",
+    "cancelled": "the agent had restored before the cancel reached it", "expired": "an agent started it after it had expired",
 }  # fmt: skip
 OVERRULED: dict[OrderState, str] = {
-    **TOO_LATE, "failed": "an attempt before this one had failed to, and could not say so in time",
+    **TOO_LATE, "failed": "an earlier attempt failed to restore, and reported it late",
 }  # fmt: skip
-"""Why an order has been carried out that was over, by the state in which it was."""
+"""Why an order that had ended was carried out after all, by the state it had ended in."""
 EXPIRES_SECONDS = 7 * 86400.0
-"""After which a job that starts should not be taken back by surprise; who orders may say otherwise."""
+"""Default lifetime of an order: a job that starts later must not be restored by surprise."""
 LEAST_EXPIRES_SECONDS, MOST_EXPIRES_SECONDS = 1.0, 30 * 86400.0
-OUT_OF_REACH = "the attempt that runs is numbered below those that it was meant for"
+OUT_OF_REACH = "the running attempt has a lower number than the attempts that the order is for"
 EVERY_SECONDS = 5.0
 LOST_AFTER_SECONDS = SILENT_AFTER_SECONDS
-"""An agent is heard of every second, while it restores too."""
+"""Silence after which contact counts as lost: an agent reports every second, even while it restores."""
 
 FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "requested": (),
@@ -47,35 +47,35 @@ FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "expired": OPEN_ORDER_STATES,
     "superseded": OPEN_ORDER_STATES,
 }
-"""The states from which each may be reached. Steps may be skipped: an agent that restores at its start reports
-what it knows then. What the agent did stands: it overrules a cancel or an expiry that came too late, and a failure
-that one attempt could not report before the next had carried the order out."""
+"""The states from which each state may be reached. An agent that restores at its start may skip steps. What the
+agent did takes precedence: it overrules a cancel or an expiry that came too late, and a failure that one attempt
+could not report before the next attempt had carried the order out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """An agent reports what it does with the order."""
+    """An agent reported the state of the order."""
 
     state: OrderState
     attempt: int
     newest_attempt: int
     other_open: bool
-    """Another order of the job is open."""
+    """Whether another order of the job is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineageBegan:
-    """A lineage that the order began: it was carried out, though who did may not have lived to report it."""
+    """The order began a lineage: it was carried out, even if the attempt ended before it could report so."""
 
     attempt: int
     at: float
     failed_at: float | None
-    """When the order was last reported as failed."""
+    """Time of the last report that the order failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptBegan:
-    """An attempt trains without the order that one before it had taken up."""
+    """An attempt trains without carrying out the order that an earlier attempt had started."""
 
     attempt: int
     now: float
@@ -83,7 +83,7 @@ class AttemptBegan:
 
 @dataclass(frozen=True, slots=True)
 class Concluded:
-    """The server or an operator ends the order, or the server loses or regains contact with who carries it out."""
+    """An operator or the server ended the order, or the server lost or regained contact with the agent."""
 
     state: Literal["cancelled", "expired", "superseded", "unknown", "restoring"]
 
@@ -93,32 +93,32 @@ Cause = Reported | LineageBegan | AttemptBegan | Concluded
 
 def _next_state(order: models.RestoreOrder, cause: Cause) -> OrderState | None:
     """Return the state to which a cause would move an order; `FROM` says whether it may. None: to no other."""
-    taken_by = order.taken_by or 0
+    taken_by_attempt = order.taken_by_attempt or 0
     match cause:
         case Concluded(state):
             return state
         case AttemptBegan(attempt, now):
-            # Had the one before come to its end, the lineage that it began would have been reported by now.
-            if order.state not in ("restoring", "unknown") or taken_by >= attempt:
+            # Had the earlier attempt completed it, the lineage that it began would have been reported by now.
+            if order.state not in ("restoring", "unknown") or taken_by_attempt >= attempt:
                 return None
-            if order.overruled in TOO_LATE:
-                return order.overruled
+            if order.overruled_state in TOO_LATE:
+                return order.overruled_state
             return "expired" if order.expires_at is not None and order.expires_at <= now else None
         case Reported(attempt=attempt) | LineageBegan(attempt=attempt) if attempt < order.fence:
             return None
         case LineageBegan(attempt, at, failed_at):
-            # A restore that failed has begun a lineage before that, too, which the next start reports.
-            after = attempt > taken_by and failed_at is not None and at > failed_at
+            # A failed restore began a lineage before it failed, which the next start reports.
+            after = attempt > taken_by_attempt and failed_at is not None and at > failed_at
             return "restored" if order.state != "failed" or after else None
         case Reported("restored", attempt):
-            # One before the attempt that took it up may still report that: it has noted it in the store.
-            return "restored" if order.state != "failed" or attempt > taken_by else None
-        case Reported(attempt=attempt) if attempt < taken_by:
+            # An attempt before the one that started it may still report this, because it noted it in the store.
+            return "restored" if order.state != "failed" or attempt > taken_by_attempt else None
+        case Reported(attempt=attempt) if attempt < taken_by_attempt:
             return None
         case Reported("restoring", attempt) if order.state == "restoring":
-            return None if attempt == taken_by else "restoring"
+            return None if attempt == taken_by_attempt else "restoring"
         case Reported("restoring", attempt) if order.state in TOO_LATE:
-            # One order is open at a time, and an attempt that is over would have reported its lineage.
+            # Only one order is open at a time, and an attempt that ended would have reported its lineage.
             return None if cause.other_open or attempt < cause.newest_attempt else "restoring"
         case Reported(state):
             return state
@@ -128,17 +128,17 @@ async def _move(
     session: AsyncSession, job: models.Job, row: models.RestoreOrder, cause: Cause, *,
     at: float, who: str, now: float, reason: str | None = None, **details: Any,
 ) -> bool:  # fmt: skip
-    """Make the transition, and whether it was this that did: who finds the order moved meanwhile is too late.
+    """Move an order as a cause requires; return whether this call moved it, and not a concurrent one.
 
-    `at`: when it came to be so. `details`: other columns. Without a `reason`, an overruled end stays the reason.
+    `at`: time of the cause. `details`: other columns. Without a `reason`, the reason for overruling stays.
     """
     before, state = row.state, _next_state(row, cause)
     if state is None or before not in FROM[state]:
         return False
     if before in OVERRULED:
-        details["overruled"], reason = before, OVERRULED[before]
-    elif reason is None and row.overruled is not None and state not in TOO_LATE:
-        reason = OVERRULED[row.overruled]  # type: ignore[index]
+        details["overruled_state"], reason = before, OVERRULED[before]
+    elif reason is None and row.overruled_state is not None and state not in TOO_LATE:
+        reason = OVERRULED[row.overruled_state]  # type: ignore[index]
     orders = models.RestoreOrder
     claimed = await session.scalar(
         update(orders)
@@ -154,18 +154,22 @@ async def _move(
     await session.flush()
     was_open, is_open = before in OPEN_ORDER_STATES, state in OPEN_ORDER_STATES
     if was_open != is_open:
-        told = {"after": state} if was_open else {"before": before}
-        changed = Changed(field="restore", iteration=row.iteration, **told)
+        changed = Changed(
+            field="restore",
+            iteration=row.iteration,
+            before=None if was_open else before,
+            after=state if was_open else None,
+        )
         by = desired.AGENT if isinstance(cause, Reported | LineageBegan) else who
         desired.bump(session, job, [changed], who=by, now=now)
     return True
 
 
-# ---- what operators ask ---------------------------------------------------------------------------
+# ---- requests of operators --------------------------------------------------------------------------
 
 
 async def placed_before(session: AsyncSession, job: str, key: str) -> Order | None:
-    """The order that this click, or the first half of a double click, has made already."""
+    """Return the order that an earlier request with this key placed; None if there is none."""
     orders = models.RestoreOrder
     row = (await session.scalars(select(orders).where(orders.job == job, orders.key == key))).first()
     return await _as_order(session, row) if row else None
@@ -181,15 +185,15 @@ async def place(
     now: float,
     expires_seconds: float | None = None,
 ) -> tuple[Order, bool]:
-    """The order, and whether it is new: asked twice for the same checkpoint, the job goes there once.
+    """Place an order, or find the open order for the same checkpoint; return it and whether it is new.
 
     Raises:
-        OpenOrder: the job is on its way to another checkpoint.
-        InvalidSetting: a time that is none.
+        OpenOrder: an order for another checkpoint is open.
+        InvalidSetting: the lifetime is out of range.
     """
     seconds = EXPIRES_SECONDS if expires_seconds is None else expires_seconds
     if not LEAST_EXPIRES_SECONDS <= seconds <= MOST_EXPIRES_SECONDS:
-        raise InvalidSetting("expires_seconds", f"{seconds:g} s is no time for an order: from 1 s to 30 days")
+        raise InvalidSetting("expires_seconds", f"an order expires after 1 s to 30 days, not after {seconds:g} s")
     open_order = await desired.open_order(session, job.name)
     if open_order is not None and desired.is_expired(open_order, now):
         await expire(session, job, open_order, now=now)
@@ -259,7 +263,7 @@ async def report(
         newest_attempt=current.attempt if current else 0,
         other_open=late and await desired.open_order(session, job.name) is not None,
     )
-    details: dict[str, Any] = {"taken_by": max(attempt, row.taken_by or 0)}
+    details: dict[str, Any] = {"taken_by_attempt": max(attempt, row.taken_by_attempt or 0)}
     if event.state == "restoring":
         details |= {"from_iteration": event.iteration, "from_lineage": event.lineage}
     if event.state == "restored":
@@ -269,7 +273,7 @@ async def report(
             details[name] = getattr(event, name)
     reason = event.reason
     if reason is None and row.state == event.state == "restoring":
-        reason = f"attempt {row.taken_by} did not finish it"
+        reason = f"attempt {row.taken_by_attempt} did not finish it"
     who = _agent(attempt)
     await _move(session, job, row, cause, at=event.at, who=who, now=now, reason=reason, **details)
 
@@ -288,7 +292,10 @@ async def note(
             select(moves.at).where(moves.order_id == row.id, moves.state == "failed").order_by(moves.id.desc())
         )
         failed_at = await session.scalar(failed.limit(1))
-    details: dict[str, Any] = {"new_lineage": event.lineage, "taken_by": max(attempt, row.taken_by or 0)}
+    details: dict[str, Any] = {
+        "new_lineage": event.lineage,
+        "taken_by_attempt": max(attempt, row.taken_by_attempt or 0),
+    }
     if event.left is not None:
         details["safety_checkpoint"] = event.left
     cause = LineageBegan(attempt, event.at, failed_at)
@@ -299,14 +306,16 @@ async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now
     """An attempt begins: an order that the one before had taken up too late, or whose time is over, ends."""
     row = await desired.open_order(session, job.name)
     if row is not None:
-        reason = f"attempt {row.taken_by} did not finish it" + ("" if row.overruled in TOO_LATE else " in time")
+        reason = f"attempt {row.taken_by_attempt} did not finish it" + (
+            "" if row.overruled_state in TOO_LATE else " in time"
+        )
         await _move(session, job, row, AttemptBegan(attempt, now), at=now, who=SERVER, now=now, reason=reason)
 
 
 async def lose_open(session: AsyncSession, job: models.Job, *, attempt: int, now: float, reason: str) -> None:
     """An attempt has ended: what it was carrying out, it has not reported how that went."""
     row = await desired.open_order(session, job.name)
-    if row is not None and row.state == "restoring" and row.taken_by == attempt:
+    if row is not None and row.state == "restoring" and row.taken_by_attempt == attempt:
         await _move(session, job, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
 
 
@@ -331,12 +340,12 @@ async def _look_at(session: AsyncSession, *, order: str, job: str, now: float) -
     silent_seconds = now - owner.last_contact_at
     silent = silent_seconds > LOST_AFTER_SECONDS
     if row.state == "restoring" and silent:
-        reason = f"nothing is heard of attempt {row.taken_by} for {spell(silent_seconds)}"
+        reason = f"nothing is heard of attempt {row.taken_by_attempt} for {spell(silent_seconds)}"
         await _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
     elif row.state == "unknown" and not silent:
         current = await session.get(models.Attempt, (job, owner.uid))
-        if current is not None and current.finished is None and current.attempt == row.taken_by:
-            reason = f"attempt {row.taken_by} is heard of again"
+        if current is not None and current.finished is None and current.attempt == row.taken_by_attempt:
+            reason = f"attempt {row.taken_by_attempt} is heard of again"
             await _move(session, owner, row, Concluded("restoring"), at=now, who=SERVER, now=now, reason=reason)
 
 

@@ -69,7 +69,7 @@ async def rank_heat(
 
     By the `measure` of `rank_times`. None: it told of no iteration. Of the current attempt, as `rank_times`.
     """
-    rows = models.Work
+    rows = models.RankTotals
     async with db.read() as session:
         found = await find_job(session, job)
         first, last = bucket_of(begin_of(window, now=now)), bucket_of(now)
@@ -97,7 +97,7 @@ async def rank_heat(
 
 async def _means(session: AsyncSession, job: models.Job, *, since: float) -> list[RankMeans]:
     """Whole rows of ten minutes: the window begins with the one in which it does."""
-    rows = models.Work
+    rows = models.RankTotals
     query = (
         select(
             rows.rank,

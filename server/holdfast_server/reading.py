@@ -1,4 +1,4 @@
-"""Reading what a timeline asks for: stretches, chunks and roll-ups. Rank 0 speaks for the job."""
+"""Reading what a timeline asks for: series, chunks and roll-ups. Rank 0 speaks for the job."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models, rollups
 from holdfast_server.lines import Segment
-from holdfast_server.models import Stretch
+from holdfast_server.models import SampleSeries
 from holdfast_server.rollups import LEVELS
 from holdfast_server.series import AT, Contents, Rolled
 
 READS_AT_ONCE = 50
 
 
-async def stretches(session: AsyncSession, job: str) -> Sequence[Stretch]:
-    return (await session.scalars(_of_stretches(), {"job": job})).all()
+async def series_of(session: AsyncSession, job: str) -> Sequence[SampleSeries]:
+    return (await session.scalars(_select_series(), {"job": job})).all()
 
 
 @cache
-def _of_stretches() -> Select[Stretch]:
-    return select(Stretch).where(Stretch.job == bindparam("job"), Stretch.rank == 0)
+def _select_series() -> Select[SampleSeries]:
+    return select(SampleSeries).where(SampleSeries.job == bindparam("job"), SampleSeries.rank == 0)
 
 
 async def iterations_between(
-    session: AsyncSession, stretch: Stretch, since: float, until: float, *, began: float
+    session: AsyncSession, series: SampleSeries, since: float, until: float, *, began: float
 ) -> tuple[int, int] | None:
-    """Which iterations of a stretch ended between two times: at each end up to a bucket more, never less.
+    """Which iterations of a series ended between two times: at each end up to a bucket more, never less.
 
     `began`: no iteration of it ended before. None: none did between them.
     """
-    if stretch.last_at < since or began > until:
+    if series.last_at < since or began > until:
         return None
-    first, last = stretch.first_iteration, stretch.last_iteration
+    first, last = series.first_iteration, series.last_iteration
     if began < since:
-        first, _ = await _bucket_at(session, stretch, since)
-    if stretch.last_at > until:
-        _, last = await _bucket_at(session, stretch, until)
+        first, _ = await _bucket_at(session, series, since)
+    if series.last_at > until:
+        _, last = await _bucket_at(session, series, until)
     return first, last
 
 
-async def _bucket_at(session: AsyncSession, stretch: Stretch, at: float) -> tuple[int, int]:
+async def _bucket_at(session: AsyncSession, series: SampleSeries, at: float) -> tuple[int, int]:
     """The first bucket that ended no earlier: a coarse one, then the finer ones within it. Their times ascend."""
     rows = models.Rollup
-    low, high = stretch.first_iteration, stretch.last_iteration
+    low, high = series.first_iteration, series.last_iteration
     for level in reversed(LEVELS):
         query = (
             select(rows.first_iteration, rows.last_iteration, rows.columns)
-            .where(rows.stretch == stretch.id, rows.level == level)
+            .where(rows.series == series.id, rows.level == level)
             .where(rows.bucket.between(low >> level, high >> level))
             .order_by(rows.bucket)
         )
@@ -71,7 +71,7 @@ async def contents(session: AsyncSession, job: str, reads: Sequence[Segment]) ->
 
 async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment]) -> dict[int, list[bytes]]:
     rows = models.Chunk
-    numbers = {(read.stretch.lineage, read.stretch.uid): read.stretch.id for read in reads}
+    numbers = {(read.series.lineage, read.series.uid): read.series.id for read in reads}
     found: dict[int, tuple[int, bytes]] = {}
     for some in _some(reads):
         query = select(rows.id, rows.lineage, rows.uid, rows.columns).where(
@@ -80,18 +80,18 @@ async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment]) -> 
         for chunk, lineage, uid, columns in await session.execute(query):
             found[chunk] = (numbers[lineage, uid], columns)
     made: dict[int, list[bytes]] = {}
-    for _, (stretch, columns) in sorted(found.items()):
-        made.setdefault(stretch, []).append(columns)
+    for _, (series, columns) in sorted(found.items()):
+        made.setdefault(series, []).append(columns)
     return made
 
 
 def _reaches(read: Segment) -> ColumnElement[bool]:
-    rows, stretch = models.Chunk, read.stretch
+    rows, series = models.Chunk, read.series
     return and_(
-        rows.lineage == stretch.lineage,
-        rows.uid == stretch.uid,
+        rows.lineage == series.lineage,
+        rows.uid == series.uid,
         # None of its chunks is wider, so that the index finds where to begin.
-        rows.first_iteration.between(read.first - stretch.widest, read.last),
+        rows.first_iteration.between(read.first - series.widest_chunk, read.last),
         rows.last_iteration >= read.first,
     )
 
@@ -103,7 +103,7 @@ async def _rolled(session: AsyncSession, reads: Sequence[Segment]) -> dict[tuple
     connection = await session.connection()
     for some in _some(reads):
         query = select(
-            rows.stretch,
+            rows.series,
             rows.level,
             rows.bucket,
             rows.first_iteration,
@@ -112,15 +112,15 @@ async def _rolled(session: AsyncSession, reads: Sequence[Segment]) -> dict[tuple
             rows.columns,
         ).where(or_(*map(_lies, some)))
         # all at once: one by one, the rows take as long as the question
-        for stretch, level, bucket, first, last, count, columns in (await connection.execute(query)).all():
-            made.setdefault((stretch, level), {})[bucket] = (first, last, count, columns)
+        for series, level, bucket, first, last, count, columns in (await connection.execute(query)).all():
+            made.setdefault((series, level), {})[bucket] = (first, last, count, columns)
     return {place: [buckets[bucket] for bucket in sorted(buckets)] for place, buckets in made.items()}
 
 
 def _lies(read: Segment) -> ColumnElement[bool]:
     rows, level = models.Rollup, read.level
     buckets = rows.bucket.between(read.first >> level, read.last >> level)
-    return and_(rows.stretch == read.stretch.id, rows.level == level, buckets)
+    return and_(rows.series == read.series.id, rows.level == level, buckets)
 
 
 def _some(reads: Sequence[Segment]) -> Iterator[list[Segment]]:

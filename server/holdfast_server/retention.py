@@ -22,7 +22,7 @@ LEAST_BYTES = 2**20
 ROWS_AT_ONCE = 2000
 """Rows that go in one transaction, behind which reports wait."""
 
-_REPORTS = (models.Stall, models.Notice, models.Pacing, models.Gap)
+_REPORTS = (models.Stall, models.Notice, models.IntervalDecision, models.Gap)
 
 
 async def kept(db: Database, project: str) -> Kept:
@@ -83,8 +83,8 @@ def _fields(row: models.Retention | None) -> dict[str, Any]:
 
 
 async def _stored_bytes(session: AsyncSession, project: str) -> int:
-    stretches = models.Stretch
-    query = select(func.sum(stretches.chunk_bytes)).join(models.Job, models.Job.name == stretches.job)
+    all_series = models.SampleSeries
+    query = select(func.sum(all_series.chunk_bytes)).join(models.Job, models.Job.name == all_series.job)
     return int(await session.scalar(query.where(models.Job.project == project)) or 0)
 
 
@@ -105,41 +105,41 @@ async def carry_out(db: Database, now: float) -> None:
 
 async def _thin_by_age(db: Database, project: str, before: float) -> None:
     """What is to go is looked up first: nearly always it is nothing, and reports do not wait for that."""
-    old = (models.Stretch.chunks > 0, compaction.first_ended_at() < before)
-    for stretch in await _stretches(db, project, *old):
+    old = (models.SampleSeries.chunks > 0, compaction.first_ended_at() < before)
+    for series in await _series_of(db, project, *old):
         async with db.read() as session:
-            upto = await compaction.first_since(session, stretch, before)
-        if compaction.begin_of(stretch, upto) > stretch.whole_from:
-            await db.write(partial(_thin, stretch=stretch.id, upto=upto), job=stretch.job)
+            upto = await compaction.first_since(session, series, before)
+        if compaction.begin_of(series, upto) > series.chunks_from:
+            await db.write(partial(_thin, series=series.id, upto=upto), job=series.job)
 
 
 async def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
-    """The stretches that ended first go first; of the one at the limit, its beginning."""
-    stretches = await _stretches(db, project)
-    excess = sum(stretch.chunk_bytes for stretch in stretches) - limit_bytes
-    for stretch in stretches:
+    """The series that ended first go first; of the one at the limit, its beginning."""
+    all_series = await _series_of(db, project)
+    excess = sum(series.chunk_bytes for series in all_series) - limit_bytes
+    for series in all_series:
         if excess <= 0:
             return
-        if stretch.chunks:
-            upto = await _upto(db, stretch, excess)
-            await db.write(partial(_thin, stretch=stretch.id, upto=upto), job=stretch.job)
-        excess -= stretch.chunk_bytes
+        if series.chunks:
+            upto = await _upto(db, series, excess)
+            await db.write(partial(_thin, series=series.id, upto=upto), job=series.job)
+        excess -= series.chunk_bytes
 
 
-async def _thin(session: AsyncSession, *, stretch: int, upto: int) -> None:
-    await compaction.thin_upto(session, await session.get_one(models.Stretch, stretch), upto)
+async def _thin(session: AsyncSession, *, series: int, upto: int) -> None:
+    await compaction.thin_upto(session, await session.get_one(models.SampleSeries, series), upto)
 
 
-async def _upto(db: Database, stretch: models.Stretch, excess_bytes: int) -> int:
-    """Up to which iteration a stretch's chunks are to go, for so many bytes."""
-    if stretch.chunk_bytes <= excess_bytes:
-        return stretch.last_iteration + 1
+async def _upto(db: Database, series: models.SampleSeries, excess_bytes: int) -> int:
+    """Up to which iteration a series's chunks are to go, for so many bytes."""
+    if series.chunk_bytes <= excess_bytes:
+        return series.last_iteration + 1
     rows = models.Chunk
-    # Seldom asked for, and of one stretch at a time: what is left of it is what is asked for next.
+    # Seldom asked for, and of one series at a time: what is left of it is what is asked for next.
     query = (
         select(rows.last_iteration, func.length(rows.columns))
-        .where(rows.job == stretch.job, rows.rank == stretch.rank, rows.lineage == stretch.lineage)
-        .where(rows.uid == stretch.uid)
+        .where(rows.job == series.job, rows.rank == series.rank, rows.lineage == series.lineage)
+        .where(rows.uid == series.uid)
         .order_by(rows.first_iteration)
     )
     async with db.read() as session:
@@ -147,25 +147,25 @@ async def _upto(db: Database, stretch: models.Stretch, excess_bytes: int) -> int
             excess_bytes -= size
             if excess_bytes <= 0:
                 return int(last) + compaction.WIDTH
-    return stretch.last_iteration + 1
+    return series.last_iteration + 1
 
 
 async def _coarsen(db: Database, project: str, before: float) -> None:
-    thinned = models.Stretch.whole_from > models.Stretch.fine_from
-    for stretch in await _stretches(db, project, thinned):
+    thinned = models.SampleSeries.chunks_from > models.SampleSeries.finest_from
+    for series in await _series_of(db, project, thinned):
         async with db.read() as session:
-            begin = await compaction.fine_since(session, stretch, before)
-        if begin > stretch.fine_from:
-            await db.write(partial(_coarsen_one, stretch=stretch.id, begin=begin), job=stretch.job)
+            begin = await compaction.fine_since(session, series, before)
+        if begin > series.finest_from:
+            await db.write(partial(_coarsen_one, series=series.id, begin=begin), job=series.job)
 
 
-async def _coarsen_one(session: AsyncSession, *, stretch: int, begin: int) -> None:
-    await compaction.coarsen_upto(session, await session.get_one(models.Stretch, stretch), begin)
+async def _coarsen_one(session: AsyncSession, *, series: int, begin: int) -> None:
+    await compaction.coarsen_upto(session, await session.get_one(models.SampleSeries, series), begin)
 
 
-async def _stretches(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.Stretch]:
+async def _series_of(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.SampleSeries]:
     """Those that ended first, first."""
-    rows = models.Stretch
+    rows = models.SampleSeries
     query = select(rows).join(models.Job, models.Job.name == rows.job).where(models.Job.project == project, *those)
     async with db.read() as session:
         return list(await session.scalars(query.order_by(rows.last_at, rows.id)))

@@ -1,4 +1,4 @@
-"""Roll-ups: what many iterations come to, bucket by bucket, so that long stretches are read as few rows.
+"""Roll-ups: what many iterations come to, bucket by bucket, so that long series are read as few rows.
 
 A bucket of 2^level iterations begins at a multiple of its width. Buckets of a fine level add up to those of a
 coarse one, and parts of a bucket to the whole: minimum, maximum and sum of the finite values, the last value
@@ -19,7 +19,7 @@ LEVELS = (6, 8, 10, 12, 14)
 """Powers of two. Each adds a quarter of the one before to what is stored, and no window needs much more than four
 times the buckets that it shows.
 
-Of the finest level every bucket is stored. One of another level is as soon as its stretch has come past its end:
+Of the finest level every bucket is stored. One of another level is as soon as its series has come past its end:
 until then the finer ones within it stand for it, so that a batch does not write a bucket of every level again."""
 MINIMUM, MAXIMUM, SUM, LAST = range(4)
 NAN, UP, DOWN = range(3)
@@ -98,7 +98,7 @@ def closing(reached: int, end: int) -> Iterator[tuple[int, range]]:
 
 
 def open_buckets(first: int, reached: int, end: int) -> dict[int, tuple[int, int]]:
-    """Of a stretch that ended before iteration `reached`, what more iterations from `first` until before `end` add
+    """Of a series that ended before iteration `reached`, what more iterations from `first` until before `end` add
     to: by level, the first and the last bucket."""
     finest, here = LEVELS[0], (reached - 1) >> LEVELS[0]
     found = {finest: (here, here)} if first >> finest == here else {}
@@ -112,7 +112,7 @@ def open_buckets(first: int, reached: int, end: int) -> dict[int, tuple[int, int
 def grown(
     fine: Rollup, reached: int, stored: Rollup | None = None, levels: Sequence[int] = ()
 ) -> tuple[list[int], Rollup]:
-    """What buckets of the finest level add to a stretch that ended before iteration `reached`; they lie after it.
+    """What buckets of the finest level add to a series that ended before iteration `reached`; they lie after it.
 
     `stored`: its `open_buckets`, of which `levels` says the level of each. Returns the level of each bucket to be
     written, and these. Which goes into which is found in Python, and they are added up in one go: the buckets of a
@@ -136,7 +136,7 @@ def grown(
 
 
 def late(fine: Rollup, reached: int, stored: Rollup | None, levels: Sequence[int]) -> tuple[list[int], Rollup]:
-    """What buckets of the finest level add to a stretch that had come past them already; the rest as for `grown`.
+    """What buckets of the finest level add to a series that had come past them already; the rest as for `grown`.
 
     `stored`: the buckets of every level that hold their iterations.
     """

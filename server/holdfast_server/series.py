@@ -23,7 +23,7 @@ Rolled = tuple[int, int, int, bytes]
 
 
 class Contents:
-    """What was read, by stretch: chunks, oldest first, and buckets by level."""
+    """What was read, by series: chunks, oldest first, and buckets by level."""
 
     def __init__(self, chunks: Mapping[int, Sequence[bytes]], rolled: Mapping[tuple[int, int], Sequence[Rolled]]):
         self._chunks, self._rolled = chunks, rolled
@@ -34,20 +34,20 @@ class Contents:
         return self._whole(read, width) if read.level == 0 else self._coarse(read)
 
     def _whole(self, read: Segment, width: int) -> tuple[Sequence[str], Rollup] | None:
-        stretch = read.stretch.id
-        if stretch not in self._tables:
-            tables = [columns.unpack(chunk) for chunk in self._chunks.get(stretch, ())]
+        series = read.series.id
+        if series not in self._tables:
+            tables = [columns.unpack(chunk) for chunk in self._chunks.get(series, ())]
             if not tables:
                 return None
             names = dict.fromkeys(name for table in tables for name in table.metrics)
-            self._tables[stretch] = columns.joined(tables, tuple(names))
-        table = self._tables[stretch].between(read.first, read.last)
+            self._tables[series] = columns.joined(tables, tuple(names))
+        table = self._tables[series].between(read.first, read.last)
         return (table.metrics, rollups.of_table(table, width)) if len(table) else None
 
     def _coarse(self, read: Segment) -> tuple[Sequence[str], Rollup] | None:
-        names = names_of(read.stretch.metrics)
+        names = names_of(read.series.metrics)
         rows = [
-            row for row in self._rolled.get((read.stretch.id, read.level), ()) if read.first <= row[1] <= read.last
+            row for row in self._rolled.get((read.series.id, read.level), ()) if read.first <= row[1] <= read.last
         ]
         return (names, rollups.decoded(rows, len(BUILT_IN) + len(names))) if rows else None
 

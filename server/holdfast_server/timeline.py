@@ -189,15 +189,15 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
         found = await find_job(session, job)
         begun = await lineages_of(session, job)
         ancestry = Ancestry(begun, found.lineage)
-        stretches = await reading.stretches(session, job)
+        all_series = await reading.series_of(session, job)
         starts = await _starts(session, job)
         attempts = [as_view(AttemptRow, row) for row in starts]
-        extent, times = _extent(begun, stretches), await _times(session, job, stretches, starts)
+        extent, times = _extent(begun, all_series), await _times(session, job, all_series, starts)
         first, last = _bounds(times if axis == "time" else extent, asked.start, asked.end)
         reach = Reach(
             axis, first, last, max(2, min(asked.points, MAX_POINTS)), min(asked.marks, MAX_MARKS), asked.digits
         )
-        plans = await _plans(session, found, stretches, attempts, reach)
+        plans = await _plans(session, found, all_series, attempts, reach)
         contents = await reading.contents(session, job, [read for plan in plans for read in plan.segments])
         total, stalled = await marked.totals(session, job, reach)
         rows = await marked.checkpoints(session, job, reach, total, lineage=found.lineage)
@@ -211,7 +211,7 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
             silent_since=await _silent_since(session, found, starts, now=now),
             now=now,
             bucketed=False,
-            metrics=list(dict.fromkeys(name for one in stretches for name in names_of(one.metrics))),
+            metrics=list(dict.fromkeys(name for one in all_series for name in names_of(one.metrics))),
             series=[],
             lineages=[ancestry.as_row(one) for one in begun],
             checkpoints=[as_row(row, ancestry, ranks=RANKS_TOLD if total <= RANKS_OF else 0) for row in rows],
@@ -244,22 +244,22 @@ def _bounds(extent: tuple[float, float] | None, start: float | None, end: float 
     return (first if start is None else start), (last if end is None else end)
 
 
-def _extent(begun: Sequence[models.Lineage], stretches: Sequence[models.Stretch]) -> tuple[int, int] | None:
-    if not stretches or not begun:
+def _extent(begun: Sequence[models.Lineage], all_series: Sequence[models.SampleSeries]) -> tuple[int, int] | None:
+    if not all_series or not begun:
         return None
-    return min(one.first_iteration for one in stretches), max(one.last_iteration for one in begun)
+    return min(one.first_iteration for one in all_series), max(one.last_iteration for one in begun)
 
 
 async def _times(
-    session: AsyncSession, job: str, stretches: Sequence[models.Stretch], starts: Sequence[models.Attempt]
+    session: AsyncSession, job: str, all_series: Sequence[models.SampleSeries], starts: Sequence[models.Attempt]
 ) -> tuple[float, float] | None:
-    if not starts or not stretches:
+    if not starts or not all_series:
         return None
     began = min(one.started_at for one in starts)
     if len(starts) == MAX_ROWS:  # there may be earlier ones
         rows = models.Attempt
         began = await session.scalar(select(func.min(rows.started_at)).where(rows.job == job)) or began
-    return began, max(began, *(one.last_at for one in stretches))
+    return began, max(began, *(one.last_at for one in all_series))
 
 
 async def _silent_since(
@@ -274,25 +274,25 @@ async def _silent_since(
 async def _plans(
     session: AsyncSession,
     job: models.Job,
-    stretches: Sequence[models.Stretch],
+    all_series: Sequence[models.SampleSeries],
     attempts: Sequence[AttemptRow],
     reach: Reach,
 ) -> list[lines.Line]:
-    own = (one.last_iteration for one in stretches if (one.lineage, one.uid) == (job.lineage, job.uid))
+    own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
     # What its lineage has beyond where the current attempt has got to was lost with an earlier one.
     reached = max([job.iteration, *own])
     if reach.axis == "iteration":
         window = lines.Window(int(reach.first), int(reach.last), reach.points)
-        found = lines.lines(stretches, window, uid=job.uid, lineage=job.lineage, reached=reached)
+        found = lines.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
         return [lines.plan(line, reach.points) for line in found]
     began = {one.attempt: one.started_at for one in attempts}
     cuts = {}
-    for one in stretches:
+    for one in all_series:
         since = began.get(one.attempt, reach.first)
         cut = await reading.iterations_between(session, one, reach.first, reach.last, began=since)
         if cut is not None:
             cuts[one.id] = cut
-    found = lines.lines_in_time(stretches, cuts, uid=job.uid, lineage=job.lineage, reached=reached)
+    found = lines.lines_in_time(all_series, cuts, uid=job.uid, lineage=job.lineage, reached=reached)
     # In time they lie side by side, and share the points.
     rows = sum(line.rows for line in found)
     return [lines.plan(line, max(2, round(reach.points * line.rows / rows))) for line in found]

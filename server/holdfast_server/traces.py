@@ -76,9 +76,9 @@ async def trace(
     of the newest. Raises UnknownJob, InvalidSetting."""
     async with room:
         async with db.read() as session:
-            stretches = await reading.stretches(session, job)
-            within = await _within(session, job, stretches, attempt, first, last)
-            plans = _plans(stretches, within)
+            all_series = await reading.series_of(session, job)
+            within = await _within(session, job, all_series, attempt, first, last)
+            plans = _plans(all_series, within)
             found = _Found(
                 plans,
                 await reading.contents(session, job, [read for plan in plans for read in plan.segments]),
@@ -121,7 +121,7 @@ def _of_numbers(event: Event) -> Event | None:
 async def _within(
     session: AsyncSession,
     job: str,
-    stretches: Iterable[models.Stretch],
+    all_series: Iterable[models.SampleSeries],
     attempt: int | None,
     first: int | None,
     last: int | None,
@@ -130,7 +130,7 @@ async def _within(
     query = select(rows).where(rows.job == job).order_by(rows.started_at, rows.attempt)
     known = (await session.scalars(query)).all()
     if attempt is None:
-        uid = found.uid if last is None else _uid_at(stretches, last, found)
+        uid = found.uid if last is None else _uid_at(all_series, last, found)
         chosen = next((row for row in known if row.uid == uid), None)
     else:
         chosen = next((row for row in reversed(known) if row.attempt == attempt), None)
@@ -143,16 +143,16 @@ async def _within(
     )
 
 
-def _uid_at(stretches: Iterable[models.Stretch], iteration: int, job: models.Job) -> str:
+def _uid_at(all_series: Iterable[models.SampleSeries], iteration: int, job: models.Job) -> str:
     """Of the attempt that reported an iteration; of several the newest on the lineage where the job is."""
-    there = [one for one in stretches if one.first_iteration <= iteration <= one.last_iteration]
+    there = [one for one in all_series if one.first_iteration <= iteration <= one.last_iteration]
     newest = max(there, key=lambda one: (one.lineage == job.lineage, one.uid == job.uid, one.id), default=None)
     return job.uid if newest is None else newest.uid
 
 
-def _plans(stretches: Iterable[models.Stretch], within: _Within) -> list[lines.Line]:
+def _plans(all_series: Iterable[models.SampleSeries], within: _Within) -> list[lines.Line]:
     found = []
-    for one in stretches:
+    for one in all_series:
         first, last = max(one.first_iteration, within.first), min(one.last_iteration, within.last)
         if one.uid == within.uid and first <= last:
             found.append(lines.Line(one.lineage, False, False, [lines.Segment(one, first, last)]))
@@ -197,7 +197,7 @@ def _span(track: str, name: str, start_us: float, seconds: float, **args: Any) -
 
 
 def _iterations(found: _Found, within: _Within) -> Iterator[Event]:
-    """Each, where there is room for each; else stretches of them, as long as what was measured in them."""
+    """Each, where there is room for each; else all_series of them, as long as what was measured in them."""
     for plan in found.plans:
         if (made := _buckets(plan, found.contents)) is None:
             continue

@@ -57,7 +57,7 @@ async def add_event(session: AsyncSession, job: str, uid: str, rank: int, event:
 
 async def forget_ranks(session: AsyncSession, job: str, before: float) -> None:
     """What ranks other than 0 told that long ago. Rank 0's few rows stay: they are the account of the job."""
-    rows = models.Work
+    rows = models.RankTotals
     old = delete(rows).where(rows.job == job, rows.rank > 0, rows.bucket < bucket_of(before))
     await session.execute(old, execution_options={"synchronize_session": False})
 
@@ -87,8 +87,8 @@ def _by_bucket(samples: Table) -> Iterator[dict[str, Any]]:
 
 
 def _upsert(session: AsyncSession | Connection) -> postgresql.Insert:
-    made = insert(session, models.Work)
-    old, new = models.Work, made.excluded
+    made = insert(session, models.RankTotals)
+    old, new = models.RankTotals, made.excluded
     return made.on_conflict_do_update(
         index_elements=_KEY,
         set_={

@@ -102,7 +102,7 @@ def test_a_stretch_with_a_hole_in_it_is_few_parts(job, client):
 def stretch(number, first, last, count):
     return Stretch(
         id=number, uid="first", attempt=1, lineage=number, metrics=b"", first_iteration=first, last_iteration=last,
-        rows=count, widest=0, whole_from=0, fine_from=0, last_at=0.0,
+        rows=count, widest_chunk=0, chunks_from=0, finest_from=0, last_at=0.0,
     )  # fmt: skip
 
 

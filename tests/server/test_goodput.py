@@ -197,18 +197,18 @@ def test_a_million_iterations_take_as_many_statements_as_a_few_and_an_index_for_
                 models.Job: [job],
                 models.Attempt: [{**attempt, "last_iteration": 0, "versions": b"\x80"}],
                 models.Lineage: [lineage],
-                models.Work: [ten_minutes(0)],
+                models.RankTotals: [ten_minutes(0)],
             },
         )
         with asked.statements() as few:
             await questions.goodput(database, "char-gpt", "all", now=T + 600)
-        await asked.fill(database, {models.Work: [ten_minutes(number) for number in range(1, 10_000)]})
+        await asked.fill(database, {models.RankTotals: [ten_minutes(number) for number in range(1, 10_000)]})
         with asked.statements() as many:
             answer = await questions.goodput(database, "char-gpt", "all", now=T + 600 * 10_000)
         assert answer.iterations == 1_000_000
         assert len(many) == len(few) <= 8
         plans = {sql: await asked.plan(database, (sql, values)) for sql, values in many if "FROM" in sql}
-        for table in ("work", "stalls", "attempts", "lineages"):
+        for table in ("rank_totals", "stalls", "attempts", "lineages"):
             found = [plan for sql, plan in plans.items() if f"FROM {table}" in sql]
             assert found
             assert all(f"SEARCH {table} USING" in plan and "SCAN" not in plan for plan in found), found

@@ -250,7 +250,11 @@ def test_a_batch_that_cannot_be_stored_leaves_nothing_and_is_stored_when_it_come
     monkeypatch.setattr(stretches, "roll_up", broken)
     with pytest.raises(sqlite3.OperationalError):
         send(agent, "samples", 0, samples=measured(1, 10), iteration=10)
-    assert (counted(client, models.Chunk), counted(client, models.Stretch), counted(client, models.Batch)) == (
+    assert (
+        counted(client, models.Chunk),
+        counted(client, models.SampleSeries),
+        counted(client, models.Batch),
+    ) == (
         0,
         0,
         1,

@@ -133,8 +133,8 @@ def test_merged_chunks_are_read_as_the_small_ones_were(agent, client):
     run(client, compaction.compact, now=agent.at + 9900 + 2 * compaction.SETTLED_SECONDS)
     assert chunks(client) == 3
     assert [series_of(client, query) for query in ("points=2000&from=5&to=1500", "points=90")] == before
-    assert scalar(client, select(models.Stretch.chunks)) == 3
-    assert scalar(client, select(models.Stretch.chunk_bytes)) == scalar(
+    assert scalar(client, select(models.SampleSeries.chunks)) == 3
+    assert scalar(client, select(models.SampleSeries.chunk_bytes)) == scalar(
         client, select(func.sum(func.length(models.Chunk.columns)))
     )
 
@@ -159,7 +159,7 @@ def test_old_samples_are_thinned_into_rollups(agent, client):
     before, near = series_of(client, "points=100"), series_of(client, "from=15000&to=15400&points=500")
     keep(client, samples_seconds=10_000.0)
     run(client, retention.carry_out, now=agent.at + 20_000)
-    first = scalar(client, select(models.Stretch.whole_from))
+    first = scalar(client, select(models.SampleSeries.chunks_from))
     assert 9000 < first <= 10_000
     assert scalar(client, select(func.min(models.Chunk.last_iteration))) >= first
     alike(series_of(client, "points=100"), before)
@@ -177,7 +177,7 @@ def test_old_rollups_are_thinned_into_coarser_ones(agent, client):
     before = series_of(client, "points=12")
     keep(client, samples_seconds=8_000.0, fine_seconds=14_000.0)
     run(client, retention.carry_out, now=agent.at + 20_000)
-    assert scalar(client, select(models.Stretch.fine_from)) == 23 * 256
+    assert scalar(client, select(models.SampleSeries.finest_from)) == 23 * 256
     assert scalar(client, select(func.min(models.Rollup.bucket)).where(models.Rollup.level == 6)) == 23 * 4
     alike(series_of(client, "points=12"), before)
     (coarse,) = series_of(client, "from=1&to=4095&points=500")
@@ -214,7 +214,7 @@ def test_what_ended_first_goes_first_when_there_is_too_much(crashed, client, mon
     keep(client, samples_bytes=limit)
     run(client, retention.carry_out)
     assert limit // 2 < keep(client)["stored_bytes"] <= limit
-    by_uid = {uid: scalar(client, select(models.Stretch.chunks).where(models.Stretch.uid == uid))
+    by_uid = {uid: scalar(client, select(models.SampleSeries.chunks).where(models.SampleSeries.uid == uid))
               for uid in ("first", "second", "third")}  # fmt: skip
     assert by_uid["first"] == by_uid["second"] == 0 < by_uid["third"]
 

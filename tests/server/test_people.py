@@ -508,7 +508,7 @@ def test_what_has_ended_is_taken_out(stage: Stage, clock):
     setup_link(stage)
     stage.person("ada")
     stage.cookie("ada")
-    kinds = (models.Allowance, models.Link, models.SignIn)
+    kinds = (models.RateLimit, models.OneTimeLink, models.SignIn)
 
     def counts() -> list[int]:
         async def work(session):

@@ -155,7 +155,7 @@ def test_of_a_window_in_time_only_what_lies_in_it_is_read(client, questions):
     found = [
         asked.in_loop(client, asked.plan, asked.of(client), one)
         for one in noted
-        if re.search(r"FROM (stalls|pacings)\b", one[0])
+        if re.search(r"FROM (stalls|interval_decisions)\b", one[0])
     ]
     assert len(found) >= 4
     assert all("_job_at (job=? AND at" in plan for plan in found), found

@@ -183,14 +183,14 @@ def test_a_thousand_ranks_are_compared_in_a_few_statements_with_an_index(empty_d
             {
                 models.Job: [job],
                 models.Attempt: [{**attempt, "last_iteration": 0, "world_size": 1000}],
-                models.Work: work,
+                models.RankTotals: work,
             },
         )
         with asked.statements() as many:
             answer = await ranks.rank_times(database, "big", "1h", now=T)
         assert (answer.reporting, answer.stragglers, answer.waited_for) == (1000, [617], 617)
         assert len(many) <= 4
-        ((sql, values),) = [one for one in many if "FROM work" in one[0]]
+        ((sql, values),) = [one for one in many if "FROM rank_totals" in one[0]]
         assert "SEARCH work USING INDEX" in await asked.plan(database, (sql, values))
 
     asked.alone(empty_database, ask)

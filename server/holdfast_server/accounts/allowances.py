@@ -67,18 +67,18 @@ async def forgive(db: Database, name: str, address: str, *, device: str | None =
     key = _own_key(name, address, device)
 
     async def work(session: AsyncSession) -> None:
-        await session.execute(delete(models.Allowance).where(models.Allowance.key == key))
+        await session.execute(delete(models.RateLimit).where(models.RateLimit.key == key))
 
     await db.write(work)
 
 
 async def tidy(session: AsyncSession, *, now: float) -> None:
-    await session.execute(delete(models.Allowance).where(models.Allowance.full_at <= now))
+    await session.execute(delete(models.RateLimit).where(models.RateLimit.full_at <= now))
 
 
 async def _take(session: AsyncSession, buckets: list[tuple[bytes, _Bucket]], *, now: float) -> float:
     """Seconds to wait; 0 for a try that was taken. A refused one costs nothing, so that waiting helps."""
-    rows = models.Allowance
+    rows = models.RateLimit
     full_at = []
     for key, bucket in buckets:
         fresh = insert(session, rows).values(key=key, full_at=now).on_conflict_do_nothing()

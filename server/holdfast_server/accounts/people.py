@@ -300,7 +300,7 @@ async def change_password(db: Database, name: str, password: str, *, keep: str |
         person.password = hashed
         others = delete(models.SignIn).where(models.SignIn.person == name, models.SignIn.id != (keep or ""))
         await session.execute(others)
-        await session.execute(delete(models.Link).where(models.Link.person == name))
+        await session.execute(delete(models.OneTimeLink).where(models.OneTimeLink.person == name))
         await audit.record(session, who=name, action="person.password", now=now, after={"by": "themselves"})
 
     await db.write(work)
@@ -331,10 +331,10 @@ async def _another_admin(session: AsyncSession, name: str) -> None:
 
 
 async def _new_link(session: AsyncSession, person: str | None, *, now: float) -> str:
-    links, secret = models.Link, new_link()
+    links, secret = models.OneTimeLink, new_link()
     await session.execute(delete(links).where(links.person == person if person else links.person.is_(None)))
     seconds = RESET_LINK_SECONDS if person else SETUP_LINK_SECONDS
-    session.add(models.Link(digest=digest(secret), person=person, created_at=now, expires_at=now + seconds))
+    session.add(models.OneTimeLink(digest=digest(secret), person=person, created_at=now, expires_at=now + seconds))
     await session.flush()
     return secret
 
@@ -342,7 +342,7 @@ async def _new_link(session: AsyncSession, person: str | None, *, now: float) ->
 async def _living(db: Database, link: str, *, now: float) -> str | None:
     """Whose it is, before a password is hashed for it. Raises DeadLink."""
     async with db.read() as session:
-        row = await session.get(models.Link, digest(link.strip()))
+        row = await session.get(models.OneTimeLink, digest(link.strip()))
     if row is None or row.expires_at <= now:
         raise DeadLink
     return row.person
@@ -350,7 +350,7 @@ async def _living(db: Database, link: str, *, now: float) -> str | None:
 
 async def _used(session: AsyncSession, link: str, *, now: float) -> str | None:
     """Claims the link: of two who come with it, one finds it gone. Raises DeadLink."""
-    links = models.Link
+    links = models.OneTimeLink
     claim = (
         delete(links).where(links.digest == digest(link.strip()), links.expires_at > now).returning(links.person)
     )

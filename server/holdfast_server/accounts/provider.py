@@ -66,13 +66,13 @@ class Provider:
         app = await self._described()
         with _Believing():
             made = await app.create_authorization_url(back, state=state, nonce=nonce)
-        shake = models.Handshake(
+        shake = models.OidcFlow(
             digest=digest(state), nonce=nonce, verifier=made["code_verifier"], then=then,
             expires_at=now + HANDSHAKE_SECONDS,
         )  # fmt: skip
 
         async def work(session: AsyncSession) -> None:
-            await session.execute(delete(models.Handshake).where(models.Handshake.expires_at <= now))
+            await session.execute(delete(models.OidcFlow).where(models.OidcFlow.expires_at <= now))
             await session.merge(shake)
 
         await db.write(work)
@@ -100,10 +100,10 @@ class Provider:
         secret = await sign_ins.begin(db, person, visitor, by="identity provider", now=now)
         return secret, shake.then
 
-    async def _claimed(self, db: Database, state: str, *, now: float) -> models.Handshake:
-        rows = models.Handshake
+    async def _claimed(self, db: Database, state: str, *, now: float) -> models.OidcFlow:
+        rows = models.OidcFlow
 
-        async def work(session: AsyncSession) -> models.Handshake | None:
+        async def work(session: AsyncSession) -> models.OidcFlow | None:
             found = await session.get(rows, digest(state), with_for_update=True)
             if found is not None:
                 await session.delete(found)
@@ -114,7 +114,7 @@ class Provider:
             raise ProviderFailed("the sign-in took too long, or was finished already")
         return shake
 
-    async def _identity(self, back: str, code: str, shake: models.Handshake) -> Identity:
+    async def _identity(self, back: str, code: str, shake: models.OidcFlow) -> Identity:
         app = await self._described()
         with _Believing():
             token = await app.fetch_access_token(back, code=code, code_verifier=shake.verifier)

@@ -27,8 +27,8 @@ async def tidy(db: Database, now: float) -> None:
         await session.execute(delete(rows).where(over))
         shared = models.SharedSession
         await session.execute(delete(shared).where(shared.expires_at <= now))
-        await session.execute(delete(models.Link).where(models.Link.expires_at <= now))
-        await session.execute(delete(models.Handshake).where(models.Handshake.expires_at <= now))
+        await session.execute(delete(models.OneTimeLink).where(models.OneTimeLink.expires_at <= now))
+        await session.execute(delete(models.OidcFlow).where(models.OidcFlow.expires_at <= now))
         await allowances.tidy(session, now=now)
 
     await db.write(work)

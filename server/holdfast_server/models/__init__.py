@@ -6,13 +6,13 @@ lineage. What may be nan or inf, and what is only ever read whole, is msgpack: S
 
 from __future__ import annotations
 
-from holdfast_server.models.accounts import Allowance as Allowance
 from holdfast_server.models.accounts import AuditEntry as AuditEntry
 from holdfast_server.models.accounts import AuditHead as AuditHead
-from holdfast_server.models.accounts import Handshake as Handshake
-from holdfast_server.models.accounts import Link as Link
 from holdfast_server.models.accounts import Membership as Membership
+from holdfast_server.models.accounts import OidcFlow as OidcFlow
+from holdfast_server.models.accounts import OneTimeLink as OneTimeLink
 from holdfast_server.models.accounts import Person as Person
+from holdfast_server.models.accounts import RateLimit as RateLimit
 from holdfast_server.models.accounts import SharedSession as SharedSession
 from holdfast_server.models.accounts import SignIn as SignIn
 from holdfast_server.models.accounts import Token as Token
@@ -35,10 +35,10 @@ from holdfast_server.models.jobs import SettingsVersion as SettingsVersion
 from holdfast_server.models.reports import Batch as Batch
 from holdfast_server.models.reports import Chunk as Chunk
 from holdfast_server.models.reports import Gap as Gap
+from holdfast_server.models.reports import IntervalDecision as IntervalDecision
 from holdfast_server.models.reports import Notice as Notice
-from holdfast_server.models.reports import Pacing as Pacing
+from holdfast_server.models.reports import RankTotals as RankTotals
 from holdfast_server.models.reports import Retention as Retention
 from holdfast_server.models.reports import Rollup as Rollup
+from holdfast_server.models.reports import SampleSeries as SampleSeries
 from holdfast_server.models.reports import Stall as Stall
-from holdfast_server.models.reports import Stretch as Stretch
-from holdfast_server.models.reports import Work as Work

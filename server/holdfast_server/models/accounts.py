@@ -86,10 +86,10 @@ class Token(Base):
     revoked_at: Mapped[float | None]
 
 
-class Link(Base):
+class OneTimeLink(Base):
     """A link that works once: to set the server up, or to choose a new password."""
 
-    __tablename__ = "links"
+    __tablename__ = "one_time_links"
 
     digest: Mapped[bytes] = mapped_column(primary_key=True)
     person: Mapped[str | None] = mapped_column(ForeignKey("people.name", ondelete="CASCADE"), index=True)
@@ -98,10 +98,10 @@ class Link(Base):
     expires_at: Mapped[float]
 
 
-class Handshake(Base):
+class OidcFlow(Base):
     """Somebody is at the identity provider, and is expected back."""
 
-    __tablename__ = "handshakes"
+    __tablename__ = "oidc_flows"
 
     digest: Mapped[bytes] = mapped_column(primary_key=True)
     nonce: Mapped[str]
@@ -110,10 +110,10 @@ class Handshake(Base):
     expires_at: Mapped[float] = mapped_column(index=True)
 
 
-class Allowance(Base):
+class RateLimit(Base):
     """How many tries to sign in are left, for a name, an address or a browser: a bucket that fills by itself."""
 
-    __tablename__ = "allowances"
+    __tablename__ = "rate_limits"
     __table_args__ = (Index(None, "full_at"),)
 
     key: Mapped[bytes] = mapped_column(primary_key=True)

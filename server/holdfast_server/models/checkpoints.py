@@ -112,9 +112,9 @@ class RestoreOrder(Base):
     fence: Mapped[int]
     expires_at: Mapped[float | None]
     """None: placed before orders had a time of their own, and ended since."""
-    overruled: Mapped[str | None]
+    overruled_state: Mapped[str | None]
     """The last state that was to be its end, and was not: what the agent had done came first."""
-    taken_by: Mapped[int | None]
+    taken_by_attempt: Mapped[int | None]
     """The attempt that moved it last; one before that has no more say in it."""
     from_iteration: Mapped[int]
     from_lineage: Mapped[int]

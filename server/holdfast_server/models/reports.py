@@ -21,14 +21,14 @@ class Batch(Base):
     received_at: Mapped[float]
     digest: Mapped[bytes]
     """Of its content, so that another one under the same name is noticed."""
-    all_before: Mapped[bool] = mapped_column(default=False)
+    covers_earlier: Mapped[bool] = mapped_column(default=False)
     """It stands for the earlier ones of its rank and lane too, whose rows were pruned."""
 
 
-class Stretch(Base):
+class SampleSeries(Base):
     """What one rank of one attempt reported of one lineage: its samples are in chunks and roll-ups."""
 
-    __tablename__ = "stretches"
+    __tablename__ = "sample_series"
     __table_args__ = (UniqueConstraint("job", "rank", "lineage", "uid"), Index(None, "last_at"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -45,11 +45,11 @@ class Stretch(Base):
     rows: Mapped[int]
     chunks: Mapped[int]
     chunk_bytes: Mapped[int]
-    widest: Mapped[int]
+    widest_chunk: Mapped[int]
     """No chunk reaches over more iterations than this."""
-    whole_from: Mapped[int] = mapped_column(default=0, server_default=text("0"))
+    chunks_from: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     """What lies before this iteration was thinned into roll-ups; a multiple of the finest's width."""
-    fine_from: Mapped[int] = mapped_column(default=0, server_default=text("0"))
+    finest_from: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     """What lies before this one, into those of the second level; a multiple of its width."""
 
 
@@ -72,16 +72,16 @@ class Chunk(Base):
     last_at: Mapped[float]
     rows: Mapped[int]
     seconds: Mapped[float]
-    """Sum over its iterations, so that long stretches are priced without being decoded."""
+    """Sum over its iterations, so that long series are priced without being decoded."""
     columns: Mapped[bytes]
 
 
 class Rollup(Base):
-    """What the iterations in one bucket of a stretch come to."""
+    """What the iterations in one bucket of a series come to."""
 
     __tablename__ = "rollups"
 
-    stretch: Mapped[int] = mapped_column(ForeignKey("stretches.id"), primary_key=True, autoincrement=False)
+    series: Mapped[int] = mapped_column(ForeignKey("sample_series.id"), primary_key=True, autoincrement=False)
     level: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     """A bucket has 2^level iterations."""
     bucket: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -138,10 +138,10 @@ class Stall(Base):
     seconds: Mapped[float]
 
 
-class Pacing(Base):
+class IntervalDecision(Base):
     """The intervals that were in force, and the figures behind them."""
 
-    __tablename__ = "pacings"
+    __tablename__ = "interval_decisions"
     __table_args__ = (Index(None, "job", "iteration"), Index(None, "job", "at"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -168,10 +168,10 @@ class Notice(Base):
     message: Mapped[str]
 
 
-class Work(Base):
+class RankTotals(Base):
     """Iterations of one rank, in one attempt and on one lineage, that ended within ten minutes."""
 
-    __tablename__ = "work"
+    __tablename__ = "rank_totals"
     __table_args__ = (Index(None, "job", "bucket"),)
 
     # In this order rank 0's rows of a window lie together.
