@@ -86,8 +86,8 @@ _msgpack_event, _json_event = msgspec.msgpack.Decoder(Event), msgspec.json.Decod
 def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> Received:
     """Decode and validate a batch.
 
-    An invalid sending time becomes `now`, because the agent could only send it again. A sending time later than the
-    server's clock plus a tolerance comes from a clock that is ahead: all times of the batch move back by the
+    An invalid sending time becomes `now`, because the agent could only send it again. A sending time later than
+    the server's clock plus a tolerance comes from a clock that is ahead: all times of the batch move back by the
     difference.
 
     Raises:
@@ -196,7 +196,7 @@ def _settle(event: protocol.Event) -> None:
     if isinstance(event, protocol.Checkpoint):
         event.ranks = [span for span in event.ranks if _is_span_of_a_rank(span)]
     if isinstance(event, protocol.Paced):
-        # The agent reports what it never measured as infinite, such as a device copy on a machine without a device.
+        # The agent reports what it never measured as infinite, such as a device copy on a CPU-only machine.
         event.profile = {name: value for name, value in event.profile.items() if 0 <= value < math.inf}
     if isinstance(event, protocol.Checkpoint) and protocol.parse_checkpoint_id(event.id) != (
         event.iteration,

@@ -33,7 +33,7 @@ class Superseded(RuntimeError):
 
     def __init__(self, batch: Batch, newest: int) -> None:
         super().__init__(
-            f"attempt {newest} of {batch.job} has replaced attempt {batch.attempt}, and its reports are refused: stop it"
+            f"attempt {newest} of {batch.job} has replaced attempt {batch.attempt}: stop the replaced one"
         )
 
 
@@ -103,7 +103,7 @@ async def _store(
         if stored is None:
             text = (
                 f"rank {batch.rank} of attempt {batch.attempt} sent different batches under one sequence number, "
-                "and the server keeps the first: is another copy of the process running, or was its spool changed? "
+                "and the server keeps the first: does another copy of it run, or was its spool changed? "
                 f"(uid {batch.uid})"
             )
             await _warn(session, batch, BATCH_CONFLICT, text, now=now)
@@ -198,7 +198,7 @@ async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> 
             f"job's store deleted? (uid {batch.uid})"
         )
         await _warn(session, batch, ATTEMPTS_RESTARTED, text, now=now)
-        await checkpoints.forget_who_spoke(session, job.name)
+        await checkpoints.reset_report_order(session, job.name)
         goes_on = True
     if goes_on:
         job.uid, job.attempt = batch.uid, max(job.attempt, batch.attempt)

@@ -22,7 +22,7 @@ from holdfast_server.errors import InvalidSetting, NotCancellable, OpenOrder, Un
 from holdfast_server.status import SILENT_AFTER_SECONDS
 
 TOO_LATE: dict[OrderState, str] = {
-    "cancelled": "the agent had restored before the cancel reached it", "expired": "an agent started it after it had expired",
+    "cancelled": "the cancel reached the agent too late", "expired": "an agent started it after it had expired",
 }  # fmt: skip
 OVERRULED: dict[OrderState, str] = {
     **TOO_LATE, "failed": "an earlier attempt failed to restore, and reported it late",
@@ -231,7 +231,12 @@ async def place(
 
 
 async def cancel(session: AsyncSession, job: models.Job, order: str, *, who: str, now: float) -> Order:
-    """Raises UnknownOrder, and NotCancellable while the agent restores. Cancelled twice is cancelled."""
+    """Cancel an order; a cancelled one stays cancelled.
+
+    Raises:
+        UnknownOrder.
+        NotCancellable: the agent restores, or the order has ended.
+    """
     row = await _get(session, job.name, order)
     shown = await _as_order(session, row)
     cause = Concluded("cancelled")
@@ -241,17 +246,17 @@ async def cancel(session: AsyncSession, job: models.Job, order: str, *, who: str
     return await _as_order(session, row)
 
 
-# ---- what agents report ---------------------------------------------------------------------------
+# ---- reports of agents ----------------------------------------------------------------------------
 
 
 async def report(
     session: AsyncSession, job: models.Job, event: protocol.OrderMoved, *, attempt: int, now: float
 ) -> None:
-    """What an agent reports of an order. One that is fenced off, late or of an unknown order changes nothing."""
+    """Apply an agent's report of an order; one from a fenced attempt, late, or of an unknown order is ignored."""
     row = await session.get(models.RestoreOrder, event.order)
     if row is None or row.job != job.name:
         return
-    if row.state == event.state == "restored" and attempt >= row.fence:  # as its lineage has shown already
+    if row.state == event.state == "restored" and attempt >= row.fence:  # its lineage has shown it already
         row.seconds = event.seconds if row.seconds is None else row.seconds
         row.safety_checkpoint = row.safety_checkpoint or event.safety_checkpoint
         return
@@ -281,7 +286,7 @@ async def report(
 async def note(
     session: AsyncSession, job: models.Job, event: protocol.LineageStarted, *, attempt: int, now: float
 ) -> None:
-    """A lineage that an order began."""
+    """Apply a report of a lineage, which an order may have begun."""
     row = await session.get(models.RestoreOrder, event.order) if event.order is not None else None
     if row is None or row.job != job.name:
         return
@@ -303,27 +308,26 @@ async def note(
 
 
 async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now: float) -> None:
-    """An attempt begins: an order that the one before had taken up too late, or whose time is over, ends."""
+    """End the open order, as an attempt starts, if an earlier attempt started it too late or it has expired."""
     row = await desired.open_order(session, job.name)
     if row is not None:
-        reason = f"attempt {row.taken_by_attempt} did not finish it" + (
-            "" if row.overruled_state in TOO_LATE else " in time"
-        )
+        late = "" if row.overruled_state in TOO_LATE else " in time"
+        reason = f"attempt {row.taken_by_attempt} did not finish it{late}"
         await _move(session, job, row, AttemptBegan(attempt, now), at=now, who=SERVER, now=now, reason=reason)
 
 
 async def lose_open(session: AsyncSession, job: models.Job, *, attempt: int, now: float, reason: str) -> None:
-    """An attempt has ended: what it was carrying out, it has not reported how that went."""
+    """Mark the order that an attempt was carrying out as unknown, because the attempt ended without a result."""
     row = await desired.open_order(session, job.name)
     if row is not None and row.state == "restoring" and row.taken_by_attempt == attempt:
         await _move(session, job, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
 
 
-# ---- what time does -------------------------------------------------------------------------------
+# ---- timeouts ------------------------------------------------------------------------------------
 
 
 async def watch(db: Database, now: float) -> None:
-    """Move the open orders that nobody takes up in time, or whose agent falls silent or is heard of again."""
+    """Expire overdue open orders, and track whether the agents that carry one out are silent."""
     rows = models.RestoreOrder
     async with db.read() as session:
         query = select(rows, models.Job).join(models.Job, models.Job.name == rows.job)
@@ -340,26 +344,26 @@ async def _look_at(session: AsyncSession, *, order: str, job: str, now: float) -
     silent_seconds = now - owner.last_contact_at
     silent = silent_seconds > LOST_AFTER_SECONDS
     if row.state == "restoring" and silent:
-        reason = f"nothing is heard of attempt {row.taken_by_attempt} for {spell(silent_seconds)}"
+        reason = f"no contact with attempt {row.taken_by_attempt} for {spell(silent_seconds)}"
         await _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
     elif row.state == "unknown" and not silent:
         current = await session.get(models.Attempt, (job, owner.uid))
         if current is not None and current.finished is None and current.attempt == row.taken_by_attempt:
-            reason = f"attempt {row.taken_by_attempt} is heard of again"
+            reason = f"attempt {row.taken_by_attempt} reports again"
             await _move(session, owner, row, Concluded("restoring"), at=now, who=SERVER, now=now, reason=reason)
 
 
 async def expire(session: AsyncSession, job: models.Job, row: models.RestoreOrder, *, now: float) -> bool:
-    """End an order whose time is over. Whether it was this that did."""
+    """End an expired order; return whether this call ended it."""
     if not desired.is_expired(row, now):
         return False
-    what = "nothing more was heard of it" if row.state == "unknown" else "nobody took it up"
+    what = "no further report of it" if row.state == "unknown" else "no attempt started it"
     reason = f"{what} within {spell((row.expires_at or now) - row.created_at)}"
     return await _move(session, job, row, Concluded("expired"), at=now, who=SERVER, now=now, reason=reason)
 
 
 def spell(seconds: float) -> str:
-    """A time as people say it: 7 days, 90 minutes."""
+    """Write a duration in words, such as `7 days` or `90 minutes`."""
     units = ((86400, "day"), (3600, "hour"), (60, "minute"))
     size, unit = next((each for each in units if seconds >= 2 * each[0]), (1, "second"))
     count = round(seconds / size)
@@ -382,7 +386,7 @@ async def find(session: AsyncSession, job: str, order: str) -> Order:
 
 
 async def order_rows(session: AsyncSession, job: str, *, checkpoint: str | None = None, limit: int) -> list[Order]:
-    """Newest first; of all, or of those to one checkpoint."""
+    """Return the orders of a job, or those to one checkpoint, newest first."""
     orders = models.RestoreOrder
     query = select(orders).where(orders.job == job).order_by(orders.created_at.desc(), orders.id).limit(limit)
     if checkpoint is not None:
@@ -430,7 +434,7 @@ async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrder])
 
 
 async def _undoable(session: AsyncSession, rows: list[models.RestoreOrder]) -> set[str]:
-    """Of which the state that was left is still in the store."""
+    """Return the ids of the orders whose safety checkpoint is still in the store."""
     orders, points = models.RestoreOrder, models.Checkpoint
     safety = and_(points.job == orders.job, points.id == orders.safety_checkpoint, points.state == DURABLE)
     restored = [row.id for row in rows if row.state == "restored"]
@@ -445,7 +449,7 @@ async def _current_attempts(session: AsyncSession, jobs: set[str]) -> dict[str, 
 
 
 def _cancellable(row: models.RestoreOrder, moves: list[Transition], current: models.Attempt | None) -> bool:
-    """Before an attempt restores, and again once that attempt is not there any more to finish it."""
+    """Return whether an order may be cancelled: not while a live attempt carries it out."""
     if row.state != "restoring":
         return row.state in OPEN_ORDER_STATES
     at_it = current is not None and current.finished is None and current.attempt >= row.fence

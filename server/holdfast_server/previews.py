@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.answers import RestorePreview
 from holdfast_server import models
 from holdfast_server.ancestry import Ancestry, ancestry_of
-from holdfast_server.checkpoints import DURABLE, as_row, find, on_the_way
+from holdfast_server.checkpoints import DURABLE, as_row, find, stands
 from holdfast_server.db import Database
 from holdfast_server.status import restore_mode, restore_mode_text, status_of
 from holdfast_server.summaries import find_job
@@ -82,7 +82,7 @@ async def _seconds(session: AsyncSession, job: models.Job, here: Ancestry, fork:
 async def _points(session: AsyncSession, job: models.Job, here: Ancestry, fork: int) -> int:
     rows = models.Checkpoint
     query = select(func.count()).where(rows.job == job.name, rows.state == DURABLE, rows.iteration > fork)
-    return await session.scalar(query.where(on_the_way(here))) or 0
+    return await session.scalar(query.where(stands(here))) or 0
 
 
 def _start(attempt: models.Attempt | None) -> tuple[float | None, str]:

@@ -172,8 +172,8 @@ def remember(connection: Connection, received: Received, *, now: float) -> None:
 async def prune_names(session: AsyncSession, job: str) -> None:
     """Keep only the last name of each rank and lane of attempts before the last three.
 
-    An agent sends in order, and the spools of earlier attempts before its own batches. Of such an attempt, a batch up
-    to the last name is a repetition, and a later one is new.
+    An agent sends in order, and the spools of earlier attempts before its own batches. Of such an attempt, a batch
+    up to the last name is a repetition, and a later one is new.
     """
     attempts, rows, later = models.Attempt, models.Batch, aliased(models.Batch)
     newest = select(attempts.attempt).where(attempts.job == job).distinct().order_by(attempts.attempt.desc())

@@ -1,4 +1,4 @@
-"""How a job is doing, from what it last said and how long ago: a pure function, and the same for many in SQL."""
+"""Status of a job from its last report and the time since then: a pure function, and its equivalent in SQL."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from holdfast_server.samples import Recent, total
 
 SILENT_AFTER_SECONDS = 20.0
 SILENT_AFTER_ITERATIONS = 3
-"""A job whose iterations take minutes is not silent because it trains."""
+"""Iterations without a report after which a job is silent; a job with slow iterations still trains."""
 SPARKLINE_POINTS = 40
 STATUSES: tuple[JobStatus, ...] = get_args(JobStatus)
 ALIVE: tuple[JobStatus, ...] = ("starting", "running", "paused")
 _ENDS: dict[str, JobStatus] = {
     "finished": "finished", "interrupted": "stopped", "preempted": "stopped", "forked": "stopped",
 }  # fmt: skip
-"""What an attempt says of its end; anything else is the exception that broke it."""
+"""Statuses by the reason with which an attempt ended; any other reason is an exception."""
 RELAUNCHED = "relaunched"
-"""The one end that is none: the next attempt is to begin at once."""
+"""Reason of an attempt that ended to be started again at once."""
 ENDED_WELL = tuple(_ENDS)
-"""As attempts have it."""
+"""Reasons of attempts that did not fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,36 +36,36 @@ class Status:
 
     @property
     def alive(self) -> bool:
-        """An order would be acted on now, in place."""
+        """Whether the job has a process that would act on an order."""
         return self.status in ALIVE
 
 
 def longest_seconds(recent: Recent) -> float:
-    """The longest of a job's newest iterations."""
+    """Return the duration of the longest of a job's newest iterations."""
     return max(filter(math.isfinite, recent.seconds), default=0.0)
 
 
 def status_of(job: models.Job, attempt: models.Attempt | None, *, now: float) -> Status:
     if attempt is None:
-        return Status("starting", "its first report is not here yet")
+        return Status("starting", "waiting for its first report")
     relaunched = attempt.finished == RELAUNCHED
     if attempt.finished is not None and not relaunched:
         return _ended(attempt)
     age = now - job.last_contact_at
     if age > max(SILENT_AFTER_SECONDS, SILENT_AFTER_ITERATIONS * job.longest_seconds):
-        after = " since it ended to be started again" if relaunched else ""
-        return Status("silent", f"nothing heard for {_duration(age)}{after}")
+        after = " since its last attempt ended to restart" if relaunched else ""
+        return Status("silent", f"no report for {_duration(age)}{after}")
     if relaunched:
-        return Status("starting", "ended to be started again from a checkpoint")
+        return Status("starting", "restarting from a checkpoint")
     if attempt.iterations == 0:
         return Status("starting", f"attempt {attempt.attempt} has finished no iteration yet")
     if job.paused and job.applied_version >= job.paused_version:
-        return Status("paused", "training goes on, checkpoints are paused")
+        return Status("paused", "training continues, checkpoints are paused")
     return Status("running")
 
 
 def status_in_sql(*, now: float) -> ColumnElement[str]:
-    """The status of `status_of`, where jobs are joined with their current attempts by `current_attempt`."""
+    """Return `status_of` in SQL, for a query that joins jobs with `current_attempt`."""
     job, attempt = models.Job, models.Attempt
     heard = literal(now) - job.last_contact_at
     late = and_(
@@ -84,7 +84,7 @@ def status_in_sql(*, now: float) -> ColumnElement[str]:
 
 
 def current_attempt() -> ColumnElement[bool]:
-    """On which jobs and attempts are joined, by an outer join: a job may have been edited before it ever ran."""
+    """Return the condition of the outer join of jobs with their current attempts; a job may have none."""
     return and_(models.Attempt.job == models.Job.name, models.Attempt.uid == models.Job.uid)
 
 
@@ -107,7 +107,7 @@ def iterations_per_second(recent: Recent) -> float | None:
 
 
 def seconds_of_last(recent: Recent, iterations: int) -> float | None:
-    """What the last iterations took; beyond those still known, as many at their mean."""
+    """Return the duration of the last iterations, extrapolated beyond the known ones by their mean."""
     if iterations <= 0:
         return 0.0
     known = recent.seconds[-iterations:]
@@ -120,33 +120,33 @@ def sparkline(recent: Recent) -> list[float]:
     return [total(group) / len(group) for group in groups]
 
 
-# ---- how a job would carry out an order to restore: as its attempt reports
+# ---- how a job carries out a restore, as its attempt reports
 
 
 def restore_mode(attempt: models.Attempt | None, *, alive: bool) -> RestoreMode:
-    """One that does not say goes back in place: all did, before they could say."""
+    """Return how an attempt restores: in place, unless it reported otherwise."""
     if not alive or attempt is None:
         return "next_start"
     return cast("RestoreMode", attempt.restore_mode or "in_place")
 
 
 def restore_reason(attempt: models.Attempt | None, *, alive: bool) -> str:
-    """Why a running job does not go back in place; empty where it does, or does not run."""
+    """Explain why a running job does not restore in place; empty if it does, or does not run."""
     if attempt is None or restore_mode(attempt, alive=alive) == "in_place" or not alive:
         return ""
-    return attempt.restore_reason or "its script cannot be taken back while it runs"
+    return attempt.restore_reason or "the script does not support restoring in place"
 
 
 def restore_mode_text(attempt: models.Attempt | None, *, alive: bool) -> str:
-    """What would happen, and when, in words."""
+    """Describe how and when the job would restore."""
     match restore_mode(attempt, alive=alive):
         case "in_place":
             return "in place, at the next iteration boundary"
         case "relaunch":
             why = restore_reason(attempt, alive=alive)
-            return f"by starting the script again, which its supervisor does at once: {why}"
+            return f"by a restart of the script, which its supervisor does at once: {why}"
         case "next_start" if alive:
             why = restore_reason(attempt, alive=alive)
-            return f"at the next start of the script, which nobody makes by itself: {why}"
+            return f"at the next start of the script, which you have to start: {why}"
         case _:
             return "at the next start of the job"

@@ -109,13 +109,13 @@ def test_nobody_is_told_less_than_they_knew_when_they_asked():
         shared = Shared(bus)
 
         async def ask():
-            known = bus.told("job")
+            known = bus.count("job")
             for _ in range(4):
                 await asyncio.sleep(0)
             return known
 
         async def asker():
-            known = bus.told("job")
+            known = bus.count("job")
             return await shared.answer("job", "live", ask) - known
 
         asked = []
