@@ -1,4 +1,4 @@
-"""Samples as arrays: read from the wire, and packed into chunks. Pure functions."""
+"""Samples as arrays: decoding from the wire, and packing into chunks. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 BUILT_IN = ("at", "seconds", "stall_seconds", "data_seconds")
-"""The first rows of every table's values; the metrics of the loop follow."""
+"""First rows of every table's values; the metrics follow."""
 MAX_ROWS = 200_000
 MAX_LINEAGES = 100
 """Most stretches of one batch: a restore begins one, and takes longer than a batch."""
@@ -28,12 +28,13 @@ LEVEL = 3
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What one rank measured on one lineage, by iteration, in their order."""
+    """Samples of one rank on one lineage, in the order of iterations."""
 
     iteration: Ints
     metrics: tuple[str, ...]
     values: Floats
-    """A row for each of BUILT_IN and of `metrics`, a column for each iteration. nan: not measured."""
+    """Values with a row for each of BUILT_IN and of `metrics`, and a column for each iteration; nan: not
+    measured."""
 
     def __len__(self) -> int:
         return len(self.iteration)
@@ -61,41 +62,41 @@ class Table:
         return Table(self.iteration[chosen], self.metrics, self.values[:, chosen])
 
     def between(self, first: int, last: int) -> Table:
-        """Its iterations from `first` to `last`, both included."""
+        """Return the iterations from `first` to `last`, both included."""
         low, high = np.searchsorted(self.iteration, (first, last + 1))
         return self if low == 0 and high == len(self) else self.rows(slice(low, high))
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The samples of a batch: a table for each lineage, oldest first."""
+    """Samples of a batch: a table for each lineage, oldest first."""
 
     tables: tuple[tuple[int, Table], ...]
     left_out: bool
-    """Metrics, or parts of their names, for there were too many."""
+    """Whether there were too many metrics, or too long names."""
 
     def __len__(self) -> int:
         return sum(len(table) for _, table in self.tables)
 
     @property
     def values(self) -> int:
-        """How many were measured, by iteration and column."""
+        """Return the number of measured values."""
         return sum(int(np.count_nonzero(~np.isnan(table.values[1:]))) for _, table in self.tables)
 
 
 def take(samples: Samples, *, lineage: int, at: float, ahead: float, latest: float) -> Taken:
-    """The samples of a batch that was sent `at` some time on some `lineage`, which stand for those left out.
+    """Decode the samples of a batch, whose sending time and lineage stand for missing ones.
 
     Args:
         samples: the columns as reported.
         lineage: the batch's lineage.
-        at: when the batch was sent, on the server's clock.
-        ahead: seconds by which the reporter's clock is ahead; each time moves back by as many.
-        latest: the latest time to accept. A later one, or one that no page can show, becomes `at`. Seconds out
-            of range become nan: not measured.
+        at: sending time of the batch, on the server's clock.
+        ahead: seconds by which the agent's clock is ahead, subtracted from each time.
+        latest: upper bound for times. A later one, or one that no page can show, becomes `at`. Durations out of
+            range become nan: not measured.
 
     Raises:
-        ValueError: the columns cannot be stored.
+        ValueError: the columns are invalid.
     """
     iteration = _counts("iteration", samples.iteration)
     count = len(iteration)
@@ -147,7 +148,7 @@ def _uneven(count: int, others: dict[str, int]) -> ValueError:
 
 def _from_bytes(name: str, column: bytes, kind: str) -> Any:
     if len(column) % 8:
-        raise ValueError(f"samples: {name} has {len(column)} bytes, and a number takes 8")
+        raise ValueError(f"samples: {name} has {len(column)} bytes, which is not a multiple of 8")
     return np.frombuffer(column, kind)
 
 
@@ -166,13 +167,13 @@ def _settled(table: Table, *, at: float, latest: float) -> Table:
 def _by_lineage(table: Table, lineages: Ints) -> Iterator[tuple[int, Table]]:
     found = set(lineages.tolist())
     if len(found) > MAX_LINEAGES:
-        raise ValueError(f"samples: {len(found)} lineages: send at most {MAX_LINEAGES} at once")
+        raise ValueError(f"samples: {len(found)} lineages in a batch: send at most {MAX_LINEAGES}")
     for lineage in sorted(found):
         yield lineage, _ordered(table if len(found) == 1 else table.rows(lineages == lineage))
 
 
 def _ordered(table: Table) -> Table:
-    """In the order of iterations; of one that comes twice, what came last."""
+    """Sort a table by iteration; of a repeated iteration the last row stays."""
     if (table.iteration[1:] > table.iteration[:-1]).all():
         return table
     order = np.argsort(table.iteration, kind="stable")
@@ -181,7 +182,7 @@ def _ordered(table: Table) -> Table:
 
 
 def joined(tables: Sequence[Table], metrics: Sequence[str]) -> Table:
-    """Tables one after the other, with a row for each of `metrics`; of iterations that repeat the later counts."""
+    """Concatenate tables, with a row for each of `metrics`; of a repeated iteration the last row stays."""
     values = [aligned(table.values, table.metrics, metrics) for table in tables]
     iteration = np.concatenate([table.iteration for table in tables])
     whole = Table(iteration, tuple(metrics), np.concatenate(values, axis=1))
@@ -189,7 +190,7 @@ def joined(tables: Sequence[Table], metrics: Sequence[str]) -> Table:
 
 
 def aligned(values: Floats, metrics: Sequence[str], wanted: Sequence[str]) -> Floats:
-    """The rows of a table in another order of metrics; nan where it has none."""
+    """Return the rows of a table in another order of metrics; nan for metrics that it lacks."""
     if tuple(metrics) == tuple(wanted):
         return values
     made = np.full((len(BUILT_IN) + len(wanted), values.shape[1]), np.nan)
@@ -202,17 +203,17 @@ def aligned(values: Floats, metrics: Sequence[str], wanted: Sequence[str]) -> Fl
 
 
 class _Packed(msgspec.Struct, array_like=True):
-    """A chunk. Numbers are laid out by their bytes, the first byte of each and so on, which compresses better."""
+    """A chunk. Numbers are transposed to planes of bytes, which compress better."""
 
     metrics: list[str]
     rows: int
     first: int
     steps: bytes
-    """From each iteration to the next, int64; empty where each is the next one."""
+    """Differences between successive iterations, int64; empty if all are 1."""
     at: bytes
-    """The bits of times as int64, each as its difference from the one before."""
+    """Differences between the bits of successive times, as int64."""
     narrow: bytes
-    """For each further row of values 1 where single precision holds all of it."""
+    """One byte for each further row of values: 1 if single precision represents it exactly."""
     singles: bytes
     doubles: bytes
 
@@ -254,7 +255,7 @@ def unpack(chunk: bytes) -> Table:
 
 
 def renamed(table: Table, metrics: Sequence[str]) -> Table:
-    """With those of its metrics alone that are in `metrics`, in that order."""
+    """Return a table with only those of its metrics that are in `metrics`, in that order."""
     kept = [name for name in metrics if name in table.metrics]
     if tuple(kept) == table.metrics:
         return table

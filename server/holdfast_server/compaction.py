@@ -1,8 +1,8 @@
-"""Merge small chunks of samples into large ones, and thin old samples into roll-ups.
+"""Merging of small chunks, and downsampling of old samples to roll-ups.
 
-A slow job's batches hold a few iterations each: they are merged once they are settled. When old samples are
-thinned, chunks go before roll-ups of the finest level, and roll-ups of the others stay. Where a series begins to
-be whole, or fine, is a multiple of a bucket's width, so that a bucket is never half of one and half of the other.
+Batches of a slow job hold a few iterations each, and are merged once no more of them arrive. Downsampling removes
+chunks first, then roll-ups of the finest level; coarser roll-ups stay. The iterations from which on a series has
+chunks, or finest roll-ups, are multiples of a bucket's width, so that no bucket is partly removed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ EVERY_SECONDS = 120.0
 SMALL_ROWS = 1024
 MERGED_ROWS = 4096
 SETTLED_SECONDS = 600.0
-"""What came so long ago is not written to any more."""
+"""Age from which on chunks are merged."""
 STRETCHES_AT_ONCE, MERGES_AT_ONCE = 50, 200
-"""Looked after in one go; the rest in the next."""
+"""Limits of one run; the next run continues."""
 
 _FINEST, _SECOND = LEVELS[:2]
 WIDTH = 1 << _FINEST
@@ -39,7 +39,7 @@ class _Piece:
 
 
 async def compact(db: Database, now: float) -> None:
-    """A chore. In small transactions, so that reports do not wait for it."""
+    """Merge small chunks, in small transactions so that reports do not wait."""
     merges = 0
     for series in await _scattered(db):
         for pieces in _groups(await _small(db, series, before=now - SETTLED_SECONDS)):
@@ -75,7 +75,7 @@ async def _small(db: Database, series: models.SampleSeries, *, before: float) ->
 
 
 def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Of neighbours, each about as large as a chunk is to be."""
+    """Group neighboring chunks to about the size of a merged chunk."""
     group: list[_Piece] = []
     for piece in pieces:
         group.append(piece)
@@ -87,7 +87,7 @@ def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 
 
 async def _merge(session: AsyncSession, series: int, ids: Sequence[int]) -> None:
-    """Chunks of a series become one; nothing, where one of them is gone."""
+    """Merge chunks of a series into one, unless one of them is gone."""
     chunk, row = models.table(models.Chunk), models.SampleSeries
     found = (await session.execute(select(chunk).where(chunk.c.id.in_(ids)).order_by(chunk.c.id))).all()
     if len(found) < max(2, len(ids)):
@@ -114,7 +114,7 @@ async def _merge(session: AsyncSession, series: int, ids: Sequence[int]) -> None
 
 
 def first_ended_at() -> ScalarSelect[float]:
-    """When the first chunk of a series ended, for a question about series: what is to go has to have begun."""
+    """Return a subquery for the end of a series' first chunk, to be used in a query of series."""
     rows, of = models.Chunk, models.SampleSeries
     same = (rows.job == of.job, rows.rank == of.rank, rows.lineage == of.lineage, rows.uid == of.uid)
     query = select(rows.last_at).where(*same).order_by(rows.first_iteration).limit(1)
@@ -122,20 +122,20 @@ def first_ended_at() -> ScalarSelect[float]:
 
 
 async def first_since(session: AsyncSession, series: models.SampleSeries, at: float) -> int:
-    """Of a series, the first iteration of the chunks that had not ended before a time."""
+    """Return the first iteration of a series' chunks that ended at a time or later."""
     rows = models.Chunk
     first = await session.scalar(select(func.min(rows.first_iteration)).where(*_of(series), rows.last_at >= at))
     return series.last_iteration + 1 if first is None else first
 
 
 def begin_of(series: models.SampleSeries, iteration: int) -> int:
-    """Where a series begins to be whole without all chunks that end before an iteration, or before its bucket."""
+    """Return from where a series has chunks after removal of those that end before an iteration's bucket."""
     everything = iteration > series.last_iteration
     return -(-iteration // WIDTH) * WIDTH if everything else iteration // WIDTH * WIDTH
 
 
 async def thin_upto(session: AsyncSession, series: models.SampleSeries, iteration: int) -> None:
-    """Of a series, all chunks that end before an iteration, or before the beginning of its bucket."""
+    """Remove the chunks of a series that end before an iteration's bucket."""
     rows = models.Chunk
     begin = begin_of(series, iteration)
     if begin <= series.chunks_from:
@@ -156,7 +156,7 @@ async def thin_upto(session: AsyncSession, series: models.SampleSeries, iteratio
 
 
 async def fine_since(session: AsyncSession, series: models.SampleSeries, at: float) -> int:
-    """Where a series begins to be fine without the roll-ups that had ended before a time and have no chunks."""
+    """Return from where a series has finest roll-ups after removal of those that ended before a time."""
     rows = models.Rollup
     low, high = series.finest_from >> _SECOND, (series.chunks_from >> _SECOND) - 1
     begin = series.finest_from
@@ -176,7 +176,7 @@ async def fine_since(session: AsyncSession, series: models.SampleSeries, at: flo
 
 
 async def coarsen_upto(session: AsyncSession, series: models.SampleSeries, begin: int) -> None:
-    """Of a series, the finest roll-ups before an iteration, at which one of the second level begins."""
+    """Remove the finest roll-ups of a series before an iteration, a multiple of the second level's width."""
     if begin <= series.finest_from:
         return
     rows = models.Rollup

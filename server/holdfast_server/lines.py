@@ -1,8 +1,8 @@
-"""What a timeline reads: which iterations of which series, and as what. Pure functions.
+"""Read plans of timelines: which iterations of which series to read, and at which level. Pure functions.
 
-Several attempts may have reported the same iterations of a lineage: after a crash they are repeated. From the
-first to the last iteration that an attempt has reported of a lineage it alone counts, and the later the attempt,
-the more.
+Several attempts may report the same iterations of a lineage, because a crash repeats them. Between the first and
+the last iteration that an attempt reported of a lineage only its samples count, unless a later attempt reported
+them too.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from holdfast_server.rollups import LEVELS
 
 MOST_WHOLE_ROWS = 16_384
 MOST_BUCKETS = 2048
-"""A window with more of either is read as coarser roll-ups, even where it has points for finer ones: at least a
-quarter as many buckets are left, and it is read in the time of a few frames."""
+"""A window with more of either is read from coarser roll-ups, even if it has points for finer ones: it keeps at
+least a quarter as many buckets, and reads quickly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Iterations of one series, from `first` to `last`, which count."""
+    """Iterations of one series from `first` to `last`, which count."""
 
     series: SampleSeries
     first: int
     last: int
     level: int = 0
-    """How to read them: whole, or as the roll-ups of a level that end among them."""
+    """How to read them: 0 as samples, else from the roll-ups of this level that end among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one series of the answer is made of."""
+    """Segments that make up one series of the response."""
 
     lineage: int
     abandoned: bool
     lost: bool
     segments: Sequence[Segment]
     width: int = 1
-    """Iterations in a bucket where there are more of them than points."""
+    """Iterations in a bucket if there are more iterations than points."""
     each: bool = True
-    """By its series' looks there are no more, so that each is read by itself."""
+    """Whether the estimated rows fit the points, so that each is shown by itself."""
 
     @property
     def rows(self) -> float:
@@ -57,14 +57,14 @@ class Line:
 
 
 def rows_between(series: SampleSeries, first: int, last: int) -> float:
-    """About how many rows lie there."""
+    """Estimate the number of rows between two iterations."""
     return series.rows * (last - first + 1) / (series.last_iteration - series.first_iteration + 1)
 
 
 def lines(
     all_series: Iterable[SampleSeries], window: Window, *, uid: str, lineage: int, reached: int
 ) -> list[Line]:
-    """By lineage. What the current one holds beyond where the job has got to, an earlier attempt has lost."""
+    """Plan a window of iterations by lineage; iterations of the current lineage beyond `reached` were lost."""
     found = []
     for number, owned in _owned_by_lineage(all_series, uid):
         if number != lineage or reached >= window.end:
@@ -83,18 +83,20 @@ def lines_in_time(
     lineage: int,
     reached: int,
 ) -> list[Line]:
-    """What counts, by lineage, and beside it what each series reported that was repeated later: in time nothing
-    lies on anything else. `cuts`: which iterations of which series lie in the window."""
+    """Plan a window of time by lineage, with the iterations that were repeated later as lost lines.
+
+    `cuts`: by series, its first and last iteration in the window.
+    """
     all_series = [one for one in all_series if one.id in cuts]
     found = []
     for number, owned in _owned_by_lineage(all_series, uid):
         ends = reached if number == lineage else MAX_ITERATION
         found.append(Line(number, number != lineage, False, _cut(owned, cuts, 0, ends)))
         found.append(Line(number, True, True, _cut(owned, cuts, ends + 1, MAX_ITERATION)))
-        beside = (
+        repeated = (
             _cut(_repeated(one, owned), cuts, 0, MAX_ITERATION) for one in all_series if one.lineage == number
         )
-        found += [Line(number, True, True, segments) for segments in beside]
+        found += [Line(number, True, True, segments) for segments in repeated]
     return [line for line in found if line.segments]
 
 
@@ -107,7 +109,7 @@ def _cut(segments: Iterable[Segment], cuts: Mapping[int, tuple[int, int]], start
 
 
 def _repeated(series: SampleSeries, owned: Iterable[Segment]) -> Iterator[Segment]:
-    """What of a series does not count."""
+    """Yield the iterations of a series that do not count."""
     begin = series.first_iteration
     for one in owned:
         if one.series is series:
@@ -158,10 +160,10 @@ def _within(segments: Iterable[Segment], start: int, end: int) -> list[Segment]:
 
 
 def plan(line: Line, points: int) -> Line:
-    """The line with its segments as they are to be read."""
+    """Split a line's segments into the reads that show it with so many points."""
     span = line.segments[-1].last - line.segments[0].first + 1
-    # One bucket more than span / width can be touched: edges are multiples of a power of two, so that a live
-    # timeline grows at its end and does not shimmer, and need not meet the first iteration.
+    # The span may touch one bucket more than span / width. Edges are multiples of a power of two, so that a live
+    # timeline grows at its end without changing its earlier points.
     width = 1 << max(0, -(-span // max(1, points - 1)) - 1).bit_length()
     rows = line.rows
     level = 0 if rows <= points else max((level for level in LEVELS if 1 << level <= width), default=0)
@@ -177,8 +179,7 @@ def plan(line: Line, points: int) -> Line:
 
 
 def _cover(series: SampleSeries, first: int, last: int, level: int) -> Iterator[Segment]:
-    """Buckets of a level, and at the ends, where a bucket holds more than is asked for or is not stored yet,
-    something finer."""
+    """Cover iterations with buckets of a level, and the ends, where none fits or is stored, with finer ones."""
     if level == 0:
         if first < series.chunks_from:
             yield from _rolled(series, first, min(last, series.chunks_from - 1), LEVELS[0])

@@ -1,4 +1,4 @@
-"""Reading what a timeline asks for: series, chunks and roll-ups. Rank 0 speaks for the job."""
+"""Queries for the series, chunks and roll-ups of a timeline. Rank 0 reports the job's samples."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _select_series() -> Select[SampleSeries]:
 async def iterations_between(
     session: AsyncSession, series: SampleSeries, since: float, until: float, *, began: float
 ) -> tuple[int, int] | None:
-    """Which iterations of a series ended between two times: at each end up to a bucket more, never less.
+    """Return the first and last iteration of a series between two times, with up to a bucket more at each end.
 
-    `began`: no iteration of it ended before. None: none did between them.
+    None if no iteration ended in between. `began`: a time before which no iteration of the series ended.
     """
     if series.last_at < since or began > until:
         return None
@@ -45,7 +45,7 @@ async def iterations_between(
 
 
 async def _bucket_at(session: AsyncSession, series: SampleSeries, at: float) -> tuple[int, int]:
-    """The first bucket that ended no earlier: a coarse one, then the finer ones within it. Their times ascend."""
+    """Return the first finest bucket that ended at a time or later, found from coarse to fine levels."""
     rows = models.Rollup
     low, high = series.first_iteration, series.last_iteration
     for level in reversed(LEVELS):
@@ -59,7 +59,7 @@ async def _bucket_at(session: AsyncSession, series: SampleSeries, at: float) -> 
             if rollups.last_of(columns, AT) >= at:
                 low, high = max(low, first), min(high, last)
                 break
-            low = last + 1  # it lies in a later one, which may not be stored before it is whole
+            low = last + 1  # it is in a later bucket, which is stored only once complete
     return min(low, high), high
 
 
@@ -90,14 +90,14 @@ def _reaches(read: Segment) -> ColumnElement[bool]:
     return and_(
         rows.lineage == series.lineage,
         rows.uid == series.uid,
-        # None of its chunks is wider, so that the index finds where to begin.
+        # No chunk of the series is wider, so the index finds where to begin.
         rows.first_iteration.between(read.first - series.widest_chunk, read.last),
         rows.last_iteration >= read.first,
     )
 
 
 async def _rolled(session: AsyncSession, reads: Sequence[Segment]) -> dict[tuple[int, int], list[Rolled]]:
-    """Core, and no ORM: a wide window is a thousand rows."""
+    """Read buckets without the ORM: a wide window has a thousand rows."""
     rows = models.table(models.Rollup).c
     made: dict[tuple[int, int], dict[int, Rolled]] = {}
     connection = await session.connection()
@@ -110,14 +110,14 @@ async def _rolled(session: AsyncSession, reads: Sequence[Segment]) -> dict[tuple
             rows.last_iteration,
             rows.rows,
             rows.columns,
-        ).where(or_(*map(_lies, some)))
-        # all at once: one by one, the rows take as long as the question
+        ).where(or_(*map(_is_in, some)))
+        # all at once: fetching rows one by one takes as long as the query
         for series, level, bucket, first, last, count, columns in (await connection.execute(query)).all():
             made.setdefault((series, level), {})[bucket] = (first, last, count, columns)
     return {place: [buckets[bucket] for bucket in sorted(buckets)] for place, buckets in made.items()}
 
 
-def _lies(read: Segment) -> ColumnElement[bool]:
+def _is_in(read: Segment) -> ColumnElement[bool]:
     rows, level = models.Rollup, read.level
     buckets = rows.bucket.between(read.first >> level, read.last >> level)
     return and_(rows.series == read.series.id, rows.level == level, buckets)

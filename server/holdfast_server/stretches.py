@@ -1,7 +1,7 @@
-"""Storing samples: a chunk for each batch, and the roll-ups of what is in it, in the batch's own transaction.
+"""Storage of samples: a chunk and the roll-ups of each batch, in the transaction of the batch.
 
-Built as samples arrive, roll-ups are never behind, whatever is killed when; they cost a batch one read and one
-write of a few rows. Core and no ORM: nearly all that a server stores comes through here.
+Roll-ups are updated in the same transaction, so they are never behind; they cost a batch one read and one write of
+a few rows. Compiled statements without the ORM, because nearly everything that a server stores comes through here.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from holdfast_server.samples import MAX_METRICS
 @dataclass(frozen=True, slots=True)
 class Added:
     new: bool
-    """The first that this rank of this attempt reports of this lineage."""
+    """Whether the samples begin a new series."""
     left_out: bool
-    """Metrics, for the series has as many as it may have."""
+    """Whether metrics were left out, because the series has as many as it may have."""
 
 
 _KEY = ("job", "rank", "lineage", "uid")
@@ -41,7 +41,7 @@ _GROWING: dict[str, Callable[[Any, Any], Any]] = {
     "chunk_bytes": operator.add,
     "widest_chunk": max,
 }
-"""What storing moves, and how."""
+"""Columns of a series that more samples change, and how to combine the old with the new value."""
 _ROLLED = ("first_iteration", "last_iteration", "rows", "columns")
 _names = msgspec.msgpack.Decoder(list[str])
 
@@ -83,7 +83,7 @@ def _before(level: int) -> Select[Any]:
 
 
 _FINEST_BEFORE = Statement(_before(LEVELS[0]))
-# One look into the index for each level: asked for with "or", SQLite goes through all buckets of the series.
+# One index lookup for each level: with OR, SQLite scans all buckets of the series.
 _ROLLED_BEFORE = Statement(union_all(*map(_before, LEVELS)))
 
 
@@ -97,9 +97,9 @@ _ROLLUP = Statement(_upsert)
 
 
 def add(connection: Connection, place: Mapping[str, Any], table: columns.Table) -> Added:
-    """Store what one rank measured on one lineage, all of it new.
+    """Store new samples of one rank on one lineage.
 
-    `place`: whose samples these are: job, uid, attempt, rank, sequence and lineage.
+    `place`: job, uid, attempt, rank, sequence and lineage of the samples.
     """
     key = {name: place[name] for name in _KEY}
     row = _FIND.first(connection, key)
@@ -147,7 +147,7 @@ def chunk_row(place: Mapping[str, Any], table: columns.Table, chunk: bytes) -> d
 
 
 def roll_up(connection: Connection, series: int, table: columns.Table, reached: int) -> None:
-    """Add a table, with all columns of the series, to its roll-ups, which hold what came before `reached`."""
+    """Add a table with all columns of the series to its roll-ups, which hold the iterations before `reached`."""
     behind = int(np.searchsorted(table.iteration, reached))
     if behind:
         late = table.rows(slice(0, behind))
@@ -170,7 +170,7 @@ def _add_to(
     asked: Mapping[int, tuple[int, int]],
     add_up: Callable[[Rollup, int, Rollup | None, Sequence[int]], tuple[list[int], Rollup]],
 ) -> None:
-    """Add a table to the buckets `asked` for, by level the first and the last, and to new ones."""
+    """Add a table to new buckets and to those in `asked`, the first and last bucket by level."""
     levels, stored = _stored(connection, series, asked)
     before = rollups.decoded(stored, len(table.values)) if stored else None
     found, buckets = add_up(rollups.of_table(table, 1 << LEVELS[0]), reached, before, levels)
@@ -180,7 +180,7 @@ def _add_to(
 def _stored(
     connection: Connection, series: int, asked: Mapping[int, tuple[int, int]]
 ) -> tuple[list[int], list[tuple[int, int, int, bytes]]]:
-    """The buckets asked for, and the level of each before them."""
+    """Return the level of each bucket in `asked`, and the buckets."""
     asked = {level: ends for level, ends in asked.items() if ends[0] <= ends[1]}
     if not asked:
         return [], []
@@ -192,7 +192,7 @@ def _stored(
 
 
 def _rollup_rows(series: int, levels: Sequence[int], rollup: Rollup) -> Iterator[dict[str, Any]]:
-    """`levels`: of each bucket."""
+    """Yield the rows of buckets; `levels` are their levels."""
     numbers = zip(levels, rollup.first.tolist(), rollup.last.tolist(), rollup.rows.tolist(), strict=True)
     for (level, first, last, rows), encoded in zip(numbers, rollups.encoded(rollup), strict=True):
         yield {
@@ -207,5 +207,5 @@ def _rollup_rows(series: int, levels: Sequence[int], rollup: Rollup) -> Iterator
 
 
 def names_of(metrics: bytes) -> Sequence[str]:
-    """Of a series."""
+    """Decode the names of a series' metrics."""
     return _names.decode(metrics)
