@@ -24,7 +24,7 @@ SMALL_ROWS = 1024
 MERGED_ROWS = 4096
 SETTLED_SECONDS = 600.0
 """Age from which on chunks are merged."""
-STRETCHES_AT_ONCE, MERGES_AT_ONCE = 50, 200
+SERIES_AT_ONCE, MERGES_AT_ONCE = 50, 200
 """Limits of one run; the next run continues."""
 
 _FINEST, _SECOND = LEVELS[:2]
@@ -57,7 +57,7 @@ async def _scattered(db: Database) -> Sequence[models.SampleSeries]:
             select(rows)
             .where(rows.chunks * SMALL_ROWS > rows.rows, rows.chunks > 1)
             .order_by(rows.chunks.desc())
-            .limit(STRETCHES_AT_ONCE)
+            .limit(SERIES_AT_ONCE)
         )
         return (await session.scalars(query)).all()
 

@@ -1,7 +1,7 @@
-"""A window of a job as files: its samples and its checkpoints, row by row.
+"""Export of a job's samples and checkpoints as files.
 
-Samples are read and sent a part at a time, so that a million of them take no more room than a few thousand. What
-retention has thinned comes as what is left of it: a row for a bucket, which says how many iterations that is.
+Samples are read and sent in parts, so that a million of them take no more memory than a few thousand. Downsampled
+samples are exported as one row for each bucket, with its number of iterations.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from holdfast_server.stretches import names_of
 from holdfast_server.summaries import find_job
 
 AT_ONCE = 2
-"""Parts that one server makes at the same time, for all who export together: each keeps a processor busy."""
+"""Parts that a server converts at the same time for all exports: each keeps a processor busy."""
 PART_ITERATIONS = 8192
 PART_CHECKPOINTS = 2000
 SENT_BYTES = 2**18
 NO_PARQUET = (
-    "this server has no pyarrow to write Parquet: install Holdfast there with its extra `parquet`, or ask for CSV"
+    "the server cannot write Parquet without pyarrow: install Holdfast with its extra `parquet`, or export CSV"
 )
 _BUILT_IN = (
     *("lineage", "abandoned", "iteration", "iterations", "at", "seconds", "seconds_max"),
@@ -55,12 +55,12 @@ def writes_parquet() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What there is to be sent of a window, and under which names."""
+    """Samples to export, and the names of their columns."""
 
     job: models.Job
     all_series: Sequence[models.SampleSeries]
     columns: Mapping[str, str]
-    """By metric, the column of its means; `_min` and `_max` are added for the two beside it."""
+    """Column of the means by metric; minimum and maximum have the suffixes `_min` and `_max`."""
     first: int
     last: int
 
@@ -81,7 +81,7 @@ async def samples(db: Database, job: str, first: int | None, last: int | None) -
 
 
 def _columns_of(metrics: Iterable[str]) -> dict[str, str]:
-    """By metric its column; one whose columns are others' already is told apart by `metric.` before its name."""
+    """Choose the column of each metric; the prefix `metric.` makes a name unique."""
     taken, made = set(_BUILT_IN), dict[str, str]()
     for metric in sorted(metrics):
         name = metric
@@ -93,7 +93,7 @@ def _columns_of(metrics: Iterable[str]) -> dict[str, str]:
 
 
 def spans(all_series: Sequence[models.SampleSeries], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The parts that a window is read in: so many iterations, and where rows are few among them, so many rows."""
+    """Split a window into parts of so many iterations, or of so many rows where rows are sparse."""
     begin = first
     while begin <= last:
         here = [one for one in all_series if one.first_iteration <= begin <= one.last_iteration]
@@ -101,7 +101,7 @@ def spans(all_series: Sequence[models.SampleSeries], first: int, last: int) -> I
         if not here:
             begin = min(later, default=last + 1)
             continue
-        # Up to the next series that begins or ends, rows lie as dense as here.
+        # The density of rows is constant up to the next start or end of a series.
         edge = min([*later, *(one.last_iteration + 1 for one in here)]) - 1
         density = sum(lines.rows_between(one, begin, begin) for one in here)
         thin = begin + int(PART_ITERATIONS / density) - 1 if density else edge
@@ -111,26 +111,26 @@ def spans(all_series: Sequence[models.SampleSeries], first: int, last: int) -> I
 
 
 async def parts(
-    db: Database, room: asyncio.Semaphore, wanted: Samples, told: Callable[[Columns], Made]
+    db: Database, room: asyncio.Semaphore, wanted: Samples, convert: Callable[[Columns], Made]
 ) -> AsyncIterator[Made]:
-    """What `told` makes of its columns, some thousand iterations at a time."""
+    """Yield the converted columns of each part, some thousand iterations at a time."""
     for first, last in spans(wanted.all_series, wanted.first, wanted.last):
         async with room:
             async with db.read() as session:
-                # Anew for each part: what retention takes meanwhile lies elsewhere from then on.
+                # For each part again: retention may have removed chunks in the meantime.
                 all_series = await reading.series_of(session, wanted.job.name)
                 plans = _plans(wanted.job, all_series, first, last)
                 reads = [read for plan in plans for read in plan.segments]
                 contents = await reading.contents(session, wanted.job.name, reads)
-            # Off the event loop: a part is some hundred thousand figures to be made and written.
-            made = await asyncio.to_thread(_made, plans, contents, wanted, told)
+            # Off the event loop: a part has some hundred thousand values.
+            made = await asyncio.to_thread(_made, plans, contents, wanted, convert)
         for one in made:
             yield one
 
 
 def _plans(job: models.Job, all_series: Sequence[models.SampleSeries], first: int, last: int) -> list[lines.Line]:
     own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
-    # With room for more than a part is expected to hold, so that all of it is read as it is.
+    # With more points than a part is expected to have rows, so that no rows are combined.
     window = lines.Window(first, last, 2 * PART_ITERATIONS)
     reached = max([job.iteration, *own])
     found = lines.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
@@ -138,10 +138,10 @@ def _plans(job: models.Job, all_series: Sequence[models.SampleSeries], first: in
 
 
 def _made(
-    plans: Iterable[lines.Line], contents: Contents, wanted: Samples, told: Callable[[Columns], Made]
+    plans: Iterable[lines.Line], contents: Contents, wanted: Samples, convert: Callable[[Columns], Made]
 ) -> list[Made]:
     found = (_columns(plan, contents, wanted) for plan in plans)
-    return [told(columns) for columns in found if columns is not None]
+    return [convert(columns) for columns in found if columns is not None]
 
 
 def _columns(plan: lines.Line, contents: Contents, wanted: Samples) -> Columns | None:
@@ -172,7 +172,7 @@ def _columns(plan: lines.Line, contents: Contents, wanted: Samples) -> Columns |
 
 
 def _means(buckets: Rollup, column: int) -> list[Any]:
-    """Of what is finite; of what nothing is, the last as it was."""
+    """Return the means of finite values; the last value of buckets without any."""
     count = buckets.finite[:, column]
     sums = buckets.stats[:, column, SUM] / np.maximum(count, 1)
     return list(np.where(count > 0, sums, buckets.stats[:, column, LAST]).tolist())
@@ -181,22 +181,26 @@ def _means(buckets: Rollup, column: int) -> list[Any]:
 async def csv_of(db: Database, room: asyncio.Semaphore, wanted: Samples) -> AsyncIterator[bytes]:
     names = wanted.names
 
-    def told(columns: Columns) -> bytes:
-        return _written(zip(*(map(_told, columns[name]) for name in names), strict=True))
+    def convert(columns: Columns) -> bytes:
+        return _written(zip(*(map(_cell, columns[name]) for name in names), strict=True))
 
-    yield _written([map(_told, names)])
-    async for part in parts(db, room, wanted, told):
+    yield _written([map(_cell, names)])
+    async for part in parts(db, room, wanted, convert):
         yield part
 
 
 async def parquet_of(db: Database, room: asyncio.Semaphore, wanted: Samples) -> IO[bytes]:
-    """A file without a name, gone when it is closed. Raises NotPossible where pyarrow is not installed."""
+    """Write a temporary file, which is deleted when closed.
+
+    Raises:
+        NotPossible: pyarrow is not installed.
+    """
     if not writes_parquet():
         raise NotPossible(NO_PARQUET)
     file = await asyncio.to_thread(tempfile.TemporaryFile)
     try:
         await _write_parquet(file, db, room, wanted)
-    except BaseException:  # a cancelled export leaves no file behind either
+    except BaseException:  # also when cancelled
         file.close()
         raise
     return file
@@ -213,10 +217,10 @@ async def _write_parquet(file: IO[bytes], db: Database, room: asyncio.Semaphore,
     schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in wanted.names])
     writer = parquet.ParquetWriter(file, schema, compression="zstd")
 
-    def told(columns: Columns) -> None:
+    def convert(columns: Columns) -> None:
         writer.write_table(arrow.table({name: columns[name] for name in wanted.names}, schema=schema))
 
-    async for _ in parts(db, room, wanted, told):
+    async for _ in parts(db, room, wanted, convert):
         pass
     await asyncio.to_thread(writer.close)
 
@@ -229,7 +233,7 @@ def _arrow() -> tuple[Any, Any]:
 
 
 async def sent(file: IO[bytes]) -> AsyncIterator[bytes]:
-    """The content of a file from its beginning; then it is closed, as it is when nobody listens any more."""
+    """Yield the content of a file from its beginning, and close it, also when the client disconnects."""
     with file:
         file.seek(0)
         while part := await asyncio.to_thread(file.read, SENT_BYTES):
@@ -237,8 +241,8 @@ async def sent(file: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """Which checkpoints there are to be sent."""
+class CheckpointSelection:
+    """Checkpoints to export."""
 
     job: str
     ancestry: Ancestry
@@ -246,15 +250,17 @@ class Taken:
     last: int | None
 
 
-async def taken(db: Database, job: str, first: int | None, last: int | None) -> Taken:
+async def select_checkpoints(db: Database, job: str, first: int | None, last: int | None) -> CheckpointSelection:
     """Raises UnknownJob."""
     async with db.read() as session:
         found = await find_job(session, job)
-        return Taken(job, await ancestry_of(session, found), first, last)
+        return CheckpointSelection(job, await ancestry_of(session, found), first, last)
 
 
-async def checkpoints_csv(db: Database, room: asyncio.Semaphore, wanted: Taken) -> AsyncIterator[bytes]:
-    """In the order of their ids, which begin with the iteration."""
+async def checkpoints_csv(
+    db: Database, room: asyncio.Semaphore, wanted: CheckpointSelection
+) -> AsyncIterator[bytes]:
+    """Yield checkpoints as CSV in the order of their ids, which begin with the iteration."""
     rows = models.Checkpoint
     query = select(rows).where(rows.job == wanted.job).order_by(rows.id).limit(PART_CHECKPOINTS)
     if wanted.first is not None:
@@ -263,9 +269,9 @@ async def checkpoints_csv(db: Database, room: asyncio.Semaphore, wanted: Taken) 
         query = query.where(rows.iteration <= wanted.last)
     names = tuple(name for name in CheckpointRow.__struct_fields__ if name != "ranks")
 
-    def told(part: Sequence[models.Checkpoint]) -> bytes:
+    def convert(part: Sequence[models.Checkpoint]) -> bytes:
         made = (as_row(row, wanted.ancestry) for row in part)
-        return _written([_told(getattr(row, name)) for name in names] for row in made)
+        return _written([_cell(getattr(row, name)) for name in names] for row in made)
 
     yield _written([names])
     after = ""
@@ -273,15 +279,15 @@ async def checkpoints_csv(db: Database, room: asyncio.Semaphore, wanted: Taken) 
         async with room:
             async with db.read() as session:
                 part = (await session.scalars(query.where(rows.id > after))).all()
-            content = await asyncio.to_thread(told, part)
+            content = await asyncio.to_thread(convert, part)
         if not part:
             return
         yield content
         after = part[-1].id
 
 
-def _told(value: Any) -> Any:
-    """As a spreadsheet and pandas read it. Text that a spreadsheet would take for a formula is told to be text."""
+def _cell(value: Any) -> Any:
+    """Format a value for spreadsheets and pandas, with text that looks like a formula quoted."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""What a job's attempts tell of its failures: how many, in how much time, and how long coming back took."""
+"""Failures of a job, from its attempts: their number, the running time, and the time to restart."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ RESTARTS_LOOKED_AT = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was seen of one job's failures."""
+    """Observed failures of one job."""
 
     count: int
     running_seconds: float
-    """Over all attempts, from their start to the last that was heard of them."""
+    """Running time of all attempts, from their start to their last report."""
     restart_seconds: float | None
-    """From the last iteration before a failure to the first one after it, the median of the last ones."""
+    """Median time from the last iteration before a failure to the first one after it, over the last failures."""
     restarts: int
-    """How many that rests on."""
+    """Number of restarts behind `restart_seconds`."""
     failures: Failures
-    """The same as the policies weigh it, older ones counting less."""
+    """Failures as policies weigh them, older ones less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
     attempt: models.Attempt
     heard_at: float | None
-    """When the server heard last of it."""
+    """Time of its last report, on the server's clock."""
 
 
 async def failures_of(session: AsyncSession, job: models.Job) -> Seen:
-    """Planned stops and restores are none, nor is an attempt that ended before its first iteration."""
+    """Count failures: not planned stops, restores, or attempts that ended before their first iteration."""
     lives = await lives_of(session, job)
     current = next((life.attempt for life in lives if life.attempt.uid == job.uid), None)
     known = Failures(world_size=max(1, current.world_size) if current else 1)
     count, running_seconds, ends = 0, 0.0, []
     followers = [*(life.attempt for life in lives[1:]), None]
-    for life, following in zip(lives, followers, strict=False):  # of a job that never started there is no life
+    for life, following in zip(lives, followers, strict=False):  # a job that never started has none
         seconds, failed = _running_seconds(job, life), _failed(job, life.attempt, following)
         known = known.after(seconds, failures=int(failed))
         count, running_seconds = count + failed, running_seconds + seconds
         if failed and following is not None:
             ends.append((life.attempt, following))
     gaps = [await _gap(session, ended, following) for ended, following in ends[-RESTARTS_LOOKED_AT:]]
-    told = [gap for gap in gaps if gap is not None]
+    known_gaps = [gap for gap in gaps if gap is not None]
     return Seen(
         count=count,
         running_seconds=running_seconds,
-        restart_seconds=median(told) if told else None,
-        restarts=len(told),
+        restart_seconds=median(known_gaps) if known_gaps else None,
+        restarts=len(known_gaps),
         failures=known,
     )
 
@@ -71,7 +71,7 @@ def _failed(job: models.Job, attempt: models.Attempt, following: models.Attempt 
     if attempt.finished is not None:
         return attempt.finished not in PLANNED_ENDS
     if attempt.uid == job.uid or following is None:
-        return False  # it runs, as far as anybody knows
+        return False  # it runs, as far as is known
     return following.previous_exit not in ASKED_TO_END
 
 
@@ -80,19 +80,19 @@ def _running_seconds(job: models.Job, life: Life) -> float:
     end = attempt.finished_at
     if end is None:
         end = job.last_contact_at if attempt.uid == job.uid else life.heard_at
-    # Agents and server each go by their own clock.
+    # Clocks of agents and server differ.
     return 0.0 if end is None else max(0.0, end - attempt.started_at)
 
 
 async def lives_of(session: AsyncSession, job: models.Job, *, since: float = 0.0) -> Sequence[Life]:
-    """In the order in which they were lived."""
+    """Return the attempts of a job in their order."""
     return (await lives_of_jobs(session, [job.name], since=since)).get(job.name, [])
 
 
 async def lives_of_jobs(
     session: AsyncSession, jobs: Sequence[str], *, since: float = 0.0
 ) -> dict[str, list[Life]]:
-    """Of each job those that began since then, and the one before them, which may reach beyond it."""
+    """Return by job the attempts since a time, and the one before them, which may extend past it."""
     found: dict[str, list[Life]] = {}
     for attempt, at in await session.execute(_of_lives(), {"jobs": jobs, "since": since}):
         found.setdefault(attempt.job, []).append(Life(attempt, at))
@@ -126,7 +126,7 @@ def _of_lives() -> Select[models.Attempt, float]:
 
 
 async def _gap(session: AsyncSession, ended: models.Attempt, following: models.Attempt) -> float | None:
-    """From the last iteration of one attempt to the first of the next; None where neither can be told."""
+    """Return the time from an attempt's last iteration to the first of the next; None if it is unknown."""
     after, before = aliased(models.Chunk), aliased(models.Chunk)
     place = (following.job, 0, following.lineage)
     first_at = await session.scalar(

@@ -1,4 +1,4 @@
-"""A job's goodput over a window: the share of the time that moved training forward, and where the rest went."""
+"""Goodput of a job over a window: the share of time that advanced training, and how the rest was spent."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from holdfast_server.timesheet import (
 from holdfast_server.work import bucket_of
 
 WINDOWS: dict[str, float] = {"10m": 600.0, "1h": 3600.0, "24h": 86400.0, "7d": 604800.0}
-"""Seconds of each window of time that can be asked about; what is not here is all time."""
-MOST_SPANS = 2000
-"""About so many stretches of time are laid out; of a longer window, each is longer."""
+"""Durations of the windows; any other window is all time."""
+MAX_SPANS = 2000
+"""About the most spans of work that are read of a window; a longer window has longer spans."""
 _SUMS = (
     "begins_at", "ends_at", "first_iteration", "last_iteration",
     "seconds", "stall_seconds", "data_seconds", "barrier_seconds",
 )  # fmt: skip
-"""What is asked of each stretch of work, in the order in which it is asked."""
-STRETCHES = 60
-"""Of time, in the picture of stalls."""
-TOLD_APART: tuple[Bucket, ...] = ("persist_backpressure", "data_prep")
+"""Columns of a span of work, in the order of the query."""
+STALL_INTERVALS = 60
+"""Number of equal intervals of time in the chart of stalls."""
+SEPARATELY_REPORTED: tuple[Bucket, ...] = ("persist_backpressure", "data_prep")
 
 
 def begin_of(window: Window | ShortWindow, *, now: float) -> float:
-    """When it begins; 0 for all time."""
+    """Return when a window begins; 0 for all time."""
     return now - WINDOWS[window] if window in WINDOWS else 0.0
 
 
@@ -77,9 +77,9 @@ async def goodput(db: Database, job: str, window: Window, *, now: float) -> Good
 
 
 async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now: float) -> dict[str, float]:
-    """The goodput of many jobs, in as many statements as for one; of those that have lived in the window.
+    """Return the goodput of many jobs, of those with an attempt in the window, in a fixed number of statements.
 
-    What else the time went into makes no difference to it, and is not looked at.
+    How the rest of the time was spent does not affect goodput, and is not computed.
     """
     begins_at = begin_of(window, now=now)
     async with db.read() as session:
@@ -115,7 +115,7 @@ def _productive(
         for one in attempts
     ]
     ends_at = max(begins_at, _end(attempts, now=now))
-    return timesheet(lives, spans, (), begins_at=begins_at, ends_at=ends_at, told_apart={})
+    return timesheet(lives, spans, (), begins_at=begins_at, ends_at=ends_at, reported={})
 
 
 async def _timesheet(session: AsyncSession, job: models.Job, window: Window, *, now: float) -> Timesheet:
@@ -130,7 +130,7 @@ async def _timesheet(session: AsyncSession, job: models.Job, window: Window, *, 
         await _restores(session, job.name, begins_at),
         begins_at=begins_at,
         ends_at=ends_at,
-        told_apart=await _told_apart(session, job.name, begins_at),
+        reported=await _separately_reported(session, job.name, begins_at),
     )
 
 
@@ -146,14 +146,14 @@ async def _life(session: AsyncSession, job: models.Job, one: Attempted, begins_a
 
 
 def _end(attempts: Sequence[Attempted], *, now: float) -> float:
-    """A job that came to the end that somebody wanted is not down from then on."""
+    """Return the end of the window: a job that ended as planned is not down after that."""
     last = attempts[-1].attempt if attempts else None
     wanted = last is not None and last.finished in PLANNED_ENDS and last.finished != RELAUNCHED
     return min(now, last.finished_at) if wanted and last and last.finished_at is not None else now
 
 
 def _ended_at(job: models.Job, one: Attempted, *, now: float) -> float:
-    """Of an attempt: its own word, else when it was heard last; `now` while it runs."""
+    """Return when an attempt ended: as it reported, else its last report; `now` while it runs."""
     attempt = one.attempt
     if attempt.finished_at is not None:
         return attempt.finished_at
@@ -163,24 +163,24 @@ def _ended_at(job: models.Job, one: Attempted, *, now: float) -> float:
 
 
 class _Standing:
-    """What of each attempt's work stands.
+    """The iterations of each attempt that stand.
 
-    What lies beyond the way to where the job is was left by a restore; what a later attempt began before, on the
-    same lineage, was lost with the earlier one.
+    A restore abandons iterations outside the current ancestry. On the same lineage, an attempt loses the
+    iterations from which on a later attempt started again.
     """
 
     def __init__(self, attempts: Sequence[models.Attempt], ancestry: Ancestry) -> None:
         self._upto = ancestry.upto
         self._ends: dict[tuple[str, int], int] = {}
-        """By attempt and lineage, before which iteration a later attempt began."""
+        """Iteration at which a later attempt started, by attempt and lineage."""
         begun: dict[int, int] = {}
         for attempt in reversed(attempts):
             self._ends |= {(attempt.uid, lineage): iteration for lineage, iteration in begun.items()}
-            if attempt.versions:  # until it has said where it starts, it has thrown nothing away
+            if attempt.versions:  # until it reports where it starts, it has discarded nothing
                 begun[attempt.lineage] = min(attempt.iteration, begun.get(attempt.lineage, attempt.iteration))
 
     def upto(self, uid: str, lineage: int) -> int:
-        """The last iteration of an attempt on a lineage that was not thrown away."""
+        """Return the last iteration of an attempt on a lineage that stands."""
         upto = self._upto.get(lineage, -1)
         return min(upto, self._ends.get((uid, lineage), upto))
 
@@ -189,7 +189,7 @@ async def _spans(
     session: AsyncSession, standing: Mapping[str, _Standing], begins_at: float, ends_at: float
 ) -> dict[str, list[Span]]:
     first, last = bucket_of(begins_at), bucket_of(ends_at)
-    asked = {"jobs": list(standing), "first": first, "each": max(1, (last - first) // MOST_SPANS)}
+    asked = {"jobs": list(standing), "first": first, "each": max(1, (last - first) // MAX_SPANS)}
     found: dict[str, list[Span]] = {}
     for row in await session.execute(_of_spans(), asked):
         job, *sums = row
@@ -199,7 +199,7 @@ async def _spans(
 
 @cache
 def _of_spans() -> Select[*tuple[Any, ...]]:
-    """Of work, so many buckets of it as one."""
+    """Select rank 0's totals, with `each` buckets combined."""
     rows = models.RankTotals
     return (
         select(
@@ -243,15 +243,15 @@ async def _restores(session: AsyncSession, job: str, begins_at: float) -> list[R
     return [Restored(at, seconds) for at, seconds in await session.execute(query)]
 
 
-async def _told_apart(session: AsyncSession, job: str, begins_at: float) -> dict[Bucket, float]:
+async def _separately_reported(session: AsyncSession, job: str, begins_at: float) -> dict[Bucket, float]:
     rows = models.Stall
     query = (
         select(rows.kind, func.sum(rows.seconds))
-        .where(rows.job == job, rows.kind.in_(TOLD_APART), rows.at >= begins_at)
+        .where(rows.job == job, rows.kind.in_(SEPARATELY_REPORTED), rows.at >= begins_at)
         .group_by(rows.kind)
     )
     found = {row[0]: row[1] for row in await session.execute(query)}
-    return {kind: found[kind] for kind in TOLD_APART if kind in found}
+    return {kind: found[kind] for kind in SEPARATELY_REPORTED if kind in found}
 
 
 # ---- what training waited for, and when
@@ -260,7 +260,7 @@ async def _told_apart(session: AsyncSession, job: str, begins_at: float) -> dict
 async def stalls_over_time(db: Database, job: str, window: Window, *, now: float) -> StallsOverTime:
     """Raises UnknownJob.
 
-    A wait is told when it is over, by its end. A stretch shows at most its own length of a kind: the rest of a
+    A wait is told when it is over, by its end. A interval shows at most its own length of a kind: the rest of a
     longer wait is laid into the stretches before it, and what of it lies before the window is left out.
     """
     rows, attempts = models.Stall, models.Attempt
@@ -269,10 +269,10 @@ async def stalls_over_time(db: Database, job: str, window: Window, *, now: float
         first = await session.scalar(select(func.min(attempts.started_at)).where(attempts.job == job))
         begins_at = max(begin_of(window, now=now), first or row.created_at)
         ends_at = max(now, begins_at + 1)
-        stretch = (ends_at - begins_at) / STRETCHES
-        # In whole numbers, which every database divides alike.
-        place = cast((rows.at - begins_at) * 1000, BigInteger) // max(1, round(stretch * 1000))
-        bucket = case((place < STRETCHES, place), else_=STRETCHES - 1).label("bucket")
+        interval = (ends_at - begins_at) / STALL_INTERVALS
+        # In integers, which all databases divide alike.
+        place = cast((rows.at - begins_at) * 1000, BigInteger) // max(1, round(interval * 1000))
+        bucket = case((place < STALL_INTERVALS, place), else_=STALL_INTERVALS - 1).label("bucket")
         query = (
             select(rows.kind, bucket, func.sum(rows.seconds))
             .where(rows.job == job, rows.at >= begins_at)
@@ -281,23 +281,23 @@ async def stalls_over_time(db: Database, job: str, window: Window, *, now: float
         found = (await session.execute(query)).all()
     ended: dict[str, list[float]] = {}
     for kind, number, waited in found:
-        ended.setdefault(kind, [0.0] * STRETCHES)[number] = waited
-    seconds = {typing.cast("StallKind", kind): _spread(waited, stretch) for kind, waited in ended.items()}
+        ended.setdefault(kind, [0.0] * STALL_INTERVALS)[number] = waited
+    seconds = {typing.cast("StallKind", kind): _spread(waited, interval) for kind, waited in ended.items()}
     return StallsOverTime(
         job=job,
         window=window,
         begins_at=begins_at,
         ends_at=ends_at,
-        stretch_seconds=stretch,
+        stretch_seconds=interval,
         seconds=dict(sorted(seconds.items(), key=lambda item: -sum(item[1]))),
     )
 
 
-def _spread(ended: list[float], stretch: float) -> list[float]:
-    """Of waits by the stretch in which they ended, how long each stretch was waited in."""
+def _spread(ended: list[float], interval: float) -> list[float]:
+    """Spread waits, given by the interval in which they ended, over the intervals in which they took place."""
     spread, over = [0.0] * len(ended), 0.0
     for place in reversed(range(len(ended))):
         waited = ended[place] + over
-        spread[place] = min(waited, stretch)
+        spread[place] = min(waited, interval)
         over = waited - spread[place]
     return spread

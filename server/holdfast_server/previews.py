@@ -1,4 +1,4 @@
-"""What a restore would do, said before it is done."""
+"""Preview of the effects of a restore."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESTORES_LOOKED_AT = 5
 
 
 async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float) -> RestorePreview:
-    """What a restore to this checkpoint would give up, and take. Raises NoSuchCheckpoint."""
+    """Preview what a restore would abandon, and how long it would take. Raises NoSuchCheckpoint."""
     async with db.read() as session:
         row = await find_job(session, job)
         target = await find(session, row, checkpoint)

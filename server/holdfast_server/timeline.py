@@ -1,4 +1,4 @@
-"""Questions asked of what was ingested."""
+"""Queries for a job's timeline, checkpoints, orders, edits and notices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.answers import (
     Series,
     Timeline,
 )
-from holdfast.protocol import MOST_RANKS_TOLD, parse_checkpoint_id
+from holdfast.protocol import MOST_MAX_RANKS, parse_checkpoint_id
 from holdfast_server import checkpoints, desired, lines, models, reading, series, verifications
 from holdfast_server import marks as marked
 from holdfast_server import orders as restore_orders
@@ -39,22 +39,25 @@ from holdfast_server.summaries import find_job
 
 MAX_POINTS = 2000
 MAX_MARKS = 500
-"""Most checkpoints, stalls and decisions told one by one in one window; of more, a selection."""
-RANKS_TOLD, RANKS_OF = 8, 60
-"""Of how many ranks, the slowest, in a window of at most so many checkpoints."""
+"""Most checkpoints, stalls and decisions that a window returns one by one; of more, a selection."""
+MAX_RANKS, MAX_CHECKPOINTS_WITH_RANKS = 8, 60
+"""Ranks whose times a checkpoint shows, the slowest, in a window of at most so many checkpoints."""
 MAX_ROWS = 200
-ORDERS_TOLD = 20
-"""Restore orders to one checkpoint."""
+MAX_ORDERS = 20
+"""Restore orders that the detail of a checkpoint shows."""
 
 
 async def restore_points(
     db: Database, job: str, *, limit: int = 50, before: str | None = None, in_store: bool = False
 ) -> list[CheckpointRow]:
-    """On all lineages and in every state, the last taken first: after a restore, what goes on from there.
+    """List the checkpoints of all lineages and states, the last taken first.
 
-    `in_store`: only those that are in the store or on their way there, damaged ones too; neither those that
-    failed nor those that are gone. `before`: the id that the page before ended with. Raises UnknownJob;
-    InvalidSetting for another `before`.
+    `in_store`: only those that are in the store, even damaged, or being written to it. `before`: the last id of
+    the previous page.
+
+    Raises:
+        UnknownJob.
+        InvalidSetting: there is no checkpoint `before`.
     """
     rows = models.Checkpoint
     async with db.read() as session:
@@ -66,7 +69,7 @@ async def restore_points(
         if before is not None:
             last = (await session.execute(select(*order).where(rows.job == job, rows.id == before))).first()
             if last is None:
-                raise InvalidSetting("before", f"no checkpoint {before!r}: give the id that a page ended with")
+                raise InvalidSetting("before", f"no checkpoint {before!r}: give the last id of the previous page")
             query = query.where(tuple_(*order) < tuple_(*last))
         ancestry = await ancestry_of(session, found)
         found_rows = await session.scalars(query.limit(min(limit, MAX_MARKS)))
@@ -108,7 +111,13 @@ async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeRow]
 
 
 async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
-    """Raises UnknownJob, NoSuchCheckpoint with the nearest earlier one, and InvalidSetting for what is no id."""
+    """Return the detail of a checkpoint.
+
+    Raises:
+        UnknownJob.
+        NoSuchCheckpoint: with the nearest earlier one.
+        InvalidSetting: it is not a checkpoint id.
+    """
     async with db.read() as session:
         row = await find_job(session, job)
         found = await checkpoints.find(session, row, checkpoint)
@@ -116,10 +125,10 @@ async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
         here = Ancestry(begun, row.lineage)
         lineages = {one.lineage: here.as_row(one) for one in begun}
         return CheckpointStory(
-            checkpoint=as_row(found, here, ranks=MOST_RANKS_TOLD),
+            checkpoint=as_row(found, here, ranks=MOST_MAX_RANKS),
             lineage=_descent(lineages, found.lineage),
             begun_here=[one for one in lineages.values() if one.parent == found.id],
-            orders=await restore_orders.order_rows(session, job, checkpoint=found.id, limit=ORDERS_TOLD),
+            orders=await restore_orders.order_rows(session, job, checkpoint=found.id, limit=MAX_ORDERS),
             before=await _neighbour(session, found, here, later=False),
             after=await _neighbour(session, found, here, later=True),
             edit=await _edit(session, found),
@@ -149,7 +158,7 @@ async def _neighbour(
 
 
 async def _edit(session: AsyncSession, point: models.Checkpoint) -> Edit | None:
-    """By the clock: checkpoints tell no version."""
+    """Find the edit that applied to a checkpoint, by time: checkpoints have no version."""
     versions = models.SettingsVersion
     query = (
         select(versions)
@@ -164,21 +173,21 @@ async def _edit(session: AsyncSession, point: models.Checkpoint) -> Edit | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What of a timeline is asked for."""
+    """Parameters of a timeline."""
 
     start: float | None = None
-    """An iteration, or a time; None: where the job begins."""
+    """First iteration, or time; `None`: the start of the job."""
     end: float | None = None
-    """Inclusive; None: where the job is."""
+    """Last iteration, or time; `None`: the current position."""
     axis: Axis = "iteration"
     points: int = 1200
     """Most points of a series."""
     metrics: Sequence[str] | None = None
-    """None: all. One that there is not is no error."""
+    """Names of the metrics, `None` for all; unknown names are ignored."""
     marks: int = MAX_MARKS
-    """About how many checkpoints, stalls and decisions are told one by one."""
+    """About the most checkpoints, stalls and decisions that are returned one by one."""
     digits: int | None = None
-    """Significant ones of the series' figures; None: all."""
+    """Significant digits of the values; `None`: all."""
 
 
 async def timeline(db: Database, job: str, asked: Question | None = None, *, now: float | None = None) -> Timeline:
@@ -201,6 +210,7 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
         contents = await reading.contents(session, job, [read for plan in plans for read in plan.segments])
         total, stalled = await marked.totals(session, job, reach)
         rows = await marked.checkpoints(session, job, reach, total, lineage=found.lineage)
+        shown_ranks = MAX_RANKS if total <= MAX_CHECKPOINTS_WITH_RANKS else 0
         answer = Timeline(
             job=job,
             lineage=found.lineage,
@@ -214,7 +224,7 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
             metrics=list(dict.fromkeys(name for one in all_series for name in names_of(one.metrics))),
             series=[],
             lineages=[ancestry.as_row(one) for one in begun],
-            checkpoints=[as_row(row, ancestry, ranks=RANKS_TOLD if total <= RANKS_OF else 0) for row in rows],
+            checkpoints=[as_row(row, ancestry, ranks=shown_ranks) for row in rows],
             checkpoints_total=total,
             checkpoint_density=(
                 await marked.checkpoint_density(session, job, reach) if total > reach.marks else None
@@ -229,7 +239,7 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
             gaps=await marked.gaps(session, job, reach),
         )
     drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": answer.time_window}
-    # Off the event loop: a window may be many thousands of numbers to look at.
+    # Off the event loop: a window may have many thousands of numbers.
     made = await asyncio.to_thread(_series, plans, contents, reach.points, drawn)
     stands = {row.lineage: row.stands_until for row in answer.lineages}
     found_series = [
@@ -279,7 +289,7 @@ async def _plans(
     reach: Reach,
 ) -> list[lines.Line]:
     own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
-    # What its lineage has beyond where the current attempt has got to was lost with an earlier one.
+    # Iterations of its lineage beyond the current attempt's position were lost with an earlier attempt.
     reached = max([job.iteration, *own])
     if reach.axis == "iteration":
         window = lines.Window(int(reach.first), int(reach.last), reach.points)
@@ -293,7 +303,7 @@ async def _plans(
         if cut is not None:
             cuts[one.id] = cut
     found = lines.lines_in_time(all_series, cuts, uid=job.uid, lineage=job.lineage, reached=reached)
-    # In time they lie side by side, and share the points.
+    # In time the lines are side by side, and share the points.
     rows = sum(line.rows for line in found)
     return [lines.plan(line, max(2, round(reach.points * line.rows / rows))) for line in found]
 
@@ -306,7 +316,7 @@ def _series(
 
 
 async def _starts(session: AsyncSession, job: str) -> list[models.Attempt]:
-    """The newest, oldest first."""
+    """Return the newest attempts, oldest first."""
     return list(reversed((await session.scalars(_of_starts(MAX_ROWS), {"job": job})).all()))
 
 

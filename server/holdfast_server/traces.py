@@ -32,20 +32,20 @@ from holdfast_server.timeline import MAX_MARKS, MAX_POINTS, MAX_ROWS
 
 TRACKS = ("iterations", "snapshot", "persist", "stalls", "orders")
 MOST_ROWS = 20_000
-"""Checkpoints, and stalls, in one trace; the first of more."""
+"""Most checkpoints, and most stalls, in a trace; later ones are omitted."""
 
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """What of a job belongs into the trace."""
+    """The part of a job in the trace."""
 
     attempt: int
     uid: str
     begin: float
     end: float
-    """When the next began, or it ended."""
+    """When the next attempt started, or this one ended."""
     first: int
     last: int
 
@@ -58,7 +58,7 @@ class _Within:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was read of it."""
+    """Data of the trace."""
 
     plans: Sequence[lines.Line]
     contents: Contents
@@ -72,8 +72,13 @@ class _Found:
 async def trace(
     db: Database, room: asyncio.Semaphore, job: str, attempt: int | None, first: int | None, last: int | None
 ) -> dict[str, Any]:
-    """Of an attempt, or of some iterations of it; without a number, of the one that reported the last of these, or
-    of the newest. Raises UnknownJob, InvalidSetting."""
+    """Return the trace of an attempt, or of some of its iterations.
+
+    Without a number, of the attempt that reported the last iteration, or of the newest attempt.
+
+    Raises:
+        UnknownJob, InvalidSetting.
+    """
     async with room:
         async with db.read() as session:
             all_series = await reading.series_of(session, job)
@@ -89,10 +94,10 @@ async def trace(
                 await _paced_of(session, job, within),
             )
         # Off the event loop: a trace may have many thousands of events.
-        return await asyncio.to_thread(_told, job, within, found)
+        return await asyncio.to_thread(_trace, job, within, found)
 
 
-def _told(job: str, within: _Within, found: _Found) -> dict[str, Any]:
+def _trace(job: str, within: _Within, found: _Found) -> dict[str, Any]:
     rows = {"checkpoints": found.checkpoints, "stalls": found.stalls}
     events = [
         *_names(job, within.attempt),
@@ -111,7 +116,7 @@ def _told(job: str, within: _Within, found: _Found) -> dict[str, Any]:
 
 
 def _of_numbers(event: Event) -> Event | None:
-    """As it can be drawn; None: it cannot, for its time is no number."""
+    """Replace non-finite arguments by null; None for an event whose time is not finite."""
     if not all(math.isfinite(event.get(name, 0.0)) for name in ("ts", "dur")):
         return None
     odd = [name for name, one in event["args"].items() if isinstance(one, float) and not math.isfinite(one)]
@@ -144,7 +149,7 @@ async def _within(
 
 
 def _uid_at(all_series: Iterable[models.SampleSeries], iteration: int, job: models.Job) -> str:
-    """Of the attempt that reported an iteration; of several the newest on the lineage where the job is."""
+    """Return the attempt that reported an iteration, the newest on the current lineage."""
     there = [one for one in all_series if one.first_iteration <= iteration <= one.last_iteration]
     newest = max(there, key=lambda one: (one.lineage == job.lineage, one.uid == job.uid, one.id), default=None)
     return job.uid if newest is None else newest.uid
@@ -192,12 +197,12 @@ def _names(job: str, attempt: int) -> Iterator[Event]:
 
 def _span(track: str, name: str, start_us: float, seconds: float, **args: Any) -> Event:
     number = TRACKS.index(track) + 1
-    told = {"ph": "X", "pid": 1, "tid": number, "name": name, "ts": start_us, "dur": round(1e6 * seconds, 1)}
-    return told | {"args": args}
+    event = {"ph": "X", "pid": 1, "tid": number, "name": name, "ts": start_us, "dur": round(1e6 * seconds, 1)}
+    return event | {"args": args}
 
 
 def _iterations(found: _Found, within: _Within) -> Iterator[Event]:
-    """Each, where there is room for each; else all_series of them, as long as what was measured in them."""
+    """Yield each iteration, or groups of iterations if there are too many."""
     for plan in found.plans:
         if (made := _buckets(plan, found.contents)) is None:
             continue
@@ -260,17 +265,17 @@ def _stalls(waited: Iterable[models.Stall], within: _Within) -> Iterator[Event]:
         yield _span("stalls", row.kind, within.us(row.at - row.seconds), row.seconds, iteration=row.iteration)
 
 
-def _orders(told: _Found, within: _Within) -> Iterator[Event]:
-    moments = [(edit.applied_at, f"v{edit.version} {edit.summary}", edit.who) for edit in told.edits]
+def _orders(found: _Found, within: _Within) -> Iterator[Event]:
+    moments = [(edit.applied_at, f"v{edit.version} {edit.summary}", edit.who) for edit in found.edits]
     moments += [
-        (order.created_at, f"restore to {order.iteration:,}: {order.state}", order.who) for order in told.orders
+        (order.created_at, f"restore to {order.iteration:,}: {order.state}", order.who) for order in found.orders
     ]
     for at, name, who in moments:
         if at is not None and within.lasts(at):
             number = TRACKS.index("orders") + 1
             instant = {"ph": "i", "s": "p", "pid": 1, "tid": number, "name": name, "ts": within.us(at)}
             yield instant | {"args": {"who": who}}
-    for row in told.paced:
+    for row in found.paced:
         if row.measured_overhead is not None:
             counted = {"ph": "C", "pid": 1, "name": "overhead", "ts": within.us(row.at)}
             yield counted | {"args": {"measured": row.measured_overhead, "budget": row.budget}}
