@@ -254,14 +254,14 @@ async def _separately_reported(session: AsyncSession, job: str, begins_at: float
     return {kind: found[kind] for kind in SEPARATELY_REPORTED if kind in found}
 
 
-# ---- what training waited for, and when
+# ---- stalls over time
 
 
 async def stalls_over_time(db: Database, job: str, window: Window, *, now: float) -> StallsOverTime:
-    """Raises UnknownJob.
+    """Return the stalls by kind and interval of time. Raises UnknownJob.
 
-    A wait is told when it is over, by its end. A interval shows at most its own length of a kind: the rest of a
-    longer wait is laid into the stretches before it, and what of it lies before the window is left out.
+    A stall is reported at its end. The part that exceeds an interval counts for earlier intervals, except what
+    lies before the window.
     """
     rows, attempts = models.Stall, models.Attempt
     async with db.read() as session:

@@ -1,4 +1,4 @@
-"""How long what was reported is kept, project by project: what people want, and carrying it out."""
+"""Retention of reported data by project: its settings, and the background job that applies them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ EVERY_SECONDS = 300.0
 LEAST_SECONDS = 3600.0
 LEAST_BYTES = 2**20
 ROWS_AT_ONCE = 2000
-"""Rows that go in one transaction, behind which reports wait."""
+"""Rows deleted in one transaction, for which reports wait."""
 
 _REPORTS = (models.Stall, models.Notice, models.IntervalDecision, models.Gap)
 
 
 async def kept(db: Database, project: str) -> Kept:
-    """Raises UnknownProject."""
+    """Return the settings and the stored size of a project. Raises UnknownProject."""
     async with db.read() as session:
         if await session.get(models.Project, project) is None:
             raise UnknownProject(project)
@@ -37,9 +37,11 @@ async def kept(db: Database, project: str) -> Kept:
 async def change(
     db: Database, project: str, changes: RetentionChanges, *, who: str, request_id: str, now: float
 ) -> Kept:
-    """What is left out stays as it is; None: without a limit.
+    """Change the given settings of a project; None: no limit.
 
-    Raises UnknownProject, and InvalidSetting, naming the field.
+    Raises:
+        UnknownProject.
+        InvalidSetting: a value is too small; names the field.
     """
     for name, value in msgspec.structs.asdict(changes).items():
         least = LEAST_BYTES if name.endswith("_bytes") else LEAST_SECONDS
@@ -89,7 +91,7 @@ async def _stored_bytes(session: AsyncSession, project: str) -> int:
 
 
 async def carry_out(db: Database, now: float) -> None:
-    """A chore. In small transactions, so that reports do not wait for it."""
+    """Apply the settings of all projects, in small transactions so that reports do not wait."""
     async with db.read() as session:
         rows = list(await session.scalars(select(models.Retention)))
     for row in rows:
@@ -104,7 +106,7 @@ async def carry_out(db: Database, now: float) -> None:
 
 
 async def _thin_by_age(db: Database, project: str, before: float) -> None:
-    """What is to go is looked up first: nearly always it is nothing, and reports do not wait for that."""
+    """Downsample old samples. A read finds them first: usually there are none, and no write is needed."""
     old = (models.SampleSeries.chunks > 0, compaction.first_ended_at() < before)
     for series in await _series_of(db, project, *old):
         async with db.read() as session:
@@ -114,7 +116,7 @@ async def _thin_by_age(db: Database, project: str, before: float) -> None:
 
 
 async def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
-    """The series that ended first go first; of the one at the limit, its beginning."""
+    """Downsample until a project fits its limit, the series that ended first and then the beginning of one."""
     all_series = await _series_of(db, project)
     excess = sum(series.chunk_bytes for series in all_series) - limit_bytes
     for series in all_series:
@@ -131,11 +133,10 @@ async def _thin(session: AsyncSession, *, series: int, upto: int) -> None:
 
 
 async def _upto(db: Database, series: models.SampleSeries, excess_bytes: int) -> int:
-    """Up to which iteration a series's chunks are to go, for so many bytes."""
+    """Return up to which iteration to remove the chunks of a series to free so many bytes."""
     if series.chunk_bytes <= excess_bytes:
         return series.last_iteration + 1
     rows = models.Chunk
-    # Seldom asked for, and of one series at a time: what is left of it is what is asked for next.
     query = (
         select(rows.last_iteration, func.length(rows.columns))
         .where(rows.job == series.job, rows.rank == series.rank, rows.lineage == series.lineage)
@@ -164,7 +165,7 @@ async def _coarsen_one(session: AsyncSession, *, series: int, begin: int) -> Non
 
 
 async def _series_of(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.SampleSeries]:
-    """Those that ended first, first."""
+    """Return the series of a project, those that ended first in front."""
     rows = models.SampleSeries
     query = select(rows).join(models.Job, models.Job.name == rows.job).where(models.Job.project == project, *those)
     async with db.read() as session:
@@ -183,21 +184,23 @@ async def _forget_reports(db: Database, project: str, before: float) -> None:
 
 
 async def _forget_alerts(db: Database, project: str, before: float) -> None:
-    """What was told of them, then they. One that fires stays, however old, and so does a silence that holds."""
-    alerts, told = models.Alert, models.AlertDelivery
+    """Delete old deliveries, then old alerts without any; firing and silenced alerts stay."""
+    alerts, deliveries = models.Alert, models.AlertDelivery
     channels = select(models.AlertChannel.id).where(models.AlertChannel.project == project)
-    await _forget(db, told, select(told.id).where(told.channel.in_(channels), told.ended_at < before))
+    await _forget(
+        db, deliveries, select(deliveries.id).where(deliveries.channel.in_(channels), deliveries.ended_at < before)
+    )
     over = (
         select(alerts.id)
         .where(alerts.project == project, alerts.resolved_at < before)
         .where(or_(alerts.silenced_until.is_(None), alerts.silenced_until < before))
-        .where(~exists().where(told.alert == alerts.id))
+        .where(~exists().where(deliveries.alert == alerts.id))
     )
     await _forget(db, alerts, over)
 
 
 async def _forget(db: Database, rows: type[models.Base], old: Select[int], *, job: str | None = None) -> None:
-    """The rows whose ids `old` finds, some at a time."""
+    """Delete the rows whose ids `old` selects, some at a time."""
     table = models.table(rows)
 
     async def work(session: AsyncSession) -> int:
