@@ -80,7 +80,7 @@ def _read(field: str, text: str | None, parse: Callable[[str], T]) -> T | None:
 def _ranks(text: str) -> int:
     digits = text.replace(",", "")
     if not (digits.isascii() and digits.isdigit()) or not 1 <= int(digits) <= MAX_RANKS:
-        raise ValueError(f"ranks {text!r} is not an integer from 1 to {MAX_RANKS:,}")
+        raise ValueError(f"ranks {text!r} is not a whole number from 1 to {MAX_RANKS:,}")
     return int(digits)
 
 

@@ -72,7 +72,8 @@ def test_the_way_back_leads_nowhere_else(jobs):
     ("who", "sentence"),
     [
         ("viewer", f"0 jobs changed, 1 job not. How far each change has come stands on the page of its job. "
-                   f"Job What became of it job-of-{OWN} not changed: you may see job-of-{OWN}, and not change it"),
+                   f"Job What became of it job-of-{OWN} not changed: "
+                   f"you may view job-of-{OWN}, but not change it"),
         ("stranger", f"not changed: no job 'job-of-{OWN}' has reported here yet"),
         ("operator", "1 job changed."),
     ],

@@ -95,7 +95,7 @@ def test_a_restore_takes_it_back_all_the_same(agent, client):
 @pytest.mark.parametrize(
     ("columns", "word"),
     [
-        ({"iteration": b"1234567"}, "a number takes 8"),
+        ({"iteration": b"1234567"}, "not a multiple of 8"),
         ({"iteration": bytes(16), "at": bytes(8)}, "columns differ"),
         ({"iteration": bytes(16), "metrics": {"loss": bytes(24)}}, "columns differ"),
         ({"iteration": array.array("q", [-1]).tobytes()}, "iteration is outside 0 to"),
@@ -206,7 +206,7 @@ def test_gaps_are_on_the_timeline_and_told(agent, client):
     assert timeline["gaps"] == [msgspec.to_builtins(gap)]
     assert client.get(f"{JOB}/timeline?from=41&to=50").json()["gaps"] == []
     messages = [notice["message"] for notice in client.get(f"{JOB}/notices").json()["notices"]]
-    assert messages == ["18 samples were thinned away while no server answered"]
+    assert messages == ["the agent dropped 18 samples while it could not reach a server"]
 
 
 def test_names_long_past_are_one_that_stands_for_all(agent, client, monkeypatch):

@@ -90,7 +90,7 @@ def test_the_secret_of_a_link_is_not_in_the_database(stage: Stage):
 
 
 def dump(stage: Stage) -> str:
-    """All that is stored, as text."""
+    """Everything in the database, as text."""
 
     async def work(session):
         rows = [repr(tuple(row)) for table in models.Base.metadata.sorted_tables

@@ -191,6 +191,6 @@ def test_a_thousand_ranks_are_compared_in_a_few_statements_with_an_index(empty_d
         assert (answer.reporting, answer.stragglers, answer.waited_for) == (1000, [617], 617)
         assert len(many) <= 4
         ((sql, values),) = [one for one in many if "FROM rank_totals" in one[0]]
-        assert "SEARCH work USING INDEX" in await asked.plan(database, (sql, values))
+        assert "SEARCH rank_totals USING INDEX" in await asked.plan(database, (sql, values))
 
     asked.alone(empty_database, ask)

@@ -1,7 +1,7 @@
 """The tables.
 
-Rows for what is rare and asked for by identity; samples stay columnar, one compressed chunk per batch and
-lineage. What may be nan or inf, and what is only ever read whole, is msgpack: SQLite turns nan into NULL.
+Samples are columnar, one compressed chunk per batch and lineage; everything else is rows. Values that may be nan
+or infinite, and values that are only read as a whole, are msgpack: SQLite turns nan into NULL.
 """
 
 from __future__ import annotations
