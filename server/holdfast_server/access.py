@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast_server.accounts import policy
 from holdfast_server.accounts.gate import address_of
-from holdfast_server.measures import ServerMeasures
+from holdfast_server.measures import ServerMetrics
 from holdfast_server.requests import HEADER, begin
 
 UNMATCHED = "none"
@@ -57,7 +57,7 @@ class RequestMiddleware:
 
     def _end(self, scope: Scope, status: int, seconds: float) -> None:
         route, streaming = route_of(scope), _streams(scope)
-        cast("ServerMeasures", scope["app"].state.measures).answered(
+        cast("ServerMetrics", scope["app"].state.measures).answered(
             method=scope["method"], route=route, status=status, seconds=None if streaming else seconds
         )
         level = logging.DEBUG if route.startswith(QUIET) and status < 400 else logging.INFO

@@ -28,28 +28,30 @@ from holdfast_server.accounts.provider import Provider
 from holdfast_server.alerts import deliveries, evaluation
 from holdfast_server.api import answers, router, schema
 from holdfast_server.api.exports import PARQUET
-from holdfast_server.bus import LocalBus
-from holdfast_server.chores import Chore, kept_up
+from holdfast_server.bus import ChangeBus
+from holdfast_server.chores import BackgroundJob, background_jobs_running
 from holdfast_server.db import Database
-from holdfast_server.intake import Intake
-from holdfast_server.measures import ServerMeasures
+from holdfast_server.intake import AdmissionControl
+from holdfast_server.measures import ServerMetrics
 from holdfast_server.settings import ServerSettings
-from holdfast_server.shared import Shared
+from holdfast_server.shared import RequestCoalescer
 
 MAX_FORM_BYTES = 2**20
 
 COMPRESSED_BYTES = 1400
 """Shorter answers fit one packet as they are."""
 
-CHORES: tuple[Chore, ...] = (
-    Chore("accounts", tidying.TIDY_SECONDS, tidying.tidy),
-    Chore("audit anchor", tidying.ANCHOR_SECONDS, tidying.anchor),
-    Chore("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
-    Chore("alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)),
-    Chore("compaction", compaction.EVERY_SECONDS, compaction.compact),
-    Chore("orders", orders.EVERY_SECONDS, orders.watch),
-    Chore("overrides", desired.OVERRIDES_EVERY_SECONDS, desired.end_overrides),
-    Chore("retention", retention.EVERY_SECONDS, retention.carry_out),
+BACKGROUND_JOBS: tuple[BackgroundJob, ...] = (
+    BackgroundJob("accounts", tidying.TIDY_SECONDS, tidying.tidy),
+    BackgroundJob("audit anchor", tidying.ANCHOR_SECONDS, tidying.anchor),
+    BackgroundJob("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
+    BackgroundJob(
+        "alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)
+    ),
+    BackgroundJob("compaction", compaction.EVERY_SECONDS, compaction.compact),
+    BackgroundJob("orders", orders.EVERY_SECONDS, orders.watch),
+    BackgroundJob("overrides", desired.OVERRIDES_EVERY_SECONDS, desired.end_overrides),
+    BackgroundJob("retention", retention.EVERY_SECONDS, retention.carry_out),
 )
 
 
@@ -79,8 +81,8 @@ def create_app(
         database: one that is prepared already; without it, the app prepares its own when it starts.
         clock: seconds since the epoch.
     """
-    db = Database(settings.database, LocalBus()) if database is None else database
-    measures = ServerMeasures()
+    db = Database(settings.database, ChangeBus()) if database is None else database
+    measures = ServerMetrics()
     post = deliveries.chore(settings.alerts, address=settings.address or "", measures=measures)
 
     @asynccontextmanager
@@ -89,7 +91,7 @@ def create_app(
         await db.open()
         try:
             app.state.door = await door_for(settings, db)
-            async with kept_up((*CHORES, post), db, clock):
+            async with background_jobs_running((*BACKGROUND_JOBS, post), db, clock):
                 yield
         finally:
             db.changes.close()
@@ -106,9 +108,9 @@ def create_app(
         middleware=_middleware(settings),
     )
     app.state.settings, app.state.database, app.state.changes = settings, db, db.changes
-    app.state.shared = Shared(db.changes)
+    app.state.shared = RequestCoalescer(db.changes)
     app.state.clock, app.state.measures, app.state.web = clock, measures, web
-    app.state.room = Intake(db)
+    app.state.room = AdmissionControl(db)
     app.state.exporting = asyncio.Semaphore(exports.AT_ONCE)
     app.state.belonging = Belonging(db)
     app.state.streams = Counter()

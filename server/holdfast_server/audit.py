@@ -89,7 +89,7 @@ def _seal(before: bytes, row: _Row) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class AuditQuery:
     """Which rows; what is empty asks for any."""
 
     who: str = ""
@@ -103,7 +103,7 @@ class Question:
     """Only what is about these; None: everything."""
 
 
-async def entries(session: AsyncSession, question: Question, *, limit: int) -> list[AuditEntry]:
+async def entries(session: AsyncSession, question: AuditQuery, *, limit: int) -> list[AuditEntry]:
     """The newest first."""
     rows = models.AuditEntry
     query = select(rows).order_by(rows.id.desc()).limit(limit)
@@ -127,7 +127,7 @@ async def entries(session: AsyncSession, question: Question, *, limit: int) -> l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ChainCheck:
     """What going through the whole chain found."""
 
     rows: int
@@ -139,7 +139,7 @@ class Verdict:
     reason: str = ""
 
 
-async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = None) -> Verdict:
+async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = None) -> ChainCheck:
     """Go through the chain from its beginning to where it says that it ends.
 
     Args:
@@ -168,8 +168,8 @@ async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = Non
         return _broken(rows, digest, "the log goes on after the last row that is there")
     if known is not None and known[0] > rows:
         return _broken(rows, digest, f"row {known[0]} was there when its digest was noted")
-    return Verdict(rows=rows, head=digest.hex())
+    return ChainCheck(rows=rows, head=digest.hex())
 
 
-def _broken(rows: int, digest: bytes, reason: str) -> Verdict:
-    return Verdict(rows=rows, head=digest.hex(), broken=rows + 1, reason=reason)
+def _broken(rows: int, digest: bytes, reason: str) -> ChainCheck:
+    return ChainCheck(rows=rows, head=digest.hex(), broken=rows + 1, reason=reason)

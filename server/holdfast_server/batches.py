@@ -44,7 +44,7 @@ class Received:
 
     batch: protocol.Batch
     """The batch, with the events that this server knows."""
-    samples: columns.Taken | None
+    samples: columns.BatchSamples | None
     unknown_events: int
     digest: bytes
     """Digest of the body, to detect another batch of the same name."""
@@ -104,7 +104,7 @@ def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> 
         batch.sent_at -= ahead
         samples = batch.samples
         if samples is not None and samples.iteration:
-            taken = columns.take(samples, lineage=batch.lineage, at=batch.sent_at, ahead=ahead, latest=latest)
+            taken = columns.decode(samples, lineage=batch.lineage, at=batch.sent_at, ahead=ahead, latest=latest)
         else:
             taken = None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -15,7 +15,7 @@ class Subscription:
     the bus is closed, waiting returns at once.
     """
 
-    def __init__(self, bus: LocalBus, job: str | None, *, samples: bool) -> None:
+    def __init__(self, bus: ChangeBus, job: str | None, *, samples: bool) -> None:
         self._bus = bus
         self._job = job
         self.samples = samples
@@ -51,7 +51,7 @@ class Subscription:
         self._wake.set()
 
 
-class LocalBus:
+class ChangeBus:
     """Publishes changes within one process; `db.relay` connects the buses of several server instances."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Chore:
+class BackgroundJob:
     """A periodic job, which one server instance at a time runs.
 
     It may be interrupted, and after a lost connection two instances may run it at the same time: it writes through
@@ -36,9 +36,11 @@ class Chore:
 
 
 @asynccontextmanager
-async def kept_up(chores: Iterable[Chore], db: Database, clock: Clock) -> AsyncIterator[None]:
+async def background_jobs_running(
+    jobs: Iterable[BackgroundJob], db: Database, clock: Clock
+) -> AsyncIterator[None]:
     """Run the jobs while the context is open; leaving it cancels a job in progress."""
-    tasks = [asyncio.create_task(_keep_up(chore, db, clock), name=f"holdfast {chore.name}") for chore in chores]
+    tasks = [asyncio.create_task(_run_periodically(job, db, clock), name=f"holdfast {job.name}") for job in jobs]
     try:
         yield
     finally:
@@ -47,23 +49,23 @@ async def kept_up(chores: Iterable[Chore], db: Database, clock: Clock) -> AsyncI
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def do(chore: Chore, db: Database, clock: Clock) -> bool:
+async def run_once(job: BackgroundJob, db: Database, clock: Clock) -> bool:
     """Run a job once if this instance leads; return whether it ran."""
     try:
         if not await db.leads():
             return False
-        await chore.run(db, clock())
+        await job.run(db, clock())
     except DatabaseUnavailable as error:
-        logger.warning("skipped background job %s: %s", chore.name, error)
+        logger.warning("skipped background job %s: %s", job.name, error)
         return False
     except Exception:  # keep the job alive: it may raise anything, and runs again later
-        logger.exception("background job %s failed; it will run again", chore.name)
+        logger.exception("background job %s failed; it will run again", job.name)
         return False
     return True
 
 
-async def _keep_up(chore: Chore, db: Database, clock: Clock) -> None:
-    await asyncio.sleep(min(FIRST_AFTER_SECONDS, chore.every_seconds))
+async def _run_periodically(job: BackgroundJob, db: Database, clock: Clock) -> None:
+    await asyncio.sleep(min(FIRST_AFTER_SECONDS, job.every_seconds))
     while True:
-        await do(chore, db, clock)
-        await asyncio.sleep(chore.every_seconds * random.uniform(1 - SPREAD, 1 + SPREAD))  # noqa: S311
+        await run_once(job, db, clock)
+        await asyncio.sleep(job.every_seconds * random.uniform(1 - SPREAD, 1 + SPREAD))  # noqa: S311

@@ -68,7 +68,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class BatchSamples:
     """Samples of a batch: a table for each lineage, oldest first."""
 
     tables: tuple[tuple[int, Table], ...]
@@ -84,7 +84,7 @@ class Taken:
         return sum(int(np.count_nonzero(~np.isnan(table.values[1:]))) for _, table in self.tables)
 
 
-def take(samples: Samples, *, lineage: int, at: float, ahead: float, latest: float) -> Taken:
+def decode(samples: Samples, *, lineage: int, at: float, ahead: float, latest: float) -> BatchSamples:
     """Decode the samples of a batch, whose sending time and lineage stand for missing ones.
 
     Args:
@@ -116,7 +116,7 @@ def take(samples: Samples, *, lineage: int, at: float, ahead: float, latest: flo
             raise ValueError(f"samples: {name} is outside 0 to {most}")
     values[0] -= ahead
     table = _settled(Table(iteration, tuple(metrics), values), at=at, latest=latest)
-    return Taken(tuple(_by_lineage(table, lineages)), left_out=metrics.keys() != samples.metrics.keys())
+    return BatchSamples(tuple(_by_lineage(table, lineages)), left_out=metrics.keys() != samples.metrics.keys())
 
 
 def _counts(name: str, column: Counts) -> Ints:

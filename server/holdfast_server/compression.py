@@ -17,11 +17,11 @@ RATIO_BYTES = 2**20
 """Decompressed size from which a compression ratio above RATIO is refused: no report compresses so well."""
 
 
-class TooLarge(ValueError):
+class ContentTooLarge(ValueError):
     """The decompressed content exceeds the limit."""
 
 
-class Broken(ValueError):
+class CorruptContent(ValueError):
     """The content cannot be decompressed."""
 
 
@@ -49,11 +49,11 @@ def _inflated(inflater: Any, content: bytes, limit_bytes: int, broken: type[Exce
     try:
         plain: bytes = inflater.decompress(content, limit_bytes + 1)
     except broken as error:
-        raise Broken(str(error)) from None
+        raise CorruptContent(str(error)) from None
     if len(plain) > limit_bytes:
-        raise TooLarge(f"the decompressed content exceeds {limit_bytes} bytes")
+        raise ContentTooLarge(f"the decompressed content exceeds {limit_bytes} bytes")
     if not inflater.eof or inflater.unused_data:
-        raise Broken("the compressed data is truncated or followed by other data")
+        raise CorruptContent("the compressed data is truncated or followed by other data")
     return plain
 
 

@@ -15,24 +15,24 @@ from starlette.requests import HTTPConnection
 
 from holdfast_server.accounts.belonging import Belonging
 from holdfast_server.accounts.principal import OPERATOR, Principal
-from holdfast_server.bus import LocalBus
+from holdfast_server.bus import ChangeBus
 from holdfast_server.db import Database
 from holdfast_server.errors import TooManyStreams
-from holdfast_server.measures import ServerMeasures
+from holdfast_server.measures import ServerMetrics
 from holdfast_server.settings import ServerSettings
-from holdfast_server.shared import Shared
+from holdfast_server.shared import RequestCoalescer
 
 
 async def _database(connection: HTTPConnection) -> Database:
     return cast("Database", connection.app.state.database)
 
 
-async def _changes(connection: HTTPConnection) -> LocalBus:
-    return cast("LocalBus", connection.app.state.changes)
+async def _changes(connection: HTTPConnection) -> ChangeBus:
+    return cast("ChangeBus", connection.app.state.changes)
 
 
-async def _shared(connection: HTTPConnection) -> Shared:
-    return cast("Shared", connection.app.state.shared)
+async def _shared(connection: HTTPConnection) -> RequestCoalescer:
+    return cast("RequestCoalescer", connection.app.state.shared)
 
 
 async def _clock(connection: HTTPConnection) -> Callable[[], float]:
@@ -43,8 +43,8 @@ async def _config(connection: HTTPConnection) -> ServerSettings:
     return cast("ServerSettings", connection.app.state.settings)
 
 
-async def _measures(connection: HTTPConnection) -> ServerMeasures:
-    return cast("ServerMeasures", connection.app.state.measures)
+async def _measures(connection: HTTPConnection) -> ServerMetrics:
+    return cast("ServerMetrics", connection.app.state.measures)
 
 
 async def _exporting(connection: HTTPConnection) -> asyncio.Semaphore:
@@ -88,14 +88,14 @@ async def _stream_place(connection: HTTPConnection) -> AsyncIterator[None]:
 Exporting = Annotated[asyncio.Semaphore, Depends(_exporting)]
 """Room for what makes files of what is stored."""
 Db = Annotated[Database, Depends(_database)]
-Changes = Annotated[LocalBus, Depends(_changes)]
-SharedAnswers = Annotated[Shared, Depends(_shared)]
+Changes = Annotated[ChangeBus, Depends(_changes)]
+SharedAnswers = Annotated[RequestCoalescer, Depends(_shared)]
 Clock = Annotated[Callable[[], float], Depends(_clock)]
 """Call it once per operation and pass the time on; a stream calls it once a tick."""
 Config = Annotated[ServerSettings, Depends(_config)]
 Jobs = Annotated[Belonging, Depends(_jobs)]
 """Which project each belongs to."""
-Measures = Annotated[ServerMeasures, Depends(_measures)]
+Measures = Annotated[ServerMetrics, Depends(_measures)]
 Who = Annotated[str, Depends(_who)]
 """The name of whoever asks, for the audit log and beside edits."""
 StreamPlace = Depends(_stream_place)

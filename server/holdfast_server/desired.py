@@ -47,7 +47,7 @@ class Interval(msgspec.Struct, frozen=True):
     until: float | None = None
 
 
-class Changed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StoredChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One change as it is stored; `described` renders it as text."""
 
     field: Field
@@ -63,7 +63,7 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Checkpoint whose tensors a verification compares."""
 
 
-_changes = msgspec.json.Decoder(list[Changed])
+_changes = msgspec.json.Decoder(list[StoredChange])
 
 
 # ---- desired state ------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ async def open_order(session: AsyncSession, job: str) -> models.RestoreOrder | N
 # ---- versions -----------------------------------------------------------------------------------
 
 
-def bump(session: AsyncSession, job: models.Job, changes: Sequence[Changed], *, who: str, now: float) -> None:
+def bump(session: AsyncSession, job: models.Job, changes: Sequence[StoredChange], *, who: str, now: float) -> None:
     """Store changes as a new version; every change of `Desired` goes through here."""
     job.version += 1
     encoded = msgspec.json.encode(changes).decode()
@@ -177,43 +177,43 @@ async def check_version(session: AsyncSession, job: models.Job, version: int) ->
         raise Conflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
 
 
-def change(job: models.Job, changes: DesiredChanges, *, now: float) -> list[Changed]:
+def change(job: models.Job, changes: DesiredChanges, *, now: float) -> list[StoredChange]:
     """Apply changes to `job`, and return them.
 
     Raises:
         InvalidSetting: a value is invalid.
     """
-    made: list[Changed] = []
+    made: list[StoredChange] = []
     if changes.budget is not UNSET:
         budget = _parsed("budget", parse_budget, changes.budget)
         paced = msgspec.msgpack.decode(job.paced, type=Paced) if job.paced else None
         known = paced.budget if paced and job.budget is None else None
-        made.append(Changed(field="budget", before=job.budget, after=budget, script_budget=known))
+        made.append(StoredChange(field="budget", before=job.budget, after=budget, script_budget=known))
         job.budget = budget
     if changes.policy is not UNSET:
         policy = _parsed("policy", parse_policy, changes.policy)
-        made.append(Changed(field="policy", before=job.policy, after=policy))
+        made.append(StoredChange(field="policy", before=job.policy, after=policy))
         job.policy = policy
     if changes.every is not UNSET:
         seconds = None if changes.every_seconds is UNSET else changes.every_seconds
         after = _interval(_parsed("every", parse_every, changes.every), seconds, now)
-        made.append(Changed(field="interval", before=Interval(job.every, job.every_until), after=after))
+        made.append(StoredChange(field="interval", before=Interval(job.every, job.every_until), after=after))
         job.every, job.every_until = after.every, after.until
     elif changes.every_seconds is not UNSET:
         raise InvalidSetting("every_seconds", "it is the duration of an interval: give every as well")
     if changes.paused is not UNSET:
-        made.append(Changed(field="checkpoints", before=job.paused, after=changes.paused))
+        made.append(StoredChange(field="checkpoints", before=job.paused, after=changes.paused))
         job.paused, job.paused_version = changes.paused, job.version + 1
     if changes.retention is not UNSET:
         parsed = _parsed("retention", parse_retention, changes.retention)
         rules = None if parsed is None else str(parsed)
-        made.append(Changed(field="retention", before=job.retention, after=rules))
+        made.append(StoredChange(field="retention", before=job.retention, after=rules))
         job.retention = rules
     if changes.checkpoint_request is not UNSET and changes.checkpoint_request:
-        made.append(Changed(field="checkpoint"))
+        made.append(StoredChange(field="checkpoint"))
         job.checkpoint_request += 1
     if changes.probe_request is not UNSET and changes.probe_request:
-        made.append(Changed(field="data probe"))
+        made.append(StoredChange(field="data probe"))
         job.probe_request += 1
     if not made:
         fields = "budget, policy, every, paused, retention, checkpoint_request, probe_request"
@@ -325,7 +325,7 @@ def _summary(changes: Sequence[Change]) -> str:
     )
 
 
-def described(made: Changed) -> Change:
+def described(made: StoredChange) -> Change:
     """Render a change as text."""
     before, after = _text(made, made.before, made.script_budget), _text(made, made.after, None)
     match made.field:
@@ -339,7 +339,7 @@ def described(made: Changed) -> Change:
     return Change(field=made.field, before=before, after=after)
 
 
-def _text(made: Changed, value: object, script_budget: float | None) -> str:
+def _text(made: StoredChange, value: object, script_budget: float | None) -> str:
     match made.field, value:
         case "budget" | "policy" | "retention", None:
             return SCRIPT if script_budget is None else f"{SCRIPT} ({_percent(script_budget)})"
@@ -417,7 +417,7 @@ async def pin(
         raise NotPossible(f"{job.name} has {MOST_PINS} pinned checkpoints, the maximum: unpin one first")
     row.pinned_by, row.pinned_at = (who, now) if pinned else (None, None)
     job.pins_known = True
-    bump(session, job, [Changed(field="pin" if pinned else "unpin", after=row.id)], who=who, now=now)
+    bump(session, job, [StoredChange(field="pin" if pinned else "unpin", after=row.id)], who=who, now=now)
     return True
 
 
@@ -430,4 +430,4 @@ async def adopt_pins(session: AsyncSession, job: models.Job, event: Inventory, *
     for row in await session.scalars(query):
         row.pinned_by, row.pinned_at = AGENT, event.at
     job.pins_known = True
-    bump(session, job, [Changed(field="pin", after="as in the store")], who=AGENT, now=now)
+    bump(session, job, [StoredChange(field="pin", after="as in the store")], who=AGENT, now=now)

@@ -15,7 +15,7 @@ from holdfast_server.db import on_connection
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class EventSource:
     """The batch that contains an event."""
 
     session: AsyncSession
@@ -33,7 +33,7 @@ class Source:
         return self.rank == 0 and self.attempt.uid == self.job.uid
 
 
-async def record(source: Source, event: protocol.Event) -> None:
+async def record(source: EventSource, event: protocol.Event) -> None:
     session, job, attempt = source.session, source.job, source.attempt
     match event:
         case protocol.AttemptStarted():
@@ -109,7 +109,7 @@ def _started(attempt: models.Attempt, event: protocol.AttemptStarted) -> None:
     attempt.labels = msgspec.msgpack.encode(labels) if labels else None
 
 
-async def _lineage(source: Source, event: protocol.LineageStarted) -> None:
+async def _lineage(source: EventSource, event: protocol.LineageStarted) -> None:
     await on_connection(source.session, standing.ensure_lineage, source.job.name, event.lineage, at=event.at)
     row = await source.session.get_one(models.Lineage, (source.job.name, event.lineage), populate_existing=True)
     source.job.latest_lineage = max(source.job.latest_lineage, event.lineage)
@@ -121,7 +121,7 @@ async def _lineage(source: Source, event: protocol.LineageStarted) -> None:
     await orders.note(source.session, source.job, event, attempt=source.attempt.attempt, now=source.now)
 
 
-def _stall(source: Source, event: protocol.Stall) -> None:
+def _stall(source: EventSource, event: protocol.Stall) -> None:
     source.session.add(
         models.Stall(
             job=source.job.name,
@@ -134,7 +134,7 @@ def _stall(source: Source, event: protocol.Stall) -> None:
     )
 
 
-def _paced(source: Source, event: protocol.Paced) -> None:
+def _paced(source: EventSource, event: protocol.Paced) -> None:
     if source.ahead:
         source.job.paced = msgspec.msgpack.encode(event)
     source.session.add(

@@ -1,7 +1,7 @@
 """Export of a job's samples and checkpoints as files.
 
-Samples are read and sent in parts, so that a million of them take no more memory than a few thousand. Downsampled
-samples are exported as one row for each bucket, with its number of iterations.
+Samples are read and sent in parts, so that a million of them take no more memory than a few thousand.
+Downsampled samples are exported as one row for each bucket, with its number of iterations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast_server.columns import BUILT_IN
 from holdfast_server.db import Database
 from holdfast_server.errors import NotPossible
 from holdfast_server.rollups import LAST, MAXIMUM, MINIMUM, SUM, Rollup
-from holdfast_server.series import AT, DATA_SECONDS, SECONDS, STALL_SECONDS, Contents
+from holdfast_server.series import AT, DATA_SECONDS, SECONDS, STALL_SECONDS, TimelineData
 from holdfast_server.stretches import names_of
 from holdfast_server.summaries import find_job
 
@@ -54,7 +54,7 @@ def writes_parquet() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class SampleSelection:
     """Samples to export, and the names of their columns."""
 
     job: models.Job
@@ -69,7 +69,7 @@ class Samples:
         return [*_BUILT_IN, *(f"{name}{end}" for name in self.columns.values() for end in _ENDS)]
 
 
-async def samples(db: Database, job: str, first: int | None, last: int | None) -> Samples:
+async def samples(db: Database, job: str, first: int | None, last: int | None) -> SampleSelection:
     """Raises UnknownJob."""
     async with db.read() as session:
         found = await find_job(session, job)
@@ -77,7 +77,9 @@ async def samples(db: Database, job: str, first: int | None, last: int | None) -
     begin = min((one.first_iteration for one in all_series), default=1)
     end = max((one.last_iteration for one in all_series), default=0)
     columns = _columns_of({name for one in all_series for name in names_of(one.metrics)})
-    return Samples(found, all_series, columns, max(begin, first or begin), min(end, end if last is None else last))
+    return SampleSelection(
+        found, all_series, columns, max(begin, first or begin), min(end, end if last is None else last)
+    )
 
 
 def _columns_of(metrics: Iterable[str]) -> dict[str, str]:
@@ -111,7 +113,7 @@ def spans(all_series: Sequence[models.SampleSeries], first: int, last: int) -> I
 
 
 async def parts(
-    db: Database, room: asyncio.Semaphore, wanted: Samples, convert: Callable[[Columns], Made]
+    db: Database, room: asyncio.Semaphore, wanted: SampleSelection, convert: Callable[[Columns], Made]
 ) -> AsyncIterator[Made]:
     """Yield the converted columns of each part, some thousand iterations at a time."""
     for first, last in spans(wanted.all_series, wanted.first, wanted.last):
@@ -131,20 +133,23 @@ async def parts(
 def _plans(job: models.Job, all_series: Sequence[models.SampleSeries], first: int, last: int) -> list[lines.Line]:
     own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
     # With more points than a part is expected to have rows, so that no rows are combined.
-    window = lines.Window(first, last, 2 * PART_ITERATIONS)
+    window = lines.IterationWindow(first, last, 2 * PART_ITERATIONS)
     reached = max([job.iteration, *own])
     found = lines.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
     return [lines.plan(line, window.points) for line in found]
 
 
 def _made(
-    plans: Iterable[lines.Line], contents: Contents, wanted: Samples, convert: Callable[[Columns], Made]
+    plans: Iterable[lines.Line],
+    contents: TimelineData,
+    wanted: SampleSelection,
+    convert: Callable[[Columns], Made],
 ) -> list[Made]:
     found = (_columns(plan, contents, wanted) for plan in plans)
     return [convert(columns) for columns in found if columns is not None]
 
 
-def _columns(plan: lines.Line, contents: Contents, wanted: Samples) -> Columns | None:
+def _columns(plan: lines.Line, contents: TimelineData, wanted: SampleSelection) -> Columns | None:
     found = [part for read in plan.segments if (part := contents.part(read, 1)) is not None]
     if not found:
         return None
@@ -178,7 +183,7 @@ def _means(buckets: Rollup, column: int) -> list[Any]:
     return list(np.where(count > 0, sums, buckets.stats[:, column, LAST]).tolist())
 
 
-async def csv_of(db: Database, room: asyncio.Semaphore, wanted: Samples) -> AsyncIterator[bytes]:
+async def csv_of(db: Database, room: asyncio.Semaphore, wanted: SampleSelection) -> AsyncIterator[bytes]:
     names = wanted.names
 
     def convert(columns: Columns) -> bytes:
@@ -189,7 +194,7 @@ async def csv_of(db: Database, room: asyncio.Semaphore, wanted: Samples) -> Asyn
         yield part
 
 
-async def parquet_of(db: Database, room: asyncio.Semaphore, wanted: Samples) -> IO[bytes]:
+async def parquet_of(db: Database, room: asyncio.Semaphore, wanted: SampleSelection) -> IO[bytes]:
     """Write a temporary file, which is deleted when closed.
 
     Raises:
@@ -206,7 +211,7 @@ async def parquet_of(db: Database, room: asyncio.Semaphore, wanted: Samples) -> 
     return file
 
 
-async def _write_parquet(file: IO[bytes], db: Database, room: asyncio.Semaphore, wanted: Samples) -> None:
+async def _write_parquet(file: IO[bytes], db: Database, room: asyncio.Semaphore, wanted: SampleSelection) -> None:
     arrow, parquet = await asyncio.to_thread(_arrow)
     kinds = {
         "lineage": arrow.int64(),

@@ -20,7 +20,7 @@ RESTARTS_LOOKED_AT = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ObservedFailures:
     """Observed failures of one job."""
 
     count: int
@@ -35,28 +35,28 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class AttemptHistory:
     attempt: models.Attempt
     heard_at: float | None
     """Time of its last report, on the server's clock."""
 
 
-async def failures_of(session: AsyncSession, job: models.Job) -> Seen:
+async def failures_of(session: AsyncSession, job: models.Job) -> ObservedFailures:
     """Count failures: not planned stops, restores, or attempts that ended before their first iteration."""
-    lives = await lives_of(session, job)
-    current = next((life.attempt for life in lives if life.attempt.uid == job.uid), None)
+    attempts = await attempts_of(session, job)
+    current = next((history.attempt for history in attempts if history.attempt.uid == job.uid), None)
     known = Failures(world_size=max(1, current.world_size) if current else 1)
     count, running_seconds, ends = 0, 0.0, []
-    followers = [*(life.attempt for life in lives[1:]), None]
-    for life, following in zip(lives, followers, strict=False):  # a job that never started has none
-        seconds, failed = _running_seconds(job, life), _failed(job, life.attempt, following)
+    followers = [*(history.attempt for history in attempts[1:]), None]
+    for history, following in zip(attempts, followers, strict=False):  # a job that never started has none
+        seconds, failed = _running_seconds(job, history), _failed(job, history.attempt, following)
         known = known.after(seconds, failures=int(failed))
         count, running_seconds = count + failed, running_seconds + seconds
         if failed and following is not None:
-            ends.append((life.attempt, following))
+            ends.append((history.attempt, following))
     gaps = [await _gap(session, ended, following) for ended, following in ends[-RESTARTS_LOOKED_AT:]]
     known_gaps = [gap for gap in gaps if gap is not None]
-    return Seen(
+    return ObservedFailures(
         count=count,
         running_seconds=running_seconds,
         restart_seconds=median(known_gaps) if known_gaps else None,
@@ -75,32 +75,32 @@ def _failed(job: models.Job, attempt: models.Attempt, following: models.Attempt 
     return following.previous_exit not in ASKED_TO_END
 
 
-def _running_seconds(job: models.Job, life: Life) -> float:
-    attempt = life.attempt
+def _running_seconds(job: models.Job, history: AttemptHistory) -> float:
+    attempt = history.attempt
     end = attempt.finished_at
     if end is None:
-        end = job.last_contact_at if attempt.uid == job.uid else life.heard_at
+        end = job.last_contact_at if attempt.uid == job.uid else history.heard_at
     # Clocks of agents and server differ.
     return 0.0 if end is None else max(0.0, end - attempt.started_at)
 
 
-async def lives_of(session: AsyncSession, job: models.Job, *, since: float = 0.0) -> Sequence[Life]:
+async def attempts_of(session: AsyncSession, job: models.Job, *, since: float = 0.0) -> Sequence[AttemptHistory]:
     """Return the attempts of a job in their order."""
-    return (await lives_of_jobs(session, [job.name], since=since)).get(job.name, [])
+    return (await attempts_of_jobs(session, [job.name], since=since)).get(job.name, [])
 
 
-async def lives_of_jobs(
+async def attempts_of_jobs(
     session: AsyncSession, jobs: Sequence[str], *, since: float = 0.0
-) -> dict[str, list[Life]]:
+) -> dict[str, list[AttemptHistory]]:
     """Return by job the attempts since a time, and the one before them, which may extend past it."""
-    found: dict[str, list[Life]] = {}
-    for attempt, at in await session.execute(_of_lives(), {"jobs": jobs, "since": since}):
-        found.setdefault(attempt.job, []).append(Life(attempt, at))
+    found: dict[str, list[AttemptHistory]] = {}
+    for attempt, at in await session.execute(_attempts_query(), {"jobs": jobs, "since": since}):
+        found.setdefault(attempt.job, []).append(AttemptHistory(attempt, at))
     return found
 
 
 @cache
-def _of_lives() -> Select[models.Attempt, float]:
+def _attempts_query() -> Select[models.Attempt, float]:
     attempts, batches, earlier = models.Attempt, models.Batch, aliased(models.Attempt)
     since = bindparam("since", type_=Float())
     before = (

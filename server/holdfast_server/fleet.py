@@ -17,7 +17,7 @@ from holdfast.protocol import Paced
 from holdfast_server import checkpoints, models
 from holdfast_server.checkpoints import LastDurable
 from holdfast_server.db import Database
-from holdfast_server.samples import Recent
+from holdfast_server.samples import RecentSamples
 from holdfast_server.status import ALIVE, STATUSES, current_attempt, seconds_of_last, status_in_sql
 from holdfast_server.summaries import summaries
 
@@ -35,7 +35,7 @@ Order = Literal["living", "name", "heard", "iteration", "status", "risk", "overh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class FleetQuery:
     """Filter, order and page of the fleet."""
 
     search: str = ""
@@ -51,7 +51,7 @@ class Question:
     """Projects that the user may see; `None`: all."""
 
 
-async def fleet(db: Database, question: Question, *, now: float) -> Fleet:
+async def fleet(db: Database, question: FleetQuery, *, now: float) -> Fleet:
     async with db.read() as session:
         counts = await _counts(session, question, now=now)
         total = sum(counts.values()) if question.status is None else counts.get(question.status, 0)
@@ -68,7 +68,7 @@ async def fleet(db: Database, question: Question, *, now: float) -> Fleet:
         )
 
 
-async def _counts(session: AsyncSession, question: Question, *, now: float) -> dict[JobStatus, int]:
+async def _counts(session: AsyncSession, question: FleetQuery, *, now: float) -> dict[JobStatus, int]:
     """Count jobs by status in one pass: with GROUP BY, SQLite would sort all jobs."""
     status = status_in_sql(now=now).label("status")
     matching = _matching(select(status), question).cte("matching").prefix_with("MATERIALIZED")
@@ -78,7 +78,7 @@ async def _counts(session: AsyncSession, question: Question, *, now: float) -> d
 
 
 async def _rows(
-    session: AsyncSession, question: Question, page: int, counts: Mapping[JobStatus, int], *, now: float
+    session: AsyncSession, question: FleetQuery, page: int, counts: Mapping[JobStatus, int], *, now: float
 ) -> Sequence[models.Job]:
     """Return the jobs of a page. Names are selected first, to sort short rows."""
     job, skipped = models.Job, (page - 1) * question.size
@@ -130,7 +130,7 @@ async def _projects(session: AsyncSession, visible: Collection[str] | None) -> l
     return list(await session.scalars(query))
 
 
-def _matching(query: Select[Any], question: Question) -> Select[Any]:
+def _matching(query: Select[Any], question: FleetQuery) -> Select[Any]:
     """Restrict a query of jobs and their current attempts to a question's filter, except the status."""
     job = models.Job
     query = query.select_from(job).outerjoin(models.Attempt, current_attempt())
@@ -167,7 +167,7 @@ def _order(order: Order, *, now: float) -> tuple[ColumnExpressionArgument[Any], 
 
 # ---- orders by risk, overhead or age: no column has these, so they are computed for all matching jobs
 
-_paced, _recent = msgspec.msgpack.Decoder(Paced), msgspec.msgpack.Decoder(Recent)
+_paced, _recent = msgspec.msgpack.Decoder(Paced), msgspec.msgpack.Decoder(RecentSamples)
 
 
 async def _worst_first(
@@ -198,7 +198,7 @@ async def _worst_first(
 def _risk(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None:
     last = durable.get(row.name)
     exposed = max(0, row.iteration - (last.iteration if last else 0))
-    seconds = seconds_of_last(_recent.decode(row.recent) if row.recent else Recent(), exposed)
+    seconds = seconds_of_last(_recent.decode(row.recent) if row.recent else RecentSamples(), exposed)
     return None if seconds is None else seconds * max(1, row.world_size or 1)
 
 

@@ -15,15 +15,14 @@ from holdfast.protocol import PLANNED_ENDS, StallKind
 from holdfast_server import models
 from holdfast_server.ancestry import Ancestry, ancestry_of, lineage_starts
 from holdfast_server.db import Database, named_jobs
-from holdfast_server.failures import Life as Attempted
-from holdfast_server.failures import lives_of, lives_of_jobs
+from holdfast_server.failures import AttemptHistory, attempts_of, attempts_of_jobs
 from holdfast_server.status import RELAUNCHED, status_of
 from holdfast_server.summaries import find_job
 from holdfast_server.timesheet import (
     BUCKETS,
     DEFINITIONS,
     MICROSECONDS,
-    Life,
+    AttemptTime,
     Restored,
     Span,
     Timesheet,
@@ -84,10 +83,10 @@ async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now:
     begins_at = begin_of(window, now=now)
     async with db.read() as session:
         rows = {row.name: row for row in await session.scalars(_of_jobs(), {"jobs": jobs})}
-        attempts = await lives_of_jobs(session, list(rows), since=begins_at)
+        attempts = await attempts_of_jobs(session, list(rows), since=begins_at)
         lineages = await lineage_starts(session, list(rows))
         standing = {
-            name: _Standing(
+            name: _StandingIterations(
                 [one.attempt for one in attempts.get(name, [])], Ancestry(lineages.get(name, []), row.lineage)
             )
             for name, row in rows.items()
@@ -107,25 +106,25 @@ def _of_jobs() -> Select[models.Job]:
 
 
 def _productive(
-    job: models.Job, attempts: Sequence[Attempted], spans: Sequence[Span], begins_at: float, *, now: float
+    job: models.Job, attempts: Sequence[AttemptHistory], spans: Sequence[Span], begins_at: float, *, now: float
 ) -> Timesheet:
     begins_at = max(begins_at, min((one.attempt.started_at for one in attempts), default=now))
-    lives = [
-        Life(uid=one.attempt.uid, started_at=one.attempt.started_at, ended_at=_ended_at(job, one, now=now))
+    times = [
+        AttemptTime(uid=one.attempt.uid, started_at=one.attempt.started_at, ended_at=_ended_at(job, one, now=now))
         for one in attempts
     ]
     ends_at = max(begins_at, _end(attempts, now=now))
-    return timesheet(lives, spans, (), begins_at=begins_at, ends_at=ends_at, reported={})
+    return timesheet(times, spans, (), begins_at=begins_at, ends_at=ends_at, reported={})
 
 
 async def _timesheet(session: AsyncSession, job: models.Job, window: Window, *, now: float) -> Timesheet:
-    attempts = await lives_of(session, job, since=begin_of(window, now=now))
+    attempts = await attempts_of(session, job, since=begin_of(window, now=now))
     first = min((one.attempt.started_at for one in attempts), default=now)
     begins_at = max(begin_of(window, now=now), first)
     ends_at = max(begins_at, _end(attempts, now=now))
-    standing = _Standing([one.attempt for one in attempts], await ancestry_of(session, job))
+    standing = _StandingIterations([one.attempt for one in attempts], await ancestry_of(session, job))
     return timesheet(
-        [await _life(session, job, one, begins_at, now=now) for one in attempts],
+        [await _attempt_time(session, job, one, begins_at, now=now) for one in attempts],
         (await _spans(session, {job.name: standing}, begins_at, ends_at)).get(job.name, []),
         await _restores(session, job.name, begins_at),
         begins_at=begins_at,
@@ -134,10 +133,12 @@ async def _timesheet(session: AsyncSession, job: models.Job, window: Window, *, 
     )
 
 
-async def _life(session: AsyncSession, job: models.Job, one: Attempted, begins_at: float, *, now: float) -> Life:
+async def _attempt_time(
+    session: AsyncSession, job: models.Job, one: AttemptHistory, begins_at: float, *, now: float
+) -> AttemptTime:
     attempt, ended_at = one.attempt, _ended_at(job, one, now=now)
     cut = attempt.started_at < begins_at < ended_at
-    return Life(
+    return AttemptTime(
         uid=attempt.uid,
         started_at=attempt.started_at,
         ended_at=ended_at,
@@ -145,14 +146,14 @@ async def _life(session: AsyncSession, job: models.Job, one: Attempted, begins_a
     )
 
 
-def _end(attempts: Sequence[Attempted], *, now: float) -> float:
+def _end(attempts: Sequence[AttemptHistory], *, now: float) -> float:
     """Return the end of the window: a job that ended as planned is not down after that."""
     last = attempts[-1].attempt if attempts else None
     wanted = last is not None and last.finished in PLANNED_ENDS and last.finished != RELAUNCHED
     return min(now, last.finished_at) if wanted and last and last.finished_at is not None else now
 
 
-def _ended_at(job: models.Job, one: Attempted, *, now: float) -> float:
+def _ended_at(job: models.Job, one: AttemptHistory, *, now: float) -> float:
     """Return when an attempt ended: as it reported, else its last report; `now` while it runs."""
     attempt = one.attempt
     if attempt.finished_at is not None:
@@ -162,7 +163,7 @@ def _ended_at(job: models.Job, one: Attempted, *, now: float) -> float:
     return attempt.started_at if one.heard_at is None else one.heard_at
 
 
-class _Standing:
+class _StandingIterations:
     """The iterations of each attempt that stand.
 
     A restore abandons iterations outside the current ancestry. On the same lineage, an attempt loses the
@@ -186,7 +187,7 @@ class _Standing:
 
 
 async def _spans(
-    session: AsyncSession, standing: Mapping[str, _Standing], begins_at: float, ends_at: float
+    session: AsyncSession, standing: Mapping[str, _StandingIterations], begins_at: float, ends_at: float
 ) -> dict[str, list[Span]]:
     first, last = bucket_of(begins_at), bucket_of(ends_at)
     asked = {"jobs": list(standing), "first": first, "each": max(1, (last - first) // MAX_SPANS)}
@@ -220,7 +221,7 @@ def _of_spans() -> Select[*tuple[Any, ...]]:
     )
 
 
-def _span(standing: _Standing, uid: str, lineage: int, *sums: Any) -> Span:
+def _span(standing: _StandingIterations, uid: str, lineage: int, *sums: Any) -> Span:
     named = dict(zip(_SUMS, sums, strict=True))
     return Span(uid=uid, stands_upto=standing.upto(uid, lineage), **named)
 

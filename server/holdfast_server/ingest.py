@@ -15,7 +15,7 @@ from holdfast_server.db import Database, on_connection
 from holdfast_server.errors import TooManyJobs, UnknownJob
 from holdfast_server.samples import MAX_METRICS, MAX_NAME
 from holdfast_server.settings import MAX_JOBS
-from holdfast_server.standing import Standing
+from holdfast_server.standing import JobPosition
 
 UNKNOWN_EVENTS = "unknown_events"
 METRICS_LEFT_OUT = "metrics_left_out"
@@ -94,7 +94,7 @@ async def _store(
     found = await on_connection(session, standing.find, batch.job, batch.uid)
     if found is None:
         await _begin_job(session, batch, project=project, max_jobs=max_jobs, now=now)
-        found = await on_connection(session, standing.found, batch.job, batch.uid)
+        found = await on_connection(session, standing.get, batch.job, batch.uid)
     elif project not in (None, found.project):
         raise UnknownJob(batch.job)
     acknowledged = Ack(acked=batch.sequence, version=found.version)
@@ -114,17 +114,17 @@ async def _store(
         raise Implausible(refusal)
     if found.attempt_uid is None:
         await _begin_attempt(session, batch, now=now)
-        found = await on_connection(session, standing.found, batch.job, batch.uid)
+        found = await on_connection(session, standing.get, batch.job, batch.uid)
     elif batch.uid != found.uid:
         await _require_current(session, batch)
-    moved = await on_connection(session, standing.move_on, found, received, now=now)
+    effect = await on_connection(session, standing.advance, found, received, now=now)
     if batch.events:
         job = await session.get_one(models.Job, batch.job, populate_existing=True)
         attempt = await session.get_one(models.Attempt, (batch.job, batch.uid), populate_existing=True)
-        source = events.Source(session, job, attempt, batch.rank, batch.sequence, moved.ahead, now)
+        source = events.EventSource(session, job, attempt, batch.rank, batch.sequence, effect.ahead, now)
         for event in batch.events:
             await events.record(source, event)
-    await _add_notices(session, received, left_out=moved.left_out, now=now)
+    await _add_notices(session, received, left_out=effect.left_out, now=now)
     return acknowledged
 
 
@@ -139,7 +139,7 @@ async def _begin_job(
     await session.flush()
 
 
-def _implausible(received: Received, found: Standing, *, now: float) -> str | None:
+def _implausible(received: Received, found: JobPosition, *, now: float) -> str | None:
     """Return why the numbers of a batch cannot be those of its job; None if they can.
 
     A report with a huge attempt number would fence the running attempt, and one with a huge lineage number would

@@ -15,7 +15,7 @@ SAMPLES_SHARE = 0.8
 RETRY_AFTER_SECONDS = {"samples": 2, "control": 1}
 
 
-class TooMuch(RuntimeError):
+class Overloaded(RuntimeError):
     """There is no room for this batch now: the agent keeps it and retries later."""
 
     def __init__(self, lane: Lane) -> None:
@@ -27,7 +27,7 @@ class TooMuch(RuntimeError):
         self.lane = lane
 
 
-class Intake:
+class AdmissionControl:
     def __init__(self, db: Database, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self._db, self._limit_bytes = db, limit_bytes
         self._arriving_bytes = self._taken_bytes = 0
@@ -38,7 +38,7 @@ class Intake:
         A body that arrives alone always has room; another layer limits its size.
 
         Raises:
-            TooMuch: the bodies being received have reached the limit.
+            Overloaded: the bodies being received have reached the limit.
         """
         held: list[bytes] = []
         size_bytes = 0
@@ -46,7 +46,7 @@ class Intake:
             async for part in parts:
                 others_bytes = self._arriving_bytes - size_bytes
                 if others_bytes and self._arriving_bytes + len(part) > self._limit_bytes:
-                    raise TooMuch("control")
+                    raise Overloaded("control")
                 self._arriving_bytes += len(part)
                 size_bytes += len(part)
                 held.append(part)
@@ -59,12 +59,12 @@ class Intake:
         """Reserve room for a batch until it is stored.
 
         Raises:
-            TooMuch: its lane has no room.
+            Overloaded: its lane has no room.
         """
         share = SAMPLES_SHARE if lane == "samples" else 1.0
         waiting = self._db.pressure
         if waiting >= share or self._taken_bytes + size_bytes > share * self._limit_bytes:
-            raise TooMuch(lane)
+            raise Overloaded(lane)
         self._taken_bytes += size_bytes
         try:
             yield

@@ -32,7 +32,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class IterationWindow:
     start: int
     end: int
     points: int
@@ -62,7 +62,7 @@ def rows_between(series: SampleSeries, first: int, last: int) -> float:
 
 
 def lines(
-    all_series: Iterable[SampleSeries], window: Window, *, uid: str, lineage: int, reached: int
+    all_series: Iterable[SampleSeries], window: IterationWindow, *, uid: str, lineage: int, reached: int
 ) -> list[Line]:
     """Plan a window of iterations by lineage; iterations of the current lineage beyond `reached` were lost."""
     found = []

@@ -32,7 +32,7 @@ _MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class TimelineWindow:
     """A window of a timeline: iterations, or seconds since the epoch, both ends inclusive."""
 
     axis: Axis
@@ -76,7 +76,7 @@ class Reach:
         return float(f"{value or 0.0:.{self.digits or 17}g}")
 
 
-async def totals(session: AsyncSession, job: str, reach: Reach) -> tuple[int, int]:
+async def totals(session: AsyncSession, job: str, reach: TimelineWindow) -> tuple[int, int]:
     """Count the checkpoints and stalls in the window."""
     checkpoints, stalls = (await session.execute(_of_totals(reach.axis), reach.values(job))).one()
     return checkpoints, stalls
@@ -98,7 +98,7 @@ def _held(axis: Axis, iteration: InstrumentedAttribute[int], at: Moment) -> Colu
 
 
 async def checkpoints(
-    session: AsyncSession, job: str, reach: Reach, total: int, *, lineage: int
+    session: AsyncSession, job: str, reach: TimelineWindow, total: int, *, lineage: int
 ) -> Sequence[models.Checkpoint]:
     """Return the checkpoints in the window, or a selection if there are too many.
 
@@ -128,7 +128,7 @@ async def checkpoints(
     return sorted(found.values(), key=lambda row: (row.iteration, row.lineage))
 
 
-async def checkpoint_density(session: AsyncSession, job: str, reach: Reach) -> Density:
+async def checkpoint_density(session: AsyncSession, job: str, reach: TimelineWindow) -> Density:
     rows = models.Checkpoint
     bucket = reach.bucket(rows.iteration, taken_at()).label("bucket")
     query = (
@@ -157,7 +157,7 @@ async def checkpoint_density(session: AsyncSession, job: str, reach: Reach) -> D
     )
 
 
-async def stalls(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry) -> list[StallRow]:
+async def stalls(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[StallRow]:
     """Return the longest stalls in the order of their times."""
     rows = models.Stall
     query = select(rows).where(*_stalls_in(job, reach)).order_by(rows.seconds.desc()).limit(reach.marks)
@@ -168,7 +168,7 @@ async def stalls(session: AsyncSession, job: str, reach: Reach, ancestry: Ancest
     return sorted(found, key=lambda stall: stall.at)
 
 
-async def stall_density(session: AsyncSession, job: str, reach: Reach) -> list[StallDensity]:
+async def stall_density(session: AsyncSession, job: str, reach: TimelineWindow) -> list[StallDensity]:
     """Return the density of stalls by kind."""
     rows = models.Stall
     bucket = reach.bucket(rows.iteration, rows.at).label("bucket")
@@ -188,7 +188,7 @@ async def stall_density(session: AsyncSession, job: str, reach: Reach) -> list[S
     return list(made.values())
 
 
-async def paced(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry) -> list[PacedRow]:
+async def paced(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[PacedRow]:
     """Return the decisions in the window and the one before; of too many, the changes and every n-th."""
     rows, values = models.IntervalDecision, reach.values(job)
     within = (await session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1})).all()
@@ -259,7 +259,7 @@ def _nth(columns: Any, most: int) -> ColumnElement[bool]:
     return kept
 
 
-async def gaps(session: AsyncSession, job: str, reach: Reach) -> list[GapRow]:
+async def gaps(session: AsyncSession, job: str, reach: TimelineWindow) -> list[GapRow]:
     """Return the largest gaps in the order of iterations; in a window of time all gaps, which have no time."""
     found = [as_view(GapRow, row) for row in await session.scalars(_of_gaps(reach.axis), reach.values(job))]
     return sorted(found, key=lambda gap: (gap.lineage, gap.first_iteration))
@@ -279,12 +279,12 @@ def as_view(view: type[View], row: models.Base, **derived: bool) -> View:
     return view(**{name: getattr(row, name) for name in names}, **derived)
 
 
-def _checkpoints_in(job: str, reach: Reach) -> tuple[ColumnElement[bool], ...]:
+def _checkpoints_in(job: str, reach: TimelineWindow) -> tuple[ColumnElement[bool], ...]:
     rows = models.Checkpoint
     return (rows.job == job, reach.holds(rows.iteration, taken_at()))
 
 
-def _stalls_in(job: str, reach: Reach) -> tuple[ColumnElement[bool], ...]:
+def _stalls_in(job: str, reach: TimelineWindow) -> tuple[ColumnElement[bool], ...]:
     rows = models.Stall
     return (rows.job == job, reach.holds(rows.iteration, rows.at))
 

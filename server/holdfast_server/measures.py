@@ -24,7 +24,7 @@ from prometheus_client import (
 
 from holdfast.answers import JobStatus, JobSummary
 from holdfast_server.batches import Received
-from holdfast_server.intake import TooMuch
+from holdfast_server.intake import Overloaded
 
 # do not export a second series for each counter with its creation time
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ _JOB_GAUGES: tuple[tuple[str, str, _Read], ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
+class MetricsSnapshot:
     """State of the server at the time of a scrape."""
 
     jobs: Sequence[JobSummary]
@@ -72,7 +72,7 @@ class Now:
     alerts_by_severity: Mapping[str, int] = field(default_factory=dict)
 
 
-class ServerMeasures:
+class ServerMetrics:
     """Metrics of one application, in a registry of its own."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class ServerMeasures:
         started = time.perf_counter()
         try:
             yield
-        except TooMuch:
+        except Overloaded:
             self._batches.labels("put_off").inc()
             raise
         except Exception:  # count every refusal; the caller chooses the response
@@ -141,7 +141,7 @@ class ServerMeasures:
     def delivered(self, *, channel: str, taken: bool) -> None:
         self._deliveries.labels(channel, "delivered" if taken else "refused").inc()
 
-    def exposition(self, seen: Now) -> bytes:
+    def exposition(self, seen: MetricsSnapshot) -> bytes:
         """Return the metrics in the text format; deleted jobs have none."""
         now = CollectorRegistry()
         Gauge("holdfast_listeners", "Open streams and long polls", registry=now).set(seen.listeners)

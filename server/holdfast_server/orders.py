@@ -17,7 +17,7 @@ from holdfast.protocol import OPEN_ORDER_STATES, OrderState
 from holdfast_server import desired, models
 from holdfast_server.checkpoints import DURABLE
 from holdfast_server.db import Database, named_jobs
-from holdfast_server.desired import SERVER, Changed
+from holdfast_server.desired import SERVER, StoredChange
 from holdfast_server.errors import InvalidSetting, NotCancellable, OpenOrder, UnknownOrder
 from holdfast_server.status import SILENT_AFTER_SECONDS
 
@@ -154,7 +154,7 @@ async def _move(
     await session.flush()
     was_open, is_open = before in OPEN_ORDER_STATES, state in OPEN_ORDER_STATES
     if was_open != is_open:
-        changed = Changed(
+        changed = StoredChange(
             field="restore",
             iteration=row.iteration,
             before=None if was_open else before,
@@ -225,7 +225,7 @@ async def place(
     session.add(row)
     await session.flush()
     session.add(models.OrderTransition(order_id=row.id, state="requested", at=now, who=who))
-    desired.bump(session, job, [Changed(field="restore", iteration=row.iteration)], who=who, now=now)
+    desired.bump(session, job, [StoredChange(field="restore", iteration=row.iteration)], who=who, now=now)
     await session.flush()
     return await _as_order(session, row), True
 

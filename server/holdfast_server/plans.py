@@ -17,7 +17,7 @@ from holdfast.protocol import Paced
 from holdfast_server import models
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
-from holdfast_server.failures import Seen, failures_of
+from holdfast_server.failures import ObservedFailures, failures_of
 from holdfast_server.pace import in_force, paced_of, profile_of
 from holdfast_server.summaries import find_job
 
@@ -144,7 +144,7 @@ async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPla
     )
 
 
-def _failures(seen: Seen, paced: Paced | None, what_if: WhatIf) -> Failures:
+def _failures(seen: ObservedFailures, paced: Paced | None, what_if: WhatIf) -> Failures:
     """Combine the assumed or stated mean time between failures with the observed failures."""
     ranks = what_if.ranks or seen.failures.world_size
     if what_if.mtbf_seconds is not None:
@@ -162,7 +162,7 @@ def _settings(job: models.Job, paced: Paced, what_if: WhatIf) -> Settings:
     return Settings(budget=budget, policy=job.policy or paced.policy)
 
 
-def _origins(seen: Seen, paced: Paced | None, what_if: WhatIf) -> dict[str, Origin]:
+def _origins(seen: ObservedFailures, paced: Paced | None, what_if: WhatIf) -> dict[str, Origin]:
     mtbf: Origin = "estimated" if seen.count else "assumed"
     if what_if.mtbf_seconds or (paced is not None and paced.mtbf_seconds and not seen.count):
         mtbf = "stated"

@@ -41,7 +41,7 @@ class RankMeans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RankComparison:
     measure: str
     median_seconds: float
     deviation_seconds: float
@@ -174,7 +174,7 @@ def _answer(job: str, window: ShortWindow, world_size: int, means: Sequence[Rank
 # it waits for the others.
 
 
-def compare(ranks: Sequence[RankMeans]) -> Comparison:
+def compare(ranks: Sequence[RankMeans]) -> RankComparison:
     """Compare at least one rank, with the lower median, so that the slower one of two ranks is detected."""
     measured = all(rank.barrier_seconds is not None for rank in ranks)
     times = {rank.rank: rank.own_seconds if measured else rank.iteration_seconds for rank in ranks}
@@ -191,7 +191,7 @@ def compare(ranks: Sequence[RankMeans]) -> Comparison:
         if times[rank.rank] > limit
     }
     waited_for, waits = _waits(ranks) if measured and len(ranks) > 1 else (None, {})
-    return Comparison(
+    return RankComparison(
         measure=OWN if measured else WHOLE,
         median_seconds=middle,
         deviation_seconds=deviation,

@@ -13,7 +13,7 @@ from holdfast_server import models, rollups
 from holdfast_server.lines import Segment
 from holdfast_server.models import SampleSeries
 from holdfast_server.rollups import LEVELS
-from holdfast_server.series import AT, Contents, Rolled
+from holdfast_server.series import AT, Rolled, TimelineData
 
 READS_AT_ONCE = 50
 
@@ -63,10 +63,10 @@ async def _bucket_at(session: AsyncSession, series: SampleSeries, at: float) -> 
     return min(low, high), high
 
 
-async def contents(session: AsyncSession, job: str, reads: Sequence[Segment]) -> Contents:
+async def contents(session: AsyncSession, job: str, reads: Sequence[Segment]) -> TimelineData:
     whole = [read for read in reads if read.level == 0]
     coarse = [read for read in reads if read.level > 0]
-    return Contents(await _chunks(session, job, whole), await _rolled(session, coarse))
+    return TimelineData(await _chunks(session, job, whole), await _rolled(session, coarse))
 
 
 async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment]) -> dict[int, list[bytes]]:

@@ -20,7 +20,7 @@ LOSS = "loss"
 NAN = math.nan
 
 
-class Recent(msgspec.Struct, kw_only=True):
+class RecentSamples(msgspec.Struct, kw_only=True):
     """Newest samples of a job, for its summary."""
 
     seconds: list[float] = []
@@ -38,7 +38,9 @@ def is_span(seconds: float) -> bool:
     return 0 <= seconds <= MAX_SECONDS
 
 
-def latest(recent: Recent, seconds: Sequence[float], loss: Sequence[float], last: Mapping[str, float]) -> Recent:
+def latest(
+    recent: RecentSamples, seconds: Sequence[float], loss: Sequence[float], last: Mapping[str, float]
+) -> RecentSamples:
     """Return `recent` with the newest seconds, losses and metrics of a batch added."""
     losses = recent.loss
     if losses or loss:
@@ -49,7 +51,7 @@ def latest(recent: Recent, seconds: Sequence[float], loss: Sequence[float], last
             metrics[name] = value
     if losses:
         metrics[LOSS] = _newest(losses)
-    return Recent(seconds=[*recent.seconds, *seconds][-RECENT_ITERATIONS:], loss=losses, metrics=metrics)
+    return RecentSamples(seconds=[*recent.seconds, *seconds][-RECENT_ITERATIONS:], loss=losses, metrics=metrics)
 
 
 def _newest(values: Sequence[float]) -> float:

@@ -22,7 +22,7 @@ Rolled = tuple[int, int, int, bytes]
 """First and last iteration, rows and encoded columns of a bucket."""
 
 
-class Contents:
+class TimelineData:
     """Chunks, oldest first, and buckets by level, as read of each series."""
 
     def __init__(self, chunks: Mapping[int, Sequence[bytes]], rolled: Mapping[tuple[int, int], Sequence[Rolled]]):
@@ -54,7 +54,7 @@ class Contents:
 
 def series(
     plan: Line,
-    contents: Contents,
+    contents: TimelineData,
     points: int,
     *,
     metrics: Sequence[str] | None = None,

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from holdfast_server.bus import LocalBus
+from holdfast_server.bus import ChangeBus
 
 T = TypeVar("T")
 
 
-class Shared:
+class RequestCoalescer:
     """Queries in progress by job and question: at most one of each, and one that waits for its end.
 
     A request joins the query in progress if the job has not changed since that started. Otherwise its result might
@@ -23,7 +23,7 @@ class Shared:
     must not depend on the user.
     """
 
-    def __init__(self, changes: LocalBus) -> None:
+    def __init__(self, changes: ChangeBus) -> None:
         self._changes = changes
         self._newest: dict[tuple[str, Hashable], _Run] = {}
 
@@ -46,7 +46,7 @@ class _Run:
     """One query, which starts when an earlier one has ended."""
 
     def __init__(
-        self, changes: LocalBus, job: str, ask: Callable[[], Awaitable[Any]], *, after: _Run | None
+        self, changes: ChangeBus, job: str, ask: Callable[[], Awaitable[Any]], *, after: _Run | None
     ) -> None:
         self.change_count: int | None = None
         """Number of changes of the job when the query started; `None` before."""
@@ -54,7 +54,7 @@ class _Run:
         self.task: asyncio.Task[Any] = asyncio.create_task(self._answer(changes, job, ask, before))
 
     async def _answer(
-        self, changes: LocalBus, job: str, ask: Callable[[], Awaitable[Any]], after: asyncio.Task[Any] | None
+        self, changes: ChangeBus, job: str, ask: Callable[[], Awaitable[Any]], after: asyncio.Task[Any] | None
     ) -> Any:
         if after is not None:
             await asyncio.wait([after])

@@ -18,18 +18,18 @@ from sqlalchemy.orm import aliased
 from holdfast import protocol
 from holdfast_server import columns, models, samples, status, stretches, work
 from holdfast_server.batches import Received
-from holdfast_server.columns import Taken
+from holdfast_server.columns import BatchSamples
 from holdfast_server.db import Statement, insert
 
 ATTEMPTS_KEPT = 3
 NAMES_KEPT = 1000
 """Batch names kept of each rank and lane, which are pruned after as many new batches."""
 
-_recent = msgspec.msgpack.Decoder(samples.Recent)
+_recent = msgspec.msgpack.Decoder(samples.RecentSamples)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobPosition:
     project: str
     version: int
     uid: str
@@ -49,14 +49,14 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class BatchEffect:
     ahead: bool
     left_out: bool
     """Whether metrics were left out, because there were too many."""
 
 
 _jobs, _attempts = models.table(models.Job), models.table(models.Attempt)
-_OF_JOB = tuple(Standing.__dataclass_fields__)[:-1]
+_OF_JOB = tuple(JobPosition.__dataclass_fields__)[:-1]
 _lineages, _gaps = models.table(models.Lineage), models.table(models.Gap)
 _CHANGING = (
     "last_contact_at",
@@ -126,12 +126,12 @@ _STAND_FOR_ALL = Statement(
 )
 
 
-def find(connection: Connection, job: str, uid: str) -> Standing | None:
+def find(connection: Connection, job: str, uid: str) -> JobPosition | None:
     row = _FIND.first(connection, {"job": job, "uid": uid})
-    return None if row is None else Standing(*row)
+    return None if row is None else JobPosition(*row)
 
 
-def found(connection: Connection, job: str, uid: str) -> Standing:
+def get(connection: Connection, job: str, uid: str) -> JobPosition:
     """Find the position of a job that is known to be stored."""
     standing = find(connection, job, uid)
     assert standing is not None
@@ -192,7 +192,7 @@ async def prune_names(session: AsyncSession, job: str) -> None:
     await session.execute(update(rows).where(*ended).values(covers_earlier=True), execution_options=quietly)
 
 
-def move_on(connection: Connection, standing: Standing, received: Received, *, now: float) -> Moved:
+def advance(connection: Connection, standing: JobPosition, received: Received, *, now: float) -> BatchEffect:
     """Store the samples and the position of a new batch, whose job and attempt are stored."""
     batch, measured = received.batch, received.samples
     changes: dict[str, Any] = {}
@@ -210,7 +210,9 @@ def move_on(connection: Connection, standing: Standing, received: Received, *, n
         ensure_lineage(connection, batch.job, batch.lineage, at=batch.sent_at)
     left_out = _measured(connection, received)
     if ahead and measured is not None:
-        recent = _moved(_recent.decode(standing.recent) if standing.recent else samples.Recent(), measured)
+        recent = _recent_samples(
+            _recent.decode(standing.recent) if standing.recent else samples.RecentSamples(), measured
+        )
         changes |= {"recent": msgspec.msgpack.encode(recent), "longest_seconds": status.longest_seconds(recent)}
     if latest > standing.latest_lineage:
         changes["latest_lineage"] = latest
@@ -223,10 +225,10 @@ def move_on(connection: Connection, standing: Standing, received: Received, *, n
         _REACH_ATTEMPT.run(connection, {**place, "reached": batch.iteration})
     elif more:
         _MOVE_ATTEMPT.run(connection, place)
-    return Moved(ahead, left_out)
+    return BatchEffect(ahead, left_out)
 
 
-def _position(standing: Standing, batch: protocol.Batch, *, now: float) -> Mapping[str, Any]:
+def _position(standing: JobPosition, batch: protocol.Batch, *, now: float) -> Mapping[str, Any]:
     """Return the columns of the job that the batch's position changes.
 
     The lanes overtake each other: the furthest position counts, and a restore begins a new lineage.
@@ -266,7 +268,7 @@ def ensure_lineage(connection: Connection, job: str, lineage: int, *, at: float)
     _ENSURE_LINEAGE.run(connection, row)
 
 
-def _moved(recent: samples.Recent, found: Taken) -> samples.Recent:
+def _recent_samples(recent: samples.RecentSamples, found: BatchSamples) -> samples.RecentSamples:
     newest = found.tables[-1][1]
     if len(newest) < samples.RECENT_ITERATIONS and len(found.tables) > 1:
         names = list(dict.fromkeys(name for _, table in found.tables for name in table.metrics))
@@ -283,5 +285,5 @@ def _moved(recent: samples.Recent, found: Taken) -> samples.Recent:
     )
 
 
-def recent_of(job: models.Job) -> samples.Recent:
-    return _recent.decode(job.recent) if job.recent else samples.Recent()
+def recent_of(job: models.Job) -> samples.RecentSamples:
+    return _recent.decode(job.recent) if job.recent else samples.RecentSamples()

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, and_, case, literal, or_
 from holdfast.answers import JobStatus
 from holdfast.protocol import RestoreMode
 from holdfast_server import models
-from holdfast_server.samples import Recent, total
+from holdfast_server.samples import RecentSamples, total
 
 SILENT_AFTER_SECONDS = 20.0
 SILENT_AFTER_ITERATIONS = 3
@@ -40,7 +40,7 @@ class Status:
         return self.status in ALIVE
 
 
-def longest_seconds(recent: Recent) -> float:
+def longest_seconds(recent: RecentSamples) -> float:
     """Return the duration of the longest of a job's newest iterations."""
     return max(filter(math.isfinite, recent.seconds), default=0.0)
 
@@ -101,12 +101,12 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-def iterations_per_second(recent: Recent) -> float | None:
+def iterations_per_second(recent: RecentSamples) -> float | None:
     seconds = total(recent.seconds)
     return len(recent.seconds) / seconds if seconds > 0 else None
 
 
-def seconds_of_last(recent: Recent, iterations: int) -> float | None:
+def seconds_of_last(recent: RecentSamples, iterations: int) -> float | None:
     """Return the duration of the last iterations, extrapolated beyond the known ones by their mean."""
     if iterations <= 0:
         return 0.0
@@ -114,7 +114,7 @@ def seconds_of_last(recent: Recent, iterations: int) -> float | None:
     return total(known) / len(known) * iterations if known else None
 
 
-def sparkline(recent: Recent) -> list[float]:
+def sparkline(recent: RecentSamples) -> list[float]:
     size = -(-len(recent.seconds) // SPARKLINE_POINTS) or 1
     groups = (recent.seconds[start : start + size] for start in range(0, len(recent.seconds), size))
     return [total(group) / len(group) for group in groups]

@@ -23,7 +23,7 @@ from holdfast_server.samples import MAX_METRICS
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedSamples:
     new: bool
     """Whether the samples begin a new series."""
     left_out: bool
@@ -96,7 +96,7 @@ def _upsert(connection: Connection) -> ClauseElement:
 _ROLLUP = Statement(_upsert)
 
 
-def add(connection: Connection, place: Mapping[str, Any], table: columns.Table) -> Added:
+def add(connection: Connection, place: Mapping[str, Any], table: columns.Table) -> AddedSamples:
     """Store new samples of one rank on one lineage.
 
     `place`: job, uid, attempt, rank, sequence and lineage of the samples.
@@ -130,7 +130,7 @@ def add(connection: Connection, place: Mapping[str, Any], table: columns.Table) 
     values_of = columns.aligned(kept.values, kept.metrics, names)
     reached = first if before is None else before["last_iteration"] + 1
     roll_up(connection, series, replace(kept, metrics=tuple(names), values=values_of), reached)
-    return Added(new=before is None, left_out=len(kept.metrics) < len(table.metrics))
+    return AddedSamples(new=before is None, left_out=len(kept.metrics) < len(table.metrics))
 
 
 def chunk_row(place: Mapping[str, Any], table: columns.Table, chunk: bytes) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from holdfast_server.ancestry import Ancestry, ancestries, lineage_starts
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.errors import UnknownJob
 from holdfast_server.pace import paced_of, reason_of
-from holdfast_server.samples import Recent
+from holdfast_server.samples import RecentSamples
 from holdfast_server.standing import recent_of
 from holdfast_server.status import (
     current_attempt,
@@ -87,7 +87,7 @@ async def summaries(session: AsyncSession, jobs: Sequence[models.Job], *, now: f
 class _Facts:
     job: models.Job
     attempt: models.Attempt | None
-    recent: Recent
+    recent: RecentSamples
     last_durable: CheckpointRow | None
     failing: Failing | None
     open_order: Order | None

@@ -24,7 +24,7 @@ from holdfast.answers import (
     Series,
     Timeline,
 )
-from holdfast.protocol import MOST_MAX_RANKS, parse_checkpoint_id
+from holdfast.protocol import MOST_RANKS_TOLD, parse_checkpoint_id
 from holdfast_server import checkpoints, desired, lines, models, reading, series, verifications
 from holdfast_server import marks as marked
 from holdfast_server import orders as restore_orders
@@ -32,7 +32,7 @@ from holdfast_server.ancestry import Ancestry, ancestry_of, lineages_of
 from holdfast_server.checkpoints import DURABLE, IN_STORE, as_row, taken_at
 from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
-from holdfast_server.marks import Axis, Reach, as_view
+from holdfast_server.marks import Axis, TimelineWindow, as_view
 from holdfast_server.status import status_of
 from holdfast_server.stretches import names_of
 from holdfast_server.summaries import find_job
@@ -125,7 +125,7 @@ async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
         here = Ancestry(begun, row.lineage)
         lineages = {one.lineage: here.as_row(one) for one in begun}
         return CheckpointStory(
-            checkpoint=as_row(found, here, ranks=MOST_MAX_RANKS),
+            checkpoint=as_row(found, here, ranks=MOST_RANKS_TOLD),
             lineage=_descent(lineages, found.lineage),
             begun_here=[one for one in lineages.values() if one.parent == found.id],
             orders=await restore_orders.order_rows(session, job, checkpoint=found.id, limit=MAX_ORDERS),
@@ -172,7 +172,7 @@ async def _edit(session: AsyncSession, point: models.Checkpoint) -> Edit | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class TimelineQuery:
     """Parameters of a timeline."""
 
     start: float | None = None
@@ -190,8 +190,10 @@ class Question:
     """Significant digits of the values; `None`: all."""
 
 
-async def timeline(db: Database, job: str, asked: Question | None = None, *, now: float | None = None) -> Timeline:
-    asked = Question() if asked is None else asked
+async def timeline(
+    db: Database, job: str, asked: TimelineQuery | None = None, *, now: float | None = None
+) -> Timeline:
+    asked = TimelineQuery() if asked is None else asked
     now = time.time() if now is None else now
     axis = asked.axis
     async with db.read() as session:
@@ -203,7 +205,7 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
         attempts = [as_view(AttemptRow, row) for row in starts]
         extent, times = _extent(begun, all_series), await _times(session, job, all_series, starts)
         first, last = _bounds(times if axis == "time" else extent, asked.start, asked.end)
-        reach = Reach(
+        reach = TimelineWindow(
             axis, first, last, max(2, min(asked.points, MAX_POINTS)), min(asked.marks, MAX_MARKS), asked.digits
         )
         plans = await _plans(session, found, all_series, attempts, reach)
@@ -286,13 +288,13 @@ async def _plans(
     job: models.Job,
     all_series: Sequence[models.SampleSeries],
     attempts: Sequence[AttemptRow],
-    reach: Reach,
+    reach: TimelineWindow,
 ) -> list[lines.Line]:
     own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
     # Iterations of its lineage beyond the current attempt's position were lost with an earlier attempt.
     reached = max([job.iteration, *own])
     if reach.axis == "iteration":
-        window = lines.Window(int(reach.first), int(reach.last), reach.points)
+        window = lines.IterationWindow(int(reach.first), int(reach.last), reach.points)
         found = lines.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
         return [lines.plan(line, reach.points) for line in found]
     began = {one.attempt: one.started_at for one in attempts}
@@ -309,7 +311,7 @@ async def _plans(
 
 
 def _series(
-    plans: Sequence[lines.Line], contents: series.Contents, points: int, drawn: Mapping[str, Any]
+    plans: Sequence[lines.Line], contents: series.TimelineData, points: int, drawn: Mapping[str, Any]
 ) -> list[tuple[Series, bool]]:
     made = (series.series(plan, contents, points, **drawn) for plan in plans)
     return [one for one in made if one is not None]

@@ -31,7 +31,7 @@ DEFINITIONS: dict[Bucket, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class AttemptTime:
     """Lifetime of one attempt."""
 
     uid: str
@@ -84,7 +84,7 @@ class Timesheet:
 
 
 def timesheet(
-    lives: Sequence[Life],
+    attempts: Sequence[AttemptTime],
     spans: Iterable[Span],
     restores: Iterable[Restored],
     *,
@@ -99,17 +99,17 @@ def timesheet(
     for span in spans:
         by_uid.setdefault(span.uid, []).append(span)
     pauses = sorted((_whole(one.ended_at - one.seconds), _whole(one.ended_at)) for one in restores)
-    lives = sorted(lives, key=lambda life: life.started_at)
+    attempts = sorted(attempts, key=lambda attempt: attempt.started_at)
     reached = start
-    for number, life in enumerate(lives):
-        following = _whole(lives[number + 1].started_at) if number + 1 < len(lives) else end
-        own = by_uid.get(life.uid, [])
+    for number, attempt in enumerate(attempts):
+        following = _whole(attempts[number + 1].started_at) if number + 1 < len(attempts) else end
+        own = by_uid.get(attempt.uid, [])
         # Clocks of server and agents differ: an attempt lived at least as long as it trained.
-        ended_at = max(life.ended_at, max((span.ends_at for span in own), default=0.0))
-        begin = _within(_whole(life.started_at), reached, end)
+        ended_at = max(attempt.ended_at, max((span.ends_at for span in own), default=0.0))
+        begin = _within(_whole(attempt.started_at), reached, end)
         finish = _within(min(_whole(ended_at), following), begin, end)
         made.buckets["down"] += begin - reached
-        _live(made, life, own, pauses, begin, finish)
+        _add_attempt(made, attempt, own, pauses, begin, finish)
         reached = finish
     made.buckets["down"] += end - reached
     _split(made, "snapshot_wait", "persist_backpressure", reported)
@@ -117,11 +117,16 @@ def timesheet(
     return made
 
 
-def _live(
-    made: Timesheet, life: Life, spans: list[Span], pauses: list[tuple[int, int]], begin: int, finish: int
+def _add_attempt(
+    made: Timesheet,
+    attempt: AttemptTime,
+    spans: list[Span],
+    pauses: list[tuple[int, int]],
+    begin: int,
+    finish: int,
 ) -> None:
     """Account for one attempt within the window."""
-    reached, trained = begin, life.trained_before
+    reached, trained = begin, attempt.trained_before
     for span in sorted(spans, key=lambda span: span.begins_at):
         first = _within(_whole(span.begins_at), reached, finish)
         last = _within(_whole(span.ends_at), first, finish)

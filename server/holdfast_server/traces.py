@@ -26,7 +26,7 @@ from holdfast_server.db import Database
 from holdfast_server.errors import InvalidSetting
 from holdfast_server.rollups import LAST, SUM, Rollup
 from holdfast_server.samples import TIMES_END
-from holdfast_server.series import AT, SECONDS, Contents
+from holdfast_server.series import AT, SECONDS, TimelineData
 from holdfast_server.summaries import find_job
 from holdfast_server.timeline import MAX_MARKS, MAX_POINTS, MAX_ROWS
 
@@ -61,7 +61,7 @@ class _Found:
     """Data of the trace."""
 
     plans: Sequence[lines.Line]
-    contents: Contents
+    contents: TimelineData
     checkpoints: Sequence[models.Checkpoint]
     stalls: Sequence[models.Stall]
     edits: Sequence[Edit]
@@ -181,9 +181,9 @@ async def _stalls_of(session: AsyncSession, job: str, within: _Within) -> Sequen
 
 
 async def _paced_of(session: AsyncSession, job: str, within: _Within) -> list[PacedRow]:
-    reach = marks.Reach("iteration", within.first, within.last, MAX_POINTS, MAX_MARKS)
+    reach = marks.TimelineWindow("iteration", within.first, within.last, MAX_POINTS, MAX_MARKS)
     if (within.first, within.last) == (0, MAX_ITERATION):
-        reach = marks.Reach("time", within.begin, within.end, MAX_POINTS, MAX_MARKS)
+        reach = marks.TimelineWindow("time", within.begin, within.end, MAX_POINTS, MAX_MARKS)
     ancestry = await ancestry_of(session, await find_job(session, job))
     found = await marks.paced(session, job, reach, ancestry)
     return [row for row in found if within.lasts(row.at) and within.first <= row.iteration <= within.last]
@@ -232,7 +232,7 @@ def _losses(buckets: Rollup, column: int, within: _Within) -> Iterator[Event]:
             yield {"ph": "C", "pid": 1, "name": "loss", "ts": within.us(at), "args": {"loss": loss / count}}
 
 
-def _buckets(plan: lines.Line, contents: Contents) -> tuple[Sequence[str], Rollup] | None:
+def _buckets(plan: lines.Line, contents: TimelineData) -> tuple[Sequence[str], Rollup] | None:
     width = 1 if plan.each else plan.width
     parts = [part for read in plan.segments if (part := contents.part(read, width)) is not None]
     if not parts:

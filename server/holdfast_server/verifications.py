@@ -17,7 +17,7 @@ from holdfast.answers import TensorRow, Tensors, Verification
 from holdfast.protocol import MOST_TENSORS, MOST_VERIFICATIONS, TensorNorms
 from holdfast_server import compression, desired, models
 from holdfast_server.checkpoints import DURABLE
-from holdfast_server.desired import OPEN_VERIFICATIONS, Changed
+from holdfast_server.desired import OPEN_VERIFICATIONS, StoredChange
 from holdfast_server.errors import NotPossible
 
 IN_REACH = (DURABLE, "damaged")
@@ -68,7 +68,7 @@ async def ask(
         raise NotPossible(
             f"{job.name} has {MOST_VERIFICATIONS} open verifications, the maximum: wait until one has finished"
         )
-    desired.bump(session, job, [Changed(field="verify", after=point.id, against=other)], who=who, now=now)
+    desired.bump(session, job, [StoredChange(field="verify", after=point.id, against=other)], who=who, now=now)
     if row is None:
         row = models.Verification(job=job.name, checkpoint=point.id)
         session.add(row)
@@ -124,7 +124,7 @@ def _move(row: models.Verification, state: str, *, at: float, reason: str | None
 
 def _close(session: AsyncSession, job: models.Job, row: models.Verification, *, who: str, now: float) -> None:
     """Remove the request from the desired state."""
-    ended = Changed(field="verify", before=row.checkpoint, after=row.state)
+    ended = StoredChange(field="verify", before=row.checkpoint, after=row.state)
     desired.bump(session, job, [ended], who=who, now=now)
 
 

@@ -18,7 +18,7 @@ from holdfast.answers import Alert
 from holdfast_server.alerts import deliveries, evaluation, messages
 from holdfast_server.alerts.deliveries import RETRY_SECONDS, Post
 from holdfast_server.alerts.settings import AlertSettings
-from holdfast_server.measures import ServerMeasures
+from holdfast_server.measures import ServerMetrics
 from holdfast_server.settings import ServerSettings
 from holdfast_web import create_app
 
@@ -343,5 +343,5 @@ def test_a_setting_that_cannot_be_is_named(environment):
 
 
 def test_the_chore_is_one_of_the_servers():
-    chore = deliveries.chore(AlertSettings(), address="", measures=ServerMeasures())
+    chore = deliveries.chore(AlertSettings(), address="", measures=ServerMetrics())
     assert (chore.name, chore.every_seconds) == ("alert deliveries", 2.0)

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.protocol import Batch, Gap, Notice, Samples
 from holdfast_server import batches, standing
-from holdfast_server.intake import Intake, TooMuch
+from holdfast_server.intake import AdmissionControl, Overloaded
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -122,7 +122,7 @@ def test_what_was_left_out_stands_for_what_the_batch_says(agent, client):
 
 def test_under_pressure_samples_give_way_and_events_do_not(agent, client):
     agent.start()
-    client.app.state.room = Intake(client.app.state.database, limit_bytes=1000)
+    client.app.state.room = AdmissionControl(client.app.state.database, limit_bytes=1000)
     body = msgspec.msgpack.encode(
         Batch(job="char-gpt", uid="first", attempt=1, rank=0, lane="samples", sequence=0, sent_at=1.0,
               iteration=20, lineage=1, samples=measured(1, 20))
@@ -148,7 +148,7 @@ def test_under_pressure_samples_give_way_and_events_do_not(agent, client):
 
 def test_bodies_that_arrive_at_once_are_held_up_to_a_limit():
     """Each may have eight megabytes, and nobody knows yet what is in them."""
-    room = Intake(None, limit_bytes=100)  # type: ignore[arg-type]
+    room = AdmissionControl(None, limit_bytes=100)  # type: ignore[arg-type]
 
     async def scenario():
         more = asyncio.Event()
@@ -163,7 +163,7 @@ def test_bodies_that_arrive_at_once_are_held_up_to_a_limit():
 
         first = asyncio.create_task(room.read(slowly()))
         await asyncio.sleep(0)
-        with pytest.raises(TooMuch):
+        with pytest.raises(Overloaded):
             await room.read(at_once(41))
         assert len(await room.read(at_once(40))) == 40
         more.set()
@@ -184,16 +184,16 @@ def test_samples_may_take_most_of_the_room_and_leave_some_for_the_rest():
     class Waiting:
         pressure = 0.0
 
-    room = Intake(Waiting(), limit_bytes=100)  # type: ignore[arg-type]
+    room = AdmissionControl(Waiting(), limit_bytes=100)  # type: ignore[arg-type]
     with room.taking("samples", 80):
-        with pytest.raises(TooMuch):
+        with pytest.raises(Overloaded):
             room.taking("samples", 1).__enter__()
-        with room.taking("control", 20), pytest.raises(TooMuch):
+        with room.taking("control", 20), pytest.raises(Overloaded):
             room.taking("control", 1).__enter__()
     with room.taking("samples", 80):
         pass
     Waiting.pressure = 0.8
-    with room.taking("control", 1), pytest.raises(TooMuch):
+    with room.taking("control", 1), pytest.raises(Overloaded):
         room.taking("samples", 1).__enter__()
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 from holdfast.answers import RetentionChanges
 from holdfast.protocol import Samples
 from holdfast_server import compaction, lines, models, retention
-from holdfast_server.chores import Chore, do
+from holdfast_server.chores import BackgroundJob, run_once
 
 JOB = "/api/v1/jobs/char-gpt"
 DAY = 86_400.0
@@ -110,8 +110,8 @@ def test_what_an_attempt_has_reported_counts_from_its_first_to_its_last(crashed,
 
 
 def run(client, work, now=0.0):
-    chore = Chore("test", 1.0, work)
-    assert client.portal.call(do, chore, client.app.state.database, lambda: now)
+    chore = BackgroundJob("test", 1.0, work)
+    assert client.portal.call(run_once, chore, client.app.state.database, lambda: now)
 
 
 def scalar(client, query):

@@ -620,7 +620,7 @@ def test_all_of_it_is_in_the_log_and_no_secret_is(stage: Stage):
     with pytest.raises(NotSignedIn):
         stage.do(sign_ins.with_password, stage.db, "my-password-typed-here", "x", visitor, now=stage.clock())
     stage.do(people.remove, stage.db, "bob", who="ada", now=stage.clock())
-    rows = stage.read(lambda session: audit.entries(session, audit.Question(), limit=100))
+    rows = stage.read(lambda session: audit.entries(session, audit.AuditQuery(), limit=100))
     told = {row.action for row in rows}
     assert told >= {
         "server.setup_link", "server.setup", "person.add", "person.role", "person.reset_link", "person.password",

@@ -51,7 +51,7 @@ def routes_of(router: Any, prefix: str = "") -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _no_chores(monkeypatch):
     """They ask questions of their own, at times of their own."""
-    monkeypatch.setattr("holdfast_server.app.kept_up", lambda *_: nullcontext())
+    monkeypatch.setattr("holdfast_server.app.background_jobs_running", lambda *_: nullcontext())
 
 
 @pytest.fixture

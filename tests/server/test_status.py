@@ -13,7 +13,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from holdfast_server import models
-from holdfast_server.samples import Recent
+from holdfast_server.samples import RecentSamples
 from holdfast_server.status import current_attempt, longest_seconds, status_in_sql, status_of
 
 NOW = 1_790_000_000.0
@@ -78,5 +78,5 @@ def test_the_database_tells_the_same_status_as_the_function(engine: Engine, case
 
 
 def test_the_longest_iteration_is_one_that_was_measured() -> None:
-    assert longest_seconds(Recent()) == 0.0
-    assert longest_seconds(Recent(seconds=[0.5, math.nan, math.inf, 2.0])) == 2.0
+    assert longest_seconds(RecentSamples()) == 0.0
+    assert longest_seconds(RecentSamples(seconds=[0.5, math.nan, math.inf, 2.0])) == 2.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_server.timesheet import BUCKETS, DEFINITIONS, Life, Restored, Span, timesheet
+from holdfast_server.timesheet import BUCKETS, DEFINITIONS, AttemptTime, Restored, Span, timesheet
 
 T = 1_790_000_000.0
 
@@ -19,8 +19,8 @@ def span(begins: float, ends: float, *, first: int = 1, seconds: float | None = 
     )  # fmt: skip
 
 
-def life(started: float, ended: float, uid: str = "a", **fields) -> Life:
-    return Life(uid=uid, started_at=T + started, ended_at=T + ended, **fields)
+def life(started: float, ended: float, uid: str = "a", **fields) -> AttemptTime:
+    return AttemptTime(uid=uid, started_at=T + started, ended_at=T + ended, **fields)
 
 
 def seconds_of(lives, spans, restores=(), *, begins=0.0, ends=100.0, reported=None):

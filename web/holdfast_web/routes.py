@@ -16,7 +16,7 @@ from holdfast_server import control, deletion, summaries
 from holdfast_server.api.answers import Packed, encoding_for
 from holdfast_server.dependencies import Asker, Changes, Clock, Db, SharedAnswers, StreamPlace, Who
 from holdfast_server.errors import NotCancellable, NotPossible, OpenOrder, Refused, UnknownJob, UnknownOrder
-from holdfast_server.fleet import Question
+from holdfast_server.fleet import FleetQuery
 from holdfast_web import fleet, forms, pages
 from holdfast_web.render import HEADERS
 from holdfast_web.routing import Htmx, PageRoute, Text, local
@@ -50,14 +50,14 @@ def _question(
     sort: str = "",
     page: str = "",
     size: str = "",
-) -> Question:
+) -> FleetQuery:
     asked = fleet.question_of(
         search=search, status=status, project=project, group=group, sort=sort, page=page, size=size
     )
     return replace(asked, visible_projects=asker.visible_projects)
 
 
-Asked = Annotated[Question, Depends(_question)]
+Asked = Annotated[FleetQuery, Depends(_question)]
 
 
 # ---- fleet ----------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from holdfast_server import models
 from holdfast_server.alerts import channels, egress, incidents, messages, post_office
 from holdfast_server.alerts.kinds import SEVERITIES
 from holdfast_server.alerts.settings import AlertSettings
-from holdfast_server.chores import Chore
+from holdfast_server.chores import BackgroundJob
 from holdfast_server.db import Database
-from holdfast_server.measures import ServerMeasures
+from holdfast_server.measures import ServerMetrics
 
 EVERY_SECONDS = 2.0
 AT_ONCE = 8
@@ -96,7 +96,7 @@ class Post:
     settings: AlertSettings
     address: str = ""
     """Of this server, for links; empty: messages have none."""
-    measures: ServerMeasures | None = None
+    measures: ServerMetrics | None = None
     lookup: egress.Lookup = egress.look_up
 
     async def send_due(self, db: Database, now: float) -> int:
@@ -171,9 +171,9 @@ class Post:
         await egress.post(channel.target, body, headers, self.settings, lookup=self.lookup)
 
 
-def chore(settings: AlertSettings, *, address: str, measures: ServerMeasures) -> Chore:
+def chore(settings: AlertSettings, *, address: str, measures: ServerMetrics) -> BackgroundJob:
     post = Post(settings=settings, address=address, measures=measures)
-    return Chore("alert deliveries", EVERY_SECONDS, post.send_due)
+    return BackgroundJob("alert deliveries", EVERY_SECONDS, post.send_due)
 
 
 class _End(Struct, frozen=True):

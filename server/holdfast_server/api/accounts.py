@@ -88,7 +88,7 @@ async def log(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """What was changed, the newest first: of everything, or of the projects that the asker is an admin of."""
-    question = audit.Question(
+    question = audit.AuditQuery(
         who=who, action=action, job=job, project=project, older_than=older_than,
         visible_projects=asker.projects_as(Role.admin),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from holdfast.protocol import Desired
 from holdfast_server import control, plans
 from holdfast_server.api.answers import Json, parse, refusal
 from holdfast_server.api.schema import body, returns
-from holdfast_server.bus import LocalBus
+from holdfast_server.bus import ChangeBus
 from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
 from holdfast_server.dependencies import Asker, Changes, Clock, Db, Jobs, Who
 from holdfast_server.errors import InvalidSetting
@@ -55,7 +55,7 @@ async def read(
 
 
 async def _later(
-    db: Database, changes: LocalBus, clock: Clock, job: str, after: int, wait_seconds: float
+    db: Database, changes: ChangeBus, clock: Clock, job: str, after: int, wait_seconds: float
 ) -> Desired | None:
     deadline = asyncio.get_running_loop().time() + wait_seconds
     # Listening starts before the first look, so that no edit falls between the two.

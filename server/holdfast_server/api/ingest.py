@@ -17,11 +17,11 @@ from holdfast_server.accounts.belonging import Belonging
 from holdfast_server.accounts.principal import Principal
 from holdfast_server.api.answers import Json, refusal
 from holdfast_server.api.schema import body, returns
-from holdfast_server.compression import Broken, TooLarge
+from holdfast_server.compression import ContentTooLarge, CorruptContent
 from holdfast_server.db import Database
 from holdfast_server.errors import UnknownJob
-from holdfast_server.intake import RETRY_AFTER_SECONDS, Intake, TooMuch
-from holdfast_server.measures import ServerMeasures
+from holdfast_server.intake import RETRY_AFTER_SECONDS, AdmissionControl, Overloaded
+from holdfast_server.measures import ServerMetrics
 from holdfast_server.settings import ServerSettings
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -64,7 +64,7 @@ async def report(request: Request) -> Response:
                 ack = await ingest.store(
                     state.database, received, project=project, max_jobs=state.settings.max_jobs, now=now
                 )
-    except TooMuch as error:
+    except Overloaded as error:
         return _later(error)
     except ingest.Superseded as error:
         return refusal(409, "fenced", str(error))
@@ -73,9 +73,9 @@ async def report(request: Request) -> Response:
         return refusal(404, "unknown_job", TAKEN.format(job=error.job), job=error.job)
     except Unread as error:
         return refusal(415, error.code, str(error))
-    except Broken as error:
+    except CorruptContent as error:
         return refusal(422, "invalid_batch", f"the body cannot be decompressed: {error}")
-    except TooLarge:
+    except ContentTooLarge:
         raise HTTPException(413) from None
     state.measures.ingested(received)
     return _answer(ack, request.headers.get("accept", ""), encoding)
@@ -86,8 +86,8 @@ class State(Protocol):
 
     database: Database
     clock: Callable[[], float]
-    measures: ServerMeasures
-    room: Intake
+    measures: ServerMetrics
+    room: AdmissionControl
     belonging: Belonging
     settings: ServerSettings
 
@@ -120,11 +120,11 @@ def _decompressed(content: bytes, encoding: str) -> bytes:
         case _:
             raise Unread("unsupported_encoding", "send the body as it is, or with Content-Encoding: zstd or gzip")
     if not compression.plausible(content, plain):
-        raise TooLarge("no report compresses so well")
+        raise ContentTooLarge("no report compresses so well")
     return plain
 
 
-def _later(error: TooMuch) -> Response:
+def _later(error: Overloaded) -> Response:
     status, code = (429, "too_many_samples") if error.lane == "samples" else (503, "unavailable")
     answer = refusal(status, code, str(error))
     answer.headers["Retry-After"] = str(RETRY_AFTER_SECONDS[error.lane])

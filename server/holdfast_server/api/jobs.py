@@ -53,7 +53,7 @@ async def jobs(
     size: Annotated[int, Query(ge=1, le=fleet.MOST_ROWS, description="most jobs on a page")] = fleet.PAGE_ROWS,
 ) -> Response:
     """One page of the jobs that match, and how many there are by status."""
-    question = fleet.Question(
+    question = fleet.FleetQuery(
         search=search,
         status=status,
         project=project,
@@ -118,7 +118,7 @@ async def job_timeline(
 ) -> Response:
     """What happened from one iteration, or time, to another, in at most `points` buckets a lineage."""
     names = None if metric is None else tuple(metric)
-    asked = timeline.Question(
+    asked = timeline.TimelineQuery(
         start=first, end=last, axis=x, points=points, metrics=names, marks=marks, digits=digits
     )
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))

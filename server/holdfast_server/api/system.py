@@ -13,7 +13,7 @@ from holdfast_server.alerts import incidents
 from holdfast_server.api.answers import Json, refusal
 from holdfast_server.db import DatabaseClosed, DatabaseUnavailable, size_bytes
 from holdfast_server.dependencies import Asker, Changes, Clock, Db, Measures
-from holdfast_server.measures import MOST_JOBS, Now
+from holdfast_server.measures import MOST_JOBS, MetricsSnapshot
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -51,11 +51,11 @@ async def ready(db: Db) -> Response:
 async def metrics(db: Db, changes: Changes, clock: Clock, measures: Measures, asker: Asker) -> Response:
     """For Prometheus: the server's own figures, and those of the jobs that were heard last."""
     now, visible = clock(), asker.visible_projects
-    question = fleet.Question(order="heard", size=MOST_JOBS, visible_projects=visible)
+    question = fleet.FleetQuery(order="heard", size=MOST_JOBS, visible_projects=visible)
     page = await fleet.fleet(db, question, now=now)
     async with db.read() as session:
         stored_bytes = await size_bytes(session)
-    seen = Now(
+    seen = MetricsSnapshot(
         jobs=page.jobs,
         by_status=page.counts,
         listeners=len(changes),

@@ -14,10 +14,10 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from holdfast_migrations import DriverMissing, Upgraded
-from holdfast_server.bus import LocalBus
-from holdfast_server.db.sqlite import SqliteStore
+from holdfast_server.bus import ChangeBus
+from holdfast_server.db.sqlite import SqliteBackend
 from holdfast_server.db.statements import DatabaseBusy, DatabaseClosed, DatabaseUnavailable, require_writable
-from holdfast_server.db.units import Store, T, Unit, Work
+from holdfast_server.db.units import DatabaseBackend, T, Work, WriteUnit
 from holdfast_server.settings import database_url
 
 READS_END_SECONDS = 5.0
@@ -37,10 +37,10 @@ class Database:
         DriverMissing: the URL names PostgreSQL, and its driver is not installed.
     """
 
-    def __init__(self, database: str, changes: LocalBus | None = None) -> None:
+    def __init__(self, database: str, changes: ChangeBus | None = None) -> None:
         self.url: URL = database_url(database)
-        self.changes = LocalBus() if changes is None else changes
-        self._store = _store(self.url, self.changes)
+        self.changes = ChangeBus() if changes is None else changes
+        self._backend = _backend(self.url, self.changes)
         self._reader: AsyncEngine | None = None
         self._reading: set[asyncio.Future[None]] = set()
         self._open = False
@@ -50,13 +50,13 @@ class Database:
     @property
     def place(self) -> str:
         """Location of the database, to be displayed."""
-        return self._store.place
+        return self._backend.place
 
     @property
     def path(self) -> Path:
         """Path of the SQLite file."""
-        assert isinstance(self._store, SqliteStore)
-        return self._store.path
+        assert isinstance(self._backend, SqliteBackend)
+        return self._backend.path
 
     def prepare(self) -> Upgraded:
         """Migrate the tables to the current revision.
@@ -67,7 +67,7 @@ class Database:
             NotOurDatabase: it is not a Holdfast database.
             CannotStore: the database does not exist, or refuses access.
         """
-        return self._store.prepare()
+        return self._backend.prepare()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -76,25 +76,25 @@ class Database:
         Raises:
             DatabaseInUse: a server uses it.
         """
-        assert isinstance(self._store, SqliteStore)
-        self._store.take()
+        assert isinstance(self._backend, SqliteBackend)
+        self._backend.take()
         try:
             yield
         finally:
-            self._store.release()
+            self._backend.release()
 
     def release(self) -> None:
         """Unlock the file for other servers."""
-        self._store.release()
+        self._backend.release()
 
     async def open(self) -> None:
-        self._reader = await self._store.open(self._settled)
+        self._reader = await self._backend.open(self._settled)
         self._open = True
 
     async def close(self) -> None:
         """Refuse new writes, store the waiting ones, and close."""
         self._open = False
-        await self._store.close()
+        await self._backend.close()
         await self._end_of_reads()
         if self._reader is not None:
             await self._reader.dispose()
@@ -127,7 +127,7 @@ class Database:
         try:
             yield session
         except Exception as error:  # of any type of the driver
-            if self._store.unavailable(error):
+            if self._backend.unavailable(error):
                 raise DatabaseUnavailable(f"the database does not answer: {error}") from error
             raise
         finally:
@@ -172,19 +172,19 @@ class Database:
         """
         if not self._open:
             raise DatabaseClosed("the server is stopping")
-        if self._store.waiting >= WAITING_UNITS:
+        if self._backend.waiting >= WAITING_UNITS:
             raise DatabaseBusy(f"{WAITING_UNITS} writes wait for the database")
-        unit = Unit(work, job, at_once, samples_only)
-        self._store.submit(unit)
+        unit = WriteUnit(work, job, at_once, samples_only)
+        self._backend.submit(unit)
         result: T = await unit.done
         return result
 
     @property
     def pressure(self) -> float:
         """Share of the limit of waiting writes that is used, from 0 to 1."""
-        return self._store.waiting / WAITING_UNITS
+        return self._backend.waiting / WAITING_UNITS
 
-    def _settled(self, units: list[Unit]) -> None:
+    def _settled(self, units: list[WriteUnit]) -> None:
         for unit in units:
             if unit.error is None and unit.job is not None:
                 self.changes.publish(unit.job, samples_only=unit.samples_only)
@@ -192,11 +192,11 @@ class Database:
 
     @property
     def writes_waiting(self) -> int:
-        return self._store.waiting
+        return self._backend.waiting
 
     async def leads(self) -> bool:
         """Return whether this instance runs the background jobs: one at a time does."""
-        return await self._store.leads()
+        return await self._backend.leads()
 
     async def ready(self) -> None:
         """Raise unless the database can be read and written; concurrent calls share one check."""
@@ -205,7 +205,7 @@ class Database:
         await asyncio.shield(self._asked_whether_ready)
 
     async def _ready(self) -> None:
-        if not self._open or not self._store.writing:
+        if not self._open or not self._backend.writing:
             raise DatabaseClosed("the writer has stopped")
         async with self.read() as session:
             await session.execute(text("SELECT version_num FROM alembic_version"))
@@ -219,12 +219,12 @@ class Database:
                 raise DatabaseUnavailable(reason) from None
 
 
-def _store(url: URL, changes: LocalBus) -> Store:
+def _backend(url: URL, changes: ChangeBus) -> DatabaseBackend:
     if url.get_backend_name() == "sqlite":
-        return SqliteStore(url)
+        return SqliteBackend(url)
     try:
         # Imported here: a server with SQLite does not need the driver of PostgreSQL.
-        from holdfast_server.db.postgres import PostgresStore
+        from holdfast_server.db.postgres import PostgresBackend
     except ModuleNotFoundError as error:
         raise DriverMissing(error) from None
-    return PostgresStore(url, changes)
+    return PostgresBackend(url, changes)

@@ -23,10 +23,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.pool import NullPool
 
 from holdfast_migrations import Upgraded, upgrade
-from holdfast_server.bus import LocalBus
-from holdfast_server.db.relay import Relay
+from holdfast_server.bus import ChangeBus
+from holdfast_server.db.relay import ChangeRelay
 from holdfast_server.db.statements import DatabaseUnavailable, job_key, lock_key
-from holdfast_server.db.units import GROUP_UNITS, Unit, attempt
+from holdfast_server.db.units import GROUP_UNITS, WriteUnit, run_unit
 
 READERS = 8
 WRITERS = 8
@@ -56,14 +56,14 @@ _STALE_PLAN = "0A000"
 logger = logging.getLogger(__name__)
 
 
-class PostgresStore:
-    def __init__(self, url: URL, changes: LocalBus) -> None:
+class PostgresBackend:
+    def __init__(self, url: URL, changes: ChangeBus) -> None:
         self.url = url
         self.place = url.set(drivername="postgresql").render_as_string(hide_password=True)
-        self._relay = Relay(lambda: connect(url), changes)
+        self._relay = ChangeRelay(lambda: connect(url), changes)
         self._writer: AsyncEngine | None = None
-        self._settled: Callable[[list[Unit]], None] = lambda _: None
-        self._lanes: dict[str | None, deque[Unit]] = {}
+        self._settled: Callable[[list[WriteUnit]], None] = lambda _: None
+        self._lanes: dict[str | None, deque[WriteUnit]] = {}
         self._slots = asyncio.Semaphore(WRITERS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class PostgresStore:
     def release(self) -> None:
         """Do nothing: any number of servers may use the database."""
 
-    async def open(self, settled: Callable[[list[Unit]], None]) -> AsyncEngine:
+    async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
         self._settled = settled
         self._lanes, self._slots, self._asking = {}, asyncio.Semaphore(WRITERS), asyncio.Lock()
         # A unit that gets a lost connection detects this and runs again.
@@ -109,7 +109,7 @@ class PostgresStore:
     def writing(self) -> bool:
         return self._writer is not None
 
-    def submit(self, unit: Unit) -> None:
+    def submit(self, unit: WriteUnit) -> None:
         """Queue a unit behind the others of its job, with which it shares a connection and commits."""
         if unit.job in self._lanes:
             self._lanes[unit.job].append(unit)
@@ -133,7 +133,7 @@ class PostgresStore:
             self._settled(group)
         del self._lanes[job]
 
-    async def _commit(self, units: list[Unit]) -> None:
+    async def _commit(self, units: list[WriteUnit]) -> None:
         for pause in _pauses():
             committing = False
             assert self._writer is not None
@@ -227,11 +227,11 @@ def _engine(url: URL, **options: object) -> AsyncEngine:
     return create_async_engine(url, async_creator=connected, **pooled, **options)
 
 
-async def _run(connection: AsyncConnection, units: list[Unit]) -> None:
+async def _run(connection: AsyncConnection, units: list[WriteUnit]) -> None:
     await connection.execute(select(func.pg_advisory_xact_lock(job_key(units[0].job))))
     for unit in units:
         session = AsyncSession(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
-        await attempt(session, unit)
+        await run_unit(session, unit)
         if unit.error is None:
             continue
         if connection.invalidated:

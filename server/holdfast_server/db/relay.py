@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast_server import models
-from holdfast_server.bus import LocalBus
+from holdfast_server.bus import ChangeBus
 
 CHANNEL = "holdfast_changes"
 EVERYTHING = ""
@@ -36,10 +36,10 @@ LONGEST_PAUSE_SECONDS = 2.0
 logger = logging.getLogger(__name__)
 
 
-class Relay:
+class ChangeRelay:
     """Exchange of changes between this instance's bus and other instances."""
 
-    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]], changes: LocalBus) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]], changes: ChangeBus) -> None:
         self._connect = connect
         self._changes = changes
         self._gathered: set[str] = set()

@@ -22,7 +22,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from holdfast_migrations import NotOurDatabase, Upgraded, upgrade
 from holdfast_server.db.statements import DatabaseInUse, Statement
-from holdfast_server.db.units import GROUP_UNITS, T, Unit, attempt
+from holdfast_server.db.units import GROUP_UNITS, T, WriteUnit, run_unit
 from holdfast_server.settings import default_database
 
 BUSY_TIMEOUT_MILLISECONDS = 5000
@@ -42,7 +42,7 @@ P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 
 
-class SqliteStore:
+class SqliteBackend:
     def __init__(self, url: URL) -> None:
         self.url = url
         self.path = Path(str(url.database))
@@ -52,7 +52,7 @@ class SqliteStore:
         self._session: ThreadSession | None = None
         """Session of the writer thread, kept from one commit to the next."""
         self._thread: ThreadPoolExecutor | None = None
-        self._queue: asyncio.Queue[Unit | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[WriteUnit | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
     def prepare(self) -> Upgraded:
@@ -88,7 +88,7 @@ class SqliteStore:
             os.close(self._lock_file)
             self._lock_file = None
 
-    async def open(self, settled: Callable[[list[Unit]], None]) -> AsyncEngine:
+    async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
         self._queue = asyncio.Queue()
         self._writer = create_engine(self.url.set(drivername="sqlite"), poolclass=StaticPool)
         _configure(self._writer, begin="BEGIN IMMEDIATE")
@@ -120,7 +120,7 @@ class SqliteStore:
     def writing(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    def submit(self, unit: Unit) -> None:
+    def submit(self, unit: WriteUnit) -> None:
         self._queue.put_nowait(unit)
 
     def unavailable(self, error: Exception) -> bool:
@@ -130,7 +130,7 @@ class SqliteStore:
     async def leads(self) -> bool:
         return True
 
-    async def _write_groups(self, settled: Callable[[list[Unit]], None]) -> None:
+    async def _write_groups(self, settled: Callable[[list[WriteUnit]], None]) -> None:
         running = True
         while running:
             group = [await self._queue.get()]
@@ -142,7 +142,7 @@ class SqliteStore:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, units)
                 settled(units)
 
-    def _commit(self, units: Sequence[Unit]) -> None:
+    def _commit(self, units: Sequence[WriteUnit]) -> None:
         """Run units and commit them, in the writer thread."""
         assert self._writer is not None
         try:
@@ -150,7 +150,7 @@ class SqliteStore:
                 self._session = ThreadSession(self._writer.connect())
             with self._session.connection_of_thread.begin():
                 for unit in units:
-                    _run(attempt(self._session, unit))
+                    _run(run_unit(self._session, unit))
         except Exception as error:  # keep the writer alive: after a full disk it stores again
             self._close_session()
             logger.warning("stored none of %d writes: %s", len(units), error)

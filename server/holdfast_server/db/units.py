@@ -24,7 +24,7 @@ GROUP_UNITS = 64
 
 
 @dataclass(slots=True)
-class Unit:
+class WriteUnit:
     work: Work[Any]
     job: str | None
     """The job that it is about, whose subscriptions are notified."""
@@ -47,7 +47,7 @@ class Unit:
             self.done.set_result(self.result)
 
 
-class Store(Protocol):
+class DatabaseBackend(Protocol):
     """Interface of the two kinds of databases: they run units and report their outcome."""
 
     place: str
@@ -57,7 +57,7 @@ class Store(Protocol):
 
     def release(self) -> None: ...
 
-    async def open(self, settled: Callable[[list[Unit]], None]) -> AsyncEngine:
+    async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
         """Start to run units, and pass them to `settled` when stored or failed; return the engine for reads."""
 
     async def close(self) -> None:
@@ -67,7 +67,7 @@ class Store(Protocol):
     def waiting(self) -> int:
         """Number of units that wait."""
 
-    def submit(self, unit: Unit) -> None: ...
+    def submit(self, unit: WriteUnit) -> None: ...
 
     def unavailable(self, error: Exception) -> bool:
         """Return whether an error means that the database is unavailable."""
@@ -79,7 +79,7 @@ class Store(Protocol):
         """Whether submitted units are run."""
 
 
-async def attempt(session: AsyncSession, unit: Unit) -> None:
+async def run_unit(session: AsyncSession, unit: WriteUnit) -> None:
     """Run a unit behind a savepoint: its error goes to its caller, and the other units of the group go on.
 
     The session takes another savepoint at its first use. Most units add samples and do not use it.

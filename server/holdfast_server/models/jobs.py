@@ -69,7 +69,7 @@ class Job(Base):
     lineage: Mapped[int] = mapped_column(default=0)
     latest_lineage: Mapped[int] = mapped_column(default=0)
     recent: Mapped[bytes] = mapped_column(default=b"")
-    """`samples.Recent` in msgpack: seconds and losses of the newest iterations, and the last metrics."""
+    """`samples.RecentSamples` in msgpack: seconds and losses of the newest iterations, and the last metrics."""
     longest_seconds: Mapped[float] = mapped_column(default=0.0, server_default=text("0"))
     """Duration of the longest recent iteration: a job is not silent while another such iteration may run."""
     paced: Mapped[bytes] = mapped_column(default=b"")
@@ -167,6 +167,6 @@ class SettingsVersion(Base):
     who: Mapped[str]
     at: Mapped[float]
     changes: Mapped[str]
-    """List of `desired.Changed` in JSON."""
+    """List of `desired.StoredChange` in JSON."""
     applied_iteration: Mapped[int | None]
     applied_at: Mapped[float | None]
