@@ -57,7 +57,7 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
 
 
 async def _seconds(session: AsyncSession, job: models.Job, here: Ancestry, fork: int) -> float | None:
-    """What the iterations after `fork` took, on the way to where the job is; of repeated ones the last time."""
+    """Return the duration of the iterations after `fork` that stand, of repeated ones the last time."""
     rows = models.Chunk
     newest_first = ((rows.uid == job.uid).desc(), rows.attempt.desc(), rows.uid)
     query = (
@@ -74,7 +74,7 @@ async def _seconds(session: AsyncSession, job: models.Job, here: Ancestry, fork:
             begins[lineage] = min(begins[lineage], first - 1)
             if inside > 0:
                 seconds, found = seconds + spent * inside / (last - first + 1), True
-        # From where this attempt began, it has repeated what earlier ones did.
+        # from its start on, this attempt repeated iterations of earlier ones
         ends = begins
     return seconds if found else None
 
@@ -86,13 +86,13 @@ async def _points(session: AsyncSession, job: models.Job, here: Ancestry, fork: 
 
 
 def _start(attempt: models.Attempt | None) -> tuple[float | None, str]:
-    """Seconds that another start takes, as this one did; what is saved before it comes to that."""
+    """Estimate the duration of a restart from that of the attempt's start, and name the source."""
     seconds = None if attempt is None else attempt.start_seconds
     return seconds, "" if seconds is None else "the start of this attempt, up to its first iteration"
 
 
 async def _estimate(session: AsyncSession, target: models.Checkpoint) -> tuple[float | None, str]:
-    """Seconds to come back, from what restores of this job took; before the first, from what writing it took."""
+    """Estimate the duration of a restore from earlier ones, or from the writing of the checkpoint."""
     orders = models.RestoreOrder
     query = (
         select(orders.seconds)

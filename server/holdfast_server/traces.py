@@ -161,7 +161,7 @@ def _plans(all_series: Iterable[models.SampleSeries], within: _Within) -> list[l
         first, last = max(one.first_iteration, within.first), min(one.last_iteration, within.last)
         if one.uid == within.uid and first <= last:
             found.append(lines.Line(one.lineage, False, False, [lines.Segment(one, first, last)]))
-    # One after the other, as they are, they share the points.
+    # they follow each other, and share the points
     rows = sum(line.rows for line in found)
     return [lines.plan(line, max(2, math.ceil(MAX_POINTS * line.rows / rows))) for line in found]
 
