@@ -49,9 +49,9 @@ BACKGROUND_JOBS: tuple[BackgroundJob, ...] = (
         "alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)
     ),
     BackgroundJob("compaction", compaction.EVERY_SECONDS, compaction.compact),
-    BackgroundJob("orders", orders.EVERY_SECONDS, orders.watch),
+    BackgroundJob("orders", orders.EVERY_SECONDS, orders.check_timeouts),
     BackgroundJob("overrides", desired.OVERRIDES_EVERY_SECONDS, desired.end_overrides),
-    BackgroundJob("retention", retention.EVERY_SECONDS, retention.carry_out),
+    BackgroundJob("retention", retention.EVERY_SECONDS, retention.apply_all),
 )
 
 

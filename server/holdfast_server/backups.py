@@ -32,7 +32,7 @@ def size_bytes(url: URL) -> int:
         raise CannotCopy(f"{place(url)} cannot be read: {error.orig}") from None
 
 
-def in_words(size_bytes: float) -> str:
+def size_text(size_bytes: float) -> str:
     value = float(size_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:

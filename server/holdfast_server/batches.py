@@ -111,7 +111,7 @@ def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> 
         raise InvalidBatch(f"the body is not a valid batch: {str(error)[:MAX_REASON]}") from None
     decoder: _EventDecoder = _msgpack_event if encoding == "msgpack" else _json_event
     sent = cast("list[msgspec.Raw]", batch.events)
-    opened = (_event(raw, decoder, ahead=ahead, latest=latest) for raw in sent)
+    opened = (_decode_event(raw, decoder, ahead=ahead, latest=latest) for raw in sent)
     batch.events = [event for event in opened if event is not None]
     return Received(
         batch=batch,
@@ -149,7 +149,9 @@ def _require_within(part: msgspec.Struct, *names: str, most: int = MAX_INTEGER) 
             raise ValueError(f"{name} {getattr(part, name)} is outside 0 to {most}")
 
 
-def _event(raw: msgspec.Raw, decoder: _EventDecoder, *, ahead: float, latest: float) -> protocol.Event | None:
+def _decode_event(
+    raw: msgspec.Raw, decoder: _EventDecoder, *, ahead: float, latest: float
+) -> protocol.Event | None:
     """Decode an event; None for an invalid one or one of an unknown type, which a newer agent may send.
 
     Args:
@@ -160,7 +162,7 @@ def _event(raw: msgspec.Raw, decoder: _EventDecoder, *, ahead: float, latest: fl
     """
     try:
         event = decoder.decode(raw)
-        _settle(event)
+        _validate_event(event)
         _correct_times(event, ahead=ahead, latest=latest)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         logger.info("ignored an event of a batch: %s", error)
@@ -175,7 +177,7 @@ _ITERATIONS = (
 _LARGEST = {"lineage": MAX_LINEAGE, **dict.fromkeys(_ITERATIONS, MAX_ITERATION)}
 
 
-def _settle(event: protocol.Event) -> None:
+def _validate_event(event: protocol.Event) -> None:
     """Shorten the texts of an event to a length that a page can show.
 
     Raises:
@@ -192,7 +194,7 @@ def _settle(event: protocol.Event) -> None:
         elif isinstance(value, str):
             setattr(event, field.name, value[:MAX_TEXT])
         elif isinstance(value, dict):
-            setattr(event, field.name, dict(islice(_short(value), MAX_ENTRIES)))
+            setattr(event, field.name, dict(islice(_shortened(value), MAX_ENTRIES)))
     if isinstance(event, protocol.Checkpoint):
         event.ranks = [span for span in event.ranks if _is_span_of_a_rank(span)]
     if isinstance(event, protocol.Paced):
@@ -225,7 +227,7 @@ def _correct_times(event: protocol.Event, *, ahead: float, latest: float) -> Non
             setattr(event, name, min(max(0.0, value - ahead), latest))
 
 
-def _short(entries: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _shortened(entries: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in entries.items():
         yield name[:MAX_NAME], value[:MAX_TEXT] if isinstance(value, str) else value
 

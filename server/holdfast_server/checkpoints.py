@@ -224,7 +224,7 @@ async def record(
         row.state, row.reason = "failed", ENDED
 
 
-async def give_up(session: AsyncSession, job: str, *, before_attempt: int) -> None:
+async def fail_unfinished(session: AsyncSession, job: str, *, before_attempt: int) -> None:
     """Mark the unfinished checkpoints of earlier attempts as failed.
 
     This is an inference, so attempt and sequence stay: a late report or an inventory overrules it.

@@ -115,7 +115,7 @@ def decode(samples: Samples, *, lineage: int, at: float, ahead: float, latest: f
         if count and not (whole.min() >= 0 and whole.max() <= most):
             raise ValueError(f"samples: {name} is outside 0 to {most}")
     values[0] -= ahead
-    table = _settled(Table(iteration, tuple(metrics), values), at=at, latest=latest)
+    table = _with_valid_times(Table(iteration, tuple(metrics), values), at=at, latest=latest)
     return BatchSamples(tuple(_by_lineage(table, lineages)), left_out=metrics.keys() != samples.metrics.keys())
 
 
@@ -152,7 +152,7 @@ def _from_bytes(name: str, column: bytes, kind: str) -> Any:
     return np.frombuffer(column, kind)
 
 
-def _settled(table: Table, *, at: float, latest: float) -> Table:
+def _with_valid_times(table: Table, *, at: float, latest: float) -> Table:
     times, spans = table.values[0], table.values[1 : len(BUILT_IN)]
     if not len(table) or (
         times.min() >= 0 and times.max() <= latest and spans.min() >= 0 and spans.max() <= MAX_SECONDS
@@ -181,7 +181,7 @@ def _ordered(table: Table) -> Table:
     return table.rows(order[last])
 
 
-def joined(tables: Sequence[Table], metrics: Sequence[str]) -> Table:
+def concatenated(tables: Sequence[Table], metrics: Sequence[str]) -> Table:
     """Concatenate tables, with a row for each of `metrics`; of a repeated iteration the last row stays."""
     values = [aligned(table.values, table.metrics, metrics) for table in tables]
     iteration = np.concatenate([table.iteration for table in tables])
@@ -233,28 +233,28 @@ def pack(table: Table) -> bytes:
         metrics=list(table.metrics),
         rows=len(table),
         first=int(table.iteration[0]),
-        steps=b"" if (steps == 1).all() else _spread(steps),
-        at=_spread(np.concatenate([times[:1], times[1:] - times[:-1]])),
+        steps=b"" if (steps == 1).all() else _to_byte_planes(steps),
+        at=_to_byte_planes(np.concatenate([times[:1], times[1:] - times[:-1]])),
         narrow=narrow.astype(np.uint8).tobytes(),
-        singles=_spread(singles[narrow]),
-        doubles=_spread(values[~narrow]),
+        singles=_to_byte_planes(singles[narrow]),
+        doubles=_to_byte_planes(values[~narrow]),
     )
     return compress(_encoder.encode(packed), LEVEL)
 
 
 def unpack(chunk: bytes) -> Table:
     packed = _decoder.decode(decompress(chunk, MAX_CHUNK_BYTES))
-    steps = _gathered(packed.steps, np.int64) if packed.steps else np.ones(packed.rows - 1, np.int64)
+    steps = _from_byte_planes(packed.steps, np.int64) if packed.steps else np.ones(packed.rows - 1, np.int64)
     narrow = np.frombuffer(packed.narrow, np.uint8).astype(bool)
     values = np.empty((1 + len(narrow), packed.rows))
-    values[0] = np.cumsum(_gathered(packed.at, np.int64)).view(np.float64)
-    values[1:][narrow] = _gathered(packed.singles, np.float32).reshape(-1, packed.rows)
-    values[1:][~narrow] = _gathered(packed.doubles, np.float64).reshape(-1, packed.rows)
+    values[0] = np.cumsum(_from_byte_planes(packed.at, np.int64)).view(np.float64)
+    values[1:][narrow] = _from_byte_planes(packed.singles, np.float32).reshape(-1, packed.rows)
+    values[1:][~narrow] = _from_byte_planes(packed.doubles, np.float64).reshape(-1, packed.rows)
     iteration = packed.first + np.concatenate([[0], np.cumsum(steps)])
     return Table(iteration, tuple(packed.metrics), values)
 
 
-def renamed(table: Table, metrics: Sequence[str]) -> Table:
+def with_metrics(table: Table, metrics: Sequence[str]) -> Table:
     """Return a table with only those of its metrics that are in `metrics`, in that order."""
     kept = [name for name in metrics if name in table.metrics]
     if tuple(kept) == table.metrics:
@@ -262,11 +262,11 @@ def renamed(table: Table, metrics: Sequence[str]) -> Table:
     return replace(table, metrics=tuple(kept), values=aligned(table.values, table.metrics, kept))
 
 
-def _spread(numbers: NDArray[Any]) -> bytes:
+def _to_byte_planes(numbers: NDArray[Any]) -> bytes:
     flat = np.ascontiguousarray(numbers).reshape(-1)
     return flat.view(np.uint8).reshape(-1, flat.itemsize).T.tobytes()
 
 
-def _gathered(spread: bytes, kind: Any) -> Any:
+def _from_byte_planes(spread: bytes, kind: Any) -> Any:
     size = np.dtype(kind).itemsize
     return np.ascontiguousarray(np.frombuffer(spread, np.uint8).reshape(size, -1).T).view(kind).reshape(-1)

@@ -7,11 +7,10 @@ chunks, or finest roll-ups, are multiples of a bucket's width, so that no bucket
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from sqlalchemy import ColumnElement, ScalarSelect, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, ScalarSelect, case, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import columns, models, rollups, stretches
@@ -32,25 +31,18 @@ WIDTH = 1 << _FINEST
 QUIETLY = {"synchronize_session": False}
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    id: int
-    rows: int
-
-
 async def compact(db: Database, now: float) -> None:
     """Merge small chunks, in small transactions so that reports do not wait."""
     merges = 0
-    for series in await _scattered(db):
-        for pieces in _groups(await _small(db, series, before=now - SETTLED_SECONDS)):
-            ids = [piece.id for piece in pieces]
+    for series in await _fragmented_series(db):
+        for ids in _grouped(await _small_chunks(db, series, before=now - SETTLED_SECONDS)):
             await db.write(partial(_merge, series=series.id, ids=ids), job=series.job, samples_only=True)
             merges += 1
             if merges == MERGES_AT_ONCE:
                 return
 
 
-async def _scattered(db: Database) -> Sequence[models.SampleSeries]:
+async def _fragmented_series(db: Database) -> Sequence[models.SampleSeries]:
     rows = models.SampleSeries
     async with db.read() as session:
         query = (
@@ -62,7 +54,7 @@ async def _scattered(db: Database) -> Sequence[models.SampleSeries]:
         return (await session.scalars(query)).all()
 
 
-async def _small(db: Database, series: models.SampleSeries, *, before: float) -> list[_Piece]:
+async def _small_chunks(db: Database, series: models.SampleSeries, *, before: float) -> Sequence[Row[int, int]]:
     rows = models.Chunk
     query = (
         select(rows.id, rows.rows)
@@ -71,19 +63,20 @@ async def _small(db: Database, series: models.SampleSeries, *, before: float) ->
         .order_by(rows.first_iteration, rows.id)
     )
     async with db.read() as session:
-        return [_Piece(*row) for row in await session.execute(query)]
+        return (await session.execute(query)).all()
 
 
-def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Group neighboring chunks to about the size of a merged chunk."""
-    group: list[_Piece] = []
-    for piece in pieces:
-        group.append(piece)
-        if sum(one.rows for one in group) >= MERGED_ROWS:
-            yield group
-            group = []
-    if sum(one.rows for one in group) >= SMALL_ROWS:
-        yield group
+def _grouped(chunks: Iterable[Row[int, int]]) -> Iterator[list[int]]:
+    """Group the ids of neighboring chunks to about the size of a merged chunk."""
+    ids, size = list[int](), 0
+    for chunk, rows in chunks:
+        ids.append(chunk)
+        size += rows
+        if size >= MERGED_ROWS:
+            yield ids
+            ids, size = [], 0
+    if size >= SMALL_ROWS:
+        yield ids
 
 
 async def _merge(session: AsyncSession, series: int, ids: Sequence[int]) -> None:
@@ -94,7 +87,7 @@ async def _merge(session: AsyncSession, series: int, ids: Sequence[int]) -> None
         return
     tables = [columns.unpack(one.columns) for one in found]
     names = tuple(dict.fromkeys(name for table in tables for name in table.metrics))
-    whole = columns.joined(tables, names)
+    whole = columns.concatenated(tables, names)
     packed = columns.pack(whole)
     place = {name: getattr(found[-1], name) for name in ("job", "uid", "attempt", "rank", "sequence", "lineage")}
     await session.execute(insert(chunk), stretches.chunk_row(place, whole, packed))
@@ -124,7 +117,9 @@ def first_ended_at() -> ScalarSelect[float]:
 async def first_since(session: AsyncSession, series: models.SampleSeries, at: float) -> int:
     """Return the first iteration of a series' chunks that ended at a time or later."""
     rows = models.Chunk
-    first = await session.scalar(select(func.min(rows.first_iteration)).where(*_of(series), rows.last_at >= at))
+    first = await session.scalar(
+        select(func.min(rows.first_iteration)).where(*_chunks_of(series), rows.last_at >= at)
+    )
     return series.last_iteration + 1 if first is None else first
 
 
@@ -134,13 +129,13 @@ def begin_of(series: models.SampleSeries, iteration: int) -> int:
     return -(-iteration // WIDTH) * WIDTH if everything else iteration // WIDTH * WIDTH
 
 
-async def thin_upto(session: AsyncSession, series: models.SampleSeries, iteration: int) -> None:
+async def thin_upto(session: AsyncSession, *, series_id: int, iteration: int) -> None:
     """Remove the chunks of a series that end before an iteration's bucket."""
-    rows = models.Chunk
+    rows, series = models.Chunk, await session.get_one(models.SampleSeries, series_id)
     begin = begin_of(series, iteration)
     if begin <= series.chunks_from:
         return
-    gone = (*_of(series), rows.last_iteration < begin)
+    gone = (*_chunks_of(series), rows.last_iteration < begin)
     count, size = (
         await session.execute(
             select(func.count(), func.coalesce(func.sum(func.length(rows.columns)), 0)).where(*gone)
@@ -175,8 +170,9 @@ async def fine_since(session: AsyncSession, series: models.SampleSeries, at: flo
     return begin
 
 
-async def coarsen_upto(session: AsyncSession, series: models.SampleSeries, begin: int) -> None:
+async def coarsen_upto(session: AsyncSession, *, series_id: int, begin: int) -> None:
     """Remove the finest roll-ups of a series before an iteration, a multiple of the second level's width."""
+    series = await session.get_one(models.SampleSeries, series_id)
     if begin <= series.finest_from:
         return
     rows = models.Rollup
@@ -188,7 +184,7 @@ async def coarsen_upto(session: AsyncSession, series: models.SampleSeries, begin
     )
 
 
-def _of(series: models.SampleSeries) -> tuple[ColumnElement[bool], ...]:
+def _chunks_of(series: models.SampleSeries) -> tuple[ColumnElement[bool], ...]:
     rows = models.Chunk
     return (
         rows.job == series.job,

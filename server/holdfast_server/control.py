@@ -80,7 +80,7 @@ async def undo(
         found = await session.get(models.SettingsVersion, (job, edit_version))
         if found is None:
             raise InvalidSetting("edit", f"there is no version {edit_version}; the newest is {row.version}")
-        back = wanted.reversal(found, now=now)
+        back = wanted.reverting_changes(found, now=now)
     return await edit(db, job, back, version=version, who=who, now=now)
 
 
@@ -208,7 +208,7 @@ async def order_restore(
 
     async def work(session: AsyncSession) -> tuple[Order, bool]:
         row = await find_job(session, job)
-        known = await orders.placed_before(session, job, key)
+        known = await orders.find_by_key(session, job, key)
         if known is not None:
             _require_same_target(known, checkpoint, iteration)
             return known, False
@@ -268,7 +268,7 @@ async def undo_restore(db: Database, job: str, order: str, *, who: str, now: flo
         await find_job(session, job)
         made = await orders.find(session, job, order)
         again, key, number = None, f"undo {made.id}", 1
-        while (known := await orders.placed_before(session, job, key)) is not None:
+        while (known := await orders.find_by_key(session, job, key)) is not None:
             if known.state == "restored" or known.state in OPEN_ORDER_STATES:
                 again = known
                 break
@@ -364,7 +364,7 @@ async def verify(
         row = await find_job(session, job)
         found = await _named(session, row, checkpoint)
         other = await _named(session, row, against) if against else None
-        if await verifications.ask(session, row, found, against=other, who=who, now=now):
+        if await verifications.request(session, row, found, against=other, who=who, now=now):
             about = {"checkpoint": found.id} | ({"against": other.id} if other else {})
             await audit.record(
                 session, who=who, action="checkpoint.verify", now=now, job=job, project=row.project, after=about

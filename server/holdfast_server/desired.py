@@ -155,7 +155,9 @@ async def open_order(session: AsyncSession, job: str) -> models.RestoreOrder | N
 # ---- versions -----------------------------------------------------------------------------------
 
 
-def bump(session: AsyncSession, job: models.Job, changes: Sequence[StoredChange], *, who: str, now: float) -> None:
+def add_version(
+    session: AsyncSession, job: models.Job, changes: Sequence[StoredChange], *, who: str, now: float
+) -> None:
     """Store changes as a new version; every change of `Desired` goes through here."""
     job.version += 1
     encoded = msgspec.json.encode(changes).decode()
@@ -239,7 +241,7 @@ def _interval(every: int | None, seconds: float | None, now: float) -> Interval:
     return Interval(every, now + seconds)
 
 
-def reversal(row: models.SettingsVersion, *, now: float) -> DesiredChanges:
+def reverting_changes(row: models.SettingsVersion, *, now: float) -> DesiredChanges:
     """Return the changes that revert a version.
 
     A temporary interval is restored for the rest of its time, and not at all after that.
@@ -273,7 +275,7 @@ async def delivered(session: AsyncSession, job: str, version: int) -> None:
     )
 
 
-async def stamp(session: AsyncSession, job: models.Job, version: int, iteration: int, at: float) -> None:
+async def record_applied(session: AsyncSession, job: models.Job, version: int, iteration: int, at: float) -> None:
     """Record from which iteration on the agent applies `version`, and with it the earlier ones.
 
     A version that this database never had, because an earlier one was deleted, is ignored.
@@ -387,7 +389,7 @@ async def record_edit(
 ) -> None:
     """Store an edit as a version, and record it in the audit log."""
     made = change(job, changes, now=now)
-    bump(session, job, made, who=who, now=now)
+    add_version(session, job, made, who=who, now=now)
     await session.flush()
     shown = [described(one) for one in made]
     await audit.record(
@@ -417,7 +419,7 @@ async def pin(
         raise NotPossible(f"{job.name} has {MOST_PINS} pinned checkpoints, the maximum: unpin one first")
     row.pinned_by, row.pinned_at = (who, now) if pinned else (None, None)
     job.pins_known = True
-    bump(session, job, [StoredChange(field="pin" if pinned else "unpin", after=row.id)], who=who, now=now)
+    add_version(session, job, [StoredChange(field="pin" if pinned else "unpin", after=row.id)], who=who, now=now)
     return True
 
 
@@ -430,4 +432,4 @@ async def adopt_pins(session: AsyncSession, job: models.Job, event: Inventory, *
     for row in await session.scalars(query):
         row.pinned_by, row.pinned_at = AGENT, event.at
     job.pins_known = True
-    bump(session, job, [StoredChange(field="pin", after="as in the store")], who=AGENT, now=now)
+    add_version(session, job, [StoredChange(field="pin", after="as in the store")], who=AGENT, now=now)

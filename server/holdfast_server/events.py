@@ -38,16 +38,16 @@ async def record(source: EventSource, event: protocol.Event) -> None:
     match event:
         case protocol.AttemptStarted():
             _started(attempt, event)
-            await orders.take_back(session, job, attempt=attempt.attempt, now=source.now)
-            await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt)
+            await orders.end_stale(session, job, attempt=attempt.attempt, now=source.now)
+            await checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt)
             await standing.prune_names(session, job.name)
         case protocol.AttemptFinished():
             attempt.finished_at, attempt.finished = event.at, event.reason
             attempt.last_iteration = event.iteration
             # Its own checkpoints as well: an agent reports its end after it has stopped writing.
-            await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt + 1)
+            await checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt + 1)
             reason = f"attempt {attempt.attempt} ended ({event.reason}) without reporting a result"
-            await orders.lose_open(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
+            await orders.mark_unknown(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
         case protocol.LineageStarted():
             await _lineage(source, event)
         case protocol.Checkpoint():
@@ -73,7 +73,7 @@ async def record(source: EventSource, event: protocol.Event) -> None:
         case protocol.RankWork():
             await work.add_event(session, job.name, attempt.uid, source.rank, event)
         case protocol.Applied() if source.current:
-            await desired.stamp(session, job, event.version, event.iteration, event.at)
+            await desired.record_applied(session, job, event.version, event.iteration, event.at)
         case protocol.OrderMoved():
             await orders.report(session, job, event, attempt=attempt.attempt, now=source.now)
         case protocol.Restores() if source.rank == 0:
@@ -118,7 +118,7 @@ async def _lineage(source: EventSource, event: protocol.LineageStarted) -> None:
     if event.origin is not None:
         origin = event.origin
         row.from_job, row.from_checkpoint, row.from_digest = origin.job, origin.checkpoint, origin.digest
-    await orders.note(source.session, source.job, event, attempt=source.attempt.attempt, now=source.now)
+    await orders.record_lineage(source.session, source.job, event, attempt=source.attempt.attempt, now=source.now)
 
 
 def _stall(source: EventSource, event: protocol.Stall) -> None:

@@ -99,7 +99,7 @@ async def _store(
         raise UnknownJob(batch.job)
     acknowledged = Ack(acked=batch.sequence, version=found.version)
     if not received.empty:
-        stored = await on_connection(session, standing.known, received)
+        stored = await on_connection(session, standing.find_stored, received)
         if stored is None:
             text = (
                 f"rank {batch.rank} of attempt {batch.attempt} sent different batches under one sequence number, "
@@ -109,7 +109,7 @@ async def _store(
             await _warn(session, batch, BATCH_CONFLICT, text, now=now)
         if stored is not False:
             return acknowledged
-        await on_connection(session, standing.remember, received, now=now)
+        await on_connection(session, standing.remember_name, received, now=now)
     if found.uid and (refusal := _implausible(received, found, now=now)):
         raise Implausible(refusal)
     if found.attempt_uid is None:

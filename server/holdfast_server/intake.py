@@ -55,7 +55,7 @@ class AdmissionControl:
         return b"".join(held)
 
     @contextmanager
-    def taking(self, lane: Lane, size_bytes: int) -> Iterator[None]:
+    def admitting(self, lane: Lane, size_bytes: int) -> Iterator[None]:
         """Reserve room for a batch until it is stored.
 
         Raises:

@@ -66,7 +66,7 @@ def lines(
 ) -> list[Line]:
     """Plan a window of iterations by lineage; iterations of the current lineage beyond `reached` were lost."""
     found = []
-    for number, owned in _owned_by_lineage(all_series, uid):
+    for number, owned in _counting_by_lineage(all_series, uid):
         if number != lineage or reached >= window.end:
             found.append(Line(number, number != lineage, False, _within(owned, window.start, window.end)))
             continue
@@ -89,7 +89,7 @@ def lines_in_time(
     """
     all_series = [one for one in all_series if one.id in cuts]
     found = []
-    for number, owned in _owned_by_lineage(all_series, uid):
+    for number, owned in _counting_by_lineage(all_series, uid):
         ends = reached if number == lineage else MAX_ITERATION
         found.append(Line(number, number != lineage, False, _cut(owned, cuts, 0, ends)))
         found.append(Line(number, True, True, _cut(owned, cuts, ends + 1, MAX_ITERATION)))
@@ -120,16 +120,16 @@ def _repeated(series: SampleSeries, owned: Iterable[Segment]) -> Iterator[Segmen
         yield Segment(series, begin, series.last_iteration)
 
 
-def _owned_by_lineage(all_series: Iterable[SampleSeries], uid: str) -> Iterator[tuple[int, list[Segment]]]:
+def _counting_by_lineage(all_series: Iterable[SampleSeries], uid: str) -> Iterator[tuple[int, list[Segment]]]:
     by_lineage: dict[int, list[SampleSeries]] = {}
     for series in all_series:
         by_lineage.setdefault(series.lineage, []).append(series)
     for number, some in sorted(by_lineage.items()):
         newest_first = sorted(some, key=lambda one: (one.uid == uid, one.attempt, one.id), reverse=True)
-        yield number, sorted(_owned(newest_first), key=lambda one: one.first)
+        yield number, sorted(_counting(newest_first), key=lambda one: one.first)
 
 
-def _owned(newest_first: Sequence[SampleSeries]) -> Iterator[Segment]:
+def _counting(newest_first: Sequence[SampleSeries]) -> Iterator[Segment]:
     taken: list[tuple[int, int]] = []
     for series in newest_first:
         begin = series.first_iteration
@@ -141,10 +141,10 @@ def _owned(newest_first: Sequence[SampleSeries]) -> Iterator[Segment]:
                 break
         if begin <= series.last_iteration:
             yield Segment(series, begin, series.last_iteration)
-        taken = _merged(sorted([*taken, (series.first_iteration, series.last_iteration)]))
+        taken = _merged_spans(sorted([*taken, (series.first_iteration, series.last_iteration)]))
 
 
-def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merged_spans(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     made: list[tuple[int, int]] = []
     for first, last in spans:
         if made and first <= made[-1][1] + 1:

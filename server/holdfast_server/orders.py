@@ -19,7 +19,7 @@ from holdfast_server.checkpoints import DURABLE
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.desired import SERVER, StoredChange
 from holdfast_server.errors import InvalidSetting, NotCancellable, OpenOrder, UnknownOrder
-from holdfast_server.status import SILENT_AFTER_SECONDS
+from holdfast_server.status import SILENT_AFTER_SECONDS, duration_text
 
 TOO_LATE: dict[OrderState, str] = {
     "cancelled": "the cancel reached the agent too late", "expired": "an agent started it after it had expired",
@@ -161,14 +161,14 @@ async def _move(
             after=state if was_open else None,
         )
         by = desired.AGENT if isinstance(cause, Reported | LineageBegan) else who
-        desired.bump(session, job, [changed], who=by, now=now)
+        desired.add_version(session, job, [changed], who=by, now=now)
     return True
 
 
 # ---- requests of operators --------------------------------------------------------------------------
 
 
-async def placed_before(session: AsyncSession, job: str, key: str) -> Order | None:
+async def find_by_key(session: AsyncSession, job: str, key: str) -> Order | None:
     """Return the order that an earlier request with this key placed; None if there is none."""
     orders = models.RestoreOrder
     row = (await session.scalars(select(orders).where(orders.job == job, orders.key == key))).first()
@@ -225,7 +225,7 @@ async def place(
     session.add(row)
     await session.flush()
     session.add(models.OrderTransition(order_id=row.id, state="requested", at=now, who=who))
-    desired.bump(session, job, [StoredChange(field="restore", iteration=row.iteration)], who=who, now=now)
+    desired.add_version(session, job, [StoredChange(field="restore", iteration=row.iteration)], who=who, now=now)
     await session.flush()
     return await _as_order(session, row), True
 
@@ -283,7 +283,7 @@ async def report(
     await _move(session, job, row, cause, at=event.at, who=who, now=now, reason=reason, **details)
 
 
-async def note(
+async def record_lineage(
     session: AsyncSession, job: models.Job, event: protocol.LineageStarted, *, attempt: int, now: float
 ) -> None:
     """Apply a report of a lineage, which an order may have begun."""
@@ -307,7 +307,7 @@ async def note(
     await _move(session, job, row, cause, at=event.at, who=_agent(attempt), now=now, **details)
 
 
-async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now: float) -> None:
+async def end_stale(session: AsyncSession, job: models.Job, *, attempt: int, now: float) -> None:
     """End the open order, as an attempt starts, if an earlier attempt started it too late or it has expired."""
     row = await desired.open_order(session, job.name)
     if row is not None:
@@ -316,7 +316,7 @@ async def take_back(session: AsyncSession, job: models.Job, *, attempt: int, now
         await _move(session, job, row, AttemptBegan(attempt, now), at=now, who=SERVER, now=now, reason=reason)
 
 
-async def lose_open(session: AsyncSession, job: models.Job, *, attempt: int, now: float, reason: str) -> None:
+async def mark_unknown(session: AsyncSession, job: models.Job, *, attempt: int, now: float, reason: str) -> None:
     """Mark the order that an attempt was carrying out as unknown, because the attempt ended without a result."""
     row = await desired.open_order(session, job.name)
     if row is not None and row.state == "restoring" and row.taken_by_attempt == attempt:
@@ -326,7 +326,7 @@ async def lose_open(session: AsyncSession, job: models.Job, *, attempt: int, now
 # ---- timeouts ------------------------------------------------------------------------------------
 
 
-async def watch(db: Database, now: float) -> None:
+async def check_timeouts(db: Database, now: float) -> None:
     """Expire overdue open orders, and track whether the agents that carry one out are silent."""
     rows = models.RestoreOrder
     async with db.read() as session:
@@ -334,17 +334,19 @@ async def watch(db: Database, now: float) -> None:
         found = (await session.execute(query.where(rows.state.in_(OPEN_ORDER_STATES)))).all()
     for order, job in found:
         if desired.is_expired(order, now) or order.state in ("restoring", "unknown"):
-            await db.write(partial(_look_at, order=order.id, job=job.name, now=now), job=job.name, at_once=True)
+            await db.write(
+                partial(_check_timeout, order=order.id, job=job.name, now=now), job=job.name, at_once=True
+            )
 
 
-async def _look_at(session: AsyncSession, *, order: str, job: str, now: float) -> None:
+async def _check_timeout(session: AsyncSession, *, order: str, job: str, now: float) -> None:
     row, owner = await session.get(models.RestoreOrder, order), await session.get(models.Job, job)
     if row is None or owner is None or await expire(session, owner, row, now=now):
         return
     silent_seconds = now - owner.last_contact_at
     silent = silent_seconds > LOST_AFTER_SECONDS
     if row.state == "restoring" and silent:
-        reason = f"no contact with attempt {row.taken_by_attempt} for {spell(silent_seconds)}"
+        reason = f"no contact with attempt {row.taken_by_attempt} for {duration_text(silent_seconds)}"
         await _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
     elif row.state == "unknown" and not silent:
         current = await session.get(models.Attempt, (job, owner.uid))
@@ -358,16 +360,8 @@ async def expire(session: AsyncSession, job: models.Job, row: models.RestoreOrde
     if not desired.is_expired(row, now):
         return False
     what = "no further report of it" if row.state == "unknown" else "no attempt started it"
-    reason = f"{what} within {spell((row.expires_at or now) - row.created_at)}"
+    reason = f"{what} within {duration_text((row.expires_at or now) - row.created_at)}"
     return await _move(session, job, row, Concluded("expired"), at=now, who=SERVER, now=now, reason=reason)
-
-
-def spell(seconds: float) -> str:
-    """Write a duration in words, such as `7 days` or `90 minutes`."""
-    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
-    size, unit = next((each for each in units if seconds >= 2 * each[0]), (1, "second"))
-    count = round(seconds / size)
-    return f"{count} {unit}" + ("" if count == 1 else "s")
 
 
 def _agent(attempt: int) -> str:

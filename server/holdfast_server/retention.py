@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 2000
 _REPORTS = (models.Stall, models.Notice, models.IntervalDecision, models.Gap)
 
 
-async def kept(db: Database, project: str) -> Kept:
+async def get_settings(db: Database, project: str) -> Kept:
     """Return the settings and the stored size of a project. Raises UnknownProject."""
     async with db.read() as session:
         if await session.get(models.Project, project) is None:
@@ -76,7 +76,7 @@ async def change(
             )
 
     await db.write(work)
-    return await kept(db, project)
+    return await get_settings(db, project)
 
 
 def _fields(row: models.Retention | None) -> dict[str, Any]:
@@ -90,7 +90,7 @@ async def _stored_bytes(session: AsyncSession, project: str) -> int:
     return int(await session.scalar(query.where(models.Job.project == project)) or 0)
 
 
-async def carry_out(db: Database, now: float) -> None:
+async def apply_all(db: Database, now: float) -> None:
     """Apply the settings of all projects, in small transactions so that reports do not wait."""
     async with db.read() as session:
         rows = list(await session.scalars(select(models.Retention)))
@@ -102,7 +102,7 @@ async def carry_out(db: Database, now: float) -> None:
         if row.fine_seconds is not None:
             await _coarsen(db, row.project, now - row.fine_seconds)
         if row.reports_seconds is not None:
-            await _forget_reports(db, row.project, now - row.reports_seconds)
+            await _delete_reports(db, row.project, now - row.reports_seconds)
 
 
 async def _thin_by_age(db: Database, project: str, before: float) -> None:
@@ -112,7 +112,7 @@ async def _thin_by_age(db: Database, project: str, before: float) -> None:
         async with db.read() as session:
             upto = await compaction.first_since(session, series, before)
         if compaction.begin_of(series, upto) > series.chunks_from:
-            await db.write(partial(_thin, series=series.id, upto=upto), job=series.job)
+            await db.write(partial(compaction.thin_upto, series_id=series.id, iteration=upto), job=series.job)
 
 
 async def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
@@ -124,12 +124,8 @@ async def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
             return
         if series.chunks:
             upto = await _upto(db, series, excess)
-            await db.write(partial(_thin, series=series.id, upto=upto), job=series.job)
+            await db.write(partial(compaction.thin_upto, series_id=series.id, iteration=upto), job=series.job)
         excess -= series.chunk_bytes
-
-
-async def _thin(session: AsyncSession, *, series: int, upto: int) -> None:
-    await compaction.thin_upto(session, await session.get_one(models.SampleSeries, series), upto)
 
 
 async def _upto(db: Database, series: models.SampleSeries, excess_bytes: int) -> int:
@@ -157,11 +153,7 @@ async def _coarsen(db: Database, project: str, before: float) -> None:
         async with db.read() as session:
             begin = await compaction.fine_since(session, series, before)
         if begin > series.finest_from:
-            await db.write(partial(_coarsen_one, series=series.id, begin=begin), job=series.job)
-
-
-async def _coarsen_one(session: AsyncSession, *, series: int, begin: int) -> None:
-    await compaction.coarsen_upto(session, await session.get_one(models.SampleSeries, series), begin)
+            await db.write(partial(compaction.coarsen_upto, series_id=series.id, begin=begin), job=series.job)
 
 
 async def _series_of(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.SampleSeries]:
@@ -172,22 +164,22 @@ async def _series_of(db: Database, project: str, *those: ColumnElement[bool]) ->
         return list(await session.scalars(query.order_by(rows.last_at, rows.id)))
 
 
-async def _forget_reports(db: Database, project: str, before: float) -> None:
+async def _delete_reports(db: Database, project: str, before: float) -> None:
     async with db.read() as session:
         jobs = list(await session.scalars(select(models.Job.name).where(models.Job.project == project)))
     for job in jobs:
         for rows in _REPORTS:
             table = models.table(rows)
-            await _forget(db, rows, select(table.c.id).where(table.c.job == job, table.c.at < before), job=job)
-        await db.write(partial(ranks_work.forget_ranks, job=job, before=before), job=job)
-    await _forget_alerts(db, project, before)
+            await _delete(db, rows, select(table.c.id).where(table.c.job == job, table.c.at < before), job=job)
+        await db.write(partial(ranks_work.delete_old, job=job, before=before), job=job)
+    await _delete_alerts(db, project, before)
 
 
-async def _forget_alerts(db: Database, project: str, before: float) -> None:
+async def _delete_alerts(db: Database, project: str, before: float) -> None:
     """Delete old deliveries, then old alerts without any; firing and silenced alerts stay."""
     alerts, deliveries = models.Alert, models.AlertDelivery
     channels = select(models.AlertChannel.id).where(models.AlertChannel.project == project)
-    await _forget(
+    await _delete(
         db, deliveries, select(deliveries.id).where(deliveries.channel.in_(channels), deliveries.ended_at < before)
     )
     over = (
@@ -196,10 +188,10 @@ async def _forget_alerts(db: Database, project: str, before: float) -> None:
         .where(or_(alerts.silenced_until.is_(None), alerts.silenced_until < before))
         .where(~exists().where(deliveries.alert == alerts.id))
     )
-    await _forget(db, alerts, over)
+    await _delete(db, alerts, over)
 
 
-async def _forget(db: Database, rows: type[models.Base], old: Select[int], *, job: str | None = None) -> None:
+async def _delete(db: Database, rows: type[models.Base], old: Select[int], *, job: str | None = None) -> None:
     """Delete the rows whose ids `old` selects, some at a time."""
     table = models.table(rows)
 

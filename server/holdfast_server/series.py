@@ -40,7 +40,7 @@ class TimelineData:
             if not tables:
                 return None
             names = dict.fromkeys(name for table in tables for name in table.metrics)
-            self._tables[series] = columns.joined(tables, tuple(names))
+            self._tables[series] = columns.concatenated(tables, tuple(names))
         table = self._tables[series].between(read.first, read.last)
         return (table.metrics, rollups.of_table(table, width)) if len(table) else None
 

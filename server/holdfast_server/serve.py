@@ -29,7 +29,7 @@ from holdfast_server.accounts.provider import check_address
 from holdfast_server.accounts.provider_settings import ProviderSettings, from_environment
 from holdfast_server.alerts.settings import AlertSettings
 from holdfast_server.app import Web, create_app
-from holdfast_server.backups import in_words, size_bytes
+from holdfast_server.backups import size_bytes, size_text
 from holdfast_server.db import Database, DatabaseInUse
 from holdfast_server.settings import (
     HOW_TO_MAKE_ONE,
@@ -341,7 +341,7 @@ def _prepared(settings: ServerSettings) -> Database:
             f"cannot store in {database.place} ({_reason(error)}): name a file that can be written with --db "
             "(HOLDFAST_DB)"
         )
-    print(f"Storing in {database.place} ({in_words(size_bytes(database.url))})", flush=True)
+    print(f"Storing in {database.place} ({size_text(size_bytes(database.url))})", flush=True)
     if upgraded.revisions:
         print(f"Brought the database up to date: {', '.join(upgraded.revisions)}", flush=True)
     if upgraded.backup is not None:

@@ -142,7 +142,7 @@ def _name_of(batch: protocol.Batch) -> dict[str, Any]:
     return {name: getattr(batch, name) for name in (*_OF, "sequence")}
 
 
-def known(connection: Connection, received: Received) -> bool | None:
+def find_stored(connection: Connection, received: Received) -> bool | None:
     """Return True if this batch is stored, False if it is new, None if another batch has its name."""
     row = _KNOWN.first(connection, _name_of(received.batch))
     if row is None:
@@ -153,7 +153,7 @@ def known(connection: Connection, received: Received) -> bool | None:
     return True if bytes(first) == received.digest else None
 
 
-def remember(connection: Connection, received: Received, *, now: float) -> None:
+def remember_name(connection: Connection, received: Received, *, now: float) -> None:
     """Remember the name of a batch; now and then replace the oldest names by one that covers them.
 
     This is safe because an agent sends each batch only when the previous one was acknowledged or refused.
@@ -203,12 +203,12 @@ def advance(connection: Connection, standing: JobPosition, received: Received, *
     ahead = speaks and batch.sequence > getattr(standing, reached)
     if ahead and not received.empty:
         changes[reached] = batch.sequence
-        changes |= _position(standing, batch, now=now)
+        changes |= _position_changes(standing, batch, now=now)
     latest = max([standing.latest_lineage, *(number for number, _ in (measured.tables if measured else ()))])
     if "lineage" in changes and batch.lineage > latest:
         latest = batch.lineage
         ensure_lineage(connection, batch.job, batch.lineage, at=batch.sent_at)
-    left_out = _measured(connection, received)
+    left_out = _store_samples(connection, received)
     if ahead and measured is not None:
         recent = _recent_samples(
             _recent.decode(standing.recent) if standing.recent else samples.RecentSamples(), measured
@@ -228,7 +228,7 @@ def advance(connection: Connection, standing: JobPosition, received: Received, *
     return BatchEffect(ahead, left_out)
 
 
-def _position(standing: JobPosition, batch: protocol.Batch, *, now: float) -> Mapping[str, Any]:
+def _position_changes(standing: JobPosition, batch: protocol.Batch, *, now: float) -> Mapping[str, Any]:
     """Return the columns of the job that the batch's position changes.
 
     The lanes overtake each other: the furthest position counts, and a restore begins a new lineage.
@@ -241,7 +241,7 @@ def _position(standing: JobPosition, batch: protocol.Batch, *, now: float) -> Ma
     return moved if here == there else {**moved, "progressed_at": now}
 
 
-def _measured(connection: Connection, received: Received) -> bool:
+def _store_samples(connection: Connection, received: Received) -> bool:
     """Store samples and gaps; return whether metrics were left out."""
     batch, left_out = received.batch, False
     key = {"job": batch.job, "uid": batch.uid, "rank": batch.rank}

@@ -54,7 +54,7 @@ def status_of(job: models.Job, attempt: models.Attempt | None, *, now: float) ->
     age = now - job.last_contact_at
     if age > max(SILENT_AFTER_SECONDS, SILENT_AFTER_ITERATIONS * job.longest_seconds):
         after = " since its last attempt ended to restart" if relaunched else ""
-        return Status("silent", f"no report for {_duration(age)}{after}")
+        return Status("silent", f"no report for {duration_text(age)}{after}")
     if relaunched:
         return Status("starting", "restarting from a checkpoint")
     if attempt.iterations == 0:
@@ -94,11 +94,12 @@ def _ended(attempt: models.Attempt) -> Status:
     return Status(status, where if status == "finished" else f"{attempt.finished} {where}")
 
 
-def _duration(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+def duration_text(seconds: float) -> str:
+    """Write a duration in words, such as `7 days` or `90 minutes`."""
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
+    size, unit = next((each for each in units if seconds >= 2 * each[0]), (1, "second"))
+    count = round(seconds / size)
+    return f"{count} {unit}" + ("" if count == 1 else "s")
 
 
 def iterations_per_second(recent: RecentSamples) -> float | None:

@@ -107,7 +107,7 @@ def add(connection: Connection, place: Mapping[str, Any], table: columns.Table) 
     known = _names.decode(before["metrics"]) if before is not None else []
     more = [name for name in table.metrics if name not in known]
     names = [*known, *more[: max(0, MAX_METRICS - len(known))]]
-    kept = columns.renamed(table, names)
+    kept = columns.with_metrics(table, names)
     chunk = columns.pack(kept)
     first, last = int(kept.iteration[0]), int(kept.iteration[-1])
     now: dict[str, Any] = {

@@ -38,7 +38,7 @@ async def find(session: AsyncSession, job: str, checkpoint: str) -> Verification
     return Verification(**{name: getattr(row, name) for name in names}, measured_at=row.tensors_at)
 
 
-async def ask(
+async def request(
     session: AsyncSession,
     job: models.Job,
     point: models.Checkpoint,
@@ -68,7 +68,9 @@ async def ask(
         raise NotPossible(
             f"{job.name} has {MOST_VERIFICATIONS} open verifications, the maximum: wait until one has finished"
         )
-    desired.bump(session, job, [StoredChange(field="verify", after=point.id, against=other)], who=who, now=now)
+    desired.add_version(
+        session, job, [StoredChange(field="verify", after=point.id, against=other)], who=who, now=now
+    )
     if row is None:
         row = models.Verification(job=job.name, checkpoint=point.id)
         session.add(row)
@@ -101,7 +103,7 @@ async def record(
         if event.tensors is not None and (packed := _packed(event.tensors)) is not None:
             row.tensors, row.tensors_at, row.tensors_against = packed, event.at, event.against
     if event.verdict == "sound":
-        await _mend(session, job.name, event.checkpoint, attempt=attempt)
+        await _repair(session, job.name, event.checkpoint, attempt=attempt)
     if event.request != row.request or row.state not in OPEN_VERIFICATIONS:
         return
     row.host, row.read_bytes, row.total_bytes = event.host, event.read_bytes, event.total_bytes
@@ -110,7 +112,7 @@ async def record(
         _close(session, job, row, who=desired.AGENT, now=now)
 
 
-async def _mend(session: AsyncSession, job: str, checkpoint: str, *, attempt: int) -> None:
+async def _repair(session: AsyncSession, job: str, checkpoint: str, *, attempt: int) -> None:
     """Make a damaged checkpoint durable again, because its data was repaired."""
     point = await session.get(models.Checkpoint, (job, checkpoint))
     if point is not None and point.state == "damaged" and point.attempt <= attempt:
@@ -125,7 +127,7 @@ def _move(row: models.Verification, state: str, *, at: float, reason: str | None
 def _close(session: AsyncSession, job: models.Job, row: models.Verification, *, who: str, now: float) -> None:
     """Remove the request from the desired state."""
     ended = StoredChange(field="verify", before=row.checkpoint, after=row.state)
-    desired.bump(session, job, [ended], who=who, now=now)
+    desired.add_version(session, job, [ended], who=who, now=now)
 
 
 # ---- tensors -------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ async def tensors(session: AsyncSession, job: str, checkpoint: str, other: str |
     if other is None:
         pass
     elif ours is not None and here is not None and here.tensors_against == other:
-        measure, rows = "difference", list(_rows(ours, dict(zip(ours.name, _beside(ours), strict=True))))
+        measure, rows = "difference", list(_rows(ours, dict(zip(ours.name, _other_norms(ours), strict=True))))
     elif ours is not None and theirs is not None:
         back = there is not None and there.tensors_against == checkpoint  # distances are symmetric
         distances = _numbers(theirs.distance) if back else [math.nan] * len(theirs.name)
@@ -160,7 +162,7 @@ async def tensors(session: AsyncSession, job: str, checkpoint: str, other: str |
     )
 
 
-def _beside(norms: TensorNorms) -> Iterator[tuple[float, float]]:
+def _other_norms(norms: TensorNorms) -> Iterator[tuple[float, float]]:
     return zip(_numbers(norms.other_norm), _numbers(norms.distance), strict=True)
 
 

@@ -55,7 +55,7 @@ async def add_event(session: AsyncSession, job: str, uid: str, rank: int, event:
     await session.execute(_upsert(session), [row])
 
 
-async def forget_ranks(session: AsyncSession, job: str, before: float) -> None:
+async def delete_old(session: AsyncSession, job: str, before: float) -> None:
     """Delete old totals of ranks other than 0; the few rows of rank 0 stay, for the job's goodput."""
     rows = models.RankTotals
     old = delete(rows).where(rows.job == job, rows.rank > 0, rows.bucket < bucket_of(before))

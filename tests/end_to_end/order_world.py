@@ -287,7 +287,7 @@ class World:
             self.ground.run(ingest.store(self.db, received, now=self.now))
 
     def watch(self) -> None:
-        self.ground.run(orders.watch(self.db, self.now))
+        self.ground.run(orders.check_timeouts(self.db, self.now))
 
     def orders(self) -> list[Order]:
         from holdfast_server import timeline

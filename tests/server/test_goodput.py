@@ -10,7 +10,7 @@ import pytest
 from holdfast.protocol import AttemptFinished, LineageStarted, RankWork, Stall
 from holdfast_server import goodput as questions
 from holdfast_server import models
-from holdfast_server.failures import lives_of_jobs
+from holdfast_server.failures import attempts_of_jobs
 from holdfast_server.goodput import stalls_over_time
 
 GOODPUT = "/api/v1/jobs/char-gpt/goodput"
@@ -142,7 +142,7 @@ def test_only_the_attempts_that_reach_into_a_window_are_read(agent, client, cloc
 
     async def read():
         async with asked.of(client).read() as session:
-            return (await lives_of_jobs(session, ["char-gpt"], since=clock.now - 3600))["char-gpt"]
+            return (await attempts_of_jobs(session, ["char-gpt"], since=clock.now - 3600))["char-gpt"]
 
     assert [life.attempt.started_at - T for life in asked.in_loop(client, read)] == [2000, 4000, 6000]
 

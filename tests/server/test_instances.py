@@ -79,7 +79,7 @@ def test_what_agents_report_is_gathered_and_told_together(empty_database, monkey
 
     async def scenario(here, there):
         told = []
-        monkeypatch.setattr(relay.Relay, "_tell", counted(relay.Relay._tell, told))
+        monkeypatch.setattr(relay.ChangeRelay, "_tell", counted(relay.ChangeRelay._tell, told))
         with there.changes.subscribe("job-99") as last, there.changes.subscribe("job-0") as first:
             await asyncio.gather(*(here.write(job(f"job-{n}"), job=f"job-{n}") for n in range(100)))
             assert await last.wait(60)

@@ -185,16 +185,16 @@ def test_samples_may_take_most_of_the_room_and_leave_some_for_the_rest():
         pressure = 0.0
 
     room = AdmissionControl(Waiting(), limit_bytes=100)  # type: ignore[arg-type]
-    with room.taking("samples", 80):
+    with room.admitting("samples", 80):
         with pytest.raises(Overloaded):
-            room.taking("samples", 1).__enter__()
-        with room.taking("control", 20), pytest.raises(Overloaded):
-            room.taking("control", 1).__enter__()
-    with room.taking("samples", 80):
+            room.admitting("samples", 1).__enter__()
+        with room.admitting("control", 20), pytest.raises(Overloaded):
+            room.admitting("control", 1).__enter__()
+    with room.admitting("samples", 80):
         pass
     Waiting.pressure = 0.8
-    with room.taking("control", 1), pytest.raises(Overloaded):
-        room.taking("samples", 1).__enter__()
+    with room.admitting("control", 1), pytest.raises(Overloaded):
+        room.admitting("samples", 1).__enter__()
 
 
 def test_gaps_are_on_the_timeline_and_told(agent, client):

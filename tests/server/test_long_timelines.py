@@ -158,7 +158,7 @@ def test_old_samples_are_thinned_into_rollups(agent, client):
     train(agent, 20_000, random.Random(2))
     before, near = series_of(client, "points=100"), series_of(client, "from=15000&to=15400&points=500")
     keep(client, samples_seconds=10_000.0)
-    run(client, retention.carry_out, now=agent.at + 20_000)
+    run(client, retention.apply_all, now=agent.at + 20_000)
     first = scalar(client, select(models.SampleSeries.chunks_from))
     assert 9000 < first <= 10_000
     assert scalar(client, select(func.min(models.Chunk.last_iteration))) >= first
@@ -176,13 +176,13 @@ def test_old_rollups_are_thinned_into_coarser_ones(agent, client):
     train(agent, 20_000, random.Random(2))
     before = series_of(client, "points=12")
     keep(client, samples_seconds=8_000.0, fine_seconds=14_000.0)
-    run(client, retention.carry_out, now=agent.at + 20_000)
+    run(client, retention.apply_all, now=agent.at + 20_000)
     assert scalar(client, select(models.SampleSeries.finest_from)) == 23 * 256
     assert scalar(client, select(func.min(models.Rollup.bucket)).where(models.Rollup.level == 6)) == 23 * 4
     alike(series_of(client, "points=12"), before)
     (coarse,) = series_of(client, "from=1&to=4095&points=500")
     assert len(coarse["iteration"]) == 16
-    run(client, retention.carry_out, now=agent.at + 20_000)
+    run(client, retention.apply_all, now=agent.at + 20_000)
     alike(series_of(client, "points=12"), before)
 
 
@@ -198,12 +198,12 @@ def test_where_nothing_is_to_go_nothing_is_written(crashed, client, monkeypatch)
     monkeypatch.setattr(database, "write", counted)
     keep(client, samples_seconds=8_000.0, fine_seconds=14_000.0)
     written.clear()
-    run(client, retention.carry_out, now=crashed.at)
+    run(client, retention.apply_all, now=crashed.at)
     assert written == []
-    run(client, retention.carry_out, now=crashed.at + 30_000)
+    run(client, retention.apply_all, now=crashed.at + 30_000)
     assert written
     written.clear()
-    run(client, retention.carry_out, now=crashed.at + 30_000)
+    run(client, retention.apply_all, now=crashed.at + 30_000)
     assert written == []
 
 
@@ -212,7 +212,7 @@ def test_what_ended_first_goes_first_when_there_is_too_much(crashed, client, mon
     train(crashed, 20_000, random.Random(3), batch=1000)
     limit = keep(client)["stored_bytes"] // 2
     keep(client, samples_bytes=limit)
-    run(client, retention.carry_out)
+    run(client, retention.apply_all)
     assert limit // 2 < keep(client)["stored_bytes"] <= limit
     by_uid = {uid: scalar(client, select(models.SampleSeries.chunks).where(models.SampleSeries.uid == uid))
               for uid in ("first", "second", "third")}  # fmt: skip
@@ -229,7 +229,7 @@ def test_old_reports_go_and_new_ones_stay(agent, client):
             Notice(at=at, iteration=1, lineage=1, level="info", code="x", message="y"),
         )
     keep(client, reports_seconds=50 * DAY)
-    run(client, retention.carry_out, now=110 * DAY)
+    run(client, retention.apply_all, now=110 * DAY)
     for table in (models.Stall, models.Notice):
         assert scalar(client, select(func.count()).select_from(table)) == 1
         assert scalar(client, select(func.min(table.at))) == 100 * DAY
@@ -263,7 +263,7 @@ def test_old_alerts_go_with_what_was_told_of_them_and_those_that_hold_stay(agent
 
     client.portal.call(client.app.state.database.write, add)
     keep(client, reports_seconds=50 * DAY)
-    run(client, retention.carry_out, now=110 * DAY)
+    run(client, retention.apply_all, now=110 * DAY)
     assert ids(client, models.Alert) == [2, 3, 4, 5]
     assert ids(client, models.AlertDelivery) == [3, 4]
 
@@ -278,7 +278,7 @@ def ids(client, rows):
 
 def test_without_limits_all_is_kept(crashed, client):
     before = chunks(client)
-    run(client, retention.carry_out, now=1e12)
+    run(client, retention.apply_all, now=1e12)
     assert chunks(client) == before
 
 

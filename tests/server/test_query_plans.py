@@ -167,7 +167,7 @@ def test_what_is_over_is_found_by_an_index(client, questions):
     database, now = asked.of(client), T + 1e8
     for chore, index in (
         (desired.end_overrides, "ix_jobs_every_until"),
-        (retention.carry_out, "ix_alert_deliveries_alert"),
+        (retention.apply_all, "ix_alert_deliveries_alert"),
     ):
         with asked.statements() as noted:
             asked.in_loop(client, chore, database, now)

@@ -33,7 +33,7 @@ def moved(job, placed, state, **fields):
 
 
 def watch(client, now):
-    asked.in_loop(client, orders.watch, asked.of(client), now)
+    asked.in_loop(client, orders.check_timeouts, asked.of(client), now)
 
 
 def read(client, placed):

@@ -10,7 +10,7 @@ import pytest
 from holdfast.protocol import RankWork
 from holdfast_server import models, ranks
 from holdfast_server.ranks import OWN, WHOLE, RankMeans, compare
-from holdfast_server.work import forget_ranks
+from holdfast_server.work import delete_old
 
 T = 1_790_000_000.0
 RANKS = "/api/v1/jobs/char-gpt/ranks"
@@ -155,7 +155,7 @@ def test_what_ranks_told_long_ago_goes_and_the_account_of_the_job_stays(agent, c
     database = asked.of(client)
 
     async def forget():
-        await database.write(lambda session: forget_ranks(session, "char-gpt", T + 900))
+        await database.write(lambda session: delete_old(session, "char-gpt", T + 900))
 
     asked.in_loop(client, forget)
     found = client.get(RANKS).json()["ranks"]

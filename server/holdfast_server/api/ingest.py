@@ -59,7 +59,7 @@ async def report(request: Request) -> Response:
             now, encoding = state.clock(), _encoding(request)
             content = _decompressed(sent, request.headers.get("content-encoding", "identity"))
             received = batches.decode(content, encoding, now=now)
-            with state.room.taking(received.batch.lane, len(content)):
+            with state.room.admitting(received.batch.lane, len(content)):
                 project = await state.belonging.reporting(asker, received.batch.job)
                 ack = await ingest.store(
                     state.database, received, project=project, max_jobs=state.settings.max_jobs, now=now

@@ -11,7 +11,7 @@ import typer
 from holdfast.answers import Kept, RetentionChanges
 from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast_server import backups, retention
-from holdfast_server.backups import in_words
+from holdfast_server.backups import size_text
 from holdfast_server.commands.place import Db, Json, fail, in_database, print_json, whoami
 from holdfast_server.db import Database
 from holdfast_server.models import DEFAULT_PROJECT
@@ -38,7 +38,7 @@ def size(db: Db = None, json: Json = False) -> None:
         found = backups.size_bytes(database_url(db or str(default_database())))
     except (RuntimeError, ValueError, OSError) as error:
         fail(str(error))
-    print_json({"bytes": found}) if json else print(in_words(found))
+    print_json({"bytes": found}) if json else print(size_text(found))
 
 
 @app.command()
@@ -50,7 +50,7 @@ def backup(
         copied = backups.backup(database_url(db or str(default_database())), file.absolute())
     except (backups.CannotCopy, ValueError, OSError) as error:
         fail(str(error))
-    print(f"Copied to {file} ({in_words(copied)}).")
+    print(f"Copied to {file} ({size_text(copied)}).")
 
 
 @app.command("put-back")
@@ -92,7 +92,7 @@ def keep(
 
     async def work(database: Database, now: float) -> Kept:
         if changes == RetentionChanges():
-            return await retention.kept(database, project)
+            return await retention.get_settings(database, project)
         return await retention.change(database, project, changes, who=whoami(), request_id="", now=now)
 
     kept = in_database(db, work)
@@ -102,7 +102,7 @@ def keep(
     for name, label in _LABELS.items():
         value = getattr(kept, name)
         words = (
-            FOR_EVER if value is None else in_words(value) if name.endswith("_bytes") else f"{value / 86400:g} d"
+            FOR_EVER if value is None else size_text(value) if name.endswith("_bytes") else f"{value / 86400:g} d"
         )
         print(f"{label:<34}{words}")
 

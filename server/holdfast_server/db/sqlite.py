@@ -65,7 +65,7 @@ class SqliteBackend:
         """
         self.take()
         try:
-            _make(self.path)
+            _create(self.path)
             return upgrade(self.url)
         except BaseException:  # unlock the file even on Ctrl-C
             self.release()
@@ -78,9 +78,9 @@ class SqliteBackend:
             DatabaseInUse: another server uses it.
             NotOurDatabase: it is not a SQLite file.
         """
-        _look_at(self.path)
+        _check_path(self.path)
         if self._lock_file is None:
-            self._lock_file = _take(self.path)
+            self._lock_file = _lock(self.path)
 
     def release(self) -> None:
         """Unlock the file for other servers."""
@@ -195,7 +195,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     raise elsewhere
 
 
-def _look_at(path: Path) -> None:
+def _check_path(path: Path) -> None:
     """Create the directory of the database if needed.
 
     Raises:
@@ -211,22 +211,22 @@ def _look_at(path: Path) -> None:
         raise NotOurDatabase(
             f"cannot create {path}: there is no directory {path.parent}; create it, or name another file with --db"
         )
-    if path.exists() and _beginning(path) not in (b"", SQLITE_MAGIC):
+    if path.exists() and _first_bytes(path) not in (b"", SQLITE_MAGIC):
         raise NotOurDatabase(f"{path} is not a SQLite database: name another file with --db")
 
 
-def _make(path: Path) -> None:
+def _create(path: Path) -> None:
     """Create the file for its owner only, because it has secrets; SQLite gives its other files the same mode."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
-def _beginning(path: Path) -> bytes:
+def _first_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(len(SQLITE_MAGIC))
 
 
-def _take(path: Path) -> int:
+def _lock(path: Path) -> int:
     lock_file = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
