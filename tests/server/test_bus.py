@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from holdfast_server.bus import ChangeBus
+from holdfast_server.core.bus import ChangeBus
 
 
 def run(scenario):

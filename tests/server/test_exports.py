@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from holdfast.protocol import LineageStarted, Samples, Stall
-from holdfast_server import exports, traces
+from holdfast.protocol.messages import LineageStarted, Samples, Stall
 from holdfast_server.app import COMPRESSED_BYTES
-from holdfast_server.models import SampleSeries
+from holdfast_server.models import SampleSeriesRecord
+from holdfast_server.queries import exports, traces
 
 JOB = "/api/v1/jobs/char-gpt"
 EXPORT = f"{JOB}/export"
@@ -100,7 +100,7 @@ def test_a_stretch_with_a_hole_in_it_is_few_parts(job, client):
 
 
 def series(number, first, last, count):
-    return SampleSeries(
+    return SampleSeriesRecord(
         id=number, uid="first", attempt=1, lineage=number, metrics=b"", first_iteration=first, last_iteration=last,
         rows=count, widest_chunk=0, chunks_from=0, finest_from=0, last_at=0.0,
     )  # fmt: skip

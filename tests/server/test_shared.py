@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from holdfast_server.bus import ChangeBus
-from holdfast_server.shared import RequestCoalescer
+from holdfast_server.core.bus import ChangeBus
+from holdfast_server.core.request_coalescing import RequestCoalescer
 
 
 class Source:

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.pool import NullPool
 
 from holdfast_migrations import Upgraded, upgrade
-from holdfast_server.bus import ChangeBus
+from holdfast_server.core.bus import ChangeBus
 from holdfast_server.db.relay import ChangeRelay
 from holdfast_server.db.statements import DatabaseUnavailable, job_key, lock_key
 from holdfast_server.db.units import GROUP_UNITS, WriteUnit, run_unit

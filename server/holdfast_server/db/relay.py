@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast_server import models
-from holdfast_server.bus import ChangeBus
+from holdfast_server.core.bus import ChangeBus
 
 CHANNEL = "holdfast_changes"
 EVERYTHING = ""
@@ -127,7 +127,7 @@ class ChangeRelay:
 
     async def _poll(self, connection: AsyncConnection) -> None:
         """Publish jobs whose version has changed, for waiting agents; pages refresh regularly anyway."""
-        jobs = models.Job
+        jobs = models.JobRecord
         names = bindparam("names", sorted(self._changes.listened()), ARRAY(Text))
         found = await connection.execute(select(jobs.name, jobs.version).where(jobs.name == any_(names)))
         versions = {name: version for name, version in found}  # noqa: C416 - rows are not plain tuples

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from holdfast_server.models.base import Base
 
 
-class Person(Base):
+class PersonRecord(Base):
     __tablename__ = "people"
     __table_args__ = (UniqueConstraint("issuer", "subject"),)
 
@@ -24,7 +24,7 @@ class Person(Base):
     signed_in_at: Mapped[float | None]
 
 
-class Membership(Base):
+class MembershipRecord(Base):
     """A user's role in one project."""
 
     __tablename__ = "memberships"
@@ -36,7 +36,7 @@ class Membership(Base):
     role: Mapped[str]
 
 
-class SignIn(Base):
+class SignInRecord(Base):
     """Session of a signed-in browser, until it signs out, is idle too long, or expires."""
 
     __tablename__ = "sign_ins"
@@ -53,7 +53,7 @@ class SignIn(Base):
     browser: Mapped[str]
 
 
-class SharedSession(Base):
+class SharedSessionRecord(Base):
     """Session of a browser that signed in with the shared secret."""
 
     __tablename__ = "shared_sessions"
@@ -63,7 +63,7 @@ class SharedSession(Base):
     expires_at: Mapped[float]
 
 
-class Token(Base):
+class TokenRecord(Base):
     """API key of a program. It is shown once; its digest is stored, and a prefix to find it."""
 
     __tablename__ = "tokens"
@@ -86,7 +86,7 @@ class Token(Base):
     revoked_at: Mapped[float | None]
 
 
-class OneTimeLink(Base):
+class OneTimeLinkRecord(Base):
     """A link that works once, to set up the server or to choose a new password."""
 
     __tablename__ = "one_time_links"
@@ -98,7 +98,7 @@ class OneTimeLink(Base):
     expires_at: Mapped[float]
 
 
-class OidcFlow(Base):
+class OidcFlowRecord(Base):
     """A sign-in in progress at the identity provider."""
 
     __tablename__ = "oidc_flows"
@@ -110,7 +110,7 @@ class OidcFlow(Base):
     expires_at: Mapped[float] = mapped_column(index=True)
 
 
-class RateLimit(Base):
+class RateLimitRecord(Base):
     """Token bucket that limits the attempts to sign in of a name, an address or a browser."""
 
     __tablename__ = "rate_limits"
@@ -121,7 +121,7 @@ class RateLimit(Base):
     """Time at which the bucket is full again; each attempt moves it later."""
 
 
-class AuditEntry(Base):
+class AuditEntryRecord(Base):
     """Entry of the audit log, which outlives the accounts that it names. Triggers forbid UPDATE and DELETE."""
 
     __tablename__ = "audit"
@@ -142,7 +142,7 @@ class AuditEntry(Base):
     """SHA-256 of the previous entry's digest and this entry's other columns."""
 
 
-class AuditHead(Base):
+class AuditHeadRecord(Base):
     """Single row with the end of the audit log's chain, which each writer locks."""
 
     __tablename__ = "audit_head"

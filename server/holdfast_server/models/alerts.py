@@ -8,7 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from holdfast_server.models.base import Base
 
 
-class AlertRule(Base):
+class AlertRuleRecord(Base):
     """A rule of a project, or a built-in one that the project changed; unchanged ones have no row."""
 
     __tablename__ = "alert_rules"
@@ -28,7 +28,7 @@ class AlertRule(Base):
     changed_by: Mapped[str]
 
 
-class Alert(Base):
+class AlertRecord(Base):
     """A violation of a rule by a job, from its start to its end."""
 
     __tablename__ = "alerts"
@@ -71,7 +71,7 @@ class Alert(Base):
     resolved_why: Mapped[str | None]
 
 
-class AlertChannel(Base):
+class AlertChannelRecord(Base):
     """Destination of a project's alerts."""
 
     __tablename__ = "alert_channels"
@@ -92,7 +92,7 @@ class AlertChannel(Base):
     created_by: Mapped[str]
 
 
-class AlertDelivery(Base):
+class AlertDeliveryRecord(Base):
     """One message to one channel, stored with its content so that a restart loses none."""
 
     __tablename__ = "alert_deliveries"

@@ -10,7 +10,7 @@ from holdfast_server.models.base import Base
 DEFAULT_PROJECT = "default"
 
 
-class Project(Base):
+class ProjectRecord(Base):
     """A group of jobs with common access rights and retention."""
 
     __tablename__ = "projects"
@@ -32,7 +32,7 @@ _STANDING = (
 )
 
 
-class Job(Base):
+class JobRecord(Base):
     """A job: its last reports, and its desired state."""
 
     __tablename__ = "jobs"
@@ -83,7 +83,7 @@ class Job(Base):
     every_until: Mapped[float | None]
     """When the manually set interval ends, and the policy decides again; `None`: when an operator ends it."""
     retention: Mapped[str | None]
-    """Retention rule as `holdfast.retention` writes it; `None`: the script's own."""
+    """Retention rule as `holdfast.protocol.retention` writes it; `None`: the script's own."""
     paused: Mapped[bool] = mapped_column(default=False)
     paused_version: Mapped[int] = mapped_column(default=0)
     """Version that last changed `paused`."""
@@ -101,7 +101,7 @@ class Job(Base):
     applied_at: Mapped[float | None]
 
 
-class Attempt(Base):
+class AttemptRecord(Base):
     __tablename__ = "attempts"
     __table_args__ = (Index(None, "job", "started_at"),)
 
@@ -133,7 +133,7 @@ class Attempt(Base):
     """Time from the start of its processes to its first iteration."""
 
 
-class Lineage(Base):
+class LineageRecord(Base):
     __tablename__ = "lineages"
     __table_args__ = (
         Index(
@@ -157,7 +157,7 @@ class Lineage(Base):
     from_digest: Mapped[str | None]
 
 
-class SettingsVersion(Base):
+class SettingsVersionRecord(Base):
     """One version of the desired state: its author, its changes, and from which iteration on it applied."""
 
     __tablename__ = "settings_versions"

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from holdfast_server.models.base import Base
 
 
-class Batch(Base):
+class BatchRecord(Base):
     """Name of a stored batch, which is not stored a second time."""
 
     __tablename__ = "batches"
@@ -25,7 +25,7 @@ class Batch(Base):
     """Whether it represents the earlier batches of its rank and lane, whose rows were pruned."""
 
 
-class SampleSeries(Base):
+class SampleSeriesRecord(Base):
     """Samples of one rank of one attempt on one lineage; its values are in chunks and roll-ups."""
 
     __tablename__ = "sample_series"
@@ -53,7 +53,7 @@ class SampleSeries(Base):
     """Iteration before which the finest roll-ups were removed, a multiple of the second width."""
 
 
-class Chunk(Base):
+class ChunkRecord(Base):
     """Compressed samples on one lineage, of one batch or of several merged ones."""
 
     __tablename__ = "chunks"
@@ -76,7 +76,7 @@ class Chunk(Base):
     columns: Mapped[bytes]
 
 
-class Rollup(Base):
+class RollupRecord(Base):
     """Statistics of the iterations in one bucket of a series."""
 
     __tablename__ = "rollups"
@@ -91,7 +91,7 @@ class Rollup(Base):
     columns: Mapped[bytes]
 
 
-class Gap(Base):
+class GapRecord(Base):
     """Range of samples that an agent dropped."""
 
     __tablename__ = "gaps"
@@ -109,7 +109,7 @@ class Gap(Base):
     """Time of the report."""
 
 
-class Retention(Base):
+class RetentionRecord(Base):
     """Retention settings of a project's reports. `None`: without a limit."""
 
     __tablename__ = "retentions"
@@ -125,7 +125,7 @@ class Retention(Base):
     """Limit on the size of samples; the oldest are downsampled to roll-ups."""
 
 
-class Stall(Base):
+class StallRecord(Base):
     __tablename__ = "stalls"
     __table_args__ = (Index(None, "job", "iteration"), Index(None, "job", "at"), Index(None, "job", "kind", "at"))
 
@@ -138,7 +138,7 @@ class Stall(Base):
     seconds: Mapped[float]
 
 
-class IntervalDecision(Base):
+class IntervalDecisionRecord(Base):
     """An interval decision of the agent's policy, with its inputs."""
 
     __tablename__ = "interval_decisions"
@@ -154,7 +154,7 @@ class IntervalDecision(Base):
     measured_overhead: Mapped[float | None]
 
 
-class Notice(Base):
+class NoticeRecord(Base):
     __tablename__ = "notices"
     __table_args__ = (Index(None, "job", "id"),)
 
@@ -168,7 +168,7 @@ class Notice(Base):
     message: Mapped[str]
 
 
-class RankTotals(Base):
+class RankTotalsRecord(Base):
     """Totals of one rank's iterations, on one attempt and lineage, that ended within ten minutes."""
 
     __tablename__ = "rank_totals"

@@ -1,0 +1,215 @@
+"""Retention of reported data by project: its settings, and the background job that applies them."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol.questions import Kept, RetentionChanges
+from holdfast_server import models
+from holdfast_server.core.errors import InvalidSetting, UnknownProject
+from holdfast_server.db import Database
+from holdfast_server.records import audit
+from holdfast_server.records import rank_totals as ranks_work
+from holdfast_server.samples import compaction
+
+EVERY_SECONDS = 300.0
+LEAST_SECONDS = 3600.0
+LEAST_BYTES = 2**20
+ROWS_AT_ONCE = 2000
+"""Rows deleted in one transaction, for which reports wait."""
+
+_REPORTS = (models.StallRecord, models.NoticeRecord, models.IntervalDecisionRecord, models.GapRecord)
+
+
+async def get_settings(db: Database, project: str) -> Kept:
+    """Return the settings and the stored size of a project. Raises UnknownProject."""
+    async with db.read() as session:
+        if await session.get(models.ProjectRecord, project) is None:
+            raise UnknownProject(project)
+        row = await session.get(models.RetentionRecord, project)
+        return Kept(project=project, stored_bytes=await _stored_bytes(session, project), **_fields(row))
+
+
+async def change(
+    db: Database, project: str, changes: RetentionChanges, *, who: str, request_id: str, now: float
+) -> Kept:
+    """Change the given settings of a project; None: no limit.
+
+    Raises:
+        UnknownProject.
+        InvalidSetting: a value is too small; names the field.
+    """
+    for name, value in msgspec.structs.asdict(changes).items():
+        least = LEAST_BYTES if name.endswith("_bytes") else LEAST_SECONDS
+        if isinstance(value, float | int) and not least <= value < math.inf:
+            raise InvalidSetting(name, f"{name} is {value}: give at least {least:g}, or null for no limit")
+
+    async def work(session: AsyncSession) -> None:
+        if await session.get(models.ProjectRecord, project) is None:
+            raise UnknownProject(project)
+        row = await session.get(models.RetentionRecord, project)
+        before = _fields(row)
+        if row is None:
+            row = models.RetentionRecord(project=project)
+            session.add(row)
+        wanted = {
+            name: value for name, value in msgspec.structs.asdict(changes).items() if value is not msgspec.UNSET
+        }
+        for name, value in wanted.items():
+            setattr(row, name, value)
+        changed = {name: value for name, value in wanted.items() if value != before[name]}
+        if changed:
+            await session.flush()
+            await audit.record(
+                session,
+                who=who,
+                action="retention.edit",
+                now=now,
+                project=project,
+                before={name: before[name] for name in changed},
+                after=changed,
+                request_id=request_id,
+            )
+
+    await db.write(work)
+    return await get_settings(db, project)
+
+
+def _fields(row: models.RetentionRecord | None) -> dict[str, Any]:
+    names = RetentionChanges.__struct_fields__
+    return {name: None if row is None else getattr(row, name) for name in names}
+
+
+async def _stored_bytes(session: AsyncSession, project: str) -> int:
+    all_series = models.SampleSeriesRecord
+    query = select(func.sum(all_series.chunk_bytes)).join(
+        models.JobRecord, models.JobRecord.name == all_series.job
+    )
+    return int(await session.scalar(query.where(models.JobRecord.project == project)) or 0)
+
+
+async def apply_all(db: Database, now: float) -> None:
+    """Apply the settings of all projects, in small transactions so that reports do not wait."""
+    async with db.read() as session:
+        rows = list(await session.scalars(select(models.RetentionRecord)))
+    for row in rows:
+        if row.samples_seconds is not None:
+            await _thin_by_age(db, row.project, now - row.samples_seconds)
+        if row.samples_bytes is not None:
+            await _thin_by_size(db, row.project, row.samples_bytes)
+        if row.fine_seconds is not None:
+            await _coarsen(db, row.project, now - row.fine_seconds)
+        if row.reports_seconds is not None:
+            await _delete_reports(db, row.project, now - row.reports_seconds)
+
+
+async def _thin_by_age(db: Database, project: str, before: float) -> None:
+    """Downsample old samples. A read finds them first: usually there are none, and no write is needed."""
+    old = (models.SampleSeriesRecord.chunks > 0, compaction.first_ended_at() < before)
+    for series in await _series_of(db, project, *old):
+        async with db.read() as session:
+            upto = await compaction.first_since(session, series, before)
+        if compaction.begin_of(series, upto) > series.chunks_from:
+            await db.write(partial(compaction.thin_upto, series_id=series.id, iteration=upto), job=series.job)
+
+
+async def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
+    """Downsample until a project fits its limit, the series that ended first and then the beginning of one."""
+    all_series = await _series_of(db, project)
+    excess = sum(series.chunk_bytes for series in all_series) - limit_bytes
+    for series in all_series:
+        if excess <= 0:
+            return
+        if series.chunks:
+            upto = await _upto(db, series, excess)
+            await db.write(partial(compaction.thin_upto, series_id=series.id, iteration=upto), job=series.job)
+        excess -= series.chunk_bytes
+
+
+async def _upto(db: Database, series: models.SampleSeriesRecord, excess_bytes: int) -> int:
+    """Return up to which iteration to remove the chunks of a series to free so many bytes."""
+    if series.chunk_bytes <= excess_bytes:
+        return series.last_iteration + 1
+    rows = models.ChunkRecord
+    query = (
+        select(rows.last_iteration, func.length(rows.columns))
+        .where(rows.job == series.job, rows.rank == series.rank, rows.lineage == series.lineage)
+        .where(rows.uid == series.uid)
+        .order_by(rows.first_iteration)
+    )
+    async with db.read() as session:
+        for last, size in await session.execute(query):
+            excess_bytes -= size
+            if excess_bytes <= 0:
+                return int(last) + compaction.WIDTH
+    return series.last_iteration + 1
+
+
+async def _coarsen(db: Database, project: str, before: float) -> None:
+    thinned = models.SampleSeriesRecord.chunks_from > models.SampleSeriesRecord.finest_from
+    for series in await _series_of(db, project, thinned):
+        async with db.read() as session:
+            begin = await compaction.fine_since(session, series, before)
+        if begin > series.finest_from:
+            await db.write(partial(compaction.coarsen_upto, series_id=series.id, begin=begin), job=series.job)
+
+
+async def _series_of(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.SampleSeriesRecord]:
+    """Return the series of a project, those that ended first in front."""
+    rows = models.SampleSeriesRecord
+    query = (
+        select(rows)
+        .join(models.JobRecord, models.JobRecord.name == rows.job)
+        .where(models.JobRecord.project == project, *those)
+    )
+    async with db.read() as session:
+        return list(await session.scalars(query.order_by(rows.last_at, rows.id)))
+
+
+async def _delete_reports(db: Database, project: str, before: float) -> None:
+    async with db.read() as session:
+        jobs = list(
+            await session.scalars(select(models.JobRecord.name).where(models.JobRecord.project == project))
+        )
+    for job in jobs:
+        for rows in _REPORTS:
+            table = models.table(rows)
+            await _delete(db, rows, select(table.c.id).where(table.c.job == job, table.c.at < before), job=job)
+        await db.write(partial(ranks_work.delete_old, job=job, before=before), job=job)
+    await _delete_alerts(db, project, before)
+
+
+async def _delete_alerts(db: Database, project: str, before: float) -> None:
+    """Delete old deliveries, then old alerts without any; firing and silenced alerts stay."""
+    alerts, deliveries = models.AlertRecord, models.AlertDeliveryRecord
+    channels = select(models.AlertChannelRecord.id).where(models.AlertChannelRecord.project == project)
+    await _delete(
+        db, deliveries, select(deliveries.id).where(deliveries.channel.in_(channels), deliveries.ended_at < before)
+    )
+    over = (
+        select(alerts.id)
+        .where(alerts.project == project, alerts.resolved_at < before)
+        .where(or_(alerts.silenced_until.is_(None), alerts.silenced_until < before))
+        .where(~exists().where(deliveries.alert == alerts.id))
+    )
+    await _delete(db, alerts, over)
+
+
+async def _delete(db: Database, rows: type[models.Base], old: Select[int], *, job: str | None = None) -> None:
+    """Delete the rows whose ids `old` selects, some at a time."""
+    table = models.table(rows)
+
+    async def work(session: AsyncSession) -> int:
+        ids = list(await session.scalars(old.limit(ROWS_AT_ONCE)))
+        if ids:
+            await session.execute(delete(rows).where(table.c.id.in_(ids)), execution_options=compaction.QUIETLY)
+        return len(ids)
+
+    while await db.write(work, job=job) == ROWS_AT_ONCE:
+        pass

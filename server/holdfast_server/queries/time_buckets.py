@@ -1,0 +1,188 @@
+"""Accounting of a job's time: every moment of a window falls into one bucket. Pure functions, in microseconds.
+
+Measured durations are placed in the time of their measurement. Overlaps, because a clock was set or a report was
+repeated, are cut, so that the buckets always add up to the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+from holdfast.protocol.questions import Bucket
+
+MICROSECONDS = 1_000_000
+
+BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
+DEFINITIONS: dict[Bucket, str] = {
+    "productive": "iterations that stand, without waits",
+    "snapshot_wait": "training waited for the copy of a snapshot",
+    "persist_backpressure": "training waited for checkpoints to be written",
+    "data_fetch": "training waited for the next batch",
+    "data_prep": "the part of the wait for batches that prepared them, if it was reported separately",
+    "barrier": "time from rank 0's last gradient to the update: gradient exchange, and waiting for other ranks",
+    "restoring": "restoring a checkpoint in place",
+    "starting": "time from the start of an attempt to its first iteration, including loading a checkpoint",
+    "lost": "iterations that a crash or a restore discarded, including their waits",
+    "down": "no attempt was running: between two attempts, or since the last one failed or became silent",
+    "unexplained": "an attempt was running without reporting iterations: an unfinished iteration, a probe, a hang",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptTime:
+    """Lifetime of one attempt."""
+
+    uid: str
+    started_at: float
+    ended_at: float
+    """When it ended or last reported; the current time while it runs."""
+    trained_before: bool = False
+    """Whether it finished iterations before the window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Consecutive iterations of one attempt on one lineage."""
+
+    uid: str
+    begins_at: float
+    ends_at: float
+    first_iteration: int
+    last_iteration: int
+    seconds: float
+    stall_seconds: float
+    data_seconds: float
+    barrier_seconds: float
+    stands_upto: int
+    """Last iteration of this attempt and lineage that stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A restore in place."""
+
+    ended_at: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class Timesheet:
+    """Microseconds by bucket."""
+
+    begins_at: float
+    ends_at: float
+    buckets: dict[Bucket, int] = field(default_factory=lambda: dict.fromkeys(BUCKETS, 0))
+    iterations: int = 0
+    """Iterations finished in the window that stand."""
+    lost_iterations: int = 0
+
+    @property
+    def wall(self) -> int:
+        return _whole(self.ends_at) - _whole(self.begins_at)
+
+
+def timesheet(
+    attempts: Sequence[AttemptTime],
+    spans: Iterable[Span],
+    restores: Iterable[Restored],
+    *,
+    begins_at: float,
+    ends_at: float,
+    reported: dict[Bucket, float],
+) -> Timesheet:
+    """Account for a window; `reported`: seconds of the buckets that are reported separately."""
+    made = Timesheet(begins_at, max(begins_at, ends_at))
+    start, end = _whole(made.begins_at), _whole(made.ends_at)
+    by_uid: dict[str, list[Span]] = {}
+    for span in spans:
+        by_uid.setdefault(span.uid, []).append(span)
+    pauses = sorted((_whole(one.ended_at - one.seconds), _whole(one.ended_at)) for one in restores)
+    attempts = sorted(attempts, key=lambda attempt: attempt.started_at)
+    reached = start
+    for number, attempt in enumerate(attempts):
+        following = _whole(attempts[number + 1].started_at) if number + 1 < len(attempts) else end
+        own = by_uid.get(attempt.uid, [])
+        # Clocks of server and agents differ: an attempt lived at least as long as it trained.
+        ended_at = max(attempt.ended_at, max((span.ends_at for span in own), default=0.0))
+        begin = _within(_whole(attempt.started_at), reached, end)
+        finish = _within(min(_whole(ended_at), following), begin, end)
+        made.buckets["down"] += begin - reached
+        _add_attempt(made, attempt, own, pauses, begin, finish)
+        reached = finish
+    made.buckets["down"] += end - reached
+    _split(made, "snapshot_wait", "persist_backpressure", reported)
+    _split(made, "data_fetch", "data_prep", reported)
+    return made
+
+
+def _add_attempt(
+    made: Timesheet,
+    attempt: AttemptTime,
+    spans: list[Span],
+    pauses: list[tuple[int, int]],
+    begin: int,
+    finish: int,
+) -> None:
+    """Account for one attempt within the window."""
+    reached, trained = begin, attempt.trained_before
+    for span in sorted(spans, key=lambda span: span.begins_at):
+        first = _within(_whole(span.begins_at), reached, finish)
+        last = _within(_whole(span.ends_at), first, finish)
+        _pause(made, pauses, reached, first, "unexplained" if trained else "starting")
+        _train(made, span, last - first)
+        reached, trained = last, True
+    _pause(made, pauses, reached, finish, "unexplained" if trained else "starting")
+
+
+def _pause(made: Timesheet, pauses: list[tuple[int, int]], begin: int, finish: int, bucket: Bucket) -> None:
+    """Account for time between iterations, part of which may be restores."""
+    reached = begin
+    for first, last in pauses:
+        first, last = _within(first, reached, finish), _within(last, reached, finish)
+        made.buckets[bucket] += first - reached
+        made.buckets["restoring"] += last - first
+        reached = max(reached, last)
+    made.buckets[bucket] += finish - reached
+
+
+def _train(made: Timesheet, span: Span, length: int) -> None:
+    """Account for `length` microseconds of a span, its part in the window."""
+    whole = _whole(span.ends_at) - _whole(span.begins_at)
+    part = length / whole if whole else 0.0
+    rows = span.last_iteration - span.first_iteration + 1
+    lost_rows = _within(span.last_iteration - span.stands_upto, 0, rows)
+    made.lost_iterations += round(lost_rows * part)
+    made.iterations += round((rows - lost_rows) * part)
+    left = min(length, _whole(span.seconds * part))
+    made.buckets["unexplained"] += length - left
+    lost = min(left, round(left * lost_rows / rows))
+    made.buckets["lost"] += lost
+    left -= lost
+    stands = part * (rows - lost_rows) / rows
+    measured: tuple[tuple[Bucket, float], ...] = (
+        ("snapshot_wait", span.stall_seconds),
+        ("data_fetch", span.data_seconds),
+        ("barrier", span.barrier_seconds),
+    )
+    for bucket, seconds in measured:
+        waited = min(left, _whole(seconds * stands))
+        made.buckets[bucket] += waited
+        left -= waited
+    made.buckets["productive"] += left
+
+
+def _split(made: Timesheet, whole: Bucket, kind: Bucket, reported: dict[Bucket, float]) -> None:
+    """Move the separately reported part of a wait to its bucket: samples contain both kinds together."""
+    amount = min(made.buckets[whole], _whole(reported.get(kind, 0.0)))
+    made.buckets[whole] -= amount
+    made.buckets[kind] += amount
+
+
+def _whole(seconds: float) -> int:
+    return round(seconds * MICROSECONDS)
+
+
+def _within(value: int, low: int, high: int) -> int:
+    return max(low, min(value, high))

@@ -1,0 +1,123 @@
+"""Ancestry of lineages: which iterations stand between a job's start and its current position."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    BindParameter,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal,
+    select,
+)
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
+from holdfast.protocol.timeline import LineageRow
+from holdfast_server import models
+from holdfast_server.db import named_jobs
+
+LineageStart = Row[str, int, int, str | None]
+"""Columns job, lineage, iteration and parent of a lineage."""
+END = sys.maxsize
+_LINEAGE_AT = len(checkpoint_id(0, 0))
+"""Position of the lineage number in a checkpoint id, counted from 1 as SQL does."""
+
+
+class Ancestry:
+    """The lineages from a job's start to one lineage, each with its last iteration that still stands."""
+
+    def __init__(self, lineages: Iterable[LineageStart | models.LineageRecord], lineage: int) -> None:
+        known = {start.lineage: start for start in lineages}
+        self.upto: dict[int, int] = {}
+        end = END
+        while lineage not in self.upto:
+            self.upto[lineage] = end
+            start = known.get(lineage)
+            if start is None or start.parent is None:
+                break
+            lineage = parse_checkpoint_id(start.parent)[1]
+            end = min(end, start.iteration)
+
+    def __contains__(self, place: tuple[int, int]) -> bool:
+        iteration, lineage = place
+        return iteration <= self.upto.get(lineage, -1)
+
+    def fork(self, other: Ancestry, limit: int) -> int:
+        """Return the last iteration, up to `limit`, that both ancestries share; 0 when they share none."""
+        shared = (min(end, other.upto.get(lineage, 0)) for lineage, end in self.upto.items())
+        return min(limit, max(shared, default=0))
+
+    def as_row(self, row: models.LineageRecord) -> LineageRow:
+        upto = self.upto.get(row.lineage)
+        return LineageRow(
+            lineage=row.lineage,
+            iteration=row.iteration,
+            parent=row.parent,
+            order=row.order_id,
+            at=row.at,
+            last_iteration=row.last_iteration,
+            abandoned=upto is None,
+            stands_until=-1 if upto is None else min(upto, row.last_iteration),
+        )
+
+
+async def ancestry_of(session: AsyncSession, job: models.JobRecord, lineage: int | None = None) -> Ancestry:
+    """Return the ancestry of a lineage, by default of the job's current one."""
+    found = await lineage_starts(session, [job.name])
+    return Ancestry(found.get(job.name, []), job.lineage if lineage is None else lineage)
+
+
+async def lineage_starts(session: AsyncSession, jobs: list[str]) -> dict[str, list[LineageStart]]:
+    """Return by job where each of its lineages begins, and from which checkpoint."""
+    found: dict[str, list[LineageStart]] = {}
+    for row in await session.execute(_lineage_starts(), {"jobs": jobs}):
+        found.setdefault(row.job, []).append(row)
+    return found
+
+
+@cache
+def _lineage_starts() -> Select[str, int, int, str | None]:
+    rows = models.LineageRecord
+    return select(rows.job, rows.lineage, rows.iteration, rows.parent).where(rows.job.in_(named_jobs()))
+
+
+async def lineages_of(session: AsyncSession, job: str) -> Sequence[models.LineageRecord]:
+    return (await session.scalars(_of_lineages(), {"job": job})).all()
+
+
+@cache
+def _of_lineages() -> Select[models.LineageRecord]:
+    rows = models.LineageRecord
+    return select(rows).where(rows.job == bindparam("job")).order_by(rows.lineage)
+
+
+def ancestries(jobs: BindParameter[Any] | Select[str]) -> CTE:
+    """Select the ancestries of many jobs in one statement, as rows of (job, lineage, upto).
+
+    `jobs`: `db.named_jobs()`, or a query that selects their names.
+    """
+    job, lineage = models.JobRecord, models.LineageRecord
+    ancestry = (
+        select(job.name.label("job"), job.lineage.label("lineage"), literal(END, BigInteger).label("upto"))
+        .where(job.name.in_(jobs))
+        .cte("ancestry", recursive=True)
+    )
+    parent = cast(func.substr(lineage.parent, _LINEAGE_AT), BigInteger)
+    upto = case((lineage.iteration < ancestry.c.upto, lineage.iteration), else_=ancestry.c.upto)
+    here = and_(lineage.job == ancestry.c.job, lineage.lineage == ancestry.c.lineage)
+    # UNION, not UNION ALL: the recursion ends even where reported parents form a cycle.
+    return ancestry.union(
+        select(ancestry.c.job, parent, upto).join(lineage, here).where(lineage.parent.is_not(None))
+    )

@@ -1,0 +1,294 @@
+"""Checkpoints of jobs, as agents report them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import cache
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import BindParameter, ColumnElement, Select, and_, func, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol import messages
+from holdfast.protocol.jobs import CheckpointRow, Failing
+from holdfast.protocol.messages import MAX_ITERATION, MOST_RANKS_TOLD, RankSpan
+from holdfast_server import models
+from holdfast_server.core.errors import InvalidSetting, NoSuchCheckpoint
+from holdfast_server.db import named_jobs
+from holdfast_server.records.ancestry import Ancestry, ancestries, ancestry_of
+
+_COLUMNS = tuple(name for name in messages.Checkpoint.__struct_fields__ if name != "ranks")
+_OPERATORS = ("label", "pinned_by", "pinned_at")
+"""Columns that operators set, and no report changes."""
+DURABLE = "durable"
+UNDER_WAY = ("snapshot", "persisting")
+IN_STORE = (DURABLE, *UNDER_WAY, "damaged")
+"""States of checkpoints that are in the store or being written to it; not of failed or retired ones."""
+NAMED_AT_ONCE = 1000
+"""Most ids in one statement: databases limit the number of parameters."""
+ENDED = "the attempt ended before it was durable"
+
+
+_ranks = msgspec.msgpack.Decoder(list[RankSpan])
+
+
+def as_row(checkpoint: models.CheckpointRecord, ancestry: Ancestry, *, ranks: int = 0) -> CheckpointRow:
+    """Return a checkpoint as the API shows it, with the times of at most `ranks` ranks, the slowest."""
+    return CheckpointRow(
+        **{name: getattr(checkpoint, name) for name in (*_COLUMNS, *_OPERATORS)},
+        pinned=checkpoint.pinned_at is not None,
+        abandoned=(checkpoint.iteration, checkpoint.lineage) not in ancestry,
+        restorable=checkpoint.state == DURABLE,
+        ranks=_ranks.decode(checkpoint.ranks)[:ranks] if ranks and checkpoint.ranks else [],
+    )
+
+
+def taken_at() -> ColumnElement[float]:
+    """Return when a checkpoint was taken; of one known only from an inventory, when it was found."""
+    return func.coalesce(models.CheckpointRecord.snapshot_started_at, models.CheckpointRecord.at)
+
+
+async def find(session: AsyncSession, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
+    """Find a checkpoint by its id.
+
+    Raises:
+        NoSuchCheckpoint: with the nearest earlier one.
+        InvalidSetting: it is not a checkpoint id.
+    """
+    row = await session.get(models.CheckpointRecord, (job.name, checkpoint))
+    if row is not None:
+        return row
+    try:
+        iteration, _ = messages.parse_checkpoint_id(checkpoint)
+    except ValueError as error:
+        raise InvalidSetting("checkpoint", str(error)) from None
+    ancestry = await ancestry_of(session, job)
+    nearest = await at_or_before(session, job.name, ancestry, iteration)
+    raise NoSuchCheckpoint(iteration, as_row(nearest, ancestry) if nearest else None)
+
+
+class LastDurable(NamedTuple):
+    iteration: int
+    at: float
+
+
+async def last_durable(session: AsyncSession, jobs: list[str]) -> dict[str, models.CheckpointRecord]:
+    """Return by job the newest durable checkpoint that stands."""
+    return {row.job: row for row in await session.scalars(_of_last_durable(), {"jobs": jobs})}
+
+
+@cache
+def _of_last_durable() -> Select[models.CheckpointRecord]:
+    query: Select[models.CheckpointRecord] = _newest_standing(select(models.CheckpointRecord), named_jobs())
+    return query
+
+
+async def last_durable_of_many(session: AsyncSession, jobs: Select[str]) -> dict[str, LastDurable]:
+    """Return position and time of the newest durable checkpoint of each job that a query selects."""
+    rows = models.CheckpointRecord
+    query = _newest_standing(select(rows.job, rows.iteration, rows.at), jobs.correlate(None))
+    return {job: LastDurable(iteration, at) for job, iteration, at in await session.execute(query)}
+
+
+def _newest_standing(query: Any, jobs: BindParameter[Any] | Select[str]) -> Any:
+    """Restrict a query to the newest durable checkpoint of each lineage in the ancestry, the newest last."""
+    rows, ancestry = models.CheckpointRecord, ancestries(jobs)
+    newest = (
+        select(func.max(rows.iteration))
+        .where(rows.job == ancestry.c.job, rows.state == DURABLE, rows.lineage == ancestry.c.lineage)
+        .where(rows.iteration <= ancestry.c.upto)
+        .scalar_subquery()
+    )
+    last = select(ancestry.c.job, ancestry.c.lineage, newest.label("iteration")).cte("last_durable")
+    same = (rows.job == last.c.job, rows.lineage == last.c.lineage, rows.iteration == last.c.iteration)
+    query = query.join(last, and_(*same)).where(rows.state == DURABLE)
+    return query.order_by(rows.iteration, rows.lineage)
+
+
+async def _upto(
+    session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
+) -> models.CheckpointRecord | None:
+    """Return the newest durable checkpoint that stands, at an iteration or before."""
+    rows = models.CheckpointRecord
+    query = select(rows).where(rows.job == job, rows.state == DURABLE, stands(ancestry))
+    query = query.where(rows.iteration <= iteration).order_by(rows.iteration.desc(), rows.lineage.desc())
+    return (await session.scalars(query.limit(1))).first()
+
+
+async def at_or_before(
+    session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
+) -> models.CheckpointRecord | None:
+    """Return the best match for a restore to `iteration`: of the job's ancestry, else of any lineage."""
+    here = await _upto(session, job, ancestry, iteration)
+    if here is not None and here.iteration == iteration:
+        return here
+    rows = models.CheckpointRecord
+    exact = select(rows).where(rows.job == job, rows.state == DURABLE, rows.iteration == iteration)
+    elsewhere = (await session.scalars(exact.order_by(rows.lineage.desc()).limit(1))).first()
+    if elsewhere is not None or here is not None:
+        return elsewhere or here
+    earlier = select(rows).where(rows.job == job, rows.state == DURABLE, rows.iteration <= iteration)
+    return (await session.scalars(earlier.order_by(rows.iteration.desc()).limit(1))).first()
+
+
+async def at(session: AsyncSession, job: models.JobRecord, iteration: int) -> models.CheckpointRecord:
+    """Return the checkpoint that a restore to an iteration uses.
+
+    Raises:
+        NoSuchCheckpoint: there is none; with the nearest earlier one.
+        InvalidSetting: the iteration is out of range.
+    """
+    if not 0 <= iteration <= MAX_ITERATION:
+        raise InvalidSetting("iteration", f"iteration {iteration} is outside 0 to {MAX_ITERATION}")
+    ancestry = await ancestry_of(session, job)
+    found = await at_or_before(session, job.name, ancestry, iteration)
+    if found is None or found.iteration != iteration:
+        raise NoSuchCheckpoint(iteration, as_row(found, ancestry) if found else None)
+    return found
+
+
+def stands(ancestry: Ancestry) -> ColumnElement[bool]:
+    rows = models.CheckpointRecord
+    return or_(*(and_(rows.lineage == number, rows.iteration <= end) for number, end in ancestry.upto.items()))
+
+
+async def count(session: AsyncSession, jobs: Iterable[str]) -> dict[str, int]:
+    """Count durable checkpoints by job."""
+    found = await session.execute(_of_durable(), {"jobs": list(jobs)})
+    return {job: rows for job, rows in found}  # noqa: C416 - rows are not plain tuples
+
+
+@cache
+def _of_durable() -> Select[str, int]:
+    rows = models.CheckpointRecord
+    named = rows.job.in_(named_jobs())
+    return select(rows.job, func.count()).where(named, rows.state == DURABLE).group_by(rows.job)
+
+
+async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, Failing]:
+    """Return by job how many checkpoints have failed since the last durable one, of jobs whose newest one failed.
+
+    Checkpoints that an attempt's death interrupted do not count: they say nothing about later ones.
+    """
+    return {
+        row.job: Failing(count=row._mapping["count"], reason=row.reason or "no reason given", since=row.since)
+        for row in await session.execute(_of_failing(), {"jobs": jobs})
+    }
+
+
+@cache
+def _of_failing() -> Select[Any]:
+    rows, at, named = models.CheckpointRecord, taken_at(), models.CheckpointRecord.job.in_(named_jobs())
+    settled = rows.state.in_((DURABLE, "damaged"))
+    good = select(rows.job, func.max(at).label("at")).where(named, settled).group_by(rows.job).subquery()
+    # As a sum, to avoid the index on it, which would read all that succeeded.
+    newest_first = ((at + 0.0).desc(), rows.iteration.desc(), rows.lineage.desc())
+    ranked = (
+        select(
+            rows.job,
+            rows.reason,
+            func.count().over(partition_by=rows.job).label("count"),
+            func.min(at).over(partition_by=rows.job).label("since"),
+            func.row_number().over(partition_by=rows.job, order_by=newest_first).label("place"),
+        )
+        .outerjoin(good, good.c.job == rows.job)
+        .where(named, rows.state.in_(("failed", "torn")), rows.reason.is_distinct_from(ENDED))
+        .where(or_(good.c.at.is_(None), at > good.c.at))
+        .subquery()
+    )
+    return select(ranked).where(ranked.c.place == 1)
+
+
+async def record(
+    session: AsyncSession, job: str, event: messages.Checkpoint, *, attempt: int, sequence: int, ended: bool
+) -> None:
+    """Store a report of a checkpoint, unless a newer one, by attempt and sequence, is stored.
+
+    `ended`: the reporting attempt has ended, so its unfinished checkpoints have failed.
+    """
+    row = await session.get(models.CheckpointRecord, (job, event.id))
+    if row is None:
+        row = models.CheckpointRecord(job=job, id=event.id)
+        session.add(row)
+    elif (row.attempt, row.sequence) > (attempt, sequence):
+        return
+    elif event.state == "damaged":
+        # An attempt that finds damage does not know how the checkpoint was taken.
+        row.state, row.reason, row.attempt, row.sequence = event.state, event.reason, attempt, sequence
+        return
+    for name in _COLUMNS:
+        setattr(row, name, getattr(event, name))
+    row.ranks = msgspec.msgpack.encode(event.ranks[:MOST_RANKS_TOLD]) if event.ranks else None
+    row.attempt, row.sequence = attempt, sequence
+    if ended and row.state in UNDER_WAY:
+        row.state, row.reason = "failed", ENDED
+
+
+async def fail_unfinished(session: AsyncSession, job: str, *, before_attempt: int) -> None:
+    """Mark the unfinished checkpoints of earlier attempts as failed.
+
+    This is an inference, so attempt and sequence stay: a late report or an inventory overrules it.
+    """
+    rows = models.CheckpointRecord
+    await session.execute(
+        update(rows)
+        .where(rows.job == job, rows.state.in_(UNDER_WAY), rows.attempt < before_attempt)
+        .values(state="failed", reason=ENDED)
+    )
+
+
+async def reset_report_order(session: AsyncSession, job: str) -> None:
+    """Let any next report overrule the stored ones, because attempts count from 1 again."""
+    rows = models.CheckpointRecord
+    await session.execute(update(rows).where(rows.job == job).values(attempt=0, sequence=-1))
+
+
+async def take_inventory(
+    session: AsyncSession, job: str, event: messages.Inventory, *, attempt: int, sequence: int
+) -> None:
+    """Apply an inventory of the store: its checkpoints are durable, and other durable ones are missing."""
+    listed = set(event.checkpoints)
+    known = await _known(session, job, listed)
+    for row in known.values():
+        state, reason = _state_in(row, present=row.id in listed, attempt=attempt)
+        if state != row.state and (row.attempt, row.sequence) <= (attempt, sequence):
+            row.state, row.reason, row.attempt, row.sequence = state, reason, attempt, sequence
+    for checkpoint in listed - known.keys():
+        iteration, lineage = messages.parse_checkpoint_id(checkpoint)
+        session.add(
+            models.CheckpointRecord(
+                job=job,
+                id=checkpoint,
+                iteration=iteration,
+                lineage=lineage,
+                at=event.at,
+                kind="scheduled",
+                state=DURABLE,
+                attempt=attempt,
+                sequence=sequence,
+            )
+        )
+
+
+async def _known(session: AsyncSession, job: str, listed: Collection[str]) -> dict[str, models.CheckpointRecord]:
+    """Return the checkpoints that an inventory may change: not those that retention removed, which are most."""
+    rows = models.CheckpointRecord
+    of_job = select(rows).where(rows.job == job)
+    known = {row.id: row for row in await session.scalars(of_job.where(rows.state.in_(IN_STORE)))}
+    others = iter([checkpoint for checkpoint in listed if checkpoint not in known])
+    while some := list(islice(others, NAMED_AT_ONCE)):
+        known |= {row.id: row for row in await session.scalars(of_job.where(rows.id.in_(some)))}
+    return known
+
+
+def _state_in(row: models.CheckpointRecord, *, present: bool, attempt: int) -> tuple[str, str | None]:
+    if present:
+        # a damaged checkpoint stays in the store
+        return (row.state, row.reason) if row.state == "damaged" else (DURABLE, None)
+    if row.state in (DURABLE, "damaged"):
+        return "missing", "it is no longer in the store"
+    if row.state in UNDER_WAY and row.attempt < attempt:
+        return "failed", ENDED
+    return row.state, row.reason

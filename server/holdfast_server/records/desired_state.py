@@ -1,0 +1,456 @@
+"""Desired state of a job: its versions, who made each, and from which iteration on it applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import cache, partial
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET
+from sqlalchemy import Select, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.pacing import parse_budget, parse_every, parse_policy
+from holdfast.protocol.jobs import Change, DesiredChanges, Edit, Order
+from holdfast.protocol.messages import (
+    MOST_PINS,
+    OPEN_ORDER_STATES,
+    Desired,
+    Inventory,
+    Paced,
+    RestoreOrder,
+    VerifyRequest,
+)
+from holdfast.protocol.retention import parse_retention
+from holdfast_server import models
+from holdfast_server.core.errors import Conflict, InvalidSetting, NotPossible
+from holdfast_server.db import Database, named_jobs
+from holdfast_server.records import audit
+
+T = TypeVar("T")
+
+AGENT = "agent"
+"""Author of the versions in which an order ended."""
+SERVER = "the server"
+SCRIPT = "the script's own"
+LEAST_HELD_SECONDS, MOST_HELD_SECONDS = 60.0, 30 * 86400.0
+"""Limits for the duration of a temporary interval."""
+OPEN_VERIFICATIONS = ("requested", "reading")
+OVERRIDES_EVERY_SECONDS = 10.0
+
+Setting = Literal["budget", "policy", "interval", "checkpoints", "retention"]
+"""Settings, which can be edited and reverted."""
+Field = Setting | Literal["checkpoint", "data probe", "restore", "pin", "unpin", "verify"]
+"""Settings, and requests for a single action."""
+SETTINGS: tuple[Setting, ...] = ("budget", "policy", "interval", "checkpoints", "retention")
+EDITED: tuple[Field, ...] = (*SETTINGS, "checkpoint", "data probe")
+"""Fields of the settings form; only versions that change one of them conflict with a form."""
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """An interval in iterations, and the time until which it holds, in seconds since the epoch."""
+
+    every: int | None = None
+    until: float | None = None
+
+
+class StoredChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One change as it is stored; `described` renders it as text."""
+
+    field: Field
+    before: bool | float | str | Interval | None = None
+    """Value of a setting, `None` for the script's own; state of an order."""
+    after: bool | float | str | Interval | None = None
+    """As `before`; of a request about a checkpoint, the checkpoint's id."""
+    script_budget: float | None = None
+    """The script's own budget, as the agent reported it, if `before` stands for that."""
+    iteration: int | None = None
+    """Target iteration of an order."""
+    against: str | None = None
+    """Checkpoint whose tensors a verification compares."""
+
+
+_changes = msgspec.json.Decoder(list[StoredChange])
+
+
+# ---- desired state ------------------------------------------------------------------------------
+
+
+async def read(session: AsyncSession, job: models.JobRecord, *, now: float) -> Desired:
+    asked = await checkpoint_requests(session, [job.name])
+    return of(job, await open_order(session, job.name), asked.get(job.name, NOTHING_ASKED), now=now)
+
+
+class CheckpointRequests(msgspec.Struct):
+    """Pins and requested verifications of a job's checkpoints."""
+
+    pins: list[str] = []
+    verify: list[VerifyRequest] = []
+    """Open verification requests, oldest first."""
+
+
+NOTHING_ASKED = CheckpointRequests()
+
+
+async def checkpoint_requests(session: AsyncSession, jobs: Sequence[str]) -> dict[str, CheckpointRequests]:
+    """Return the requests by job, of the jobs that have any."""
+    found: dict[str, CheckpointRequests] = {}
+    for job, checkpoint in await session.execute(_of_pins(), {"jobs": jobs}):
+        found.setdefault(job, CheckpointRequests()).pins.append(checkpoint)
+    for job, request, checkpoint, against in await session.execute(_of_verifications(), {"jobs": jobs}):
+        asked = VerifyRequest(id=request, checkpoint=checkpoint, against=against)
+        found.setdefault(job, CheckpointRequests()).verify.append(asked)
+    return found
+
+
+@cache
+def _of_pins() -> Select[str, str]:
+    rows = models.CheckpointRecord
+    return (
+        select(rows.job, rows.id).where(rows.job.in_(named_jobs()), rows.pinned_at.is_not(None)).order_by(rows.id)
+    )
+
+
+@cache
+def _of_verifications() -> Select[str, int, str, str | None]:
+    rows = models.VerificationRecord
+    query = select(rows.job, rows.request, rows.checkpoint, rows.against).where(rows.job.in_(named_jobs()))
+    return query.where(rows.state.in_(OPEN_VERIFICATIONS)).order_by(rows.request)
+
+
+def of(
+    job: models.JobRecord,
+    order: models.RestoreOrderRecord | Order | None,
+    asked: CheckpointRequests,
+    *,
+    now: float,
+) -> Desired:
+    return Desired(
+        version=job.version,
+        budget=job.budget,
+        policy=job.policy,
+        every=job.every,
+        paused=job.paused,
+        retention=job.retention,
+        checkpoint_request=job.checkpoint_request,
+        probe_request=job.probe_request,
+        pins=tuple(asked.pins) if job.pins_known else None,
+        verify=tuple(asked.verify),
+        restore=None if order is None or is_expired(order, now) else _wanted(order, now),
+        latest_attempt=job.attempt,
+        latest_lineage=job.latest_lineage,
+    )
+
+
+def is_expired(order: models.RestoreOrderRecord | Order, now: float) -> bool:
+    """Return whether no attempt may start an order any more; one that is being carried out does not expire."""
+    return order.state != "restoring" and order.expires_at is not None and order.expires_at <= now
+
+
+def _wanted(order: models.RestoreOrderRecord | Order, now: float) -> RestoreOrder:
+    ends_at = None if order.state == "restoring" else order.expires_at
+    return RestoreOrder(
+        id=order.id,
+        checkpoint=order.checkpoint,
+        fence=order.fence,
+        expires_in_seconds=None if ends_at is None else ends_at - now,
+    )
+
+
+async def open_order(session: AsyncSession, job: str) -> models.RestoreOrderRecord | None:
+    orders = models.RestoreOrderRecord
+    query = select(orders).where(orders.job == job, orders.state.in_(OPEN_ORDER_STATES))
+    return (await session.scalars(query)).one_or_none()
+
+
+# ---- versions -----------------------------------------------------------------------------------
+
+
+def add_version(
+    session: AsyncSession, job: models.JobRecord, changes: Sequence[StoredChange], *, who: str, now: float
+) -> None:
+    """Store changes as a new version; every change of `Desired` goes through here."""
+    job.version += 1
+    encoded = msgspec.json.encode(changes).decode()
+    session.add(models.SettingsVersionRecord(job=job.name, version=job.version, who=who, at=now, changes=encoded))
+
+
+async def check_version(session: AsyncSession, job: models.JobRecord, version: int) -> None:
+    """Raise `Conflict` if a version later than the editor's changed a field of the form."""
+    if version > job.version:
+        raise Conflict(
+            version=job.version, who="the server", at=job.created_at, what="there is no such version yet"
+        )
+    versions = models.SettingsVersionRecord
+    query = select(versions).where(versions.job == job.name, versions.version > version).order_by(versions.version)
+    later = [as_edit(row) for row in await session.scalars(query)]
+    missed = [edit for edit in later if any(change.field in EDITED for change in edit.changes)]
+    if missed:
+        what = "; ".join(edit.summary for edit in missed)
+        raise Conflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
+
+
+def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> list[StoredChange]:
+    """Apply changes to `job`, and return them.
+
+    Raises:
+        InvalidSetting: a value is invalid.
+    """
+    made: list[StoredChange] = []
+    if changes.budget is not UNSET:
+        budget = _parsed("budget", parse_budget, changes.budget)
+        paced = msgspec.msgpack.decode(job.paced, type=Paced) if job.paced else None
+        known = paced.budget if paced and job.budget is None else None
+        made.append(StoredChange(field="budget", before=job.budget, after=budget, script_budget=known))
+        job.budget = budget
+    if changes.policy is not UNSET:
+        policy = _parsed("policy", parse_policy, changes.policy)
+        made.append(StoredChange(field="policy", before=job.policy, after=policy))
+        job.policy = policy
+    if changes.every is not UNSET:
+        seconds = None if changes.every_seconds is UNSET else changes.every_seconds
+        after = _interval(_parsed("every", parse_every, changes.every), seconds, now)
+        made.append(StoredChange(field="interval", before=Interval(job.every, job.every_until), after=after))
+        job.every, job.every_until = after.every, after.until
+    elif changes.every_seconds is not UNSET:
+        raise InvalidSetting("every_seconds", "it is the duration of an interval: give every as well")
+    if changes.paused is not UNSET:
+        made.append(StoredChange(field="checkpoints", before=job.paused, after=changes.paused))
+        job.paused, job.paused_version = changes.paused, job.version + 1
+    if changes.retention is not UNSET:
+        parsed = _parsed("retention", parse_retention, changes.retention)
+        rules = None if parsed is None else str(parsed)
+        made.append(StoredChange(field="retention", before=job.retention, after=rules))
+        job.retention = rules
+    if changes.checkpoint_request is not UNSET and changes.checkpoint_request:
+        made.append(StoredChange(field="checkpoint"))
+        job.checkpoint_request += 1
+    if changes.probe_request is not UNSET and changes.probe_request:
+        made.append(StoredChange(field="data probe"))
+        job.probe_request += 1
+    if not made:
+        fields = "budget, policy, every, paused, retention, checkpoint_request, probe_request"
+        raise InvalidSetting("", f"nothing to change: give at least one of {fields}")
+    return made
+
+
+def _parsed(field: str, parse: Callable[[Any], T], value: object) -> T | None:
+    try:
+        return None if value is None else parse(value)
+    except ValueError as error:
+        raise InvalidSetting(field, str(error)) from None
+
+
+def _interval(every: int | None, seconds: float | None, now: float) -> Interval:
+    if seconds is None:
+        return Interval(every)
+    if not LEAST_HELD_SECONDS <= seconds <= MOST_HELD_SECONDS:
+        reason = f"a temporary interval lasts 1 min to 30 days, not {seconds:g} s"
+        raise InvalidSetting("every_seconds", reason)
+    if every is None:
+        raise InvalidSetting("every_seconds", "an automatic interval does not end: give every as well")
+    return Interval(every, now + seconds)
+
+
+def reverting_changes(row: models.SettingsVersionRecord, *, now: float) -> DesiredChanges:
+    """Return the changes that revert a version.
+
+    A temporary interval is restored for the rest of its time, and not at all after that.
+
+    Raises:
+        InvalidSetting: the version requested an action, which cannot be reverted.
+    """
+    back: dict[str, Any] = {}
+    for made in _changes.decode(row.changes):
+        if isinstance(made.before, Interval):
+            left = UNSET if made.before.until is None else made.before.until - now
+            if left is UNSET or left >= LEAST_HELD_SECONDS:
+                back |= {"every": made.before.every, "every_seconds": left}
+            else:
+                back["every"] = None
+        elif made.field in SETTINGS:
+            back["paused" if made.field == "checkpoints" else made.field] = made.before
+        else:
+            what = f"{made.field} {described(made).after}"
+            raise InvalidSetting("edit", f"version {row.version} cannot be reverted: {what}")
+    return DesiredChanges(**back)
+
+
+async def delivered(session: AsyncSession, job: str, version: int) -> None:
+    """Record that the agent has `version`, because it asks for later ones."""
+    jobs = models.JobRecord
+    await session.execute(
+        update(jobs)
+        .where(jobs.name == job, jobs.delivered_version < version, jobs.version >= version)
+        .values(delivered_version=version)
+    )
+
+
+async def record_applied(
+    session: AsyncSession, job: models.JobRecord, version: int, iteration: int, at: float
+) -> None:
+    """Record from which iteration on the agent applies `version`, and with it the earlier ones.
+
+    A version that this database never had, because an earlier one was deleted, is ignored.
+    """
+    if version > job.version:
+        return
+    versions = models.SettingsVersionRecord
+    await session.execute(
+        update(versions)
+        .where(versions.job == job.name, versions.version <= version, versions.applied_iteration.is_(None))
+        .values(applied_iteration=iteration, applied_at=at)
+    )
+    if version > job.applied_version:
+        job.applied_version, job.applied_iteration, job.applied_at = version, iteration, at
+
+
+# ---- versions as text -------------------------------------------------------------------------
+
+
+async def edit_rows(session: AsyncSession, job: str, *, limit: int) -> list[Edit]:
+    versions = models.SettingsVersionRecord
+    query = (
+        select(versions)
+        .where(versions.job == job, versions.who != AGENT)
+        .order_by(versions.version.desc())
+        .limit(limit)
+    )
+    return [as_edit(row) for row in await session.scalars(query)]
+
+
+def as_edit(row: models.SettingsVersionRecord) -> Edit:
+    changes = [described(change) for change in _changes.decode(row.changes)]
+    return Edit(
+        version=row.version,
+        who=row.who,
+        at=row.at,
+        summary=_summary(changes),
+        changes=changes,
+        applied_iteration=row.applied_iteration,
+        applied_at=row.applied_at,
+    )
+
+
+def _summary(changes: Sequence[Change]) -> str:
+    shown = [change for change in changes if change.before != change.after] or changes
+    return ", ".join(
+        f"{change.field} {change.before} → {change.after}" if change.before else f"{change.field} {change.after}"
+        for change in shown
+    )
+
+
+def described(made: StoredChange) -> Change:
+    """Render a change as text."""
+    before, after = _text(made, made.before, made.script_budget), _text(made, made.after, None)
+    match made.field:
+        case "checkpoint" | "data probe":
+            before, after = "", "now"
+        case "restore":
+            place = f"to {made.iteration}"
+            before, after = (before or (place if after else "")), (after or place)
+        case "verify" if made.against:
+            after = f"{after} beside {made.against}"
+    return Change(field=made.field, before=before, after=after)
+
+
+def _text(made: StoredChange, value: object, script_budget: float | None) -> str:
+    match made.field, value:
+        case "budget" | "policy" | "retention", None:
+            return SCRIPT if script_budget is None else f"{SCRIPT} ({_percent(script_budget)})"
+        case "budget", float() | int():
+            return _percent(value)
+        case "interval", Interval():
+            return _interval_text(value)
+        case "checkpoints", _:
+            return "paused" if value else "running"
+    return "" if value is None else str(value)
+
+
+def _interval_text(interval: Interval) -> str:
+    if interval.every is None:
+        return "automatic"
+    until = "" if interval.until is None else f" until {datetime.fromtimestamp(interval.until, UTC):%F %T} UTC"
+    return f"every {interval.every}{until}"
+
+
+def _percent(fraction: float) -> str:
+    return f"{round(fraction * 100, 4):g}%"
+
+
+# ---- temporary intervals: when one ends, the policy decides again ----------------------------------
+
+
+async def end_overrides(db: Database, now: float) -> None:
+    """End the temporary intervals whose time is over."""
+    jobs = models.JobRecord
+    async with db.read() as session:
+        found = (await session.scalars(select(jobs.name).where(jobs.every_until <= now))).all()
+    for job in found:
+        await db.write(partial(_end_override, job=job, now=now), job=job, at_once=True)
+
+
+async def _end_override(session: AsyncSession, *, job: str, now: float) -> None:
+    row = await session.get(models.JobRecord, job)
+    if row is None or row.every_until is None or row.every_until > now:
+        return  # another interval was set in the meantime
+    await record_edit(session, row, DesiredChanges(every=None), who=SERVER, now=now)
+
+
+async def record_edit(
+    session: AsyncSession, job: models.JobRecord, changes: DesiredChanges, *, who: str, now: float
+) -> None:
+    """Store an edit as a version, and record it in the audit log."""
+    made = change(job, changes, now=now)
+    add_version(session, job, made, who=who, now=now)
+    await session.flush()
+    shown = [described(one) for one in made]
+    await audit.record(
+        session, who=who, action="settings.edit", now=now, job=job.name, project=job.project,
+        before={one.field: one.before for one in shown},
+        after={one.field: one.after for one in shown} | {"version": job.version},
+    )  # fmt: skip
+
+
+# ---- pins ---------------------------------------------------------------------------------------
+
+
+async def pin(
+    session: AsyncSession,
+    job: models.JobRecord,
+    row: models.CheckpointRecord,
+    *,
+    pinned: bool,
+    who: str,
+    now: float,
+) -> bool:
+    """Pin or unpin a checkpoint; return whether that changed anything.
+
+    Raises:
+        NotPossible: it is not durable, or the job has as many pins as it may.
+    """
+    if pinned == (row.pinned_at is not None):
+        return False
+    if pinned and row.state != "durable":
+        raise NotPossible(f"checkpoint {row.id} is {row.state}: only a durable checkpoint can be pinned")
+    asked = await checkpoint_requests(session, [job.name])
+    if pinned and len(asked.get(job.name, NOTHING_ASKED).pins) >= MOST_PINS:
+        raise NotPossible(f"{job.name} has {MOST_PINS} pinned checkpoints, the maximum: unpin one first")
+    row.pinned_by, row.pinned_at = (who, now) if pinned else (None, None)
+    job.pins_known = True
+    add_version(session, job, [StoredChange(field="pin" if pinned else "unpin", after=row.id)], who=who, now=now)
+    return True
+
+
+async def adopt_pins(session: AsyncSession, job: models.JobRecord, event: Inventory, *, now: float) -> None:
+    """Adopt the pins of the store, set through an earlier database, unless this one has had a pin."""
+    if job.pins_known or not event.pinned:
+        return
+    rows = models.CheckpointRecord
+    query = select(rows).where(rows.job == job.name, rows.id.in_(event.pinned[:MOST_PINS]))
+    for row in await session.scalars(query):
+        row.pinned_by, row.pinned_at = AGENT, event.at
+    job.pins_known = True
+    add_version(session, job, [StoredChange(field="pin", after="as in the store")], who=AGENT, now=now)

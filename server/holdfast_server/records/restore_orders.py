@@ -1,0 +1,459 @@
+"""Restore orders: their states, and every transition between them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal
+
+from sqlalchemy import Select, and_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol import messages
+from holdfast.protocol.jobs import Order, Transition
+from holdfast.protocol.messages import OPEN_ORDER_STATES, OrderState
+from holdfast_server import models
+from holdfast_server.core.errors import InvalidSetting, NotCancellable, OpenOrder, UnknownOrder
+from holdfast_server.db import Database, named_jobs
+from holdfast_server.records import desired_state
+from holdfast_server.records.checkpoints import DURABLE
+from holdfast_server.records.desired_state import SERVER, StoredChange
+from holdfast_server.records.job_status import SILENT_AFTER_SECONDS, duration_text
+
+TOO_LATE: dict[OrderState, str] = {
+    "cancelled": "the cancel reached the agent too late", "expired": "an agent started it after it had expired",
+}  # fmt: skip
+OVERRULED: dict[OrderState, str] = {
+    **TOO_LATE, "failed": "an earlier attempt failed to restore, and reported it late",
+}  # fmt: skip
+"""Why an order that had ended was carried out after all, by the state it had ended in."""
+EXPIRES_SECONDS = 7 * 86400.0
+"""Default lifetime of an order: a job that starts later must not be restored by surprise."""
+LEAST_EXPIRES_SECONDS, MOST_EXPIRES_SECONDS = 1.0, 30 * 86400.0
+OUT_OF_REACH = "the running attempt has a lower number than the attempts that the order is for"
+EVERY_SECONDS = 5.0
+LOST_AFTER_SECONDS = SILENT_AFTER_SECONDS
+"""Silence after which contact counts as lost: an agent reports every second, even while it restores."""
+
+FROM: dict[OrderState, tuple[OrderState, ...]] = {
+    "requested": (),
+    "delivered": ("requested",),
+    "restoring": ("requested", "delivered", "restoring", "unknown", "cancelled", "expired"),
+    "unknown": ("restoring",),
+    "restored": (*OPEN_ORDER_STATES, "cancelled", "expired", "failed"),
+    "failed": OPEN_ORDER_STATES,
+    "cancelled": OPEN_ORDER_STATES,
+    "expired": OPEN_ORDER_STATES,
+    "superseded": OPEN_ORDER_STATES,
+}
+"""The states from which each state may be reached. An agent that restores at its start may skip steps. What the
+agent did takes precedence: it overrules a cancel or an expiry that came too late, and a failure that one attempt
+could not report before the next attempt had carried the order out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """An agent reported the state of the order."""
+
+    state: OrderState
+    attempt: int
+    newest_attempt: int
+    other_open: bool
+    """Whether another order of the job is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineageBegan:
+    """The order began a lineage: it was carried out, even if the attempt ended before it could report so."""
+
+    attempt: int
+    at: float
+    failed_at: float | None
+    """Time of the last report that the order failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptBegan:
+    """An attempt trains without carrying out the order that an earlier attempt had started."""
+
+    attempt: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """An operator or the server ended the order, or the server lost or regained contact with the agent."""
+
+    state: Literal["cancelled", "expired", "superseded", "unknown", "restoring"]
+
+
+Cause = Reported | LineageBegan | AttemptBegan | Concluded
+
+
+def _next_state(order: models.RestoreOrderRecord, cause: Cause) -> OrderState | None:
+    """Return the state to which a cause would move an order; `FROM` says whether it may. None: to no other."""
+    taken_by_attempt = order.taken_by_attempt or 0
+    match cause:
+        case Concluded(state):
+            return state
+        case AttemptBegan(attempt, now):
+            # Had the earlier attempt completed it, the lineage that it began would have been reported by now.
+            if order.state not in ("restoring", "unknown") or taken_by_attempt >= attempt:
+                return None
+            if order.overruled_state in TOO_LATE:
+                return order.overruled_state
+            return "expired" if order.expires_at is not None and order.expires_at <= now else None
+        case Reported(attempt=attempt) | LineageBegan(attempt=attempt) if attempt < order.fence:
+            return None
+        case LineageBegan(attempt, at, failed_at):
+            # A failed restore began a lineage before it failed, which the next start reports.
+            after = attempt > taken_by_attempt and failed_at is not None and at > failed_at
+            return "restored" if order.state != "failed" or after else None
+        case Reported("restored", attempt):
+            # An attempt before the one that started it may still report this, because it noted it in the store.
+            return "restored" if order.state != "failed" or attempt > taken_by_attempt else None
+        case Reported(attempt=attempt) if attempt < taken_by_attempt:
+            return None
+        case Reported("restoring", attempt) if order.state == "restoring":
+            return None if attempt == taken_by_attempt else "restoring"
+        case Reported("restoring", attempt) if order.state in TOO_LATE:
+            # Only one order is open at a time, and an attempt that ended would have reported its lineage.
+            return None if cause.other_open or attempt < cause.newest_attempt else "restoring"
+        case Reported(state):
+            return state
+
+
+async def _move(
+    session: AsyncSession, job: models.JobRecord, row: models.RestoreOrderRecord, cause: Cause, *,
+    at: float, who: str, now: float, reason: str | None = None, **details: Any,
+) -> bool:  # fmt: skip
+    """Move an order as a cause requires; return whether this call moved it, and not a concurrent one.
+
+    `at`: time of the cause. `details`: other columns. Without a `reason`, the reason for overruling stays.
+    """
+    before, state = row.state, _next_state(row, cause)
+    if state is None or before not in FROM[state]:
+        return False
+    if before in OVERRULED:
+        details["overruled_state"], reason = before, OVERRULED[before]
+    elif reason is None and row.overruled_state is not None and state not in TOO_LATE:
+        reason = OVERRULED[row.overruled_state]  # type: ignore[index]
+    orders = models.RestoreOrderRecord
+    claimed = await session.scalar(
+        update(orders)
+        .where(orders.id == row.id, orders.state == before)
+        .values(state=state, reason=reason, **details)
+        .returning(orders.id)
+        .execution_options(synchronize_session=False)
+    )
+    await session.refresh(row)
+    if claimed is None:
+        return False
+    session.add(models.OrderTransitionRecord(order_id=row.id, state=state, at=at, who=who, reason=reason))
+    await session.flush()
+    was_open, is_open = before in OPEN_ORDER_STATES, state in OPEN_ORDER_STATES
+    if was_open != is_open:
+        changed = StoredChange(
+            field="restore",
+            iteration=row.iteration,
+            before=None if was_open else before,
+            after=state if was_open else None,
+        )
+        by = desired_state.AGENT if isinstance(cause, Reported | LineageBegan) else who
+        desired_state.add_version(session, job, [changed], who=by, now=now)
+    return True
+
+
+# ---- requests of operators --------------------------------------------------------------------------
+
+
+async def find_by_key(session: AsyncSession, job: str, key: str) -> Order | None:
+    """Return the order that an earlier request with this key placed; None if there is none."""
+    orders = models.RestoreOrderRecord
+    row = (await session.scalars(select(orders).where(orders.job == job, orders.key == key))).first()
+    return await _as_order(session, row) if row else None
+
+
+async def place(
+    session: AsyncSession,
+    job: models.JobRecord,
+    checkpoint: models.CheckpointRecord,
+    *,
+    key: str,
+    who: str,
+    now: float,
+    expires_seconds: float | None = None,
+) -> tuple[Order, bool]:
+    """Place an order, or find the open order for the same checkpoint; return it and whether it is new.
+
+    Raises:
+        OpenOrder: an order for another checkpoint is open.
+        InvalidSetting: the lifetime is out of range.
+    """
+    seconds = EXPIRES_SECONDS if expires_seconds is None else expires_seconds
+    if not LEAST_EXPIRES_SECONDS <= seconds <= MOST_EXPIRES_SECONDS:
+        raise InvalidSetting("expires_seconds", f"an order expires after 1 s to 30 days, not after {seconds:g} s")
+    open_order = await desired_state.open_order(session, job.name)
+    if open_order is not None and desired_state.is_expired(open_order, now):
+        await expire(session, job, open_order, now=now)
+        open_order = None
+    current = await session.get(models.AttemptRecord, (job.name, job.uid))
+    if open_order is not None and current is not None and current.attempt < open_order.fence:
+        cause = Concluded("superseded")
+        await _move(session, job, open_order, cause, at=now, who=who, now=now, reason=OUT_OF_REACH)
+        open_order = None
+    if open_order is not None:
+        order = await _as_order(session, open_order)
+        if open_order.checkpoint == checkpoint.id:
+            return order, False
+        raise OpenOrder(order)
+    row = models.RestoreOrderRecord(
+        id=uuid.uuid4().hex,
+        job=job.name,
+        key=key,
+        checkpoint=checkpoint.id,
+        iteration=checkpoint.iteration,
+        state="requested",
+        created_at=now,
+        who=who,
+        fence=current.attempt if current else job.attempt,
+        expires_at=now + seconds,
+        from_iteration=job.iteration,
+        from_lineage=job.lineage,
+    )
+    session.add(row)
+    await session.flush()
+    session.add(models.OrderTransitionRecord(order_id=row.id, state="requested", at=now, who=who))
+    desired_state.add_version(
+        session, job, [StoredChange(field="restore", iteration=row.iteration)], who=who, now=now
+    )
+    await session.flush()
+    return await _as_order(session, row), True
+
+
+async def cancel(session: AsyncSession, job: models.JobRecord, order: str, *, who: str, now: float) -> Order:
+    """Cancel an order; a cancelled one stays cancelled.
+
+    Raises:
+        UnknownOrder.
+        NotCancellable: the agent restores, or the order has ended.
+    """
+    row = await _get(session, job.name, order)
+    shown = await _as_order(session, row)
+    cause = Concluded("cancelled")
+    ended = shown.cancellable and await _move(session, job, row, cause, at=now, who=who, now=now)
+    if not ended and row.state != "cancelled":
+        raise NotCancellable(shown)
+    return await _as_order(session, row)
+
+
+# ---- reports of agents ----------------------------------------------------------------------------
+
+
+async def report(
+    session: AsyncSession, job: models.JobRecord, event: messages.OrderMoved, *, attempt: int, now: float
+) -> None:
+    """Apply an agent's report of an order; one from a fenced attempt, late, or of an unknown order is ignored."""
+    row = await session.get(models.RestoreOrderRecord, event.order)
+    if row is None or row.job != job.name:
+        return
+    if row.state == event.state == "restored" and attempt >= row.fence:  # its lineage has shown it already
+        row.seconds = event.seconds if row.seconds is None else row.seconds
+        row.safety_checkpoint = row.safety_checkpoint or event.safety_checkpoint
+        return
+    late = row.state in TOO_LATE and event.state == "restoring"
+    current = await session.get(models.AttemptRecord, (job.name, job.uid)) if late else None
+    cause = Reported(
+        event.state,
+        attempt,
+        newest_attempt=current.attempt if current else 0,
+        other_open=late and await desired_state.open_order(session, job.name) is not None,
+    )
+    details: dict[str, Any] = {"taken_by_attempt": max(attempt, row.taken_by_attempt or 0)}
+    if event.state == "restoring":
+        details |= {"from_iteration": event.iteration, "from_lineage": event.lineage}
+    if event.state == "restored":
+        details |= {"new_lineage": event.lineage}
+    for name in ("seconds", "safety_checkpoint"):
+        if getattr(event, name) is not None:
+            details[name] = getattr(event, name)
+    reason = event.reason
+    if reason is None and row.state == event.state == "restoring":
+        reason = f"attempt {row.taken_by_attempt} did not finish it"
+    who = _agent(attempt)
+    await _move(session, job, row, cause, at=event.at, who=who, now=now, reason=reason, **details)
+
+
+async def record_lineage(
+    session: AsyncSession, job: models.JobRecord, event: messages.LineageStarted, *, attempt: int, now: float
+) -> None:
+    """Apply a report of a lineage, which an order may have begun."""
+    row = await session.get(models.RestoreOrderRecord, event.order) if event.order is not None else None
+    if row is None or row.job != job.name:
+        return
+    failed_at = None
+    if row.state == "failed":
+        moves = models.OrderTransitionRecord
+        failed = (
+            select(moves.at).where(moves.order_id == row.id, moves.state == "failed").order_by(moves.id.desc())
+        )
+        failed_at = await session.scalar(failed.limit(1))
+    details: dict[str, Any] = {
+        "new_lineage": event.lineage,
+        "taken_by_attempt": max(attempt, row.taken_by_attempt or 0),
+    }
+    if event.left is not None:
+        details["safety_checkpoint"] = event.left
+    cause = LineageBegan(attempt, event.at, failed_at)
+    await _move(session, job, row, cause, at=event.at, who=_agent(attempt), now=now, **details)
+
+
+async def end_stale(session: AsyncSession, job: models.JobRecord, *, attempt: int, now: float) -> None:
+    """End the open order, as an attempt starts, if an earlier attempt started it too late or it has expired."""
+    row = await desired_state.open_order(session, job.name)
+    if row is not None:
+        late = "" if row.overruled_state in TOO_LATE else " in time"
+        reason = f"attempt {row.taken_by_attempt} did not finish it{late}"
+        await _move(session, job, row, AttemptBegan(attempt, now), at=now, who=SERVER, now=now, reason=reason)
+
+
+async def mark_unknown(
+    session: AsyncSession, job: models.JobRecord, *, attempt: int, now: float, reason: str
+) -> None:
+    """Mark the order that an attempt was carrying out as unknown, because the attempt ended without a result."""
+    row = await desired_state.open_order(session, job.name)
+    if row is not None and row.state == "restoring" and row.taken_by_attempt == attempt:
+        await _move(session, job, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
+
+
+# ---- timeouts ------------------------------------------------------------------------------------
+
+
+async def check_timeouts(db: Database, now: float) -> None:
+    """Expire overdue open orders, and track whether the agents that carry one out are silent."""
+    rows = models.RestoreOrderRecord
+    async with db.read() as session:
+        query = select(rows, models.JobRecord).join(models.JobRecord, models.JobRecord.name == rows.job)
+        found = (await session.execute(query.where(rows.state.in_(OPEN_ORDER_STATES)))).all()
+    for order, job in found:
+        if desired_state.is_expired(order, now) or order.state in ("restoring", "unknown"):
+            await db.write(
+                partial(_check_timeout, order=order.id, job=job.name, now=now), job=job.name, at_once=True
+            )
+
+
+async def _check_timeout(session: AsyncSession, *, order: str, job: str, now: float) -> None:
+    row, owner = await session.get(models.RestoreOrderRecord, order), await session.get(models.JobRecord, job)
+    if row is None or owner is None or await expire(session, owner, row, now=now):
+        return
+    silent_seconds = now - owner.last_contact_at
+    silent = silent_seconds > LOST_AFTER_SECONDS
+    if row.state == "restoring" and silent:
+        reason = f"no contact with attempt {row.taken_by_attempt} for {duration_text(silent_seconds)}"
+        await _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
+    elif row.state == "unknown" and not silent:
+        current = await session.get(models.AttemptRecord, (job, owner.uid))
+        if current is not None and current.finished is None and current.attempt == row.taken_by_attempt:
+            reason = f"attempt {row.taken_by_attempt} reports again"
+            await _move(session, owner, row, Concluded("restoring"), at=now, who=SERVER, now=now, reason=reason)
+
+
+async def expire(
+    session: AsyncSession, job: models.JobRecord, row: models.RestoreOrderRecord, *, now: float
+) -> bool:
+    """End an expired order; return whether this call ended it."""
+    if not desired_state.is_expired(row, now):
+        return False
+    what = "no further report of it" if row.state == "unknown" else "no attempt started it"
+    reason = f"{what} within {duration_text((row.expires_at or now) - row.created_at)}"
+    return await _move(session, job, row, Concluded("expired"), at=now, who=SERVER, now=now, reason=reason)
+
+
+def _agent(attempt: int) -> str:
+    return f"{desired_state.AGENT}, attempt {attempt}"
+
+
+async def _get(session: AsyncSession, job: str, order: str) -> models.RestoreOrderRecord:
+    row = await session.get(models.RestoreOrderRecord, order)
+    if row is None or row.job != job:
+        raise UnknownOrder(job, order)
+    return row
+
+
+async def find(session: AsyncSession, job: str, order: str) -> Order:
+    return await _as_order(session, await _get(session, job, order))
+
+
+async def order_rows(session: AsyncSession, job: str, *, checkpoint: str | None = None, limit: int) -> list[Order]:
+    """Return the orders of a job, or those to one checkpoint, newest first."""
+    orders = models.RestoreOrderRecord
+    query = select(orders).where(orders.job == job).order_by(orders.created_at.desc(), orders.id).limit(limit)
+    if checkpoint is not None:
+        query = query.where(orders.checkpoint == checkpoint)
+    return await _as_orders(session, (await session.scalars(query)).all())
+
+
+async def open_orders(session: AsyncSession, jobs: Iterable[str]) -> dict[str, Order]:
+    rows = (await session.scalars(_of_open_orders(), {"jobs": list(jobs)})).all()
+    return {order.job: order for order in await _as_orders(session, rows)}
+
+
+@cache
+def _of_open_orders() -> Select[models.RestoreOrderRecord]:
+    orders = models.RestoreOrderRecord
+    return select(orders).where(orders.job.in_(named_jobs()), orders.state.in_(OPEN_ORDER_STATES))
+
+
+async def _as_order(session: AsyncSession, row: models.RestoreOrderRecord) -> Order:
+    return (await _as_orders(session, [row]))[0]
+
+
+async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrderRecord]) -> list[Order]:
+    if not (rows := list(rows)):
+        return []
+    moves = models.OrderTransitionRecord
+    query = select(moves).where(moves.order_id.in_([row.id for row in rows])).order_by(moves.id)
+    by_order: dict[str, list[Transition]] = {row.id: [] for row in rows}
+    for move in await session.scalars(query):
+        by_order[move.order_id].append(
+            Transition(state=move.state, at=move.at, who=move.who, reason=move.reason)  # type: ignore[arg-type]
+        )
+    current = await _current_attempts(session, {row.job for row in rows})
+    undoable = await _undoable(session, rows)
+    names = [name for name in Order.__struct_fields__ if name not in ("transitions", "cancellable", "undoable")]
+    return [
+        Order(
+            **{name: getattr(row, name) for name in names},
+            transitions=by_order[row.id],
+            cancellable=_cancellable(row, by_order[row.id], current.get(row.job)),
+            undoable=row.id in undoable,
+        )
+        for row in rows
+    ]
+
+
+async def _undoable(session: AsyncSession, rows: list[models.RestoreOrderRecord]) -> set[str]:
+    """Return the ids of the orders whose safety checkpoint is still in the store."""
+    orders, points = models.RestoreOrderRecord, models.CheckpointRecord
+    safety = and_(points.job == orders.job, points.id == orders.safety_checkpoint, points.state == DURABLE)
+    restored = [row.id for row in rows if row.state == "restored"]
+    return set(await session.scalars(select(orders.id).join(points, safety).where(orders.id.in_(restored))))
+
+
+async def _current_attempts(session: AsyncSession, jobs: set[str]) -> dict[str, models.AttemptRecord]:
+    attempts, job = models.AttemptRecord, models.JobRecord
+    current = and_(job.name == attempts.job, job.uid == attempts.uid)
+    query = select(attempts).join(job, current).where(attempts.job.in_(jobs))
+    return {attempt.job: attempt for attempt in await session.scalars(query)}
+
+
+def _cancellable(
+    row: models.RestoreOrderRecord, moves: list[Transition], current: models.AttemptRecord | None
+) -> bool:
+    """Return whether an order may be cancelled: not while a live attempt carries it out."""
+    if row.state != "restoring":
+        return row.state in OPEN_ORDER_STATES
+    at_it = current is not None and current.finished is None and current.attempt >= row.fence
+    return not at_it or current is None or moves[-1].who != _agent(current.attempt)
