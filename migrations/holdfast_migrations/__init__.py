@@ -1,4 +1,4 @@
-"""The database's history, run by the server on start."""
+"""Migrations of the database, which the server runs on start."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from holdfast_migrations.connections import connected
 
 @dataclass(frozen=True, slots=True)
 class Upgraded:
-    """What was done to bring a database up to date."""
+    """Result of an upgrade."""
 
     revisions: list[str]
-    """Those applied, oldest first."""
+    """Applied revisions, oldest first."""
     backup: Path | None = None
-    """The SQLite file as it was."""
+    """Copy of the SQLite file before the upgrade."""
 
 
 def upgrade(url: URL, revision: str = "head") -> Upgraded:
-    """Bring the database up to date, while other servers go on using it.
+    """Upgrade the database, while other servers continue to use it.
 
     Raises:
         DatabaseTooNew, NotOurDatabase.
-        CannotStore: there is no such PostgreSQL, or no way into it.
+        CannotStore: the PostgreSQL database does not exist, or refuses access.
     """
     with connected(url) as connection:
         if revision == "head" and _is_up_to_date(connection):
@@ -41,7 +41,7 @@ def upgrade(url: URL, revision: str = "head") -> Upgraded:
 
 
 def downgrade(url: URL, revision: str) -> None:
-    """Take the database back to an earlier revision, or to `base`."""
+    """Downgrade the database to an earlier revision, or to `base`."""
     from holdfast_migrations import history
 
     with connected(url) as connection:
@@ -49,7 +49,7 @@ def downgrade(url: URL, revision: str) -> None:
 
 
 def current(url: URL) -> str | None:
-    """The revision that a database is at; None for an empty one."""
+    """Return the revision of a database; None for an empty one."""
     from holdfast_migrations import history
 
     with connected(url) as connection, connection.begin():
@@ -57,14 +57,14 @@ def current(url: URL) -> str | None:
 
 
 def known_revisions() -> set[str]:
-    """All that this version knows of."""
+    """Return all revisions that this version knows."""
     from holdfast_migrations import history
 
     return history.known_revisions()
 
 
 def check(url: URL) -> None:
-    """Raises when the tables and the models differ. Indexes on expressions cannot be told from SQLite's tables."""
+    """Raise if tables and models differ, except indexes on expressions, which SQLite does not report."""
     from holdfast_migrations import history
 
     with connected(url) as connection, connection.begin():
@@ -72,7 +72,7 @@ def check(url: URL) -> None:
 
 
 def _is_up_to_date(connection: Connection) -> bool:
-    """A start as most are: whoever waits for a server that was killed does not wait for Alembic as well."""
+    """Return whether no upgrade is needed, without importing Alembic, to start faster."""
     with connection.begin():
         if not inspect(connection).has_table("alembic_version"):
             return False
@@ -81,6 +81,6 @@ def _is_up_to_date(connection: Connection) -> bool:
 
 
 def _newest() -> str:
-    """The last revision, whose number its file begins with."""
+    """Return the newest revision, from the names of the files."""
     names = (each.name for each in files(__package__).joinpath("versions").iterdir())
     return max(number for name in names if (number := name.partition("_")[0]).isdigit())

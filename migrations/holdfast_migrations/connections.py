@@ -1,4 +1,4 @@
-"""Connections that change tables, by kind of database, and the reasons to refuse one."""
+"""Connections for migrations, and the errors of databases that cannot be used."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 OLDEST_POSTGRES = 14
 CONNECT_SECONDS = 10
 OTHERS_SECONDS = 60
-"""How long another instance may take to migrate the same database."""
+"""Timeout for another instance that migrates the same database."""
 LOCK_SECONDS = 2
-"""How long a migration waits for a table, and agents behind it; then it lets them through, and tries again."""
+"""Timeout of a migration for the lock of a table; writers behind it then proceed, and it tries again."""
 LOCK_TRIES = 30
 _LOCK_NOT_AVAILABLE = "55P03"
 
 _ADVICE = {
-    "password": "give the right one in the URL, in PGPASSWORD or in ~/.pgpass",
-    "pg_hba.conf": "let this machine and user in there",
-    "role ": "make the user with createuser, or name another",
-    "database ": "make it with createdb, or name another",
+    "password": "give the correct password in the URL, in PGPASSWORD or in ~/.pgpass",
+    "pg_hba.conf": "allow this machine and user in pg_hba.conf",
+    "role ": "create the user with createuser, or name another",
+    "database ": "create it with createdb, or name another",
     "refused": "start PostgreSQL there, or correct the host and port",
     "No such file": "start PostgreSQL there, or correct the host and port",
-    "timeout": "see that this machine can reach it, or correct the host and port",
+    "timeout": "check that this machine can reach it, or correct the host and port",
     "resolve": "correct the host",
     "translate": "correct the host",
     "permission denied": "make the user the owner of the database: ALTER DATABASE … OWNER TO …",
-    "read-only": "this is a replica: name the primary",
+    "read-only": "this is a replica: name the primary server",
 }
-"""By what the server, or its library, says in English; what they say in other words is told without advice."""
+"""Advice by parts of the English messages of the server and its library; other messages get none."""
 
 
 class DatabaseTooNew(RuntimeError):
@@ -43,15 +43,15 @@ class DatabaseTooNew(RuntimeError):
 
 
 class NotOurDatabase(RuntimeError):
-    """It holds something else."""
+    """The database or file is not a Holdfast database."""
 
 
 class CannotStore(RuntimeError):
-    """The database that was named cannot be used; says why, and what to do."""
+    """The database cannot be used; the message says why, and what to do."""
 
 
 class DriverMissing(CannotStore):
-    """PostgreSQL is spoken to through libraries that a plain server does without."""
+    """The optional libraries for PostgreSQL are not installed."""
 
     def __init__(self, error: ModuleNotFoundError) -> None:
         super().__init__(f"storing in PostgreSQL needs {error.name}: install Holdfast with its extra `postgres`")
@@ -59,7 +59,11 @@ class DriverMissing(CannotStore):
 
 @contextmanager
 def connected(url: URL) -> Iterator[Connection]:
-    """CannotStore, in one sentence, for a PostgreSQL that cannot be reached, or that cannot be used."""
+    """Open a connection for migrations, which no other instance has at the same time.
+
+    Raises:
+        CannotStore: PostgreSQL cannot be reached or used.
+    """
     if url.get_backend_name() == "sqlite":
         engine = _sqlite(url)
         try:
@@ -78,14 +82,14 @@ def connected(url: URL) -> Iterator[Connection]:
 
 
 def place(url: URL) -> str:
-    """The database, to be shown: a path, or a URL without its password."""
+    """Return the path of the database, or its URL without the password, to be displayed."""
     if url.get_backend_name() == "sqlite":
         return str(url.database)
     return url.set(drivername="postgresql").render_as_string(hide_password=True)
 
 
 def patiently(connection: Connection, change: Callable[[], object]) -> None:
-    """Run `change` whole or not at all, without keeping others from the tables for long."""
+    """Run `change` in a transaction, which waits only briefly for locks so that it does not block others."""
     if connection.dialect.name == "sqlite":
         with connection.begin():
             change()
@@ -111,7 +115,7 @@ def _sqlite(url: URL) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # All of a migration or nothing: the driver's own transactions leave tables out.
+        # the driver's own transactions do not include changes of tables
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
@@ -134,17 +138,17 @@ def _fit(connection: Connection, url: URL) -> None:
         encoding = connection.scalar(text("SHOW server_encoding"))
     if version < OLDEST_POSTGRES:
         raise CannotStore(
-            f"cannot store in {place(url)}: it is PostgreSQL {version}; take {OLDEST_POSTGRES} or later"
+            f"cannot store in {place(url)}: it is PostgreSQL {version}; use {OLDEST_POSTGRES} or later"
         )
     if encoding != "UTF8":
         raise CannotStore(
-            f"cannot store in {place(url)}: its encoding is {encoding}; make one with createdb --encoding UTF8 "
+            f"cannot store in {place(url)}: its encoding is {encoding}; create one with createdb --encoding UTF8 "
             "--template template0"
         )
 
 
 def _alone(connection: Connection, url: URL) -> None:
-    """Two instances that start together migrate one after the other; the lock goes with the connection."""
+    """Lock the migrations until the connection closes: instances that start together migrate in turn."""
     try:
         with connection.begin():
             connection.execute(text(f"SET LOCAL lock_timeout = '{OTHERS_SECONDS}s'"))
@@ -153,14 +157,14 @@ def _alone(connection: Connection, url: URL) -> None:
         if _state(error) != _LOCK_NOT_AVAILABLE:
             raise
         raise CannotStore(
-            f"another server is bringing {place(url)} up to date, and is not done after {OTHERS_SECONDS} seconds: "
-            "start this one again when it is"
+            f"another server has been migrating {place(url)} for more than {OTHERS_SECONDS} s: start this one "
+            "again when it has finished"
         ) from None
 
 
 def _sentence(url: URL, error: DBAPIError) -> str:
     said = str(error.orig).strip()
-    # Of the addresses that a host has, the last one tried is told of; what follows is the library's own advice.
+    # keep the error of the last address tried, without the library's own advice
     reason = said.rpartition("FATAL:")[2].strip().partition("\n")[0]
     reason = reason.rpartition(" failed: ")[2].strip().rstrip(".")
     advice = next((f": {advice}" for words, advice in _ADVICE.items() if words in reason), "")

@@ -1,4 +1,4 @@
-"""Run by Alembic, by way of `holdfast_migrations.upgrade`, which gives it a connection in a transaction."""
+"""Environment of Alembic, with the connection that `holdfast_migrations.history` passes in a transaction."""
 
 from __future__ import annotations
 

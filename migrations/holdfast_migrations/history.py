@@ -1,4 +1,4 @@
-"""The history itself, by way of Alembic, whose import takes longer than to see that there is nothing to do."""
+"""Migrations with Alembic, in a module of their own because importing Alembic is slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast_migrations.connections import DatabaseTooNew, NotOurDatabase, pati
 
 
 def upgrade(connection: Connection, url: URL, revision: str) -> tuple[list[str], Path | None]:
-    """The revisions applied, oldest first, and the SQLite file as it was."""
+    """Return the applied revisions, oldest first, and the copy of the SQLite file before them."""
     scripts = _scripts()
     with connection.begin():
         before = current(connection)
@@ -35,7 +35,7 @@ def upgrade(connection: Connection, url: URL, revision: str) -> tuple[list[str],
 
 
 def _keep(connection: Connection, file: Path, revision: str) -> Path:
-    """Copy a SQLite file before it is migrated, named after its revision; the copy is whole or absent."""
+    """Copy a SQLite file before it is migrated, named after its revision; an interrupted copy leaves none."""
     kept = file.with_name(f"{file.name}.at-{revision}")
     unfinished = kept.with_name(kept.name + ".part")
     unfinished.unlink(missing_ok=True)
@@ -71,14 +71,14 @@ def check(connection: Connection) -> None:
 def _check_whose(connection: Connection, url: URL, before: str | None, scripts: ScriptDirectory) -> None:
     if before is not None and before not in {script.revision for script in scripts.walk_revisions()}:
         raise DatabaseTooNew(
-            f"{place(url)} is at revision {before}, which this version does not know: it belongs to a later "
-            "release of Holdfast; install that one, or start with another --db"
+            f"{place(url)} is at revision {before}, which this version does not know: install the later release "
+            "of Holdfast that wrote it, or use another database with --db"
         )
     others = [name for name in inspect(connection).get_table_names() if name != "alembic_version"]
     if before is None and others:
         raise NotOurDatabase(
-            f"{place(url)} is a database of another program (it has the table {others[0]!r}): "
-            "name one of its own with --db"
+            f"{place(url)} is a database of another program (it has the table {others[0]!r}): name another one "
+            "with --db"
         )
 
 

@@ -27,15 +27,15 @@ from holdfast_server.alerts import deliveries, evaluation
 from holdfast_server.api import openapi, responses, router
 from holdfast_server.api.exports import PARQUET
 from holdfast_server.control import retention
-from holdfast_server.core.bus import LocalBus
-from holdfast_server.core.request_coalescing import Shared
+from holdfast_server.core.bus import ChangeBus
+from holdfast_server.core.request_coalescing import RequestCoalescer
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
-from holdfast_server.db.background_jobs import Chore, kept_up
+from holdfast_server.db.background_jobs import BackgroundJob, background_jobs_running
 from holdfast_server.http import api_reference, security
 from holdfast_server.http.access_log import RequestMiddleware
-from holdfast_server.http.metrics import ServerMeasures
-from holdfast_server.ingest.admission import Intake
+from holdfast_server.http.metrics import ServerMetrics
+from holdfast_server.ingest.admission import AdmissionControl
 from holdfast_server.queries import exports
 from holdfast_server.records import desired_state, restore_orders
 from holdfast_server.samples import compaction
@@ -45,15 +45,15 @@ MAX_FORM_BYTES = 2**20
 COMPRESSED_BYTES = 1400
 """Smallest compressed answer: a shorter one fits into one packet."""
 
-CHORES: tuple[Chore, ...] = (
-    Chore("accounts", expiry.TIDY_SECONDS, expiry.delete_expired),
-    Chore("audit anchor", expiry.ANCHOR_SECONDS, expiry.log_audit_head),
-    Chore("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
-    Chore("alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)),
-    Chore("compaction", compaction.EVERY_SECONDS, compaction.compact),
-    Chore("orders", restore_orders.EVERY_SECONDS, restore_orders.watch),
-    Chore("overrides", desired_state.OVERRIDES_EVERY_SECONDS, desired_state.end_overrides),
-    Chore("retention", retention.EVERY_SECONDS, retention.carry_out),
+BACKGROUND_JOBS: tuple[BackgroundJob, ...] = (
+    BackgroundJob("accounts", expiry.TIDY_SECONDS, expiry.delete_expired),
+    BackgroundJob("audit anchor", expiry.ANCHOR_SECONDS, expiry.log_audit_head),
+    BackgroundJob("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
+    BackgroundJob("alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)),
+    BackgroundJob("compaction", compaction.EVERY_SECONDS, compaction.compact),
+    BackgroundJob("orders", restore_orders.EVERY_SECONDS, restore_orders.check_timeouts),
+    BackgroundJob("overrides", desired_state.OVERRIDES_EVERY_SECONDS, desired_state.end_overrides),
+    BackgroundJob("retention", retention.EVERY_SECONDS, retention.apply_all),
 )
 
 
@@ -83,8 +83,8 @@ def create_app(
         database: one that is prepared already; otherwise the application prepares its own on start.
         clock: returns seconds since the epoch.
     """
-    db = Database(settings.database, LocalBus()) if database is None else database
-    measures = ServerMeasures()
+    db = Database(settings.database, ChangeBus()) if database is None else database
+    measures = ServerMetrics()
     post = deliveries.chore(settings.alerts, address=settings.address or "", measures=measures)
 
     @asynccontextmanager
@@ -93,7 +93,7 @@ def create_app(
         await db.open()
         try:
             app.state.auth = await choose_backend(settings, db)
-            async with kept_up((*CHORES, post), db, clock):
+            async with background_jobs_running((*BACKGROUND_JOBS, post), db, clock):
                 yield
         finally:
             db.changes.close()
@@ -110,9 +110,9 @@ def create_app(
         middleware=_middleware(settings),
     )
     app.state.settings, app.state.database, app.state.changes = settings, db, db.changes
-    app.state.shared = Shared(db.changes)
+    app.state.shared = RequestCoalescer(db.changes)
     app.state.clock, app.state.measures, app.state.web = clock, measures, web
-    app.state.room = Intake(db)
+    app.state.room = AdmissionControl(db)
     app.state.exporting = asyncio.Semaphore(exports.AT_ONCE)
     app.state.job_projects = JobProjects(db)
     app.state.streams = Counter()

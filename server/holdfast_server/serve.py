@@ -37,7 +37,7 @@ from holdfast_server.core.settings import (
     is_loopback,
 )
 from holdfast_server.db import Database, DatabaseInUse
-from holdfast_server.db.backups import in_words, size_bytes
+from holdfast_server.db.backups import size_bytes, size_text
 
 T = TypeVar("T")
 
@@ -329,7 +329,7 @@ def _prepared(settings: ServerSettings) -> Database:
         _refuse(
             f"cannot write to {database.place} ({_reason(error)}): choose a writable file with --db (HOLDFAST_DB)"
         )
-    print(f"Database: {database.place} ({in_words(size_bytes(database.url))})", flush=True)
+    print(f"Database: {database.place} ({size_text(size_bytes(database.url))})", flush=True)
     if upgraded.revisions:
         print(f"Migrated the database: {', '.join(upgraded.revisions)}", flush=True)
     if upgraded.backup is not None:

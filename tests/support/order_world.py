@@ -291,7 +291,7 @@ class World:
             self.ground.run(transaction.store(self.db, received, now=self.now))
 
     def watch(self) -> None:
-        self.ground.run(restore_orders.watch(self.db, self.now))
+        self.ground.run(restore_orders.check_timeouts(self.db, self.now))
 
     def orders(self) -> list[Order]:
         from holdfast_server.queries import timeline

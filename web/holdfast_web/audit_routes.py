@@ -19,7 +19,7 @@ from holdfast_server.core.principal import Role
 from holdfast_server.db import Database
 from holdfast_server.http.dependencies import Asker, Clock, Db
 from holdfast_server.records import audit
-from holdfast_server.records.audit import Question
+from holdfast_server.records.audit import AuditQuery
 from holdfast_web.filters import iso
 from holdfast_web.render import View
 from holdfast_web.routing import PageRoute
@@ -51,8 +51,8 @@ def _question(
     job: str = "",
     project: str = "",
     older_than: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
-) -> Question:
-    return Question(
+) -> AuditQuery:
+    return AuditQuery(
         who=who.strip(),
         action=action.strip(),
         job=job.strip(),
@@ -62,7 +62,7 @@ def _question(
     )
 
 
-Asked = Annotated[Question, Depends(_question)]
+Asked = Annotated[AuditQuery, Depends(_question)]
 
 
 @router.get("")
@@ -88,7 +88,7 @@ async def export(db: Db, asked: Asked, form: Literal["csv", "json"] = "csv") -> 
     return StreamingResponse(lines, media_type=f"{kind}; charset=utf-8", headers=headers)
 
 
-async def _pages(db: Database, asked: Question) -> AsyncIterator[list[AuditEntry]]:
+async def _pages(db: Database, asked: AuditQuery) -> AsyncIterator[list[AuditEntry]]:
     """Each in a look of its own: a log of any length holds neither memory nor the database's view."""
     while True:
         async with db.read() as session:
@@ -99,7 +99,7 @@ async def _pages(db: Database, asked: Question) -> AsyncIterator[list[AuditEntry
         asked = replace(asked, older_than=page[-1].id)
 
 
-async def _csv(db: Database, asked: Question) -> AsyncIterator[str]:
+async def _csv(db: Database, asked: AuditQuery) -> AsyncIterator[str]:
     yield _lines([COLUMNS])
     async for page in _pages(db, asked):
         yield _lines([tuple(_cell(entry, column) for column in COLUMNS) for entry in page])
@@ -118,7 +118,7 @@ def _cell(entry: AuditEntry, column: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 
-async def _json(db: Database, asked: Question) -> AsyncIterator[bytes]:
+async def _json(db: Database, asked: AuditQuery) -> AsyncIterator[bytes]:
     between = b"["
     async for page in _pages(db, asked):
         for entry in page:

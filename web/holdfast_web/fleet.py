@@ -15,7 +15,7 @@ from holdfast_server.alerts.incidents import open_of_jobs
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries import goodput
-from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
+from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, FleetQuery, Order
 from holdfast_server.queries.fleet import fleet as fleet_of
 from holdfast_server.records.job_status import STATUSES
 from holdfast_web.render import View
@@ -42,7 +42,7 @@ NEIGHBOURS = 2
 class Links:
     """The address of the same question with something else about it."""
 
-    question: Question
+    question: FleetQuery
 
     @property
     def here(self) -> str:
@@ -54,7 +54,7 @@ class Links:
     def status(self, status: JobStatus | None) -> str:
         return self._to(replace(self.question, status=status, page=1))
 
-    def _to(self, question: Question) -> str:
+    def _to(self, question: FleetQuery) -> str:
         said = {
             "search": question.search,
             "status": question.status or "",
@@ -87,7 +87,7 @@ class FleetRows(View):
     page_template: ClassVar[str] = "fleet.html"
     fleet: Fleet
     groups: list[Group]
-    question: Question
+    question: FleetQuery
     links: Links
     pages: list[int | None]
     """To go to; None where some are left out."""
@@ -116,7 +116,7 @@ class BulkPage(View):
 
 def question_of(
     *, search: str, status: str, project: str, group: str, sort: str, page: str, size: str
-) -> Question:
+) -> FleetQuery:
     """As an address says it; an empty field is one that says nothing. Raises InvalidSetting."""
     if status and status not in STATUSES:
         raise InvalidSetting("status", f"no job is ever {status!r}: ask for one of {', '.join(STATUSES)}")
@@ -126,7 +126,7 @@ def question_of(
         )
     if group not in ("", "project"):
         raise InvalidSetting("group", f"jobs are not grouped by {group!r}, but by project")
-    return Question(
+    return FleetQuery(
         search=search,
         status=status or None,
         project=project or None,
@@ -145,7 +145,7 @@ def _number(name: str, typed: str, default: int, *, most: int) -> int:
     return int(typed)
 
 
-async def fleet_rows(db: Database, question: Question, *, server: str, now: float) -> FleetRows:
+async def fleet_rows(db: Database, question: FleetQuery, *, server: str, now: float) -> FleetRows:
     async with db.one_view():
         fleet = await fleet_of(db, question, now=now)
         names = [job.job for job in fleet.jobs]

@@ -24,7 +24,7 @@ from holdfast_server.core.errors import (
 )
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, SharedAnswers, StreamPlace, Who
 from holdfast_server.queries import summaries
-from holdfast_server.queries.fleet import Question
+from holdfast_server.queries.fleet import FleetQuery
 from holdfast_web import fleet, forms, pages
 from holdfast_web.render import HEADERS
 from holdfast_web.routing import Htmx, PageRoute, Text, local
@@ -58,14 +58,14 @@ def _question(
     sort: str = "",
     page: str = "",
     size: str = "",
-) -> Question:
+) -> FleetQuery:
     asked = fleet.question_of(
         search=search, status=status, project=project, group=group, sort=sort, page=page, size=size
     )
     return replace(asked, visible_projects=asker.visible_projects)
 
 
-Asked = Annotated[Question, Depends(_question)]
+Asked = Annotated[FleetQuery, Depends(_question)]
 
 
 # ---- fleet ----------------------------------------------------------------------------------

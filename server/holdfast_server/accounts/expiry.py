@@ -25,7 +25,7 @@ async def delete_expired(db: Database, now: float) -> None:
         rows = models.SignInRecord
         ended = or_(rows.seen_at <= now - IDLE_SECONDS, rows.created_at <= now - LASTS_SECONDS)
         await session.execute(delete(rows).where(ended))
-        for table in (models.SharedSessionRecord, models.LinkRecord, models.HandshakeRecord):
+        for table in (models.SharedSessionRecord, models.OneTimeLinkRecord, models.OidcFlowRecord):
             await session.execute(delete(table).where(table.expires_at <= now))
         await rate_limits.delete_full(session, now=now)
 

@@ -70,13 +70,13 @@ class Provider:
         app = await self._client()
         with _ProviderErrors():
             made = await app.create_authorization_url(back, state=state, nonce=nonce)
-        flow = models.HandshakeRecord(
+        flow = models.OidcFlowRecord(
             digest=digest(state), nonce=nonce, verifier=made["code_verifier"], then=then,
             expires_at=now + FLOW_SECONDS,
         )  # fmt: skip
 
         async def work(session: AsyncSession) -> None:
-            await session.execute(delete(models.HandshakeRecord).where(models.HandshakeRecord.expires_at <= now))
+            await session.execute(delete(models.OidcFlowRecord).where(models.OidcFlowRecord.expires_at <= now))
             await session.merge(flow)
 
         await db.write(work)
@@ -107,10 +107,10 @@ class Provider:
         secret = await sign_ins.begin(db, person, visitor, by="identity provider", now=now)
         return secret, flow.then
 
-    async def _claimed(self, db: Database, state: str, *, now: float) -> models.HandshakeRecord:
-        rows = models.HandshakeRecord
+    async def _claimed(self, db: Database, state: str, *, now: float) -> models.OidcFlowRecord:
+        rows = models.OidcFlowRecord
 
-        async def work(session: AsyncSession) -> models.HandshakeRecord | None:
+        async def work(session: AsyncSession) -> models.OidcFlowRecord | None:
             found = await session.get(rows, digest(state), with_for_update=True)
             if found is not None:
                 await session.delete(found)
@@ -121,7 +121,7 @@ class Provider:
             raise ProviderFailed("it took too long, or had finished already")
         return flow
 
-    async def _identity(self, back: str, code: str, flow: models.HandshakeRecord) -> Identity:
+    async def _identity(self, back: str, code: str, flow: models.OidcFlowRecord) -> Identity:
         app = await self._client()
         with _ProviderErrors():
             token = await app.fetch_access_token(back, code=code, code_verifier=flow.verifier)

@@ -306,7 +306,7 @@ async def change_password(db: Database, name: str, password: str, *, keep: str |
             models.SignInRecord.person == name, models.SignInRecord.id != (keep or "")
         )
         await session.execute(others)
-        await session.execute(delete(models.LinkRecord).where(models.LinkRecord.person == name))
+        await session.execute(delete(models.OneTimeLinkRecord).where(models.OneTimeLinkRecord.person == name))
         await audit.record(session, who=name, action="person.password", now=now, after={"by": "themselves"})
 
     await db.write(work)
@@ -347,10 +347,12 @@ async def _require_another_admin(session: AsyncSession, name: str) -> None:
 
 
 async def _new_link(session: AsyncSession, person: str | None, *, now: float) -> str:
-    links, secret = models.LinkRecord, new_link()
+    links, secret = models.OneTimeLinkRecord, new_link()
     await session.execute(delete(links).where(links.person == person if person else links.person.is_(None)))
     seconds = RESET_LINK_SECONDS if person else SETUP_LINK_SECONDS
-    session.add(models.LinkRecord(digest=digest(secret), person=person, created_at=now, expires_at=now + seconds))
+    session.add(
+        models.OneTimeLinkRecord(digest=digest(secret), person=person, created_at=now, expires_at=now + seconds)
+    )
     await session.flush()
     return secret
 
@@ -358,7 +360,7 @@ async def _new_link(session: AsyncSession, person: str | None, *, now: float) ->
 async def _owner_of(db: Database, link: str, *, now: float) -> str | None:
     """Return a valid link's owner, before the server spends time on hashing a password. Raises LinkExpired."""
     async with db.read() as session:
-        row = await session.get(models.LinkRecord, digest(link.strip()))
+        row = await session.get(models.OneTimeLinkRecord, digest(link.strip()))
     if row is None or row.expires_at <= now:
         raise LinkExpired
     return row.person
@@ -366,7 +368,7 @@ async def _owner_of(db: Database, link: str, *, now: float) -> str | None:
 
 async def _use(session: AsyncSession, link: str, *, now: float) -> str | None:
     """Delete the link and return its owner. Of two concurrent uses, one raises LinkExpired."""
-    links = models.LinkRecord
+    links = models.OneTimeLinkRecord
     claim = (
         delete(links).where(links.digest == digest(link.strip()), links.expires_at > now).returning(links.person)
     )

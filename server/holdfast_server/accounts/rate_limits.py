@@ -66,17 +66,17 @@ async def reset(db: Database, name: str, address: str, *, device: str | None = N
     key = _own_key(name, address, device)
 
     async def work(session: AsyncSession) -> None:
-        await session.execute(delete(models.AllowanceRecord).where(models.AllowanceRecord.key == key))
+        await session.execute(delete(models.RateLimitRecord).where(models.RateLimitRecord.key == key))
 
     await db.write(work)
 
 
 async def delete_full(session: AsyncSession, *, now: float) -> None:
-    await session.execute(delete(models.AllowanceRecord).where(models.AllowanceRecord.full_at <= now))
+    await session.execute(delete(models.RateLimitRecord).where(models.RateLimitRecord.full_at <= now))
 
 
 async def _take(db: Database, buckets: list[tuple[bytes, _Bucket]], *, now: float) -> None:
-    rows = models.AllowanceRecord
+    rows = models.RateLimitRecord
 
     async def work(session: AsyncSession) -> float:
         full_at = []

@@ -24,8 +24,8 @@ from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import Database
-from holdfast_server.db.background_jobs import Chore
-from holdfast_server.http.metrics import ServerMeasures
+from holdfast_server.db.background_jobs import BackgroundJob
+from holdfast_server.http.metrics import ServerMetrics
 
 EVERY_SECONDS = 2.0
 AT_ONCE = 8
@@ -92,7 +92,7 @@ class MessageSender:
     settings: AlertSettings
     address: str = ""
     """Public URL of the server, for links; empty for messages without links."""
-    measures: ServerMeasures | None = None
+    measures: ServerMetrics | None = None
     lookup: egress.Lookup = egress.look_up
 
     async def send_due(self, db: Database, now: float) -> int:
@@ -173,9 +173,9 @@ class MessageSender:
         await egress.post(channel.target, body, headers, self.settings, lookup=self.lookup)
 
 
-def chore(settings: AlertSettings, *, address: str, measures: ServerMeasures) -> Chore:
+def chore(settings: AlertSettings, *, address: str, measures: ServerMetrics) -> BackgroundJob:
     sender = MessageSender(settings=settings, address=address, measures=measures)
-    return Chore("alert deliveries", EVERY_SECONDS, sender.send_due)
+    return BackgroundJob("alert deliveries", EVERY_SECONDS, sender.send_due)
 
 
 class _SendResult(Struct, frozen=True):

@@ -73,7 +73,7 @@ async def log(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """List changes, newest first: of the whole server, or of the projects in which you are an admin."""
-    question = audit.Question(
+    question = audit.AuditQuery(
         who=who, action=action, job=job, project=project, older_than=older_than,
         visible_projects=asker.projects_with_role(Role.admin),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from holdfast.protocol.questions import SettingsPreview
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse, refusal
 from holdfast_server.control import control, plans
-from holdfast_server.core.bus import LocalBus
+from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Jobs, Who
@@ -56,7 +56,7 @@ async def read(
 
 
 async def _later(
-    db: Database, changes: LocalBus, clock: Clock, job: str, after: int, wait_seconds: float
+    db: Database, changes: ChangeBus, clock: Clock, job: str, after: int, wait_seconds: float
 ) -> Desired | None:
     deadline = asyncio.get_running_loop().time() + wait_seconds
     # Subscribe before the first read, so that no edit between the two is missed.

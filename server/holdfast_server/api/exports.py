@@ -72,7 +72,7 @@ async def samples_parquet(job: str, db: Db, room: Exporting, first: First = None
 )
 async def checkpoints_csv(job: str, db: Db, room: Exporting, first: First = None, last: Last = None) -> Response:
     """Export all checkpoints, in every state."""
-    wanted = await exports.taken(db, job, first, last)
+    wanted = await exports.select_checkpoints(db, job, first, last)
     rows = exports.checkpoints_csv(db, room, wanted)
     return StreamingResponse(rows, media_type=CSV, headers=_named(job, "checkpoints.csv"))
 

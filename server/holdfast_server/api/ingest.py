@@ -20,9 +20,9 @@ from holdfast_server.core.errors import RequestRefused, UnknownJob
 from holdfast_server.core.principal import Principal
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
-from holdfast_server.http.metrics import ServerMeasures
+from holdfast_server.http.metrics import ServerMetrics
 from holdfast_server.ingest import transaction
-from holdfast_server.ingest.admission import Intake
+from holdfast_server.ingest.admission import AdmissionControl
 from holdfast_server.samples import batches
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -59,7 +59,7 @@ async def report(request: Request) -> Response:
         now, encoding = state.clock(), _encoding(request)
         content = _decompressed(sent, request.headers.get("content-encoding", "identity"))
         received = batches.decode(content, encoding, now=now)
-        with state.room.taking(received.batch.lane, len(content)):
+        with state.room.admitting(received.batch.lane, len(content)):
             try:
                 project = await state.job_projects.project_for_report(asker, received.batch.job)
                 ack = await transaction.store(
@@ -78,8 +78,8 @@ class IngestState(Protocol):
 
     database: Database
     clock: Callable[[], float]
-    measures: ServerMeasures
-    room: Intake
+    measures: ServerMetrics
+    room: AdmissionControl
     job_projects: JobProjects
     settings: ServerSettings
 

@@ -50,7 +50,7 @@ async def jobs(
     size: Annotated[int, Query(ge=1, le=fleet.MOST_ROWS, description="jobs per page")] = fleet.PAGE_ROWS,
 ) -> Response:
     """List one page of the jobs that match, with their number by status."""
-    question = fleet.Question(
+    question = fleet.FleetQuery(
         search=search,
         status=status,
         project=project,
@@ -115,7 +115,7 @@ async def job_timeline(
 ) -> Response:
     """Return metrics and annotations of a range, in at most `points` buckets per lineage."""
     names = None if metric is None else tuple(metric)
-    asked = timeline.Question(
+    asked = timeline.TimelineQuery(
         start=first, end=last, axis=x, points=points, metrics=names, marks=marks, digits=digits
     )
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))

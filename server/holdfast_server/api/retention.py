@@ -19,7 +19,7 @@ router = APIRouter(prefix="/projects/{project}/retention", tags=["projects"])
 
 @router.get("", responses=returns(Kept, _404="No such project"))
 async def kept(project: str, db: Db) -> Response:
-    return Json(await retention.kept(db, project))
+    return Json(await retention.get_settings(db, project))
 
 
 @router.patch(

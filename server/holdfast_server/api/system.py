@@ -12,7 +12,7 @@ from holdfast_server.alerts import incidents
 from holdfast_server.api.responses import Json, refusal
 from holdfast_server.db import DatabaseClosed, DatabaseUnavailable, size_bytes
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Measures
-from holdfast_server.http.metrics import MOST_JOBS, Now
+from holdfast_server.http.metrics import MOST_JOBS, MetricsSnapshot
 from holdfast_server.queries import fleet
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -51,11 +51,11 @@ async def ready(db: Db) -> Response:
 async def metrics(db: Db, changes: Changes, clock: Clock, measures: Measures, asker: Asker) -> Response:
     """Return the metrics of the server and of the most recently active jobs, for Prometheus."""
     now, visible = clock(), asker.visible_projects
-    question = fleet.Question(order="heard", size=MOST_JOBS, visible_projects=visible)
+    question = fleet.FleetQuery(order="heard", size=MOST_JOBS, visible_projects=visible)
     page = await fleet.fleet(db, question, now=now)
     async with db.read() as session:
         stored_bytes = await size_bytes(session)
-    seen = Now(
+    seen = MetricsSnapshot(
         jobs=page.jobs,
         by_status=page.counts,
         listeners=len(changes),

@@ -38,7 +38,7 @@ def list_entries(
     json: Json = False,
 ) -> None:
     """List changes, newest first."""
-    question = audit.Question(who=who, action=action, job=job, project=project)
+    question = audit.AuditQuery(who=who, action=action, job=job, project=project)
 
     async def work(database: Database, _: float) -> list[AuditEntry]:
         async with database.read() as session:
@@ -74,7 +74,7 @@ def verify(
     """
     row, digest = _known(known)
 
-    async def work(database: Database, _: float) -> audit.Verdict:
+    async def work(database: Database, _: float) -> audit.ChainCheck:
         async with database.read() as session:
             return await audit.verify(session, known=(row, digest) if row else None)
 

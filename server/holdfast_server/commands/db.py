@@ -14,10 +14,10 @@ from holdfast_server.commands.database import Db, Json, command_group, fail, in_
 from holdfast_server.control import retention
 from holdfast_server.core.settings import database_url, default_database
 from holdfast_server.db import Database, backups
-from holdfast_server.db.backups import in_words
+from holdfast_server.db.backups import size_text
 from holdfast_server.models import DEFAULT_PROJECT
 
-FOREVER = "forever"
+FOR_EVER = "forever"
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 app = command_group(
@@ -34,7 +34,7 @@ def size(db: Db = None, json: Json = False) -> None:
         found = backups.size_bytes(database_url(db or str(default_database())))
     except (RuntimeError, ValueError, OSError) as error:
         fail(str(error))
-    print_json({"bytes": found}) if json else print(in_words(found))
+    print_json({"bytes": found}) if json else print(size_text(found))
 
 
 @app.command()
@@ -46,7 +46,7 @@ def backup(
         copied = backups.backup(database_url(db or str(default_database())), file.absolute())
     except (backups.CannotCopy, ValueError, OSError) as error:
         fail(str(error))
-    print(f"Copied to {file} ({in_words(copied)}).")
+    print(f"Copied to {file} ({size_text(copied)}).")
 
 
 @app.command()
@@ -94,7 +94,7 @@ def keep(
 
     async def work(database: Database, now: float) -> Kept:
         if changes == RetentionChanges():
-            return await retention.kept(database, project)
+            return await retention.get_settings(database, project)
         return await retention.change(database, project, changes, who=whoami(), request_id="", now=now)
 
     kept = in_database(db, work)
@@ -104,7 +104,7 @@ def keep(
     for name, label in _LABELS.items():
         value = getattr(kept, name)
         words = (
-            FOREVER if value is None else in_words(value) if name.endswith("_bytes") else f"{value / 86400:g} d"
+            FOR_EVER if value is None else size_text(value) if name.endswith("_bytes") else f"{value / 86400:g} d"
         )
         print(f"{label:<34}{words}")
 
@@ -121,16 +121,16 @@ _LABELS = {
 def _seconds(name: str, text: str | None) -> float | msgspec.UnsetType | None:
     if text is None:
         return msgspec.UNSET
-    return None if text == FOREVER else parse_positive_seconds(text, name)
+    return None if text == FOR_EVER else parse_positive_seconds(text, name)
 
 
 def _bytes(text: str | None) -> int | msgspec.UnsetType | None:
     if text is None:
         return msgspec.UNSET
-    if text == FOREVER:
+    if text == FOR_EVER:
         return None
     for unit, factor in _UNITS.items():
         number = text.upper().removesuffix(unit).strip()
         if number != text.upper() and number.replace(".", "", 1).isdigit():
             return int(float(number) * factor)
-    raise ValueError(f"invalid size {text!r}: use 500MB, 20GB or {FOREVER}")
+    raise ValueError(f"invalid size {text!r}: use 500MB, 20GB or {FOR_EVER}")

@@ -1,4 +1,4 @@
-"""What operators want. The pages and the HTTP API call these, and hold no rule of their own."""
+"""Actions of operators, which the pages and the HTTP API call: all rules about them are here."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from holdfast_server.records.checkpoints import DURABLE, as_row
 
 MAX_KEY = 200
 MOST_LABEL = 64
-"""Characters."""
+"""Longest label in characters."""
 MOST_JOBS = 200
-"""Changed at once."""
+"""Most jobs that can be changed in one request."""
 
 
 async def desired(db: Database, job: str, *, now: float) -> messages.Desired:
-    """Nothing, for a job that has not reported yet: an agent may ask before its first batch."""
+    """Return the desired state; empty for an unknown job, whose agent may ask before its first batch."""
     async with db.read() as session:
         row = await session.get(models.JobRecord, job)
         return await wanted.read(session, row, now=now) if row else messages.Desired()
@@ -57,11 +57,11 @@ async def desired(db: Database, job: str, *, now: float) -> messages.Desired:
 async def edit(
     db: Database, job: str, changes: DesiredChanges, *, version: int | None, who: str, now: float
 ) -> messages.Desired:
-    """Change what is desired, from the version that the editor was looking at; None asks for no check.
+    """Change settings; `version` is the version that the editor saw, or None to skip the check for conflicts.
 
     Raises:
         UnknownJob, InvalidSetting.
-        VersionConflict: somebody changed a setting since. A restore that came or went is no setting.
+        VersionConflict: a later version changed a setting.
     """
 
     async def work(session: AsyncSession) -> messages.Desired:
@@ -77,36 +77,32 @@ async def edit(
 async def undo(
     db: Database, job: str, edit_version: int, *, version: int, who: str, now: float
 ) -> messages.Desired:
-    """Take one edit back, from the version that the editor was looking at.
+    """Revert one edit; `version` is the version that the editor saw.
 
     Raises:
         UnknownJob, VersionConflict.
-        InvalidSetting: there is no such edit, or nothing of it that can be taken back.
+        InvalidSetting: there is no such edit, or it cannot be reverted.
     """
     async with db.read() as session:
         row = await find_job(session, job)
         found = await session.get(models.SettingsVersionRecord, (job, edit_version))
         if found is None:
-            raise InvalidSetting(
-                "edit", f"nothing was changed in version {edit_version}; the newest is {row.version}"
-            )
-        back = wanted.reversal(found, now=now)
+            raise InvalidSetting("edit", f"there is no version {edit_version}; the newest is {row.version}")
+        back = wanted.reverting_changes(found, now=now)
     return await edit(db, job, back, version=version, who=who, now=now)
 
 
 async def set_budgets(
     db: Database, jobs: Sequence[str], budget: float | str | None, *, asker: Principal, now: float
 ) -> list[BulkOutcome]:
-    """What became of each, in their order. None: back to the script's own.
+    """Set the budget of several jobs, and return the outcome of each; None restores the script's own budget.
 
     Raises:
-        InvalidSetting: no job, or too many. What one job refuses is its own outcome.
+        InvalidSetting: no job, or too many. A refusal for one job is its outcome.
     """
     names = list(dict.fromkeys(jobs))
     if not 1 <= len(names) <= MOST_JOBS:
-        raise InvalidSetting(
-            "jobs", f"{len(names)} jobs are selected: from 1 to {MOST_JOBS} can be changed at once"
-        )
+        raise InvalidSetting("jobs", f"{len(names)} jobs are selected: 1 to {MOST_JOBS} can be changed at once")
     return [await _set_budget(db, job, budget, asker=asker, now=now) for job in names]
 
 
@@ -123,7 +119,7 @@ async def _set_budget(
 
 
 async def _require_operator(db: Database, job: str, asker: Principal) -> None:
-    """UnknownJob, as for a job that is not there, to those who may not see it."""
+    """Raise `PermissionDenied`, or `UnknownJob` to a user who may not see the job, unless they may operate it."""
     async with db.read() as session:
         row = await session.get(models.JobRecord, job)
     role = None if row is None else asker.role_in(row.project)
@@ -134,14 +130,14 @@ async def _require_operator(db: Database, job: str, asker: Principal) -> None:
 
 
 async def set_numbers(db: Database, job: str, changes: NumberChanges, *, who: str, now: float) -> JobNumbers:
-    """Set the largest attempt and lineage numbers known of a job, after a report with wrong ones.
+    """Set the largest known attempt and lineage numbers of a job, after a report with wrong ones.
 
-    Attempts beyond are numbered down to the largest, so that they fence none; the last of the others is the
-    current one again. What was reported of lineages beyond stays, and counts for no number.
+    Attempts with larger numbers get the largest number, so that they fence no other; the last of the remaining
+    attempts becomes the current one. Reports of lineages with larger numbers stay, but do not raise the number.
 
     Raises:
         UnknownJob.
-        InvalidSetting: nothing is given, or a number out of its bounds.
+        InvalidSetting: no number is given, or one is out of range.
     """
     given = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not UNSET}
     if not given:
@@ -167,12 +163,12 @@ async def set_numbers(db: Database, job: str, changes: NumberChanges, *, who: st
                 newest = own.order_by(attempts.attempt.desc(), attempts.started_at.desc()).limit(1)
                 current = (await session.scalars(newest)).first() or current
             row.uid = current.uid
-            # Until the next report says where the job is.
+            # until the next report gives the position
             row.iteration, row.lineage = current.last_iteration, min(current.lineage, lineage)
             row.sequence = row.samples_sequence = -1
         await session.execute(update(attempts).where(*beyond).values(attempt=attempt))
         row.attempt, row.latest_lineage = attempt, lineage
-        await checkpoints.forget_who_spoke(session, job)
+        await checkpoints.reset_report_order(session, job)
         await session.flush()
         after = JobNumbers(latest_attempt=attempt, latest_lineage=lineage)
         await audit.record(
@@ -185,7 +181,7 @@ async def set_numbers(db: Database, job: str, changes: NumberChanges, *, who: st
 
 
 async def delivered(db: Database, job: str, version: int) -> None:
-    """Note that the agent has a version of what is desired; one that it has shown to have before costs nothing."""
+    """Record that the agent has a version of the desired state, if that is new."""
     async with db.read() as session:
         row = await session.get(models.JobRecord, job)
         new = row is not None and row.delivered_version < version <= row.version
@@ -204,25 +200,25 @@ async def order_restore(
     now: float,
     expires_seconds: float | None = None,
 ) -> tuple[Order, bool]:
-    """Order a job back to a checkpoint, or to the one at an iteration; the order, and whether it is new.
+    """Order a restore to a checkpoint, or to the one at an iteration; return the order and whether it is new.
 
-    It ends after `expires_seconds`, or a week, unless an attempt has taken it up.
+    It expires after `expires_seconds`, by default a week, unless an attempt has started it.
 
     Raises:
         UnknownJob.
-        InvalidSetting: among others for a key that an order to another checkpoint has.
-        CheckpointNotFound: with the nearest earlier one, which is offered and never taken.
-        NotRestorable: it is known, and damaged, missing or not durable yet.
-        OpenOrder: the job is on its way to another checkpoint.
+        InvalidSetting: among others, the key belongs to an order for another checkpoint.
+        CheckpointNotFound: with the nearest earlier one, which is only suggested.
+        NotRestorable: the checkpoint is damaged, missing or not durable yet.
+        OpenOrder: an order for another checkpoint is open.
     """
     if not 1 <= len(key) <= MAX_KEY:
         raise InvalidSetting("key", f"an idempotency key has 1 to {MAX_KEY} characters")
 
     async def work(session: AsyncSession) -> tuple[Order, bool]:
         row = await find_job(session, job)
-        known = await restore_orders.placed_before(session, job, key)
+        known = await restore_orders.find_by_key(session, job, key)
         if known is not None:
-            _same_wish(known, checkpoint, iteration)
+            _require_same_target(known, checkpoint, iteration)
             return known, False
         chosen = await _choose(session, row, checkpoint, iteration)
         order, new = await restore_orders.place(
@@ -238,16 +234,21 @@ async def order_restore(
     return await db.write(work, job=job, at_once=True)
 
 
-def _same_wish(known: Order, checkpoint: str | None, iteration: int | None) -> None:
+def _require_same_target(known: Order, checkpoint: str | None, iteration: int | None) -> None:
     same = iteration in (None, known.iteration) if checkpoint is None else checkpoint == known.checkpoint
     if not same:
         other = checkpoint or f"iteration {iteration}"
-        reason = f"this key is the order to {known.checkpoint} already: give the one to {other} a key of its own"
+        reason = f"this key belongs to the order for {known.checkpoint}: use another key for {other}"
         raise InvalidSetting("key", reason)
 
 
 async def cancel_restore(db: Database, job: str, order: str, *, who: str, now: float) -> Order:
-    """Raises UnknownJob, UnknownOrder, and NotCancellable while the agent restores or when the order has ended."""
+    """Cancel an order.
+
+    Raises:
+        UnknownJob, UnknownOrder.
+        NotCancellable: the agent restores, or the order has ended.
+    """
 
     async def work(session: AsyncSession) -> Order:
         row = await find_job(session, job)
@@ -264,26 +265,26 @@ async def cancel_restore(db: Database, job: str, order: str, *, who: str, now: f
 
 
 async def undo_restore(db: Database, job: str, order: str, *, who: str, now: float) -> tuple[Order, bool]:
-    """Order a job back to the state that a restore left; asked twice, it is one order, unless the first came to
-    nothing.
+    """Order a restore to the safety checkpoint of an earlier restore, unless such an order is open or done.
 
     Raises:
         UnknownJob, UnknownOrder.
-        NotPossible: it did not go there, or what it left is not in the store any more.
-        OpenOrder: the job is on its way to another checkpoint.
+        NotPossible: the order was not carried out, or its safety checkpoint is no longer in the store.
+        OpenOrder: an order for another checkpoint is open.
     """
     async with db.read() as session:
         await find_job(session, job)
         made = await restore_orders.find(session, job, order)
         again, key, number = None, f"undo {made.id}", 1
-        while (known := await restore_orders.placed_before(session, job, key)) is not None:
+        while (known := await restore_orders.find_by_key(session, job, key)) is not None:
             if known.state == "restored" or known.state in OPEN_ORDER_STATES:
                 again = known
                 break
             number += 1
             key = f"undo {made.id} {number}"
     if again is None and not made.undoable:
-        left = "what it left is not in the store any more" if made.state == "restored" else f"it is {made.state}"
+        gone = "its safety checkpoint is no longer in the store"
+        left = gone if made.state == "restored" else f"it is {made.state}"
         raise NotPossible(f"the restore to iteration {made.iteration} cannot be undone: {left}")
     return await order_restore(
         db, job, checkpoint=made.safety_checkpoint, iteration=None, key=key, who=who, now=now
@@ -293,20 +294,20 @@ async def undo_restore(db: Database, job: str, order: str, *, who: str, now: flo
 async def change_checkpoint(
     db: Database, job: str, checkpoint: str, changes: CheckpointChanges, *, who: str, now: float
 ) -> CheckpointRow:
-    """Pin or unpin a checkpoint, label it, or both; the last word wins.
+    """Pin or unpin a checkpoint, label it, or both.
 
     Args:
-        db: where it is stored.
+        db: the database.
         job: the name of the job.
-        checkpoint: its id, or the iteration that a restore would go back to.
-        changes: what is to be changed.
-        who: the name of the one who asked.
+        checkpoint: its id, or its iteration.
+        changes: the changes.
+        who: name of the user.
         now: seconds since the epoch.
 
     Raises:
         UnknownJob, InvalidSetting.
         CheckpointNotFound: with the nearest earlier one.
-        NotPossible: it is not in the store, or the job has as many pins as it may.
+        NotPossible: it is not durable, or the job has as many pins as it may.
     """
     if changes.pinned is UNSET and changes.label is UNSET:
         raise InvalidSetting("", "nothing to change: give pinned, label or both")
@@ -335,39 +336,43 @@ async def change_checkpoint(
 
 
 def _label(label: str | None) -> str | None:
-    """Raises InvalidSetting for one that is too long, or that has what nobody can read."""
+    """Return a label without surrounding spaces; None for an empty one.
+
+    Raises:
+        InvalidSetting: it is too long, or has unprintable characters.
+    """
     label = (label or "").strip()
     if len(label) > MOST_LABEL:
-        raise InvalidSetting("label", f"a label has at most {MOST_LABEL} characters, and this one {len(label)}")
+        raise InvalidSetting("label", f"a label has at most {MOST_LABEL} characters; this one has {len(label)}")
     if not label.isprintable():
-        raise InvalidSetting("label", "a label is one line of text: leave out line breaks and control characters")
+        raise InvalidSetting("label", "a label must not contain line breaks or control characters")
     return label or None
 
 
 async def verify(
     db: Database, job: str, checkpoint: str, *, against: str | None = None, who: str, now: float
 ) -> Verification:
-    """Have whoever holds the store read a checkpoint back, beside training. Asked twice, it is read once.
+    """Request that an agent verifies a checkpoint by reading it back; an open request is reused.
 
     Args:
-        db: where it is stored.
+        db: the database.
         job: the name of the job.
-        checkpoint: its id, or the iteration that a restore would go back to.
-        against: another one, by id or iteration, to tell how far each tensor is from it.
-        who: the name of the one who asked.
+        checkpoint: its id, or its iteration.
+        against: another checkpoint, by id or iteration, whose tensors to compare.
+        who: name of the user.
         now: seconds since the epoch.
 
     Raises:
         UnknownJob, InvalidSetting.
         CheckpointNotFound: with the nearest earlier one.
-        NotPossible: it is not in the store, or as many wait as can.
+        NotPossible: it is not in the store, or the job has as many open requests as it may.
     """
 
     async def work(session: AsyncSession) -> Verification:
         row = await find_job(session, job)
         found = await _named(session, row, checkpoint)
         other = await _named(session, row, against) if against else None
-        if await verifications.ask(session, row, found, against=other, who=who, now=now):
+        if await verifications.request(session, row, found, against=other, who=who, now=now):
             about = {"checkpoint": found.id} | ({"against": other.id} if other else {})
             await audit.record(
                 session, who=who, action="checkpoint.verify", now=now, job=job, project=row.project, after=about
@@ -378,7 +383,7 @@ async def verify(
 
 
 async def cancel_verification(db: Database, job: str, checkpoint: str, *, who: str, now: float) -> Verification:
-    """Take the open request back; without one nothing changes. Raises as `verify` does."""
+    """Cancel the open request, if there is one. Raises as `verify` does."""
 
     async def work(session: AsyncSession) -> Verification:
         row = await find_job(session, job)
@@ -394,14 +399,14 @@ async def cancel_verification(db: Database, job: str, checkpoint: str, *, who: s
 
 
 async def verification(db: Database, job: str, checkpoint: str) -> Verification:
-    """Raises UnknownJob, CheckpointNotFound and InvalidSetting."""
+    """Return the verification of a checkpoint. Raises UnknownJob, CheckpointNotFound and InvalidSetting."""
     async with db.read() as session:
         row = await find_job(session, job)
         return await verifications.find(session, job, (await _named(session, row, checkpoint)).id)
 
 
 async def tensors(db: Database, job: str, checkpoint: str, other: str | None = None) -> Tensors:
-    """What the tensors of a checkpoint come to, beside those of another. Raises as `verification` does."""
+    """Return the norms of a checkpoint's tensors, compared with another's. Raises as `verification` does."""
     async with db.read() as session:
         row = await find_job(session, job)
         here = (await _named(session, row, checkpoint)).id
@@ -416,8 +421,11 @@ async def _named(session: AsyncSession, job: models.JobRecord, checkpoint: str) 
 
 
 async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointRow:
-    """What a restore to this iteration would go back to. Raises CheckpointNotFound with the nearest earlier
-    one."""
+    """Return the checkpoint that a restore to an iteration uses.
+
+    Raises:
+        CheckpointNotFound: there is none; with the nearest earlier one.
+    """
     async with db.read() as session:
         row = await find_job(session, job)
         return as_row(await checkpoints.at(session, row, iteration), await ancestry_of(session, row))
@@ -434,4 +442,4 @@ async def _choose(
         return row
     if iteration is not None:
         return await checkpoints.at(session, job, iteration)
-    raise InvalidSetting("iteration", "say where to go back to: an iteration, or the id of a checkpoint")
+    raise InvalidSetting("iteration", "give the target of the restore: an iteration, or the id of a checkpoint")

@@ -1,4 +1,4 @@
-"""Deleting a job with everything that is stored of it, in transactions small enough for reports to pass."""
+"""Deletion of a job and all its rows, in transactions small enough for reports to be stored in between."""
 
 from __future__ import annotations
 
@@ -15,66 +15,74 @@ from holdfast_server.queries.summaries import find_job
 from holdfast_server.records import audit
 from holdfast_server.records.job_status import status_of
 
+ACTION = "job.delete"
 ROWS_AT_ONCE = 500
-"""Rows that go in one transaction, behind which reports wait."""
+"""Rows deleted in one transaction, for which reports wait."""
 
 _jobs = models.table(models.JobRecord)
 
 
 async def delete_job(db: Database, job: str, *, who: str, now: float) -> None:
-    """Remove a job and all rows of it; its store and its rows in the audit log stay.
+    """Delete a job and all its rows, except those of the audit log; its checkpoint store stays.
 
-    A later report under the same name begins a new job.
+    A later report under the same name creates a new job.
 
     Raises:
         UnknownJob.
-        NotPossible: it is running, or it reported while it was being deleted.
+        NotPossible: it is running, or it reported during the deletion.
     """
-    heard_at = await db.write(partial(_begin, job=job, who=who, now=now), job=job)
+    last_contact_at = await db.write(partial(_begin, job=job, who=who, now=now), job=job)
     for table in _tables():
-        some = partial(_delete_some, table=table, job=job, heard_at=heard_at)
+        some = partial(_delete_some, table=table, job=job, last_contact_at=last_contact_at)
         while await db.write(some, job=job) == ROWS_AT_ONCE:
             pass
-    await db.write(partial(_end, job=job, heard_at=heard_at), job=job, at_once=True)
+    await db.write(partial(_end, job=job, last_contact_at=last_contact_at), job=job, at_once=True)
 
 
 async def _begin(session: AsyncSession, *, job: str, who: str, now: float) -> float:
-    """When the job was last heard of. The audit log has the deletion before the first row goes."""
+    """Record the deletion in the audit log, and return the time of the job's last contact.
+
+    Requests that delete the job at the same time, or go on with an interrupted deletion, share one record.
+    """
     row = await find_job(session, job)
     attempt = await session.get(models.AttemptRecord, (job, row.uid))
     status = status_of(row, attempt, now=now)
     if attempt is not None and status.alive:
         raise NotPossible(
-            f"job {job!r} is {status.status}, and its next report would bring it back: stop it first, or revoke "
-            "the key that it reports with"
+            f"job {job!r} is {status.status}, and its next report would create it again: stop it first, or revoke "
+            "its API key"
         )
+    log = models.AuditEntryRecord
+    begun = select(log.id).where(log.job == job, log.action == ACTION, log.at > row.last_contact_at).limit(1)
+    if await session.scalar(begun) is not None:
+        return row.last_contact_at
     attempts = models.AttemptRecord
     count = await session.scalar(select(func.count()).where(attempts.job == job))
     before = {"attempts": count, "iteration": row.iteration, "created_at": row.created_at}
-    await audit.record(session, who=who, action="job.delete", now=now, job=job, project=row.project, before=before)
+    await audit.record(session, who=who, action=ACTION, now=now, job=job, project=row.project, before=before)
     return row.last_contact_at
 
 
-async def _require_silent(session: AsyncSession, job: str, heard_at: float) -> None:
-    """NotPossible for a job that reported again, or that another deletion removed and a report began anew."""
+async def _require_silent(session: AsyncSession, job: str, last_contact_at: float) -> None:
+    """Raise `NotPossible` for a job that reported again, or that a report created again after another deletion."""
     row = await find_job(session, job)
-    if row.last_contact_at != heard_at:
+    if row.last_contact_at != last_contact_at:
         raise NotPossible(
-            f"job {job!r} reported again while it was being deleted: part of what it had reported before is gone; "
+            f"job {job!r} reported again during its deletion, which has removed part of its earlier reports: "
             "stop it, and delete it again"
         )
 
 
-async def _end(session: AsyncSession, *, job: str, heard_at: float) -> None:
-    await _require_silent(session, job, heard_at)
-    # usually nothing: only rows that came in between, of an attempt that is not the current one
+async def _end(session: AsyncSession, *, job: str, last_contact_at: float) -> None:
+    await _require_silent(session, job, last_contact_at)
+    # rows that a superseded attempt added in between: usually none
     for table in _tables():
         await session.execute(delete(table).where(_of_job(table, job)))
     await session.execute(delete(_jobs).where(_jobs.c.name == job))
 
 
-async def _delete_some(session: AsyncSession, *, table: Table, job: str, heard_at: float) -> int:
-    await _require_silent(session, job, heard_at)
+async def _delete_some(session: AsyncSession, *, table: Table, job: str, last_contact_at: float) -> int:
+    await _require_silent(session, job, last_contact_at)
     key = list(table.primary_key.columns)
     some = select(*key).where(_of_job(table, job)).limit(ROWS_AT_ONCE)
     gone = delete(table).where((key[0] if len(key) == 1 else tuple_(*key)).in_(some))
@@ -83,7 +91,7 @@ async def _delete_some(session: AsyncSession, *, table: Table, job: str, heard_a
 
 
 def _tables() -> list[Table]:
-    """Those that hold rows of jobs, so that what refers to a row goes before it does."""
+    """Return the tables that hold rows of jobs, each before the tables that it refers to."""
     return [
         table
         for table in reversed(models.Base.metadata.sorted_tables)
@@ -92,7 +100,7 @@ def _tables() -> list[Table]:
 
 
 def _of_job(table: Table, job: str) -> ColumnElement[bool]:
-    """Which rows of a table are a job's: by its name, or by the row of the job that they refer to."""
+    """Return the condition for a job's rows of a table, which refer to the job or to another of its rows."""
     column, parent = _references(table)[0]
     if parent is _jobs:
         return column == job
@@ -101,7 +109,7 @@ def _of_job(table: Table, job: str) -> ColumnElement[bool]:
 
 
 def _references(table: Table) -> Sequence[tuple[ColumnElement[str], Table]]:
-    """Its columns that refer to a job, and then those that refer to a row of one."""
+    """Return the columns that refer to a job, then those that refer to another table with rows of jobs."""
     found = [(key.parent, key.column.table) for key in table.foreign_keys]
     direct = [(column, parent) for column, parent in found if parent is _jobs]
     indirect = [

@@ -1,4 +1,4 @@
-"""What if: the job's measured profile under other budgets, intervals, failure rates and sizes of the cluster."""
+"""What-if plans: a job's measured profile with other budgets, intervals, failure rates or numbers of ranks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import find_job
-from holdfast_server.records.failures import Seen, failures_of
+from holdfast_server.records.failures import ObservedFailures, failures_of
 from holdfast_server.records.interval_status import in_force, paced_of, profile_of
 
 MAX_RANKS = 10_000_000
 MAX_TYPED = 40
-"""Characters of what was typed that are read, and repeated where they cannot be."""
+"""Characters of an input that are parsed, and quoted in an error."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What is asked to be otherwise; None: as it is."""
+    """Changed assumptions; `None`: as measured or set."""
 
     budget: float | None = None
     every: int | None = None
-    """An interval to look at beside the others."""
+    """An additional interval to show."""
     mtbf_seconds: float | None = None
     ranks: int | None = None
     restart_seconds: float | None = None
@@ -52,9 +52,12 @@ def what_if(
     restart: str | None = None,
     bare: str = "fraction",
 ) -> WhatIf:
-    """From text, of which an empty one asks for nothing; InvalidSetting names the field that cannot be.
+    """Parse inputs, of which empty ones are ignored.
 
-    `bare`: what a budget without a % sign means, as for `parse_budget`.
+    `bare`: meaning of a budget without a % sign, as for `parse_budget`.
+
+    Raises:
+        InvalidSetting: an input is invalid; names the field.
     """
     return WhatIf(
         budget=_read("budget", budget, lambda text: parse_budget(text, bare=bare)),
@@ -84,7 +87,7 @@ def _ranks(text: str) -> int:
 async def preview_settings(
     db: Database, job: str, *, budget: float | None, every: int | None, now: float
 ) -> SettingsPreview:
-    """The plan that these settings would lead to; None leaves what is in force. Raises InvalidSetting."""
+    """Return the plan for changed settings; None leaves a setting. Raises InvalidSetting."""
     async with db.read() as session:
         row = await find_job(session, job)
     paced = paced_of(row)
@@ -143,14 +146,14 @@ async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPla
     )
 
 
-def _failures(seen: Seen, paced: Paced | None, what_if: WhatIf) -> FailureEstimate:
-    """A mean time that is asked about stands for itself; one that the script stated is bent by what was seen."""
+def _failures(seen: ObservedFailures, paced: Paced | None, what_if: WhatIf) -> FailureEstimate:
+    """Combine the assumed or stated mean time between failures with the observed failures."""
     ranks = what_if.ranks or seen.failures.world_size
     if what_if.mtbf_seconds is not None:
         return FailureEstimate(world_size=ranks, mean_seconds=what_if.mtbf_seconds)
     if paced is None or paced.mtbf_seconds is None:
         return at_world_size(seen.failures, ranks)
-    # stated for the ranks that there are; on others it changes as that of any job does
+    # stated for the current number of ranks; it scales as that of any job
     here, there = seen.failures, replace(seen.failures, world_size=ranks)
     stated = paced.mtbf_seconds * there.prior_seconds / here.prior_seconds
     return replace(at_world_size(here, ranks), mean_seconds=stated)
@@ -161,7 +164,7 @@ def _settings(job: models.JobRecord, paced: Paced, what_if: WhatIf) -> PacingSet
     return PacingSettings(budget=budget, policy=job.policy or paced.policy)
 
 
-def _origins(seen: Seen, paced: Paced | None, what_if: WhatIf) -> dict[str, Origin]:
+def _origins(seen: ObservedFailures, paced: Paced | None, what_if: WhatIf) -> dict[str, Origin]:
     mtbf: Origin = "estimated" if seen.count else "assumed"
     if what_if.mtbf_seconds or (paced is not None and paced.mtbf_seconds and not seen.count):
         mtbf = "stated"

@@ -1,4 +1,4 @@
-"""What a restore would do, said before it is done."""
+"""Preview of the effects of a restore."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from holdfast_server import models
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import find_job
 from holdfast_server.records.ancestry import Ancestry, ancestry_of
-from holdfast_server.records.checkpoints import DURABLE, as_row, find, on_the_way
+from holdfast_server.records.checkpoints import DURABLE, as_row, find, stands
 from holdfast_server.records.job_status import restore_mode, restore_mode_text, status_of
 
 RESTORES_LOOKED_AT = 5
 
 
 async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float) -> RestorePreview:
-    """What a restore to this checkpoint would give up, and take. Raises CheckpointNotFound."""
+    """Preview what a restore would abandon, and how long it would take. Raises CheckpointNotFound."""
     async with db.read() as session:
         row = await find_job(session, job)
         target = await find(session, row, checkpoint)
@@ -57,7 +57,7 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
 
 
 async def _seconds(session: AsyncSession, job: models.JobRecord, here: Ancestry, fork: int) -> float | None:
-    """What the iterations after `fork` took, on the way to where the job is; of repeated ones the last time."""
+    """Return the duration of the iterations after `fork` that stand, of repeated ones the last time."""
     rows = models.ChunkRecord
     newest_first = ((rows.uid == job.uid).desc(), rows.attempt.desc(), rows.uid)
     query = (
@@ -74,7 +74,7 @@ async def _seconds(session: AsyncSession, job: models.JobRecord, here: Ancestry,
             begins[lineage] = min(begins[lineage], first - 1)
             if inside > 0:
                 seconds, found = seconds + spent * inside / (last - first + 1), True
-        # From where this attempt began, it has repeated what earlier ones did.
+        # from its start on, this attempt repeated iterations of earlier ones
         ends = begins
     return seconds if found else None
 
@@ -82,17 +82,17 @@ async def _seconds(session: AsyncSession, job: models.JobRecord, here: Ancestry,
 async def _points(session: AsyncSession, job: models.JobRecord, here: Ancestry, fork: int) -> int:
     rows = models.CheckpointRecord
     query = select(func.count()).where(rows.job == job.name, rows.state == DURABLE, rows.iteration > fork)
-    return await session.scalar(query.where(on_the_way(here))) or 0
+    return await session.scalar(query.where(stands(here))) or 0
 
 
 def _start(attempt: models.AttemptRecord | None) -> tuple[float | None, str]:
-    """Seconds that another start takes, as this one did; what is saved before it comes to that."""
+    """Estimate the duration of a restart from that of the attempt's start, and name the source."""
     seconds = None if attempt is None else attempt.start_seconds
     return seconds, "" if seconds is None else "the start of this attempt, up to its first iteration"
 
 
 async def _estimate(session: AsyncSession, target: models.CheckpointRecord) -> tuple[float | None, str]:
-    """Seconds to come back, from what restores of this job took; before the first, from what writing it took."""
+    """Estimate the duration of a restore from earlier ones, or from the writing of the checkpoint."""
     orders = models.RestoreOrderRecord
     query = (
         select(orders.seconds)

@@ -1,4 +1,4 @@
-"""How long what was reported is kept, project by project: what people want, and carrying it out."""
+"""Retention of reported data by project: its settings, and the background job that applies them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ EVERY_SECONDS = 300.0
 LEAST_SECONDS = 3600.0
 LEAST_BYTES = 2**20
 ROWS_AT_ONCE = 2000
-"""Rows that go in one transaction, behind which reports wait."""
+"""Rows deleted in one transaction, for which reports wait."""
 
-_REPORTS = (models.StallRecord, models.NoticeRecord, models.PacingRecord, models.GapRecord)
+_REPORTS = (models.StallRecord, models.NoticeRecord, models.IntervalDecisionRecord, models.GapRecord)
 
 
-async def kept(db: Database, project: str) -> Kept:
-    """Raises UnknownProject."""
+async def get_settings(db: Database, project: str) -> Kept:
+    """Return the settings and the stored size of a project. Raises UnknownProject."""
     async with db.read() as session:
         if await session.get(models.ProjectRecord, project) is None:
             raise UnknownProject(project)
@@ -39,9 +39,11 @@ async def kept(db: Database, project: str) -> Kept:
 async def change(
     db: Database, project: str, changes: RetentionChanges, *, who: str, request_id: str, now: float
 ) -> Kept:
-    """What is left out stays as it is; None: without a limit.
+    """Change the given settings of a project; None: no limit.
 
-    Raises UnknownProject, and InvalidSetting, naming the field.
+    Raises:
+        UnknownProject.
+        InvalidSetting: a value is too small; names the field.
     """
     for name, value in msgspec.structs.asdict(changes).items():
         least = LEAST_BYTES if name.endswith("_bytes") else LEAST_SECONDS
@@ -76,7 +78,7 @@ async def change(
             )
 
     await db.write(work)
-    return await kept(db, project)
+    return await get_settings(db, project)
 
 
 def _fields(row: models.RetentionRecord | None) -> dict[str, Any]:
@@ -85,13 +87,15 @@ def _fields(row: models.RetentionRecord | None) -> dict[str, Any]:
 
 
 async def _stored_bytes(session: AsyncSession, project: str) -> int:
-    stretches = models.StretchRecord
-    query = select(func.sum(stretches.chunk_bytes)).join(models.JobRecord, models.JobRecord.name == stretches.job)
+    all_series = models.SampleSeriesRecord
+    query = select(func.sum(all_series.chunk_bytes)).join(
+        models.JobRecord, models.JobRecord.name == all_series.job
+    )
     return int(await session.scalar(query.where(models.JobRecord.project == project)) or 0)
 
 
-async def carry_out(db: Database, now: float) -> None:
-    """A chore. In small transactions, so that reports do not wait for it."""
+async def apply_all(db: Database, now: float) -> None:
+    """Apply the settings of all projects, in small transactions so that reports do not wait."""
     async with db.read() as session:
         rows = list(await session.scalars(select(models.RetentionRecord)))
     for row in rows:
@@ -102,46 +106,41 @@ async def carry_out(db: Database, now: float) -> None:
         if row.fine_seconds is not None:
             await _coarsen(db, row.project, now - row.fine_seconds)
         if row.reports_seconds is not None:
-            await _forget_reports(db, row.project, now - row.reports_seconds)
+            await _delete_reports(db, row.project, now - row.reports_seconds)
 
 
 async def _thin_by_age(db: Database, project: str, before: float) -> None:
-    """What is to go is looked up first: nearly always it is nothing, and reports do not wait for that."""
-    old = (models.StretchRecord.chunks > 0, compaction.first_ended_at() < before)
-    for stretch in await _stretches(db, project, *old):
+    """Downsample old samples. A read finds them first: usually there are none, and no write is needed."""
+    old = (models.SampleSeriesRecord.chunks > 0, compaction.first_ended_at() < before)
+    for series in await _series_of(db, project, *old):
         async with db.read() as session:
-            upto = await compaction.first_since(session, stretch, before)
-        if compaction.begin_of(stretch, upto) > stretch.whole_from:
-            await db.write(partial(_thin, stretch=stretch.id, upto=upto), job=stretch.job)
+            upto = await compaction.first_since(session, series, before)
+        if compaction.begin_of(series, upto) > series.chunks_from:
+            await db.write(partial(compaction.thin_upto, series_id=series.id, iteration=upto), job=series.job)
 
 
 async def _thin_by_size(db: Database, project: str, limit_bytes: int) -> None:
-    """The stretches that ended first go first; of the one at the limit, its beginning."""
-    stretches = await _stretches(db, project)
-    excess = sum(stretch.chunk_bytes for stretch in stretches) - limit_bytes
-    for stretch in stretches:
+    """Downsample until a project fits its limit, the series that ended first and then the beginning of one."""
+    all_series = await _series_of(db, project)
+    excess = sum(series.chunk_bytes for series in all_series) - limit_bytes
+    for series in all_series:
         if excess <= 0:
             return
-        if stretch.chunks:
-            upto = await _upto(db, stretch, excess)
-            await db.write(partial(_thin, stretch=stretch.id, upto=upto), job=stretch.job)
-        excess -= stretch.chunk_bytes
+        if series.chunks:
+            upto = await _upto(db, series, excess)
+            await db.write(partial(compaction.thin_upto, series_id=series.id, iteration=upto), job=series.job)
+        excess -= series.chunk_bytes
 
 
-async def _thin(session: AsyncSession, *, stretch: int, upto: int) -> None:
-    await compaction.thin_upto(session, await session.get_one(models.StretchRecord, stretch), upto)
-
-
-async def _upto(db: Database, stretch: models.StretchRecord, excess_bytes: int) -> int:
-    """Up to which iteration a stretch's chunks are to go, for so many bytes."""
-    if stretch.chunk_bytes <= excess_bytes:
-        return stretch.last_iteration + 1
+async def _upto(db: Database, series: models.SampleSeriesRecord, excess_bytes: int) -> int:
+    """Return up to which iteration to remove the chunks of a series to free so many bytes."""
+    if series.chunk_bytes <= excess_bytes:
+        return series.last_iteration + 1
     rows = models.ChunkRecord
-    # Seldom asked for, and of one stretch at a time: what is left of it is what is asked for next.
     query = (
         select(rows.last_iteration, func.length(rows.columns))
-        .where(rows.job == stretch.job, rows.rank == stretch.rank, rows.lineage == stretch.lineage)
-        .where(rows.uid == stretch.uid)
+        .where(rows.job == series.job, rows.rank == series.rank, rows.lineage == series.lineage)
+        .where(rows.uid == series.uid)
         .order_by(rows.first_iteration)
     )
     async with db.read() as session:
@@ -149,25 +148,21 @@ async def _upto(db: Database, stretch: models.StretchRecord, excess_bytes: int) 
             excess_bytes -= size
             if excess_bytes <= 0:
                 return int(last) + compaction.WIDTH
-    return stretch.last_iteration + 1
+    return series.last_iteration + 1
 
 
 async def _coarsen(db: Database, project: str, before: float) -> None:
-    thinned = models.StretchRecord.whole_from > models.StretchRecord.fine_from
-    for stretch in await _stretches(db, project, thinned):
+    thinned = models.SampleSeriesRecord.chunks_from > models.SampleSeriesRecord.finest_from
+    for series in await _series_of(db, project, thinned):
         async with db.read() as session:
-            begin = await compaction.fine_since(session, stretch, before)
-        if begin > stretch.fine_from:
-            await db.write(partial(_coarsen_one, stretch=stretch.id, begin=begin), job=stretch.job)
+            begin = await compaction.fine_since(session, series, before)
+        if begin > series.finest_from:
+            await db.write(partial(compaction.coarsen_upto, series_id=series.id, begin=begin), job=series.job)
 
 
-async def _coarsen_one(session: AsyncSession, *, stretch: int, begin: int) -> None:
-    await compaction.coarsen_upto(session, await session.get_one(models.StretchRecord, stretch), begin)
-
-
-async def _stretches(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.StretchRecord]:
-    """Those that ended first, first."""
-    rows = models.StretchRecord
+async def _series_of(db: Database, project: str, *those: ColumnElement[bool]) -> list[models.SampleSeriesRecord]:
+    """Return the series of a project, those that ended first in front."""
+    rows = models.SampleSeriesRecord
     query = (
         select(rows)
         .join(models.JobRecord, models.JobRecord.name == rows.job)
@@ -177,7 +172,7 @@ async def _stretches(db: Database, project: str, *those: ColumnElement[bool]) ->
         return list(await session.scalars(query.order_by(rows.last_at, rows.id)))
 
 
-async def _forget_reports(db: Database, project: str, before: float) -> None:
+async def _delete_reports(db: Database, project: str, before: float) -> None:
     async with db.read() as session:
         jobs = list(
             await session.scalars(select(models.JobRecord.name).where(models.JobRecord.project == project))
@@ -185,27 +180,29 @@ async def _forget_reports(db: Database, project: str, before: float) -> None:
     for job in jobs:
         for rows in _REPORTS:
             table = models.table(rows)
-            await _forget(db, rows, select(table.c.id).where(table.c.job == job, table.c.at < before), job=job)
-        await db.write(partial(ranks_work.forget_ranks, job=job, before=before), job=job)
-    await _forget_alerts(db, project, before)
+            await _delete(db, rows, select(table.c.id).where(table.c.job == job, table.c.at < before), job=job)
+        await db.write(partial(ranks_work.delete_old, job=job, before=before), job=job)
+    await _delete_alerts(db, project, before)
 
 
-async def _forget_alerts(db: Database, project: str, before: float) -> None:
-    """What was told of them, then they. One that fires stays, however old, and so does a silence that holds."""
-    alerts, told = models.AlertRecord, models.AlertDeliveryRecord
+async def _delete_alerts(db: Database, project: str, before: float) -> None:
+    """Delete old deliveries, then old alerts without any; firing and silenced alerts stay."""
+    alerts, deliveries = models.AlertRecord, models.AlertDeliveryRecord
     channels = select(models.AlertChannelRecord.id).where(models.AlertChannelRecord.project == project)
-    await _forget(db, told, select(told.id).where(told.channel.in_(channels), told.ended_at < before))
+    await _delete(
+        db, deliveries, select(deliveries.id).where(deliveries.channel.in_(channels), deliveries.ended_at < before)
+    )
     over = (
         select(alerts.id)
         .where(alerts.project == project, alerts.resolved_at < before)
         .where(or_(alerts.silenced_until.is_(None), alerts.silenced_until < before))
-        .where(~exists().where(told.alert == alerts.id))
+        .where(~exists().where(deliveries.alert == alerts.id))
     )
-    await _forget(db, alerts, over)
+    await _delete(db, alerts, over)
 
 
-async def _forget(db: Database, rows: type[models.Base], old: Select[int], *, job: str | None = None) -> None:
-    """The rows whose ids `old` finds, some at a time."""
+async def _delete(db: Database, rows: type[models.Base], old: Select[int], *, job: str | None = None) -> None:
+    """Delete the rows whose ids `old` selects, some at a time."""
     table = models.table(rows)
 
     async def work(session: AsyncSession) -> int:

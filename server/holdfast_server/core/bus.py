@@ -1,4 +1,4 @@
-"""Who wants to know that a job changed: long polls and the streams of open pages."""
+"""Notification of changed jobs, for long polls and the event streams of open pages."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from weakref import WeakSet
 
 
 class Subscription:
-    """Waits for changes of one job, or of any.
+    """A reader's wait for changes of one job, or of any.
 
-    However much changes before the reader comes back, it waits as one change: a slow reader costs no
-    memory and misses nothing. Once the bus is closed there is nothing to wait for.
+    Changes that happen between two waits count as one, so a slow reader costs no memory and misses nothing. Once
+    the bus is closed, waiting returns at once.
     """
 
-    def __init__(self, bus: LocalBus, job: str | None, *, samples: bool) -> None:
+    def __init__(self, bus: ChangeBus, job: str | None, *, samples: bool) -> None:
         self._bus = bus
         self._job = job
         self.samples = samples
-        """Whether samples are a change to it, too."""
+        """Whether new samples count as a change."""
         self._changed = False
         self._wake = asyncio.Event()
 
     async def wait(self, timeout_seconds: float) -> bool:
-        """Whether something changed within that time; what had piled up counts as one change."""
+        """Wait for a change; return whether there was one within the time or since the last wait."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._wake.wait()
@@ -51,24 +51,24 @@ class Subscription:
         self._wake.set()
 
 
-class LocalBus:
-    """Changes, told within one process. Where there are several, a relay tells each bus what the others heard."""
+class ChangeBus:
+    """Publishes changes within one process; `db.relay` connects the buses of several server instances."""
 
     def __init__(self) -> None:
         self._subscriptions: dict[str | None, WeakSet[Subscription]] = {}
-        """By job: thousands of agents wait for theirs, and each of them reports every second."""
-        self._told: Counter[str | None] = Counter()
+        """Subscriptions by job: thousands of agents each wait for one job, and each reports every second."""
+        self._counts: Counter[str | None] = Counter()
         self.closed = False
 
-    def told(self, job: str) -> int:
-        """How often it was told that a job changed; the same number: nothing has, as far as is known here."""
-        return self._told[job] + self._told[None]
+    def count(self, job: str) -> int:
+        """Return how many changes of a job were published here; an equal number means that it has not changed."""
+        return self._counts[job] + self._counts[None]
 
     def subscribe(self, job: str | None = None, *, samples: bool = True) -> Subscription:
-        """Listen to one job, or to all; what changes from this moment on is seen.
+        """Subscribe to changes of one job, or of all jobs.
 
-        `samples`: False where it changes nothing that more samples came, as for an agent, which sends them itself
-        and would ask at each of its own reports whether there is anything for it.
+        `samples`: whether new samples count as a change. False for agents, which send the samples themselves and
+        would poll after each of their own reports.
         """
         subscription = Subscription(self, job, samples=samples)
         if self.closed:
@@ -77,25 +77,25 @@ class LocalBus:
         return subscription
 
     def publish(self, job: str, *, samples_only: bool = False) -> None:
-        self._told[job] += 1
+        self._counts[job] += 1
         for listened in (job, None):
             for subscription in list(self._subscriptions.get(listened, ())):
                 if subscription.samples or not samples_only:
                     subscription._publish()
 
     def publish_all(self, *, samples_only: bool = False) -> None:
-        """Anything may have changed, or samples of any job may have come."""
-        self._told[None] += 1
+        """Publish that any job, or with `samples_only` the samples of any job, may have changed."""
+        self._counts[None] += 1
         for subscription in self._all():
             if subscription.samples or not samples_only:
                 subscription._publish()
 
     def listened(self) -> set[str]:
-        """The jobs that somebody listens to."""
+        """Return the jobs with a subscription."""
         return {job for job in self._subscriptions if job is not None}
 
     def close(self) -> None:
-        """End every subscription, so that a server that stops need not wait for its open streams."""
+        """End all subscriptions, so that a stopping server does not wait for open streams."""
         self.closed = True
         for subscription in self._all():
             subscription._wake.set()

@@ -1,9 +1,10 @@
-"""zstd, and how much of a compressed body may be unpacked."""
+"""zstd and gzip, with limits on the decompressed size."""
 
 from __future__ import annotations
 
 import sys
 import zlib
+from functools import cache
 from typing import Any
 
 if sys.version_info >= (3, 14):
@@ -13,23 +14,29 @@ else:
 
 RATIO = 200
 RATIO_BYTES = 2**20
-"""A body that unpacks to more than this may not be RATIO times smaller: no report compresses so well."""
+"""Decompressed size from which a compression ratio above RATIO is refused: no report compresses so well."""
 
 
-class TooLarge(ValueError):
-    """It unpacks to more than is taken."""
+class ContentTooLarge(ValueError):
+    """The decompressed content exceeds the limit."""
 
 
-class Broken(ValueError):
-    """It cannot be unpacked."""
+class CorruptContent(ValueError):
+    """The content cannot be decompressed."""
+
+
+@cache
+def _compressor(level: int) -> zstd.ZstdCompressor:
+    """A compressor to be used again: making one takes as long as compressing a batch."""
+    return zstd.ZstdCompressor(level)
 
 
 def compress(content: bytes, level: int) -> bytes:
-    return zstd.compress(content, level)
+    return _compressor(level).compress(content, zstd.ZstdCompressor.FLUSH_FRAME)
 
 
 def decompress(content: bytes, limit_bytes: int) -> bytes:
-    """One zstd frame. Never more than the limit in memory, whatever a small body claims to become."""
+    """Decompress one zstd frame, with at most `limit_bytes` of output in memory."""
     inflater = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: 23})
     return _inflated(inflater, content, limit_bytes, zstd.ZstdError)
 
@@ -42,11 +49,11 @@ def _inflated(inflater: Any, content: bytes, limit_bytes: int, broken: type[Exce
     try:
         plain: bytes = inflater.decompress(content, limit_bytes + 1)
     except broken as error:
-        raise Broken(str(error)) from None
+        raise CorruptContent(str(error)) from None
     if len(plain) > limit_bytes:
-        raise TooLarge(f"it unpacks to more than {limit_bytes} bytes")
+        raise ContentTooLarge(f"the decompressed content exceeds {limit_bytes} bytes")
     if not inflater.eof or inflater.unused_data:
-        raise Broken("it ends too early, or too late")
+        raise CorruptContent("the compressed data is truncated or followed by other data")
     return plain
 
 

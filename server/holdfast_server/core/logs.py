@@ -1,4 +1,4 @@
-"""What the server logs, as text for a person or as JSON lines for a machine. Secrets never reach it."""
+"""Logging of the server as text or JSON lines, without secrets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Level = Literal["debug", "info", "warning", "error"]
 _SECRETS = re.compile(
     r"(?i)(bearer\s+|(?:token|password|secret|key)[\"']?\s*[=:]\s*[\"']?|://[^/\s:@]*:)([^\s\"'@,;&]{4,})"
 )
-"""Something that looks like a secret: an error that somebody else wrote may hold one."""
+"""Text that looks like a secret, which an error message of a library may contain."""
 _OURS = re.compile(r"hfl?_[A-Za-z0-9_-]{8,}")
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0x80, 0xA0)) if code not in (9, 10)}
 _FIELDS = ("method", "route", "status", "duration_ms", "client")
 
 
 def set_up(form: Format, level: Level, stream: TextIO | None = None) -> None:
-    """For everything in this process; to standard error, unless another stream is given."""
+    """Configure logging of the process, to standard error unless another stream is given."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if form == "json" else _Human())
     root = logging.getLogger()
@@ -35,13 +35,13 @@ def set_up(form: Format, level: Level, stream: TextIO | None = None) -> None:
         logger.handlers.clear()
         logger.propagate = True
     if level != "debug":
-        # These tell of each statement and each request what only their own authors want to know.
+        # these log each statement and each request
         for name in ("sqlalchemy", "alembic", "aiosqlite", "asyncio", "httpx2", "httpcore2"):
             logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def clean(text: str) -> str:
-    """Without secrets, and without what would move a terminal's cursor or begin a line of its own."""
+    """Remove secrets and control characters, which could move a terminal's cursor or start a new line."""
     text = _OURS.sub("hf_…", _SECRETS.sub(r"\1…", text))
     return text.translate(_CONTROL)
 

@@ -1,4 +1,4 @@
-"""What the server does by itself: retention, roll-ups, alerts, orders that nobody took up."""
+"""Periodic background jobs of the server: retention, compaction, alerts, order timeouts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from holdfast_server.db import Database, DatabaseUnavailable
 
 FIRST_AFTER_SECONDS = 5.0
-"""A server that has just started has agents waiting at its door."""
+"""Delay of the first run: a server that has just started first serves the agents that wait for it."""
 SPREAD = 0.1
-"""Several instances that were started together do not stay in step."""
+"""Random variation of the period, so that instances started together do not stay in step."""
 
 logger = logging.getLogger(__name__)
 
@@ -22,23 +22,25 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Chore:
-    """Something to be done again and again, by one instance at a time.
+class BackgroundJob:
+    """A periodic job, which one server instance at a time runs.
 
-    It may break off in the middle, and on a lost connection two instances may be at it for a moment: what it
-    writes goes through `Database.write`, in units that may be run twice.
+    It may be interrupted, and after a lost connection two instances may run it at the same time: it writes through
+    `Database.write`, in units that may run twice.
     """
 
     name: str
     every_seconds: float
     run: Callable[[Database, float], Awaitable[object]]
-    """Given the database and the time."""
+    """Function of the database and the time."""
 
 
 @asynccontextmanager
-async def kept_up(chores: Iterable[Chore], db: Database, clock: Clock) -> AsyncIterator[None]:
-    """Runs the chores as long as the context is open; one that is under way when it closes is broken off."""
-    tasks = [asyncio.create_task(_keep_up(chore, db, clock), name=f"holdfast {chore.name}") for chore in chores]
+async def background_jobs_running(
+    jobs: Iterable[BackgroundJob], db: Database, clock: Clock
+) -> AsyncIterator[None]:
+    """Run the jobs while the context is open; leaving it cancels a job in progress."""
+    tasks = [asyncio.create_task(_run_periodically(job, db, clock), name=f"holdfast {job.name}") for job in jobs]
     try:
         yield
     finally:
@@ -47,23 +49,23 @@ async def kept_up(chores: Iterable[Chore], db: Database, clock: Clock) -> AsyncI
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def do(chore: Chore, db: Database, clock: Clock) -> bool:
-    """Do it once, unless another instance sees to the chores; whether it was done."""
+async def run_once(job: BackgroundJob, db: Database, clock: Clock) -> bool:
+    """Run a job once if this instance leads; return whether it ran."""
     try:
         if not await db.leads():
             return False
-        await chore.run(db, clock())
+        await job.run(db, clock())
     except DatabaseUnavailable as error:
-        logger.warning("the chore %s was left out: %s", chore.name, error)
+        logger.warning("skipped background job %s: %s", job.name, error)
         return False
-    except Exception:  # whatever it is, the server goes on, and tries again
-        logger.exception("the chore %s failed, and is tried again", chore.name)
+    except Exception:  # keep the job alive: it may raise anything, and runs again later
+        logger.exception("background job %s failed; it will run again", job.name)
         return False
     return True
 
 
-async def _keep_up(chore: Chore, db: Database, clock: Clock) -> None:
-    await asyncio.sleep(min(FIRST_AFTER_SECONDS, chore.every_seconds))
+async def _run_periodically(job: BackgroundJob, db: Database, clock: Clock) -> None:
+    await asyncio.sleep(min(FIRST_AFTER_SECONDS, job.every_seconds))
     while True:
-        await do(chore, db, clock)
-        await asyncio.sleep(chore.every_seconds * random.uniform(1 - SPREAD, 1 + SPREAD))  # noqa: S311
+        await run_once(job, db, clock)
+        await asyncio.sleep(job.every_seconds * random.uniform(1 - SPREAD, 1 + SPREAD))  # noqa: S311

@@ -1,4 +1,4 @@
-"""A copy of all that is stored, made while the server runs, and put back while it does not."""
+"""Backup of the database while the server runs, and its restoration while it does not."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from holdfast_server.db import Database, size_question
 
 
 class CannotCopy(RuntimeError):
-    """It was not copied; nothing has changed."""
+    """The backup or its restoration failed, and nothing has changed."""
 
 
 def size_bytes(url: URL) -> int:
-    """All that is stored, tables, indexes and what is free in between. CannotCopy where there is no database."""
+    """Return the size of the database, with indexes and free pages. Raises CannotCopy if there is none."""
     if url.get_backend_name() == "sqlite":
         _look_for(Path(str(url.database)))
     try:
@@ -32,7 +32,7 @@ def size_bytes(url: URL) -> int:
         raise CannotCopy(f"{place(url)} cannot be read: {error.orig}") from None
 
 
-def in_words(size_bytes: float) -> str:
+def size_text(size_bytes: float) -> str:
     value = float(size_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -42,18 +42,18 @@ def in_words(size_bytes: float) -> str:
 
 
 def backup(url: URL, file: Path) -> int:
-    """Copy a SQLite database as it is at this moment, and return the copy's size in bytes.
+    """Copy a SQLite database as of this moment, and return the size of the copy in bytes.
 
     Raises:
-        CannotCopy: it is a PostgreSQL database, or there is a file of that name, or no database.
+        CannotCopy: the database is PostgreSQL or missing, or the file exists.
     """
     _only_sqlite(url, "copy it with: pg_dump --format=custom --file={file} {url}", file)
     source = Path(str(url.database))
     _look_for(source)
     if file.exists():
-        raise CannotCopy(f"{file} is there already: give the copy another name")
+        raise CannotCopy(f"{file} exists: give the backup another name")
     if not file.parent.is_dir():
-        raise CannotCopy(f"there is no directory {file.parent}: make it, or name another file")
+        raise CannotCopy(f"there is no directory {file.parent}: create it, or name another file")
     part = file.with_name(file.name + ".part")
     with closing(sqlite3.connect(source)) as connection:
         _copy(connection, part)
@@ -62,13 +62,14 @@ def backup(url: URL, file: Path) -> int:
 
 
 def put_back(url: URL, file: Path, *, replace: bool) -> Path | None:
-    """Make a copy the database again; returns where the one that was there is now.
+    """Restore a backup; return the path to which the previous database was moved, if there was one.
 
     Raises:
-        CannotCopy: a server has the database, or it holds something and may not be replaced, or the copy is none,
-            or damaged, or of a later release.
+        DatabaseInUse: a server uses the database.
+        CannotCopy: the database exists and `replace` is not set, or the backup is invalid, damaged, or of a later
+            release.
     """
-    _only_sqlite(url, "put it back with: pg_restore --clean --if-exists --dbname={url} {file}", file)
+    _only_sqlite(url, "restore it with: pg_restore --clean --if-exists --dbname={url} {file}", file)
     _look_at(file)
     database = Database(str(url.database))
     target = database.path
@@ -76,7 +77,7 @@ def put_back(url: URL, file: Path, *, replace: bool) -> Path | None:
         kept = None
         if target.exists():
             if not replace:
-                raise CannotCopy(f"{target} is there already: --replace puts it aside, and the copy in its place")
+                raise CannotCopy(f"{target} exists: --replace moves it aside and restores the backup in its place")
             kept = _aside(target)
         part = target.with_name(target.name + ".part")
         with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
@@ -107,11 +108,11 @@ def _look_at(file: Path) -> None:
             ((state,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
             revisions = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     except sqlite3.Error as error:
-        raise CannotCopy(f"{file} is no copy of a Holdfast database: {error}") from None
+        raise CannotCopy(f"{file} is not a backup of a Holdfast database: {error}") from None
     if state != "ok":
         raise CannotCopy(f"{file} is damaged: {state}")
     if not {revision for (revision,) in revisions} <= known_revisions():
-        raise CannotCopy(f"{file} is of a later release of Holdfast: put it back with that one")
+        raise CannotCopy(f"{file} is of a later release of Holdfast: restore it with that release")
 
 
 def _aside(target: Path) -> Path:
@@ -122,17 +123,17 @@ def _aside(target: Path) -> Path:
 
 
 def _copy(connection: sqlite3.Connection, part: Path) -> None:
-    """For whoever makes it alone, as the database is."""
+    """Copy to a file that only its owner can read, as the database."""
     part.unlink(missing_ok=True)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     connection.execute("VACUUM INTO ?", (str(part),))
 
 
 def _put_aside(target: Path, kept: Path) -> None:
-    """With what is in its log, which belongs to it.
+    """Move a database aside, after merging its write-ahead log.
 
-    It keeps its name too until the copy takes that: whenever this breaks off, there is a database, and no server
-    begins an empty one.
+    It keeps its old name as well until the copy takes that, so that a database exists even if this is interrupted,
+    and no server creates an empty one.
     """
     with closing(sqlite3.connect(target)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -140,7 +141,7 @@ def _put_aside(target: Path, kept: Path) -> None:
         target.with_name(target.name + suffix).unlink(missing_ok=True)
     try:
         os.link(target, kept)
-    except OSError:  # a file system on which a file has one name
+    except OSError:  # a file system without hard links
         target.rename(kept)
 
 

@@ -1,4 +1,4 @@
-"""The database as the rest of the server knows it, whichever kind it is."""
+"""The database as the rest of the server uses it, SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from holdfast_migrations import DriverMissing, Upgraded
-from holdfast_server.core.bus import LocalBus
+from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.settings import database_url
-from holdfast_server.db.sqlite import SqliteStore
+from holdfast_server.db.sqlite import SqliteBackend
 from holdfast_server.db.statements import DatabaseBusy, DatabaseClosed, DatabaseUnavailable, require_writable
-from holdfast_server.db.units import Store, T, Unit, Work
+from holdfast_server.db.units import DatabaseBackend, T, Work, WriteUnit
 
 READS_END_SECONDS = 5.0
 READY_SECONDS = 5.0
@@ -28,19 +28,19 @@ logger = logging.getLogger(__name__)
 
 
 class Database:
-    """Hands out read sessions, and runs writes: those about one job one after the other.
+    """Read sessions and write transactions; writes about the same job run one after the other.
 
-    `prepare()` brings its tables up to date, and takes a file for this process; `open()` and `close()` belong to
-    the event loop.
+    `prepare()` migrates the tables and locks a SQLite file for this process. `open()` and `close()` belong to the
+    event loop.
 
     Raises:
-        DriverMissing: it is a PostgreSQL, and what talks to one is not installed.
+        DriverMissing: the URL names PostgreSQL, and its driver is not installed.
     """
 
-    def __init__(self, database: str, changes: LocalBus | None = None) -> None:
+    def __init__(self, database: str, changes: ChangeBus | None = None) -> None:
         self.url: URL = database_url(database)
-        self.changes = LocalBus() if changes is None else changes
-        self._store = _store(self.url, self.changes)
+        self.changes = ChangeBus() if changes is None else changes
+        self._backend = _backend(self.url, self.changes)
         self._reader: AsyncEngine | None = None
         self._reading: set[asyncio.Future[None]] = set()
         self._open = False
@@ -49,69 +49,69 @@ class Database:
 
     @property
     def place(self) -> str:
-        """Where it stores, to be shown to people."""
-        return self._store.place
+        """Location of the database, to be displayed."""
+        return self._backend.place
 
     @property
     def path(self) -> Path:
-        """Of the SQLite file."""
-        assert isinstance(self._store, SqliteStore)
-        return self._store.path
+        """Path of the SQLite file."""
+        assert isinstance(self._backend, SqliteBackend)
+        return self._backend.path
 
     def prepare(self) -> Upgraded:
-        """Bring the tables up to date.
+        """Migrate the tables to the current revision.
 
         Raises:
-            DatabaseInUse: another server has the file.
+            DatabaseInUse: another server uses the file.
             DatabaseTooNew: a later release has migrated it.
-            NotOurDatabase: it is something else.
-            CannotStore: there is no such database, or no way into it.
+            NotOurDatabase: it is not a Holdfast database.
+            CannotStore: the database does not exist, or refuses access.
         """
-        return self._store.prepare()
+        return self._backend.prepare()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """The SQLite file is nobody else's meanwhile.
+        """Lock the SQLite file for this process.
 
         Raises:
-            DatabaseInUse: a server has it.
+            DatabaseInUse: a server uses it.
         """
-        assert isinstance(self._store, SqliteStore)
-        self._store.take()
+        assert isinstance(self._backend, SqliteBackend)
+        self._backend.take()
         try:
             yield
         finally:
-            self._store.release()
+            self._backend.release()
 
     def release(self) -> None:
-        """Lets another server have the file."""
-        self._store.release()
+        """Unlock the file for other servers."""
+        self._backend.release()
 
     async def open(self) -> None:
-        self._reader = await self._store.open(self._settled)
+        self._reader = await self._backend.open(self._settled)
         self._open = True
 
     async def close(self) -> None:
-        """Stores what waits, and takes in nothing more."""
+        """Refuse new writes, store the waiting ones, and close."""
         self._open = False
-        await self._store.close()
+        await self._backend.close()
         await self._end_of_reads()
         if self._reader is not None:
             await self._reader.dispose()
         self._reader = None
 
     async def _end_of_reads(self) -> None:
-        """A connection that is still in use when the event loop ends would be torn from it."""
+        """Wait for reads in progress, whose connections must be returned before the event loop ends."""
         try:
             async with asyncio.timeout(READS_END_SECONDS):
                 while self._reading:
                     await asyncio.wait(self._reading)
         except TimeoutError:
-            logger.warning("%d reads of the database had not ended when it was closed", len(self._reading))
+            logger.warning("%d reads were still in progress when the database was closed", len(self._reading))
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
-        """One consistent view; keep it short.
+        """Open a read session with one consistent view; keep it short.
 
         Raises:
             DatabaseUnavailable: the database does not answer.
@@ -126,12 +126,12 @@ class Database:
         self._reading.add(done)
         try:
             yield session
-        except Exception as error:  # of whatever kind the driver has: the store knows which mean that it is gone
-            if self._store.unavailable(error):
+        except Exception as error:  # of any type of the driver
+            if self._backend.unavailable(error):
                 raise DatabaseUnavailable(f"the database does not answer: {error}") from error
             raise
         finally:
-            # Whoever reads may be cancelled, its connection must come home all the same.
+            # Return the connection to the pool even if the reader is cancelled.
             closing = asyncio.create_task(session.close(), name="holdfast database reader's end")
             self._reading.add(closing)
             closing.add_done_callback(self._reading.discard)
@@ -141,7 +141,7 @@ class Database:
 
     @asynccontextmanager
     async def one_view(self) -> AsyncIterator[None]:
-        """Whatever is read inside, one after the other, is read of one moment, and no row of it twice."""
+        """Make all reads inside share one session, and so one consistent view."""
         async with self.read() as session:
             token = self._view.set(session)
             try:
@@ -152,37 +152,39 @@ class Database:
     async def write(
         self, work: Work[T], *, job: str | None = None, at_once: bool = False, samples_only: bool = False
     ) -> T:
-        """Run `work` in a transaction of its own, and return only when it is on the disk.
+        """Run `work` in a transaction, and return its result when that is on disk.
 
-        Work that raises takes back its own changes alone. Where the database has taken them back, as after a
-        deadlock, `work` runs again. It may run in another thread: it awaits its session, and changes nothing else.
+        An exception of `work` rolls back its own changes only. After a rollback by the database, such as for a
+        deadlock, `work` runs again. It may run in another thread: it must await only its session, and have no
+        other side effects.
 
         Args:
-            work: what is to be done.
-            job: the one that it is about. Work about one job runs alone, on all instances, and the listeners of
-                that job are told when it is stored.
-            at_once: tell listeners at other instances without delay, where a person or an agent waits.
-            samples_only: it changes nothing that agents wait for.
+            work: function of the session.
+            job: the job that it is about. Work about one job never runs concurrently, on any instance, and its
+                commit notifies the job's subscriptions.
+            at_once: notify other instances without delay, because a user or an agent waits.
+            samples_only: whether it changes nothing that agents wait for.
 
         Raises:
-            DatabaseBusy: more waits already than the database keeps up with.
-            DatabaseUnavailable: the database does not answer, or broke off; what was asked may be stored.
+            DatabaseBusy: too many writes wait already.
+            DatabaseUnavailable: the database does not answer, or the connection was lost; the changes may be
+            stored.
         """
         if not self._open:
             raise DatabaseClosed("the server is stopping")
-        if self._store.waiting >= WAITING_UNITS:
-            raise DatabaseBusy(f"{WAITING_UNITS} writes wait for the database already")
-        unit = Unit(work, job, at_once, samples_only)
-        self._store.submit(unit)
+        if self._backend.waiting >= WAITING_UNITS:
+            raise DatabaseBusy(f"{WAITING_UNITS} writes wait for the database")
+        unit = WriteUnit(work, job, at_once, samples_only)
+        self._backend.submit(unit)
         result: T = await unit.done
         return result
 
     @property
     def pressure(self) -> float:
-        """How much of the room for waiting writes is taken, from 0 to 1."""
-        return self._store.waiting / WAITING_UNITS
+        """Share of the limit of waiting writes that is used, from 0 to 1."""
+        return self._backend.waiting / WAITING_UNITS
 
-    def _settled(self, units: list[Unit]) -> None:
+    def _settled(self, units: list[WriteUnit]) -> None:
         for unit in units:
             if unit.error is None and unit.job is not None:
                 self.changes.publish(unit.job, samples_only=unit.samples_only)
@@ -190,39 +192,39 @@ class Database:
 
     @property
     def writes_waiting(self) -> int:
-        return self._store.waiting
+        return self._backend.waiting
 
     async def leads(self) -> bool:
-        """Whether this instance sees to the chores: one at a time does."""
-        return await self._store.leads()
+        """Return whether this instance runs the background jobs: one at a time does."""
+        return await self._backend.leads()
 
     async def ready(self) -> None:
-        """Raises unless the database can be read and written. Many who ask together are one question."""
+        """Raise unless the database can be read and written; concurrent calls share one check."""
         if self._asked_whether_ready is None or self._asked_whether_ready.done():
             self._asked_whether_ready = asyncio.create_task(self._ready(), name="holdfast database readiness")
         await asyncio.shield(self._asked_whether_ready)
 
     async def _ready(self) -> None:
-        if not self._open or not self._store.writing:
+        if not self._open or not self._backend.writing:
             raise DatabaseClosed("the writer has stopped")
         async with self.read() as session:
             await session.execute(text("SELECT version_num FROM alembic_version"))
-        # A server that has much to store is ready: another one would not get it stored sooner.
+        # A server with many waiting writes is ready: another instance would not store them sooner.
         with suppress(DatabaseBusy):
             try:
                 async with asyncio.timeout(READY_SECONDS):
                     await self.write(require_writable)
             except TimeoutError:
-                reason = f"what is to be written waits for more than {READY_SECONDS:g} s"
+                reason = f"a write waited for more than {READY_SECONDS:g} s"
                 raise DatabaseUnavailable(reason) from None
 
 
-def _store(url: URL, changes: LocalBus) -> Store:
+def _backend(url: URL, changes: ChangeBus) -> DatabaseBackend:
     if url.get_backend_name() == "sqlite":
-        return SqliteStore(url)
+        return SqliteBackend(url)
     try:
-        # Here, so that a server that stores in a file needs no driver of PostgreSQL.
-        from holdfast_server.db.postgres import PostgresStore
+        # Imported here: a server with SQLite does not need the driver of PostgreSQL.
+        from holdfast_server.db.postgres import PostgresBackend
     except ModuleNotFoundError as error:
         raise DriverMissing(error) from None
-    return PostgresStore(url, changes)
+    return PostgresBackend(url, changes)

@@ -1,9 +1,8 @@
 """A PostgreSQL database, which several instances of the server may share.
 
-Units run at READ COMMITTED, behind an advisory lock on the job that they are about, or on all that is about no
-job: what a unit reads under the lock is what was committed before it got it, so that it may look, decide and write
-as it does on SQLite, where there is one writer. SERIALIZABLE would need no lock, and run the reports of a job's
-many ranks again and again.
+Units run at READ COMMITTED, under an advisory lock on their job, or on one lock for all units about no job. Under
+the lock a unit reads what was committed before, so it may read, decide and write as on SQLite, which has one
+writer. SERIALIZABLE would need no lock, but would repeat the reports of a job's many ranks again and again.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.pool import NullPool
 
 from holdfast_migrations import Upgraded, upgrade
-from holdfast_server.core.bus import LocalBus
-from holdfast_server.db.relay import Relay
+from holdfast_server.core.bus import ChangeBus
+from holdfast_server.db.relay import ChangeRelay
 from holdfast_server.db.statements import DatabaseUnavailable, job_key, lock_key
-from holdfast_server.db.units import GROUP_UNITS, Unit, attempt
+from holdfast_server.db.units import GROUP_UNITS, WriteUnit, run_unit
 
 READERS = 8
 WRITERS = 8
-"""Units about as many different jobs are stored at a time."""
+"""Number of jobs whose units run at the same time."""
 CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 40.0
-"""After which a server that is not there any more is given up; its own limit, below, comes first."""
+"""Timeout of a command for a server that has gone; the server's own limits, below, are shorter."""
 SESSION_SETTINGS = {
     "application_name": "holdfast",
-    "jit": "off",  # compiling takes longer than any of our questions
+    "jit": "off",  # compilation takes longer than any of our queries
     "statement_timeout": "30s",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "60s",
@@ -46,42 +45,42 @@ ATTEMPTS = 8
 LONGEST_PAUSE_SECONDS = 1.0
 
 _TAKEN_BACK = ("40001", "40P01")
-"""Serialization failure, deadlock: the database has taken the transaction back, and says so."""
+"""Serialization failure and deadlock: the database has rolled back the transaction."""
 _OUT_OF_REACH = ("08", "28", "3D", "53", "57P")
-"""Beginnings of states: no connection, not let in, nothing there, no resources, a server that stops or starts."""
+"""Prefixes of states: no connection, access denied, no database, no resources, server stopping or starting."""
 _OUT_OF_PATIENCE = ("55P03", "57014")
-"""A lock, or an answer, took too long."""
+"""States of timeouts of locks and statements."""
 _STALE_PLAN = "0A000"
-"""Another instance has migrated the tables; the driver prepares the statement again."""
+"""State after another instance migrated the tables; the driver prepares the statement again."""
 
 logger = logging.getLogger(__name__)
 
 
-class PostgresStore:
-    def __init__(self, url: URL, changes: LocalBus) -> None:
+class PostgresBackend:
+    def __init__(self, url: URL, changes: ChangeBus) -> None:
         self.url = url
         self.place = url.set(drivername="postgresql").render_as_string(hide_password=True)
-        self._relay = Relay(lambda: connect(url), changes)
+        self._relay = ChangeRelay(lambda: connect(url), changes)
         self._writer: AsyncEngine | None = None
-        self._settled: Callable[[list[Unit]], None] = lambda _: None
-        self._lanes: dict[str | None, deque[Unit]] = {}
+        self._settled: Callable[[list[WriteUnit]], None] = lambda _: None
+        self._lanes: dict[str | None, deque[WriteUnit]] = {}
         self._slots = asyncio.Semaphore(WRITERS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
         self._leading: AsyncConnection | None = None
         self._asking = asyncio.Lock()
-        """Whether this instance leads is asked by one chore at a time: two would each open a connection for it."""
+        """Lock that lets one background job at a time ask whether this instance leads, with one connection."""
 
     def prepare(self) -> Upgraded:
         return upgrade(self.url)
 
     def release(self) -> None:
-        """Any number of servers may have the database."""
+        """Do nothing: any number of servers may use the database."""
 
-    async def open(self, settled: Callable[[list[Unit]], None]) -> AsyncEngine:
+    async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
         self._settled = settled
         self._lanes, self._slots, self._asking = {}, asyncio.Semaphore(WRITERS), asyncio.Lock()
-        # A connection that was lost is noticed by the unit that is given it, and that unit runs again.
+        # A unit that gets a lost connection detects this and runs again.
         self._writer = _engine(self.url, pool_size=WRITERS, isolation_level="READ COMMITTED")
         self._listening = asyncio.create_task(self._relay.run(), name="holdfast database listener")
         with suppress(TimeoutError):
@@ -110,8 +109,8 @@ class PostgresStore:
     def writing(self) -> bool:
         return self._writer is not None
 
-    def submit(self, unit: Unit) -> None:
-        """Units about one job wait for each other here, so that they take one connection and share commits."""
+    def submit(self, unit: WriteUnit) -> None:
+        """Queue a unit behind the others of its job, with which it shares a connection and commits."""
         if unit.job in self._lanes:
             self._lanes[unit.job].append(unit)
             return
@@ -134,7 +133,7 @@ class PostgresStore:
             self._settled(group)
         del self._lanes[job]
 
-    async def _commit(self, units: list[Unit]) -> None:
+    async def _commit(self, units: list[WriteUnit]) -> None:
         for pause in _pauses():
             committing = False
             assert self._writer is not None
@@ -146,18 +145,20 @@ class PostgresStore:
                     await connection.commit()
                     return
             except Exception as error:
-                # Whatever it is, whoever waits is told, and nobody is acknowledged.
+                # on any error the units fail, and no batch is acknowledged
                 if pause is not None and self._may_run_again(error, committing=committing):
                     await asyncio.sleep(pause)
                     continue
-                logger.warning("nothing was stored of %d units: %s", len(units), error)
+                logger.warning("stored none of %d writes: %s", len(units), error)
                 for unit in units:
                     unit.error = error
                 return
 
     def _may_run_again(self, error: Exception, *, committing: bool) -> bool:
-        """What was lost before COMMIT was sent is taken back for certain. After that nobody knows: agents send
-        again, under the name that they gave their batch, and people look before they do."""
+        """Return whether units may run again: before COMMIT is sent, a lost transaction is always rolled back.
+
+        After that its outcome is unknown. Agents send a batch again under the same name; users look first.
+        """
         if committing:
             return _state(error) in _TAKEN_BACK
         return self.unavailable(error) or _state(error) in (*_TAKEN_BACK, _STALE_PLAN)
@@ -171,7 +172,7 @@ class PostgresStore:
         return state.startswith(_OUT_OF_REACH) or state in _OUT_OF_PATIENCE
 
     async def leads(self) -> bool:
-        """One instance holds the lock, for as long as its connection lives; the others ask for it now and then."""
+        """Return whether this instance holds the lock, which lasts as long as its connection, or gets it now."""
         async with self._asking:
             return await self._holds_the_lock() or await self._takes_the_lock()
 
@@ -200,24 +201,24 @@ class PostgresStore:
 
 
 async def connect(url: URL) -> AsyncConnection:
-    """A connection outside the pools, to be held; every statement stands for itself."""
+    """Open a long-lived connection outside the pools, with autocommit."""
     return await _engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
 
 
 def _engine(url: URL, **options: object) -> AsyncEngine:
     async def connected() -> asyncpg.Connection:
-        # The driver reads what is written in the URL as libpq does: sslmode, passfile, several hosts.
+        # the driver interprets the URL as libpq does: sslmode, passfile, several hosts
         dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
         connection = await asyncpg.connect(
             dsn, timeout=CONNECT_SECONDS, command_timeout=COMMAND_SECONDS, server_settings=SESSION_SETTINGS
         )
         try:
-            # An acknowledgement is a promise; somebody may have set this for the user or the whole database.
+            # An acknowledged batch must be on disk, even if the user or database has this turned off.
             await connection.execute(
                 "SELECT set_config('synchronous_commit', 'on', false) "
                 "WHERE current_setting('synchronous_commit') = 'off'"
             )
-        except BaseException:  # cancelled, too: nobody else knows of the connection yet
+        except BaseException:  # also when cancelled: nothing else refers to the connection yet
             connection.terminate()
             raise
         return connection
@@ -226,11 +227,11 @@ def _engine(url: URL, **options: object) -> AsyncEngine:
     return create_async_engine(url, async_creator=connected, **pooled, **options)
 
 
-async def _run(connection: AsyncConnection, units: list[Unit]) -> None:
+async def _run(connection: AsyncConnection, units: list[WriteUnit]) -> None:
     await connection.execute(select(func.pg_advisory_xact_lock(job_key(units[0].job))))
     for unit in units:
         session = AsyncSession(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
-        await attempt(session, unit)
+        await run_unit(session, unit)
         if unit.error is None:
             continue
         if connection.invalidated:

@@ -1,8 +1,8 @@
-"""Changes, carried from instance to instance by PostgreSQL's LISTEN and NOTIFY.
+"""Notification of changes between instances by PostgreSQL's LISTEN and NOTIFY.
 
-A NOTIFY takes a lock on the whole database when it commits, so that one in each transaction of ingest would cost
-three quarters of its throughput: what changes is gathered for a moment, and told together. A connection that is
-lost loses what was told meanwhile, so that what listeners wait for is looked up as well, now and then.
+The commit of a NOTIFY takes a lock on the whole database. One in each ingest transaction would cost three quarters
+of the throughput, so changes are collected for a moment and sent together. A lost connection loses notifications,
+so the versions of jobs with subscriptions are polled as well.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast_server import models
-from holdfast_server.core.bus import LocalBus
+from holdfast_server.core.bus import ChangeBus
 
 CHANNEL = "holdfast_changes"
 EVERYTHING = ""
-"""Told instead of names when there are many of them: look at all that you wait for."""
+"""Sent instead of many names: any job may have changed."""
 SAMPLES = "~"
-"""Before the name of a job of which only samples came: no job's name begins so."""
+"""Prefix of a job with only new samples; no job name starts with it."""
 MOST_NAMES = 500
 GATHER_SECONDS = 0.25
 POLL_SECONDS = 5.0
@@ -36,10 +36,10 @@ LONGEST_PAUSE_SECONDS = 2.0
 logger = logging.getLogger(__name__)
 
 
-class Relay:
-    """Tells other instances what changed here, and listeners here what changed there."""
+class ChangeRelay:
+    """Exchange of changes between this instance's bus and other instances."""
 
-    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]], changes: LocalBus) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]], changes: ChangeBus) -> None:
         self._connect = connect
         self._changes = changes
         self._gathered: set[str] = set()
@@ -47,7 +47,7 @@ class Relay:
         self._timer: asyncio.TimerHandle | None = None
         self._seen: dict[str, int] = {}
         self.listening = asyncio.Event()
-        """Set once the first connection listens."""
+        """Event that is set once the first connection listens."""
 
     def announce(self, job: str, *, at_once: bool, samples_only: bool = False) -> None:
         self._gathered.add(SAMPLES + job if samples_only else job)
@@ -57,21 +57,21 @@ class Relay:
             self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._wake.set)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Listen and send until cancelled, and reconnect as needed."""
         pause = 0.0
         while True:
             try:
                 connection = await self._connect()
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, SQLAlchemyError) as error:
                 pause = min(LONGEST_PAUSE_SECONDS, 2 * pause + 0.1)
-                logger.warning("changes at other instances are not heard: %s", error)
+                logger.warning("cannot listen for changes of other instances, retrying: %s", error)
                 await asyncio.sleep(random.uniform(0, pause))  # noqa: S311
                 continue
             pause = 0.0
             try:
                 await self._listen(connection)
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, SQLAlchemyError) as error:
-                logger.warning("the connection that hears of changes at other instances was lost: %s", error)
+                logger.warning("lost the connection for changes of other instances, reconnecting: %s", error)
             finally:
                 with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, SQLAlchemyError):
                     await asyncio.shield(connection.close())
@@ -81,23 +81,23 @@ class Relay:
         driver: Any = raw.driver_connection
         await driver.add_listener(CHANNEL, self._heard)
         driver.add_termination_listener(lambda _: self._wake.set())
-        # Nobody knows what was told before this moment.
+        # notifications before this moment may have been missed
         self._changes.publish_all()
         self.listening.set()
         clock = asyncio.get_running_loop().time
-        look_at = clock() + POLL_SECONDS
+        poll_at = clock() + POLL_SECONDS
         while not driver.is_closed():
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(look_at):
+                async with asyncio.timeout_at(poll_at):
                     await self._wake.wait()
             async with asyncio.timeout(ANSWER_SECONDS):
                 if self._wake.is_set():
-                    await self._tell(connection)
-                if clock() >= look_at:  # however much there is to tell
-                    await self._look(connection)
-                    look_at = clock() + POLL_SECONDS
+                    await self._send(connection)
+                if clock() >= poll_at:  # however many changes there are
+                    await self._poll(connection)
+                    poll_at = clock() + POLL_SECONDS
 
-    async def _tell(self, connection: AsyncConnection) -> None:
+    async def _send(self, connection: AsyncConnection) -> None:
         self._wake.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -105,14 +105,14 @@ class Relay:
         names, self._gathered = self._gathered, set()
         if not names:
             return
-        told = _few({name for name in names if name.startswith(SAMPLES)}, SAMPLES + EVERYTHING)
-        told += _few({name for name in names if not name.startswith(SAMPLES)}, EVERYTHING)
+        sent = _few({name for name in names if name.startswith(SAMPLES)}, SAMPLES + EVERYTHING)
+        sent += _few({name for name in names if not name.startswith(SAMPLES)}, EVERYTHING)
         try:
             await connection.execute(
-                text("SELECT pg_notify(:channel, name) FROM unnest(CAST(:names AS text[])) AS told(name)"),
-                {"channel": CHANNEL, "names": told},
+                text("SELECT pg_notify(:channel, name) FROM unnest(CAST(:names AS text[])) AS sent(name)"),
+                {"channel": CHANNEL, "names": sent},
             )
-        except BaseException:  # cancelled, too: what was not told is told later
+        except BaseException:  # also when cancelled: send the names later
             self._gathered |= names
             raise
 
@@ -125,8 +125,8 @@ class Relay:
         else:
             self._changes.publish(name, samples_only=samples_only)
 
-    async def _look(self, connection: AsyncConnection) -> None:
-        """At what agents wait for. Open pages need no look: they draw themselves anew now and then anyway."""
+    async def _poll(self, connection: AsyncConnection) -> None:
+        """Publish jobs whose version has changed, for waiting agents; pages refresh regularly anyway."""
         jobs = models.JobRecord
         names = bindparam("names", sorted(self._changes.listened()), ARRAY(Text))
         found = await connection.execute(select(jobs.name, jobs.version).where(jobs.name == any_(names)))

@@ -1,4 +1,4 @@
-"""A SQLite file: one process has it, one writer commits in groups, and many read."""
+"""A SQLite database: one process locks it, one thread commits writes in groups, and many connections read."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from holdfast_migrations import NotOurDatabase, Upgraded, upgrade
 from holdfast_server.core.settings import default_database
-from holdfast_server.db.statements import DatabaseInUse
-from holdfast_server.db.units import GROUP_UNITS, T, Unit, attempt
+from holdfast_server.db.statements import DatabaseInUse, Statement
+from holdfast_server.db.units import GROUP_UNITS, T, WriteUnit, run_unit
 
 BUSY_TIMEOUT_MILLISECONDS = 5000
 READERS = 4
 CHECKPOINT_PAGES = 4000
-"""How long the journal grows, 16 MB, before its pages go to where they belong: most of what a batch changes is
-changed again by the next, and whoever commits at that moment waits for two more fsyncs."""
+"""Pages in the write-ahead log, 16 MB, before a checkpoint moves them to the database: most pages that a batch
+changes the next one changes again, and the commit during a checkpoint waits for two more fsyncs."""
 
 READERS_CACHE_KIB = 6 << 10
-"""Of each connection that reads. A long run is drawn from a thousand buckets, nearly each in a page of its own,
-which SQLite's own 2 MB do not hold: every look at the run would read them all again."""
+"""Page cache of each reading connection. The timeline of a long run reads a thousand buckets, nearly each from
+another page, which would not fit SQLite's default of 2 MB."""
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 
@@ -41,57 +42,59 @@ P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 
 
-class SqliteStore:
+class SqliteBackend:
     def __init__(self, url: URL) -> None:
         self.url = url
         self.path = Path(str(url.database))
         self.place = str(self.path)
         self._lock_file: int | None = None
         self._writer: Engine | None = None
+        self._session: ThreadSession | None = None
+        """Session of the writer thread, kept from one commit to the next."""
         self._thread: ThreadPoolExecutor | None = None
-        self._queue: asyncio.Queue[Unit | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[WriteUnit | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
     def prepare(self) -> Upgraded:
-        """Take the file, and bring its tables up to date.
+        """Lock the file, and migrate its tables to the current revision.
 
         Raises:
-            DatabaseInUse: another server has the file.
+            DatabaseInUse: another server uses the file.
             DatabaseTooNew: a later release has migrated it.
-            NotOurDatabase: the file, or the directory, is something else.
+            NotOurDatabase: it is not a Holdfast database.
         """
         self.take()
         try:
-            _make(self.path)
+            _create(self.path)
             return upgrade(self.url)
-        except BaseException:  # even on Ctrl-C the file is free for the next server
+        except BaseException:  # unlock the file even on Ctrl-C
             self.release()
             raise
 
     def take(self) -> None:
-        """From here to `release` the file is this process's.
+        """Lock the file for this process until `release`.
 
         Raises:
-            DatabaseInUse: another server has it.
-            NotOurDatabase: the file, or the directory, is something else.
+            DatabaseInUse: another server uses it.
+            NotOurDatabase: it is not a SQLite file.
         """
-        _look_at(self.path)
+        _check_path(self.path)
         if self._lock_file is None:
-            self._lock_file = _take(self.path)
+            self._lock_file = _lock(self.path)
 
     def release(self) -> None:
-        """Lets another server have the file."""
+        """Unlock the file for other servers."""
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
 
-    async def open(self, settled: Callable[[list[Unit]], None]) -> AsyncEngine:
+    async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
         self._queue = asyncio.Queue()
         self._writer = create_engine(self.url.set(drivername="sqlite"), poolclass=StaticPool)
         _configure(self._writer, begin="BEGIN IMMEDIATE")
         self._thread = ThreadPoolExecutor(1, "holdfast-writer")
         self._task = asyncio.create_task(self._write_groups(settled), name="holdfast database writer")
-        # the connection that was used last is used next: its cache is warm, and the others stay small
+        # reuse the connection that was used last: its cache is warm, and the others stay small
         readers = create_async_engine(
             self.url, pool_size=READERS, max_overflow=0, pool_timeout=30, pool_use_lifo=True
         )
@@ -103,6 +106,7 @@ class SqliteStore:
             self._queue.put_nowait(None)
             await self._task
             self._thread.shutdown()
+        self._close_session()
         if self._writer is not None:
             self._writer.dispose()
         self._writer = self._thread = self._task = None
@@ -116,17 +120,17 @@ class SqliteStore:
     def writing(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    def submit(self, unit: Unit) -> None:
+    def submit(self, unit: WriteUnit) -> None:
         self._queue.put_nowait(unit)
 
     def unavailable(self, error: Exception) -> bool:
-        """A file is there or is not: its errors are told as they are."""
+        """Return False: errors of a file are reported as they are."""
         return False
 
     async def leads(self) -> bool:
         return True
 
-    async def _write_groups(self, settled: Callable[[list[Unit]], None]) -> None:
+    async def _write_groups(self, settled: Callable[[list[WriteUnit]], None]) -> None:
         running = True
         while running:
             group = [await self._queue.get()]
@@ -138,29 +142,39 @@ class SqliteStore:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, units)
                 settled(units)
 
-    def _commit(self, units: Sequence[Unit]) -> None:
-        """In the writer's thread."""
+    def _commit(self, units: Sequence[WriteUnit]) -> None:
+        """Run units and commit them, in the writer thread."""
         assert self._writer is not None
         try:
-            with self._writer.connect() as connection, connection.begin():
+            if self._session is None:
+                self._session = ThreadSession(self._writer.connect())
+            with self._session.connection_of_thread.begin():
                 for unit in units:
-                    _run(attempt(ThreadSession(connection), unit))
+                    _run(run_unit(self._session, unit))
         except Exception as error:  # keep the writer alive: after a full disk it stores again
-            logger.warning("nothing was stored of %d units: %s", len(units), error)
+            self._close_session()
+            logger.warning("stored none of %d writes: %s", len(units), error)
             for unit in units:
                 unit.error = error
 
+    def _close_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(SQLAlchemyError):
+                session.sync_session.close()
+                session.connection_of_thread.close()
+
 
 class ThreadSession(AsyncSession):
-    """A session whose statements run at once, in the thread that awaits them.
+    """An asynchronous session whose statements run synchronously in the awaiting thread.
 
-    It is for the writer's thread, which has nothing else to do meanwhile. Readers share the server's event loop,
-    which must not wait: aiosqlite runs their statements in threads.
+    For the writer thread, which may block. Readers share the event loop, which must not: aiosqlite runs their
+    statements in threads.
     """
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(join_transaction_mode="create_savepoint", expire_on_commit=False)
-        self.sync_session.bind = connection
+        self.sync_session.bind = self.connection_of_thread = connection
 
     async def execute(self, *arguments: Any, **named: Any) -> Any:
         return self.sync_session.execute(*arguments, **named)
@@ -170,46 +184,49 @@ class ThreadSession(AsyncSession):
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run work that awaits a ThreadSession and nothing else: it comes to its end without an event loop."""
-    elsewhere = RuntimeError("a unit of work awaits something other than its session")
+    """Run a coroutine that awaits only a ThreadSession, and so never suspends."""
+    elsewhere = RuntimeError("a write awaits something other than its session")
     try:
         work.send(None)
-        work.throw(elsewhere)  # as an error of the unit's own: the others in its group go on
+        work.throw(elsewhere)  # as an error of this unit: the others of the group go on
     except StopIteration:
         return
     work.close()
     raise elsewhere
 
 
-def _look_at(path: Path) -> None:
-    """NotOurDatabase for what cannot be one; makes the default place, where nobody has stored anything yet."""
+def _check_path(path: Path) -> None:
+    """Create the directory of the database if needed.
+
+    Raises:
+        NotOurDatabase: the path is a directory, is in a missing directory, or is not a SQLite file.
+    """
     if path == default_database().absolute():
         path.parent.mkdir(parents=True, exist_ok=True)
     elif path.parent.parent.is_dir() and not path.parent.exists():
-        path.parent.mkdir()  # one folder is meant; a whole path of them is more likely mistyped
+        path.parent.mkdir()  # create one level only: a longer missing path is more likely a typing error
     if path.is_dir():
         raise NotOurDatabase(f"{path} is a directory: name a file in it with --db {path / 'holdfast.db'}")
     if not path.parent.is_dir():
         raise NotOurDatabase(
-            f"cannot store in {path}: there is no directory {path.parent}; make it, or name another file with --db"
+            f"cannot create {path}: there is no directory {path.parent}; create it, or name another file with --db"
         )
-    if path.exists() and _beginning(path) not in (b"", SQLITE_MAGIC):
-        raise NotOurDatabase(f"{path} is no SQLite database, and is left as it is: name another file with --db")
+    if path.exists() and _first_bytes(path) not in (b"", SQLITE_MAGIC):
+        raise NotOurDatabase(f"{path} is not a SQLite database: name another file with --db")
 
 
-def _make(path: Path) -> None:
-    """For whoever runs the server alone: it holds secrets of channels, and what everybody trains. SQLite gives the
-    files beside it the same rights."""
+def _create(path: Path) -> None:
+    """Create the file for its owner only, because it has secrets; SQLite gives its other files the same mode."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
-def _beginning(path: Path) -> bytes:
+def _first_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(len(SQLITE_MAGIC))
 
 
-def _take(path: Path) -> int:
+def _lock(path: Path) -> int:
     lock_file = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,7 +234,7 @@ def _take(path: Path) -> int:
         holder = os.pread(lock_file, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(lock_file)
         raise DatabaseInUse(
-            f"another Holdfast server (process {holder}) has {path} open: stop it, or give this one its own --db"
+            f"another Holdfast server (process {holder}) uses {path}: stop it, or use another file with --db"
         ) from None
     os.ftruncate(lock_file, 0)
     os.pwrite(lock_file, f"{os.getpid()}\n".encode(), 0)
@@ -227,7 +244,7 @@ def _take(path: Path) -> int:
 def _configure(engine: Engine, *, begin: str) -> None:
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        # The driver's own BEGIN is deferred: two writers that both read first would both fail to upgrade.
+        # The driver's BEGIN is deferred: two writers that both read first could both fail to upgrade their lock.
         connection.isolation_level = None
         cursor = connection.cursor()
         for pragma in (
@@ -241,6 +258,8 @@ def _configure(engine: Engine, *, begin: str) -> None:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
+    statement = Statement(text(begin))
+
     @event.listens_for(engine, "begin")
     def start(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        statement.run(connection)

@@ -1,4 +1,4 @@
-"""Statements in one spelling for SQLite and PostgreSQL, and the reasons why something is not stored."""
+"""Statements for SQLite and PostgreSQL, and the errors of the database."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ R = TypeVar("R")
 
 
 class DatabaseInUse(RuntimeError):
-    """Another server has this file open."""
+    """Another server uses this file."""
 
 
 class DatabaseClosed(RuntimeError):
-    """The server is stopping: nothing more is stored."""
+    """The server is stopping and stores nothing more."""
 
 
 class DatabaseBusy(RuntimeError):
-    """More waits to be written than the database keeps up with: come back later."""
+    """Too many writes wait for the database: retry later."""
 
 
 class DatabaseUnavailable(RuntimeError):
-    """The database does not answer, or broke off: what was to be stored may not be."""
+    """The database does not answer, or the connection was lost: changes may not be stored."""
 
 
 def insert(session: AsyncSession | Connection, table: type[models.Base]) -> postgresql.Insert:
-    """An INSERT that can be given `on_conflict_do_nothing` or `on_conflict_do_update`.
+    """Return an INSERT with `on_conflict_do_nothing` and `on_conflict_do_update`.
 
     await session.execute(insert(session, models.Project).values(name=…).on_conflict_do_nothing())
     """
     if _on_postgres(session):
         return postgresql.insert(table)
-    made: Any = sqlite.insert(table)  # it has the same methods, and no common type says so
+    made: Any = sqlite.insert(table)  # it has the same methods, but no common type
     return made  # type: ignore[no-any-return]
 
 
 def named_jobs() -> BindParameter[Any]:
-    """In a question that is put together once, the jobs that `{"jobs": names}` names each time that it is asked.
+    """Return the parameter `jobs` of a cached query, a list of names.
 
-    To put a question together takes longer than SQLite needs to answer it for a job.
+    Queries are cached because building one takes longer than running it for a job on SQLite.
     """
     return bindparam("jobs", expanding=True, type_=String())
 
 
 async def lock_job(session: AsyncSession, job: str) -> None:
-    """From here to the end of the transaction, no other unit that locks this job runs, on any instance.
+    """Lock a job, on all instances, until the end of the transaction.
 
-    A job need not exist to be locked, so that two instances that hear of it first make it once. On SQLite there
-    is one writer anyway. `Database.write(work, job=…)` has locked the job already when `work` begins.
+    The job need not exist, so that two instances that receive its first reports create it once. SQLite has only
+    one writer, and needs no lock. `Database.write(work, job=…)` locks the job before `work` starts.
     """
     if _on_postgres(session):
         await session.execute(select(func.pg_advisory_xact_lock(job_key(job))))
 
 
 async def locked_job(session: AsyncSession, job: str) -> models.JobRecord | None:
-    """The row of a job, as it is once it is locked; None for a job that nobody has heard of."""
+    """Lock a job and return its row; None for an unknown job."""
     await lock_job(session, job)
     return await session.get(models.JobRecord, job, populate_existing=True)
 
 
 async def size_bytes(session: AsyncSession) -> int:
-    """All that is stored, tables, indexes and what is free in between."""
+    """Return the size of the database, with indexes and free pages."""
     return await session.scalar(text(size_question(session.get_bind().dialect.name))) or 0
 
 
@@ -81,18 +81,18 @@ def size_question(dialect: str) -> str:
 
 
 async def require_writable(session: AsyncSession) -> None:
-    """DatabaseUnavailable for a PostgreSQL that only reads, as a standby. On SQLite who writes has the lock."""
+    """Raise `DatabaseUnavailable` for a PostgreSQL server that is read-only, such as a standby."""
     if _on_postgres(session) and await session.scalar(text("SHOW transaction_read_only")) == "on":
-        raise DatabaseUnavailable("it can be read and not be written: it is a standby, or was made read-only")
+        raise DatabaseUnavailable("the database is read-only: it is a standby, or was set to read-only")
 
 
 def job_key(job: str | None) -> int:
-    """None: of all that is about no job. People, keys and rules change rarely, and one after the other."""
+    """Return the lock number of a job; None: of all writes about no job, which are rare."""
     return lock_key("no job" if job is None else f"job {job}")
 
 
 def lock_key(name: str) -> int:
-    """A name among PostgreSQL's advisory locks, which go by 64-bit numbers and are shared by a whole database."""
+    """Return the 64-bit number of a named advisory lock of PostgreSQL, unique in the database."""
     return int.from_bytes(blake2b(f"holdfast {name}".encode(), digest_size=8).digest(), signed=True)
 
 
@@ -102,22 +102,22 @@ def _on_postgres(session: AsyncSession | Connection) -> bool:
 
 
 async def on_connection(session: AsyncSession, function: Callable[..., R], *arguments: Any, **named: Any) -> R:
-    """Call a function with the connection of a unit's session, for compiled statements, which need no ORM."""
+    """Call a function with the connection of a unit's session, to run compiled statements without the ORM."""
     return await session.run_sync(lambda sync: function(connection_of(sync), *arguments, **named))
 
 
 def connection_of(session: Session) -> Connection:
-    """Of a unit's session, which is bound to one, and not to an engine."""
-    return cast("Connection", session.get_bind())
+    """Return the connection of a unit's session, which is not bound to an engine."""
+    return cast("Connection", session.bind)
 
 
 class Statement:
-    """A statement that is compiled once and run by the driver's own cursor.
+    """A statement that is compiled once and run by the driver's cursor.
 
-    SQLAlchemy's way from a statement to the driver takes some thirty times as long as SQLite needs to run it, and
-    a batch of samples needs a dozen. Bound parameters are given by name; rows come as tuples.
+    SQLAlchemy takes about thirty times as long to execute a statement as SQLite does, and a batch of samples needs
+    a dozen. Parameters are passed by name; rows are tuples.
 
-    `make` is given a connection for its dialect, where the two differ.
+    `make` is a statement, or a function of a connection that builds it for the connection's dialect.
     """
 
     def __init__(self, make: ClauseElement | Callable[[Connection], ClauseElement]) -> None:
@@ -126,7 +126,7 @@ class Statement:
 
     def all(self, connection: Connection, parameters: Parameters) -> list[Any]:
         text, order, constants = self._for(connection)
-        values = {**constants, **parameters}
+        values = {**constants, **parameters} if constants else parameters
         cursor = connection.connection.cursor()
         try:
             cursor.execute(text, tuple([values[name] for name in order]))
@@ -141,9 +141,9 @@ class Statement:
         return rows[0] if rows else None
 
     def run(self, connection: Connection, *parameters: Parameters) -> None:
-        """Once for each set of parameters; once where there is none."""
+        """Run the statement for each set of parameters, or once without any."""
         text, order, constants = self._for(connection)
-        whole = [{**constants, **each} for each in parameters or ({},)]
+        whole = [{**constants, **each} for each in parameters or ({},)] if constants else parameters or ({},)
         rows = [tuple([values[name] for name in order]) for values in whole]
         cursor = connection.connection.cursor()
         try:
@@ -167,7 +167,7 @@ class Statement:
 
 
 def _as_ours(connection: Connection, text: str, error: Any) -> BaseException:
-    """As SQLAlchemy would raise it, so that whoever handles errors of the database need not tell them apart."""
+    """Wrap an error of the driver as SQLAlchemy does, so that callers handle one kind of errors."""
     dialect = connection.dialect
     lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)
     base = dialect.loaded_dbapi.Error

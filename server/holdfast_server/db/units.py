@@ -1,10 +1,9 @@
-"""Units of work to store, each of them whole or not at all."""
+"""Units of work, each of which is stored completely or not at all."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -21,20 +20,20 @@ T = TypeVar("T")
 Work = Callable[[AsyncSession], Awaitable[T]]
 
 GROUP_UNITS = 64
-"""Most units that share one commit, and with it one fsync."""
+"""Most units that share one commit, and so one fsync."""
 
 
 @dataclass(slots=True)
-class Unit:
+class WriteUnit:
     work: Work[Any]
     job: str | None
-    """The one it is about; its listeners are told."""
+    """The job that it is about, whose subscriptions are notified."""
     at_once: bool
-    """A person or an agent waits for it, maybe at another instance."""
+    """Whether a user or an agent waits for it, maybe at another instance."""
     samples_only: bool
-    """It adds or packs samples and changes nothing else."""
+    """Whether it only adds or merges samples."""
     request_id: str = field(default_factory=request_id)
-    """Of the request that handed it in: it is run outside of that, by the writer."""
+    """Id of the request that submitted it, outside of which the writer runs it."""
     done: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     result: Any = None
     error: Exception | None = None
@@ -48,43 +47,42 @@ class Unit:
             self.done.set_result(self.result)
 
 
-class Store(Protocol):
-    """What `Database` asks of a kind of database. It begins units and tells what became of them; who may read,
-    and for how long, is the same for all kinds."""
+class DatabaseBackend(Protocol):
+    """Interface of the two kinds of databases: they run units and report their outcome."""
 
     place: str
-    """Where it stores, to be shown: without a password."""
+    """Location to be displayed, without a password."""
 
     def prepare(self) -> Upgraded: ...
 
     def release(self) -> None: ...
 
-    async def open(self, settled: Callable[[list[Unit]], None]) -> AsyncEngine:
-        """Begin to take in units, which go to `settled` when they are stored or have failed; the engine reads."""
+    async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
+        """Start to run units, and pass them to `settled` when stored or failed; return the engine for reads."""
 
     async def close(self) -> None:
-        """Store what waits."""
+        """Run the waiting units, and close."""
 
     @property
     def waiting(self) -> int:
-        """Units that are not begun yet."""
+        """Number of units that wait."""
 
-    def submit(self, unit: Unit) -> None: ...
+    def submit(self, unit: WriteUnit) -> None: ...
 
     def unavailable(self, error: Exception) -> bool:
-        """Whether an error says that the database is out of reach, and nothing of what was asked."""
+        """Return whether an error means that the database is unavailable."""
 
     async def leads(self) -> bool: ...
 
     @property
     def writing(self) -> bool:
-        """Whether units that are submitted are stored."""
+        """Whether submitted units are run."""
 
 
-async def attempt(session: AsyncSession, unit: Unit) -> None:
-    """Run a unit behind a savepoint: its error is its caller's, and the others in the group go on.
+async def run_unit(session: AsyncSession, unit: WriteUnit) -> None:
+    """Run a unit behind a savepoint: its error goes to its caller, and the other units of the group go on.
 
-    The session takes a savepoint of its own at its first use; most units add samples and do not use it.
+    The session takes another savepoint at its first use. Most units add samples and do not use it.
     """
     session.info["request_id"] = unit.request_id
     unit.error = None
@@ -92,19 +90,16 @@ async def attempt(session: AsyncSession, unit: Unit) -> None:
     try:
         unit.result = await unit.work(session)
         await session.run_sync(_end)
-    except Exception as error:  # work may raise anything: it is for whoever handed the work in
+    except Exception as error:  # work may raise anything: its caller gets the error
         unit.error = _first(error)
         try:
-            await session.run_sync(_take_back)
+            await session.run_sync(_roll_back)
         except SQLAlchemyError:
-            # On a full disk SQLite has taken back the whole group, and its savepoints with it; and where the
-            # connection is lost, nothing is left to be taken back.
+            # On a full disk SQLite has rolled back the whole group with its savepoints, and after a lost
+            # connection there is nothing to roll back.
             raise unit.error from None
         if unit.error is not error:
             raise unit.error from None
-    finally:
-        with suppress(SQLAlchemyError):
-            await session.run_sync(Session.close)
 
 
 def _begin(session: Session) -> None:
@@ -114,11 +109,13 @@ def _begin(session: Session) -> None:
 def _end(session: Session) -> None:
     if session.in_transaction():
         session.commit()
+        session.close()
     _RELEASE.run(connection_of(session))
 
 
-def _take_back(session: Session) -> None:
+def _roll_back(session: Session) -> None:
     session.rollback()
+    session.close()
     _ROLLBACK.run(connection_of(session))
 
 
@@ -127,7 +124,7 @@ _ROLLBACK = Statement(text("ROLLBACK TO SAVEPOINT unit"))
 
 
 def _first(error: Exception) -> Exception:
-    """What went wrong first: a savepoint that is gone by the time of the roll-back hides why it is gone."""
+    """Return the first of chained errors: the error of a lost savepoint hides its cause."""
     while isinstance(error, OperationalError) and isinstance(error.__context__, OperationalError):
         error = error.__context__
     return error

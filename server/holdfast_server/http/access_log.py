@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast_server.accounts import policy
 from holdfast_server.accounts.auth_middleware import address_of
 from holdfast_server.core.request_id import HEADER, begin
-from holdfast_server.http.metrics import ServerMeasures
+from holdfast_server.http.metrics import ServerMetrics
 from holdfast_server.http.security import protect
 
 NO_ROUTE = "none"
@@ -64,7 +64,7 @@ def _record(scope: Scope, status: int, seconds: float) -> None:
     route = NO_ROUTE if match is None else match.path
     # The duration of long polls and streams depends on the client.
     timed = not route.endswith("/stream") and b"wait=" not in scope.get("query_string", b"")
-    cast("ServerMeasures", scope["app"].state.measures).answered(
+    cast("ServerMetrics", scope["app"].state.measures).answered(
         method=scope["method"], route=route, status=status, seconds=seconds if timed else None
     )
     access.log(

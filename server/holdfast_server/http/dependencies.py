@@ -11,13 +11,13 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from holdfast_server.accounts.job_projects import JobProjects
-from holdfast_server.core.bus import LocalBus
+from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.errors import TooManyStreams
 from holdfast_server.core.principal import OPERATOR, Principal
-from holdfast_server.core.request_coalescing import Shared
+from holdfast_server.core.request_coalescing import RequestCoalescer
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
-from holdfast_server.http.metrics import ServerMeasures
+from holdfast_server.http.metrics import ServerMetrics
 
 
 def _from_state(name: str) -> Any:
@@ -58,15 +58,15 @@ async def _stream_place(connection: HTTPConnection) -> AsyncIterator[None]:
 
 
 Db = Annotated[Database, _from_state("database")]
-Changes = Annotated[LocalBus, _from_state("changes")]
-SharedAnswers = Annotated[Shared, _from_state("shared")]
+Changes = Annotated[ChangeBus, _from_state("changes")]
+SharedAnswers = Annotated[RequestCoalescer, _from_state("shared")]
 Clock = Annotated[Callable[[], float], _from_state("clock")]
 """Call it once per operation and pass the time on; a stream calls it once per tick."""
 Config = Annotated[ServerSettings, _from_state("settings")]
 Exporting = Annotated[asyncio.Semaphore, _from_state("exporting")]
 """Limits how many files are exported at once."""
 Jobs = Annotated[JobProjects, _from_state("job_projects")]
-Measures = Annotated[ServerMeasures, _from_state("measures")]
+Measures = Annotated[ServerMetrics, _from_state("measures")]
 Asker = Annotated[Principal, Depends(_principal)]
 """The client. The access policy has already allowed its request."""
 Who = Annotated[str, Depends(_who)]

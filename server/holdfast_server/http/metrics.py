@@ -1,7 +1,7 @@
-"""What the server counts, and what Prometheus reads of it and of the jobs.
+"""Prometheus metrics of the server and of the jobs.
 
-Names say what is measured and in which unit, counters end in `_total`, and no label takes a value that somebody
-outside can make up, but the names of jobs: of these only the newest are told, and how many are not is told too.
+Names contain the unit, and counters end in `_total`. No label takes values that a client chooses, except the
+names of jobs: only the most recent jobs are exported, and a gauge counts the others.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from prometheus_client import (
 )
 
 from holdfast.protocol.jobs import JobStatus, JobSummary
-from holdfast_server.ingest.admission import TooMuch
+from holdfast_server.ingest.admission import Overloaded
 from holdfast_server.samples.batches import Received
 
-# When a counter was made is of use to nobody here, and is told by a series beside each.
+# do not export a second series for each counter with its creation time
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 MOST_JOBS = 200
-"""Of so many jobs, the ones heard last, every figure is told; each has about twenty."""
+"""Jobs that are exported one by one, those with the latest contact; each has about twenty series."""
 BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -40,15 +40,15 @@ _JOB_GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("iteration", "Last finished iteration", lambda job: job.iteration),
     ("attempt", "Number of the newest attempt", lambda job: job.attempt),
     ("ranks", "Processes of the newest attempt", lambda job: job.world_size),
-    ("last_contact_age_seconds", "Time since the job was last heard", lambda job: job.last_contact_seconds),
-    ("loss", "The newest loss", lambda job: job.loss),
-    ("iterations_per_second", "Over the newest iterations", lambda job: job.iterations_per_second),
+    ("last_contact_age_seconds", "Time since the last report", lambda job: job.last_contact_seconds),
+    ("loss", "Newest loss", lambda job: job.loss),
+    ("iterations_per_second", "Speed over the newest iterations", lambda job: job.iterations_per_second),
     ("overhead_ratio", "Measured overhead of checkpointing", lambda job: job.measured_overhead),
     ("budget_ratio", "Allowed overhead", lambda job: job.budget),
     ("interval_iterations", "Iterations between checkpoints", lambda job: job.interval),
-    ("exposure_iterations", "Iterations lost if it died now", lambda job: job.exposure_iterations),
-    ("exposure_seconds", "Work lost if it died now", lambda job: job.exposure_seconds),
-    ("exposure_gpu_hours", "The same, of all ranks together", lambda job: job.exposure_gpu_hours),
+    ("exposure_iterations", "Iterations lost by a crash now", lambda job: job.exposure_iterations),
+    ("exposure_seconds", "Work lost by a crash now", lambda job: job.exposure_seconds),
+    ("exposure_gpu_hours", "Work of all ranks lost by a crash now", lambda job: job.exposure_gpu_hours),
     ("checkpoints_durable", "Durable checkpoints", lambda job: job.checkpoints_total),
     (
         "checkpoints_failing",
@@ -59,37 +59,39 @@ _JOB_GAUGES: tuple[tuple[str, str, _Read], ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
-    """What is looked at when somebody asks for the figures."""
+class MetricsSnapshot:
+    """State of the server at the time of a scrape."""
 
     jobs: Sequence[JobSummary]
-    """Those that are told of one by one."""
+    """The jobs that are exported one by one."""
     by_status: Mapping[JobStatus, int]
-    """All jobs."""
+    """Number of jobs by status, of all jobs."""
     listeners: int
     database_bytes: int | None
     writes_waiting: int
     alerts_by_severity: Mapping[str, int] = field(default_factory=dict)
 
 
-class ServerMeasures:
-    """One registry an app, so that two in a process do not count for each other."""
+class ServerMetrics:
+    """Metrics of one application, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        Gauge("holdfast_build_info", "1, for the version that runs", ["version"], registry=registry).labels(
+        Gauge("holdfast_build_info", "Version of the server; always 1", ["version"], registry=registry).labels(
             version("holdfast")
         ).set(1)
-        self._batches = Counter("holdfast_ingest_batches_total", "Batches", ["result"], registry=registry)
+        self._batches = Counter("holdfast_ingest_batches_total", "Batches received", ["result"], registry=registry)
         self._samples = Counter("holdfast_ingest_samples_total", "Samples stored", registry=registry)
         self._events = Counter("holdfast_ingest_events_total", "Events stored", registry=registry)
         self._unknown = Counter(
-            "holdfast_ingest_unknown_events_total", "Events not understood, left out", registry=registry
+            "holdfast_ingest_unknown_events_total",
+            "Events of unknown types, which were ignored",
+            registry=registry,
         )
         self._seconds = Histogram(
             "holdfast_ingest_duration_seconds",
-            "From a batch to its commit",
+            "Time from receiving a batch to its commit",
             buckets=BUCKETS_SECONDS,
             registry=registry,
         )
@@ -98,7 +100,7 @@ class ServerMeasures:
         )
         self._request_seconds = Histogram(
             "holdfast_http_request_duration_seconds",
-            "From a request to the end of its answer; long polls and streams are left out",
+            "Time from a request to the end of its response, without long polls and streams",
             ["method", "route"],
             buckets=BUCKETS_SECONDS,
             registry=registry,
@@ -115,10 +117,10 @@ class ServerMeasures:
         started = time.perf_counter()
         try:
             yield
-        except TooMuch:
+        except Overloaded:
             self._batches.labels("put_off").inc()
             raise
-        except Exception:  # whatever refused it, it is counted; what is answered is decided further out
+        except Exception:  # count every refusal; the caller chooses the response
             self._batches.labels("refused").inc()
             raise
         self._seconds.observe(time.perf_counter() - started)
@@ -130,7 +132,7 @@ class ServerMeasures:
         self._unknown.inc(received.unknown_events)
 
     def answered(self, *, method: str, route: str, status: int, seconds: float | None) -> None:
-        """`seconds` is None where the length of an answer is up to whoever listens."""
+        """Count a response; `seconds` is None for long polls and streams, whose duration the client determines."""
         method = method if method in METHODS else "other"
         self._requests.labels(method, route, f"{status // 100}xx" if status else "gone").inc()
         if seconds is not None:
@@ -139,19 +141,17 @@ class ServerMeasures:
     def delivered(self, *, channel: str, taken: bool) -> None:
         self._deliveries.labels(channel, "delivered" if taken else "refused").inc()
 
-    def exposition(self, seen: Now) -> bytes:
-        """The server's counters and the jobs as they are now; a job that is gone leaves no figure behind."""
+    def exposition(self, seen: MetricsSnapshot) -> bytes:
+        """Return the metrics in the text format; deleted jobs have none."""
         now = CollectorRegistry()
         Gauge("holdfast_listeners", "Open streams and long polls", registry=now).set(seen.listeners)
-        Gauge("holdfast_database_writes_waiting", "Writes that wait for the disk", registry=now).set(
+        Gauge("holdfast_database_writes_waiting", "Writes that wait for the database", registry=now).set(
             seen.writes_waiting
         )
         if seen.database_bytes is not None:
-            Gauge("holdfast_database_size_bytes", "All that is stored", registry=now).set(seen.database_bytes)
-        told = {job.job for job in seen.jobs}
-        Gauge("holdfast_jobs_not_exported", "Jobs beyond those told of one by one", registry=now).set(
-            sum(seen.by_status.values()) - len(told)
-        )
+            Gauge("holdfast_database_size_bytes", "Size of the database", registry=now).set(seen.database_bytes)
+        others = sum(seen.by_status.values()) - len({job.job for job in seen.jobs})
+        Gauge("holdfast_jobs_not_exported", "Jobs that are not exported one by one", registry=now).set(others)
         by_status = Gauge("holdfast_jobs", "Jobs by status", ["status"], registry=now)
         for status, count in seen.by_status.items():
             by_status.labels(status).set(count)

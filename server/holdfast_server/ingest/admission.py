@@ -1,4 +1,4 @@
-"""How much the server takes on at a time: samples give way to what happened, and both to its memory."""
+"""Admission control: bounds the memory of batches in flight, and refuses samples before events."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from holdfast_server.core.errors import RequestRefused
 from holdfast_server.db import Database
 
 LIMIT_BYTES = 64 * 2**20
-"""Of batches that are being stored; unpacked, they take a few times as much."""
+"""Limit on the bytes of batches in flight; decoded, they take a few times as much memory."""
 SAMPLES_SHARE = 0.8
 """Of all room. The rest is for the control lane alone, which is never thinned."""
 RETRY_AFTER_SECONDS: dict[Lane, float] = {"samples": 2.0, "control": 1.0}
 
 
-class TooMuch(RequestRefused):
+class Overloaded(RequestRefused):
     """There is no room for this batch now: the agent keeps it, and comes again."""
 
     def __init__(self, lane: Lane) -> None:
         super().__init__(
-            "samples come faster than they are stored: keep them, thin them if need be, and send them later"
+            "samples arrive faster than the server stores them: keep them, thin them if necessary, and retry later"
             if lane == "samples"
-            else "reports come faster than they are stored: keep them, and send them later"
+            else "reports arrive faster than the server stores them: keep them, and retry later"
         )
         self.status, self.code = (429, "too_many_samples") if lane == "samples" else (503, "unavailable")
         self.retry_seconds = RETRY_AFTER_SECONDS[lane]
 
 
-class Intake:
+class AdmissionControl:
     def __init__(self, db: Database, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self._db, self._limit_bytes = db, limit_bytes
         self._arriving_bytes = self._taken_bytes = 0
 
     async def read(self, parts: AsyncIterable[bytes]) -> bytes:
-        """A body, as it arrives: what many send at once is held in memory before anybody knows what it is.
+        """Read a request body, within the limit on all bodies that are being received.
 
-        One that comes alone always has room; how large it may be is seen to elsewhere.
+        A body that arrives alone always has room; another layer limits its size.
 
         Raises:
-            TooMuch: there is no room for more of it beside the others.
+            Overloaded: the bodies being received have reached the limit.
         """
         held: list[bytes] = []
         size_bytes = 0
@@ -48,7 +48,7 @@ class Intake:
             async for part in parts:
                 others_bytes = self._arriving_bytes - size_bytes
                 if others_bytes and self._arriving_bytes + len(part) > self._limit_bytes:
-                    raise TooMuch("control")
+                    raise Overloaded("control")
                 self._arriving_bytes += len(part)
                 size_bytes += len(part)
                 held.append(part)
@@ -57,16 +57,16 @@ class Intake:
         return b"".join(held)
 
     @contextmanager
-    def taking(self, lane: Lane, size_bytes: int) -> Iterator[None]:
-        """Room for a batch until it is stored.
+    def admitting(self, lane: Lane, size_bytes: int) -> Iterator[None]:
+        """Reserve room for a batch until it is stored.
 
         Raises:
-            TooMuch: there is none in its lane.
+            Overloaded: its lane has no room.
         """
         share = SAMPLES_SHARE if lane == "samples" else 1.0
         waiting = self._db.pressure
         if waiting >= share or self._taken_bytes + size_bytes > share * self._limit_bytes:
-            raise TooMuch(lane)
+            raise Overloaded(lane)
         self._taken_bytes += size_bytes
         try:
             yield

@@ -1,4 +1,4 @@
-"""What each event changes in the tables."""
+"""Effects of events on the tables."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from holdfast_server.samples.batches import MAX_LABEL
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """The batch that events came in."""
+class EventSource:
+    """The batch that contains an event."""
 
     session: AsyncSession
     job: models.JobRecord
@@ -32,30 +32,30 @@ class Source:
     rank: int
     sequence: int
     ahead: bool
-    """It is the newest that this job has sent; one from a spool that is replayed is not."""
+    """Whether it is the newest batch of the job; a replayed one from a spool is not."""
     now: float
 
     @property
     def current(self) -> bool:
-        """It speaks for the job: rank 0 of the attempt that registered last."""
+        """Whether it is from rank 0 of the current attempt, which reports for the job."""
         return self.rank == 0 and self.attempt.uid == self.job.uid
 
 
-async def record(source: Source, event: messages.Event) -> None:
+async def record(source: EventSource, event: messages.Event) -> None:
     session, job, attempt = source.session, source.job, source.attempt
     match event:
         case messages.AttemptStarted():
             _started(attempt, event)
-            await restore_orders.take_back(session, job, attempt=attempt.attempt, now=source.now)
-            await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt)
+            await restore_orders.end_stale(session, job, attempt=attempt.attempt, now=source.now)
+            await checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt)
             await job_position.prune_names(session, job.name)
         case messages.AttemptFinished():
             attempt.finished_at, attempt.finished = event.at, event.reason
             attempt.last_iteration = event.iteration
-            # Its own too: an agent says that it ends when it has stopped writing.
-            await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt + 1)
-            reason = f"attempt {attempt.attempt} ended ({event.reason}) without a word of it"
-            await restore_orders.lose_open(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
+            # Its own checkpoints as well: an agent reports its end after it has stopped writing.
+            await checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt + 1)
+            reason = f"attempt {attempt.attempt} ended ({event.reason}) without reporting a result"
+            await restore_orders.mark_unknown(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
         case messages.LineageStarted():
             await _lineage(source, event)
         case messages.Checkpoint():
@@ -81,7 +81,7 @@ async def record(source: Source, event: messages.Event) -> None:
         case messages.RankWork():
             await rank_totals.add_event(session, job.name, attempt.uid, source.rank, event)
         case messages.Applied() if source.current:
-            await desired_state.stamp(session, job, event.version, event.iteration, event.at)
+            await desired_state.record_applied(session, job, event.version, event.iteration, event.at)
         case messages.OrderMoved():
             await restore_orders.report(session, job, event, attempt=attempt.attempt, now=source.now)
         case messages.Restores() if source.rank == 0:
@@ -106,7 +106,7 @@ def notice(session: AsyncSession, job: str, event: messages.Notice) -> None:
 
 
 def _started(attempt: models.AttemptRecord, event: messages.AttemptStarted) -> None:
-    # What was heard before it loaded its checkpoint belongs to it, too.
+    # Heartbeats from before it loaded its checkpoint belong to it as well.
     attempt.started_at = min(attempt.started_at, event.at)
     attempt.iteration, attempt.lineage = event.iteration, event.lineage
     attempt.resumed_from, attempt.previous_exit = event.resumed_from, event.previous_exit
@@ -117,7 +117,7 @@ def _started(attempt: models.AttemptRecord, event: messages.AttemptStarted) -> N
     attempt.labels = msgspec.msgpack.encode(labels) if labels else None
 
 
-async def _lineage(source: Source, event: messages.LineageStarted) -> None:
+async def _lineage(source: EventSource, event: messages.LineageStarted) -> None:
     await on_connection(source.session, job_position.ensure_lineage, source.job.name, event.lineage, at=event.at)
     row = await source.session.get_one(
         models.LineageRecord, (source.job.name, event.lineage), populate_existing=True
@@ -128,10 +128,12 @@ async def _lineage(source: Source, event: messages.LineageStarted) -> None:
     if event.origin is not None:
         origin = event.origin
         row.from_job, row.from_checkpoint, row.from_digest = origin.job, origin.checkpoint, origin.digest
-    await restore_orders.note(source.session, source.job, event, attempt=source.attempt.attempt, now=source.now)
+    await restore_orders.record_lineage(
+        source.session, source.job, event, attempt=source.attempt.attempt, now=source.now
+    )
 
 
-def _stall(source: Source, event: messages.Stall) -> None:
+def _stall(source: EventSource, event: messages.Stall) -> None:
     source.session.add(
         models.StallRecord(
             job=source.job.name,
@@ -144,11 +146,11 @@ def _stall(source: Source, event: messages.Stall) -> None:
     )
 
 
-def _paced(source: Source, event: messages.Paced) -> None:
+def _paced(source: EventSource, event: messages.Paced) -> None:
     if source.ahead:
         source.job.paced = msgspec.msgpack.encode(event)
     source.session.add(
-        models.PacingRecord(
+        models.IntervalDecisionRecord(
             job=source.job.name,
             at=event.at,
             iteration=event.iteration,

@@ -1,4 +1,4 @@
-"""Taking in what agents report: each batch once, acknowledged only when it is on the disk."""
+"""Ingest of agents' batches: each is stored once, and acknowledged only when it is on disk."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from holdfast_server.samples.limits import MAX_METRICS, MAX_NAME
 UNKNOWN_EVENTS = "unknown_events"
 METRICS_LEFT_OUT = "metrics_left_out"
 OVERLAP_SECONDS = 5.0
-"""What an attempt says so shortly after the next one began is still taken: clocks of machines differ."""
+"""How long after the start of the next attempt a batch is still accepted: clocks of machines differ."""
 ATTEMPTS_RESTARTED = "attempts_restarted"
 BATCH_CONFLICT = "batch_conflict"
 IMPLAUSIBLE = "implausible_numbers"
-REFUSAL_NOTED_SECONDS = 3600.0
-"""From one notice of refused numbers to the next: reports come each second."""
+REFUSAL_NOTICE_SECONDS = 3600.0
+"""Shortest time between two notices of refused numbers of a job, which reports every second."""
 
 
 class Superseded(RequestRefused):
@@ -37,12 +37,12 @@ class Superseded(RequestRefused):
 
     def __init__(self, batch: Batch, newest: int) -> None:
         super().__init__(
-            f"attempt {newest} of {batch.job} has begun: attempt {batch.attempt} has no more say, end it"
+            f"attempt {newest} of {batch.job} has replaced attempt {batch.attempt}: stop the replaced one"
         )
 
 
 class Implausible(InvalidBatch):
-    """A number of a batch lies further beyond the largest known one of its job than training can get."""
+    """An attempt or lineage number of a batch lies implausibly far beyond the largest known one of its job."""
 
     code = "implausible_numbers"
 
@@ -55,21 +55,21 @@ async def store(
     max_jobs: int = MAX_JOBS,
     now: float,
 ) -> Ack:
-    """Acknowledge a batch, once it is stored and not before.
+    """Store a batch and return its acknowledgement.
 
     Args:
-        db: where it is stored.
+        db: where to store it.
         received: the batch.
-        project: the one that a new job belongs to, and that a known one has to belong to; None: any, and for a new
-            job the default one.
+        project: project that its job must belong to, and that a new job is added to. None accepts a job of any
+            project, and adds a new one to the default project.
         max_jobs: how many jobs the project may have.
         now: seconds since the epoch.
 
     Raises:
         UnknownJob: the job belongs to another project.
-        TooManyJobs: it would begin a new job, and the project has as many as it may.
-        Superseded: a newer attempt had begun when it was said.
-        Implausible: it numbers an attempt or a lineage far beyond what is known of the job.
+        TooManyJobs: its job is new, and the project has `max_jobs`.
+        Superseded: it was sent after a newer attempt had started.
+        Implausible: its attempt or lineage number is far beyond the known ones of the job.
     """
     job = received.batch.job
 
@@ -79,45 +79,58 @@ async def store(
     try:
         return await db.write(work, job=job, samples_only=received.samples_only)
     except Implausible as error:
-        notice = _notice(received.batch, "warning", IMPLAUSIBLE, str(error), now)
-        await db.write(lambda session: _notice_refusal(session, job, notice), job=job)
+        text = str(error)
+        await db.write(
+            lambda session: _warn(
+                session, received.batch, IMPLAUSIBLE, text, now=now, repeat_seconds=REFUSAL_NOTICE_SECONDS
+            ),
+            job=job,
+        )
         raise
 
 
 async def _store(
     session: AsyncSession, received: Received, *, project: str | None, max_jobs: int, now: float
 ) -> Ack:
-    """Nearly every batch adds samples to an attempt that is known: compiled statements alone, without the ORM."""
+    """Store a batch in the caller's transaction.
+
+    Nearly every batch adds samples to a known attempt, for which compiled statements suffice: no ORM there.
+    """
     batch = received.batch
     found = await on_connection(session, job_position.find, batch.job, batch.uid)
     if found is None:
         await _begin_job(session, batch, project=project, max_jobs=max_jobs, now=now)
-        found = await on_connection(session, job_position.found, batch.job, batch.uid)
+        found = await on_connection(session, job_position.get, batch.job, batch.uid)
     elif project not in (None, found.project):
         raise UnknownJob(batch.job)
     acknowledged = Ack(acked=batch.sequence, version=found.version)
     if not received.empty:
-        stored = await on_connection(session, job_position.known, received)
+        stored = await on_connection(session, job_position.find_stored, received)
         if stored is None:
-            await _conflict(session, batch, now=now)
+            text = (
+                f"rank {batch.rank} of attempt {batch.attempt} sent different batches under one sequence number, "
+                "and the server keeps the first: does another copy of it run, or was its spool changed? "
+                f"(uid {batch.uid})"
+            )
+            await _warn(session, batch, BATCH_CONFLICT, text, now=now)
         if stored is not False:
             return acknowledged
-        await on_connection(session, job_position.remember, received, now=now)
+        await on_connection(session, job_position.remember_name, received, now=now)
     if found.uid and (refusal := _implausible(received, found, now=now)):
         raise Implausible(refusal)
     if found.attempt_uid is None:
         await _begin_attempt(session, batch, now=now)
-        found = await on_connection(session, job_position.found, batch.job, batch.uid)
+        found = await on_connection(session, job_position.get, batch.job, batch.uid)
     elif batch.uid != found.uid:
         await _require_current(session, batch)
-    moved = await on_connection(session, job_position.move_on, found, received, now=now)
+    effect = await on_connection(session, job_position.advance, found, received, now=now)
     if batch.events:
         job = await session.get_one(models.JobRecord, batch.job, populate_existing=True)
         attempt = await session.get_one(models.AttemptRecord, (batch.job, batch.uid), populate_existing=True)
-        source = events.Source(session, job, attempt, batch.rank, batch.sequence, moved.ahead, now)
+        source = events.EventSource(session, job, attempt, batch.rank, batch.sequence, effect.ahead, now)
         for event in batch.events:
             await events.record(source, event)
-    await _notices(session, received, left_out=moved.left_out, now=now)
+    await _add_notices(session, received, left_out=effect.left_out, now=now)
     return acknowledged
 
 
@@ -133,41 +146,31 @@ async def _begin_job(
 
 
 def _implausible(received: Received, found: JobPosition, *, now: float) -> str | None:
-    """Why the numbers of a batch cannot be those of its job, None where they can.
+    """Return why the numbers of a batch cannot be those of its job; None if they can.
 
-    One report with a huge attempt number would fence the attempt that runs, and one with a huge lineage number
-    would use up the numbers. A job may have gone on without this server, whose database may be an old copy: for
-    each second since the job was last heard of, one more attempt and one more lineage is plausible. So the server
-    refuses no real job for ever, and a running job is held to the step alone. Smaller numbers are always taken: a
-    deleted store begins at 1.
+    A report with a huge attempt number would fence the running attempt, and one with a huge lineage number would
+    use up the numbers. A job may have run without this server, whose database may be an old copy: each second
+    since the last contact allows one more attempt and one more lineage, so that the server refuses no real job
+    forever. Smaller numbers are always accepted, because a deleted store begins at 1.
     """
-    unheard = max(0, int(now - found.last_contact_at))
+    silent_seconds = max(0, int(now - found.last_contact_at))
     for name, value, known in (
         ("attempt", received.batch.attempt, found.attempt),
         ("lineage", received.latest_lineage, found.latest_lineage),
     ):
-        if value > known + PLAUSIBLE_STEP + unheard:
+        if value > known + PLAUSIBLE_STEP + silent_seconds:
             return (
-                f"{name} {value} lies more than {PLAUSIBLE_STEP + unheard} beyond {known}, the largest known "
-                f"{name} of job {received.batch.job!r}: if it is right, an admin raises that with "
+                f"{name} {value} is more than {PLAUSIBLE_STEP + silent_seconds} above {known}, the largest known "
+                f"{name} of job {received.batch.job!r}: if it is correct, an administrator raises the limit with "
                 f"`holdfast reset-numbers {received.batch.job} --{name} {value}`"
             )
     return None
 
 
-async def _notice_refusal(session: AsyncSession, job: str, notice: messages.Notice) -> None:
-    """Note the refusal of implausible numbers, unless the newest such note of the job is recent."""
-    rows = models.NoticeRecord
-    query = select(func.max(rows.at)).where(rows.job == job, rows.code == notice.code)
-    noted_at = await session.scalar(query)
-    if noted_at is None or notice.at - noted_at >= REFUSAL_NOTED_SECONDS:
-        events.notice(session, job, notice)
-
-
 async def _require_current(session: AsyncSession, batch: Batch) -> None:
-    """Superseded, for an attempt that was known before a newer one began, and goes on as if it had not.
+    """Raise `Superseded` for a batch that an attempt sent after a newer attempt had started.
 
-    The spool of one that is dead was written before.
+    A dead attempt's spool was written earlier, and is accepted.
     """
     own = await session.get_one(models.AttemptRecord, (batch.job, batch.uid))
     attempts = models.AttemptRecord
@@ -179,7 +182,7 @@ async def _require_current(session: AsyncSession, batch: Batch) -> None:
 
 
 async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> None:
-    """The attempt that registers last is the current one, unless it is an earlier one's spool that comes now."""
+    """Add an attempt, and make it the current one unless the batch is from the spool of an earlier attempt."""
     session.add(
         models.AttemptRecord(
             job=batch.job,
@@ -197,11 +200,11 @@ async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> 
     goes_on = current is None or batch.attempt > current.attempt
     if current is not None and not goes_on and batch.sent_at > current.started_at:
         text = (
-            f"attempt {batch.attempt} started after another attempt {current.attempt}, and is the current one "
-            f"now: was the job's store deleted? (uid {batch.uid})"
+            f"attempt {batch.attempt} started after another attempt {current.attempt} and replaces it: was the "
+            f"job's store deleted? (uid {batch.uid})"
         )
-        await _notice_once(session, _notice(batch, "warning", ATTEMPTS_RESTARTED, text, now), job.name)
-        await checkpoints.forget_who_spoke(session, job.name)
+        await _warn(session, batch, ATTEMPTS_RESTARTED, text, now=now)
+        await checkpoints.reset_report_order(session, job.name)
         goes_on = True
     if goes_on:
         job.uid, job.attempt = batch.uid, max(job.attempt, batch.attempt)
@@ -210,39 +213,32 @@ async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> 
     await session.flush()
 
 
-async def _notices(session: AsyncSession, received: Received, *, left_out: bool, now: float) -> None:
+async def _add_notices(session: AsyncSession, received: Received, *, left_out: bool, now: float) -> None:
     batch = received.batch
     dropped = sum(gap.dropped for gap in batch.gaps)
     if dropped:
-        text = f"{dropped} samples were thinned away while no server answered"
+        text = f"the agent dropped {dropped} samples while it could not reach a server"
         events.notice(session, batch.job, _notice(batch, "info", "dropped_samples", text, now))
     if left_out or (received.samples is not None and received.samples.left_out):
         text = (
-            f"the job reports more than {MAX_METRICS} metrics, or names of them over {MAX_NAME} "
-            "characters: the first are kept, and the names are cut"
+            f"the job reports more than {MAX_METRICS} metrics, or metric names over {MAX_NAME} characters: the "
+            "server keeps the first metrics and shortens the names"
         )
-        notice = _notice(batch, "warning", METRICS_LEFT_OUT, text, now)
-        await _notice_once(session, notice, batch.job)
+        await _warn(session, batch, METRICS_LEFT_OUT, text, now=now)
     if received.unknown_events:
-        text = "this agent reports things that this server does not know, and leaves out: update the server"
-        await _notice_once(session, _notice(batch, "warning", UNKNOWN_EVENTS, text, now), batch.job)
+        text = "the agent reports events that this server does not know, and the server ignores them: update it"
+        await _warn(session, batch, UNKNOWN_EVENTS, text, now=now)
 
 
-async def _conflict(session: AsyncSession, batch: Batch, *, now: float) -> None:
-    """Two processes share one name, or a spool was written to: the first batch stands, and a person is told."""
-    text = (
-        f"rank {batch.rank} of attempt {batch.attempt} has sent different reports under one name, of which the "
-        f"first are kept: is a copy of it running, or was its spool changed? (uid {batch.uid})"
-    )
-    await _notice_once(session, _notice(batch, "warning", BATCH_CONFLICT, text, now), batch.job)
-
-
-async def _notice_once(session: AsyncSession, notice: messages.Notice, job: str) -> None:
-    """Unless the same was said of this job before."""
+async def _warn(
+    session: AsyncSession, batch: Batch, code: str, text: str, *, now: float, repeat_seconds: float | None = None
+) -> None:
+    """Add a warning, unless the job has the same one, or, given `repeat_seconds`, a recent one of its code."""
     rows = models.NoticeRecord
-    same = (rows.job == job, rows.code == notice.code, rows.message == notice.message)
-    if await session.scalar(select(rows.id).where(*same).limit(1)) is None:
-        events.notice(session, job, notice)
+    repeated = rows.message == text if repeat_seconds is None else rows.at > now - repeat_seconds
+    found = select(rows.id).where(rows.job == batch.job, rows.code == code, repeated).limit(1)
+    if await session.scalar(found) is None:
+        events.notice(session, batch.job, _notice(batch, "warning", code, text, now))
 
 
 def _notice(

@@ -1,18 +1,18 @@
 """The tables.
 
-Rows for what is rare and asked for by identity; samples stay columnar, one compressed chunk per batch and
-lineage. What may be nan or inf, and what is only ever read whole, is msgpack: SQLite turns nan into NULL.
+Samples are columnar, one compressed chunk per batch and lineage; everything else is rows. Values that may be nan
+or infinite, and values that are only read as a whole, are msgpack: SQLite turns nan into NULL.
 """
 
 from __future__ import annotations
 
-from holdfast_server.models.accounts import AllowanceRecord as AllowanceRecord
 from holdfast_server.models.accounts import AuditEntryRecord as AuditEntryRecord
 from holdfast_server.models.accounts import AuditHeadRecord as AuditHeadRecord
-from holdfast_server.models.accounts import HandshakeRecord as HandshakeRecord
-from holdfast_server.models.accounts import LinkRecord as LinkRecord
 from holdfast_server.models.accounts import MembershipRecord as MembershipRecord
+from holdfast_server.models.accounts import OidcFlowRecord as OidcFlowRecord
+from holdfast_server.models.accounts import OneTimeLinkRecord as OneTimeLinkRecord
 from holdfast_server.models.accounts import PersonRecord as PersonRecord
+from holdfast_server.models.accounts import RateLimitRecord as RateLimitRecord
 from holdfast_server.models.accounts import SharedSessionRecord as SharedSessionRecord
 from holdfast_server.models.accounts import SignInRecord as SignInRecord
 from holdfast_server.models.accounts import TokenRecord as TokenRecord
@@ -35,10 +35,10 @@ from holdfast_server.models.jobs import SettingsVersionRecord as SettingsVersion
 from holdfast_server.models.reports import BatchRecord as BatchRecord
 from holdfast_server.models.reports import ChunkRecord as ChunkRecord
 from holdfast_server.models.reports import GapRecord as GapRecord
+from holdfast_server.models.reports import IntervalDecisionRecord as IntervalDecisionRecord
 from holdfast_server.models.reports import NoticeRecord as NoticeRecord
-from holdfast_server.models.reports import PacingRecord as PacingRecord
+from holdfast_server.models.reports import RankTotalsRecord as RankTotalsRecord
 from holdfast_server.models.reports import RetentionRecord as RetentionRecord
 from holdfast_server.models.reports import RollupRecord as RollupRecord
+from holdfast_server.models.reports import SampleSeriesRecord as SampleSeriesRecord
 from holdfast_server.models.reports import StallRecord as StallRecord
-from holdfast_server.models.reports import StretchRecord as StretchRecord
-from holdfast_server.models.reports import WorkRecord as WorkRecord

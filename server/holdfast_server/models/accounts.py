@@ -1,4 +1,4 @@
-"""People and keys: who may sign in or report, with which rights, and who changed what."""
+"""Users, sessions, API keys and the audit log."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class PersonRecord(Base):
 
     name: Mapped[str] = mapped_column(primary_key=True)
     password: Mapped[str | None]
-    """Argon2id; None: they sign in through the identity provider, or have a link to choose one."""
+    """Argon2id hash; `None` for users of the identity provider, or before a password is chosen."""
     admin: Mapped[bool]
-    """Of the whole server, and so of every project."""
+    """Whether the user administers the server, and so every project."""
     issuer: Mapped[str | None]
     subject: Mapped[str | None]
-    """Who they are at the identity provider; a name there may change hands, this does not."""
+    """Subject at the identity provider, which is permanent; a name there is not."""
     created_at: Mapped[float]
     signed_in_at: Mapped[float | None]
 
 
 class MembershipRecord(Base):
-    """A person's role in one project."""
+    """A user's role in one project."""
 
     __tablename__ = "memberships"
 
@@ -37,34 +37,34 @@ class MembershipRecord(Base):
 
 
 class SignInRecord(Base):
-    """A browser that is signed in, until it signs out, rests too long, or its time is over."""
+    """Session of a signed-in browser, until it signs out, is idle too long, or expires."""
 
     __tablename__ = "sign_ins"
 
     digest: Mapped[bytes] = mapped_column(primary_key=True)
-    """Of the id in the cookie: who reads the database cannot sign in with what is in it."""
+    """Digest of the session id in the cookie, which a reader of the database cannot use to sign in."""
     id: Mapped[str] = mapped_column(unique=True)
-    """By which its owner names it, to end it."""
+    """Public id, with which the user ends the session."""
     person: Mapped[str] = mapped_column(ForeignKey("people.name", ondelete="CASCADE"), index=True)
     created_at: Mapped[float]
     seen_at: Mapped[float]
-    """To the minute."""
+    """Time of last use, to the minute."""
     address: Mapped[str]
     browser: Mapped[str]
 
 
 class SharedSessionRecord(Base):
-    """A browser in which somebody typed the shared secret, until it signs out or the session expires."""
+    """Session of a browser that signed in with the shared secret."""
 
     __tablename__ = "shared_sessions"
 
     digest: Mapped[bytes] = mapped_column(primary_key=True)
-    """HMAC of the cookie, keyed with the shared secret."""
+    """HMAC of the cookie with the shared secret as key."""
     expires_at: Mapped[float]
 
 
 class TokenRecord(Base):
-    """A key for a program. It is shown once; kept are its digest, and its beginning to find it by."""
+    """API key of a program. It is shown once; its digest is stored, and a prefix to find it."""
 
     __tablename__ = "tokens"
 
@@ -72,36 +72,36 @@ class TokenRecord(Base):
     digest: Mapped[bytes]
     name: Mapped[str]
     scopes: Mapped[str]
-    """Words with blanks between."""
+    """Scopes, separated by spaces."""
     project: Mapped[str | None] = mapped_column(ForeignKey("projects.name"), index=True)
-    """None: every project."""
+    """Project of the key; `None`: all."""
     job: Mapped[str | None]
-    """None: every job of the project. It need not have reported yet."""
+    """Job of the key, which need not exist yet; `None`: all jobs of the project."""
     created_by: Mapped[str]
-    """Whose it is: that of a person who made it, or whose key did."""
+    """Owner: the user who created it, directly or with another key."""
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     last_used_at: Mapped[float | None]
-    """To ten minutes."""
+    """Time of last use, to ten minutes."""
     revoked_at: Mapped[float | None]
 
 
-class LinkRecord(Base):
-    """A link that works once: to set the server up, or to choose a new password."""
+class OneTimeLinkRecord(Base):
+    """A link that works once, to set up the server or to choose a new password."""
 
-    __tablename__ = "links"
+    __tablename__ = "one_time_links"
 
     digest: Mapped[bytes] = mapped_column(primary_key=True)
     person: Mapped[str | None] = mapped_column(ForeignKey("people.name", ondelete="CASCADE"), index=True)
-    """Whose password it sets; None: it makes the first person."""
+    """User whose password it sets; `None`: it creates the first user."""
     created_at: Mapped[float]
     expires_at: Mapped[float]
 
 
-class HandshakeRecord(Base):
-    """Somebody is at the identity provider, and is expected back."""
+class OidcFlowRecord(Base):
+    """A sign-in in progress at the identity provider."""
 
-    __tablename__ = "handshakes"
+    __tablename__ = "oidc_flows"
 
     digest: Mapped[bytes] = mapped_column(primary_key=True)
     nonce: Mapped[str]
@@ -110,25 +110,25 @@ class HandshakeRecord(Base):
     expires_at: Mapped[float] = mapped_column(index=True)
 
 
-class AllowanceRecord(Base):
-    """How many tries to sign in are left, for a name, an address or a browser: a bucket that fills by itself."""
+class RateLimitRecord(Base):
+    """Token bucket that limits the attempts to sign in of a name, an address or a browser."""
 
-    __tablename__ = "allowances"
+    __tablename__ = "rate_limits"
     __table_args__ = (Index(None, "full_at"),)
 
     key: Mapped[bytes] = mapped_column(primary_key=True)
     full_at: Mapped[float]
-    """When it is full again; each try moves it on."""
+    """Time at which the bucket is full again; each attempt moves it later."""
 
 
 class AuditEntryRecord(Base):
-    """Names are no references: what somebody did outlives their account. Triggers forbid UPDATE and DELETE."""
+    """Entry of the audit log, which outlives the accounts that it names. Triggers forbid UPDATE and DELETE."""
 
     __tablename__ = "audit"
     __table_args__ = (Index(None, "job", "id"), Index(None, "project", "id"), Index(None, "who", "id"))
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Counts up without a gap from 1."""
+    """Number without gaps, from 1."""
     at: Mapped[float]
     who: Mapped[str]
     action: Mapped[str]
@@ -136,14 +136,14 @@ class AuditEntryRecord(Base):
     project: Mapped[str | None]
     before: Mapped[str | None]
     after: Mapped[str | None]
-    """What it was and what it became, in JSON."""
+    """Values after the change, as `before` in JSON."""
     request_id: Mapped[str]
     digest: Mapped[bytes]
-    """SHA-256 over the digest of the row before and all that this one holds."""
+    """SHA-256 of the previous entry's digest and this entry's other columns."""
 
 
 class AuditHeadRecord(Base):
-    """One row: where the chain ends. Whoever adds to it locks this, so that no two rows follow the same one."""
+    """Single row with the end of the audit log's chain, which each writer locks."""
 
     __tablename__ = "audit_head"
 

@@ -1,4 +1,4 @@
-"""Rules, the incidents they found, and what was told of them to whom."""
+"""Alert rules, alerts, channels and deliveries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast_server.models.base import Base
 
 
 class AlertRuleRecord(Base):
-    """A rule of a project's own, or a built-in one that the project changed; an unchanged one has no row."""
+    """A rule of a project, or a built-in one that the project changed; unchanged ones have no row."""
 
     __tablename__ = "alert_rules"
 
@@ -19,17 +19,17 @@ class AlertRuleRecord(Base):
     enabled: Mapped[bool] = mapped_column(default=True)
     severity: Mapped[str]
     limit_value: Mapped[float]
-    """In the unit of its kind."""
+    """Limit in the unit of its kind."""
     for_seconds: Mapped[float]
-    """How long it has to be so before anybody is told."""
+    """How long the condition must hold before the alert fires."""
     jobs: Mapped[str] = mapped_column(default="*")
-    """Names of jobs that it looks at, with * and ? for parts of them."""
+    """Pattern of job names, with * and ?."""
     changed_at: Mapped[float]
     changed_by: Mapped[str]
 
 
 class AlertRecord(Base):
-    """One rule that was broken by one job, from the first sign of it to its end."""
+    """A violation of a rule by a job, from its start to its end."""
 
     __tablename__ = "alerts"
     __table_args__ = (
@@ -53,16 +53,16 @@ class AlertRecord(Base):
     kind: Mapped[str]
     severity: Mapped[str]
     subject: Mapped[str] = mapped_column(default="")
-    """What it is about beside the job, where another one of it is another incident: a restore order."""
+    """Part of the job that the alert is about, such as a restore order, if each has its own alert."""
     value: Mapped[float | None]
-    """The measured one, where it is a number that a column holds; the message says more."""
+    """Measured value, if it is a finite number."""
     message: Mapped[str]
     since: Mapped[float]
-    """When it began to be so."""
+    """When the condition began to hold."""
     fired_at: Mapped[float | None]
-    """When it had been so for long enough; None: nobody has been told yet."""
+    """When the alert fired; `None` if it has not."""
     clear_since: Mapped[float | None]
-    """Since when it is no longer so; it resolves when that has lasted."""
+    """Since when the condition no longer holds; the alert resolves after a while."""
     acknowledged_at: Mapped[float | None]
     acknowledged_by: Mapped[str | None]
     silenced_until: Mapped[float | None]
@@ -72,7 +72,7 @@ class AlertRecord(Base):
 
 
 class AlertChannelRecord(Base):
-    """Where a project's alerts are sent."""
+    """Destination of a project's alerts."""
 
     __tablename__ = "alert_channels"
     __table_args__ = (Index(None, "project"),)
@@ -81,11 +81,11 @@ class AlertChannelRecord(Base):
     project: Mapped[str] = mapped_column(ForeignKey("projects.name"))
     name: Mapped[str]
     kind: Mapped[str]
-    """email, webhook, slack or discord."""
+    """`email`, `webhook`, `slack` or `discord`."""
     target: Mapped[str]
-    """Addresses with commas between, or a URL; the URL of a chat is as secret as a password."""
+    """Addresses separated by commas, or a URL; the URL of a chat is as secret as a password."""
     secret: Mapped[str]
-    """Signs what is sent to a webhook: kept as it is, since a signature cannot be made from a digest of it."""
+    """Key that signs messages to a webhook, stored in plain text because signing needs it."""
     least_severity: Mapped[str]
     enabled: Mapped[bool] = mapped_column(default=True)
     created_at: Mapped[float]
@@ -93,7 +93,7 @@ class AlertChannelRecord(Base):
 
 
 class AlertDeliveryRecord(Base):
-    """One message to one channel, written down with what it tells of: a restart loses none."""
+    """One message to one channel, stored with its content so that a restart loses none."""
 
     __tablename__ = "alert_deliveries"
     __table_args__ = (
@@ -110,13 +110,13 @@ class AlertDeliveryRecord(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     channel: Mapped[str] = mapped_column(ForeignKey("alert_channels.id", ondelete="CASCADE"))
     alert: Mapped[int | None] = mapped_column(ForeignKey("alerts.id"))
-    """None: a test."""
+    """Alert of the message; `None`: a test."""
     event: Mapped[str]
-    """firing, resolved or test."""
+    """`firing`, `resolved` or `test`."""
     payload: Mapped[bytes]
-    """What is told, in JSON; the channel's kind decides on its form when it is sent."""
+    """Content in JSON; the kind of the channel determines its format when sent."""
     state: Mapped[str]
-    """waiting, delivered or failed."""
+    """`waiting`, `delivered` or `failed`."""
     tries: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[float]
     next_at: Mapped[float]

@@ -1,4 +1,4 @@
-"""What all tables share."""
+"""Base class and types of the tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 
 class PlainText(TypeDecorator[str]):
-    """Text without the character NUL, which PostgreSQL takes in none of its forms: a mark stands in its place."""
+    """Text in which U+FFFD replaces NUL characters, which PostgreSQL does not store."""
 
     impl = String
     cache_ok = True
@@ -35,7 +35,7 @@ class Base(DeclarativeBase):
 
 
 def table(model: type[Base]) -> Table:
-    """Of a model, for statements that need no ORM."""
+    """Return the table of a model, for statements without the ORM."""
     found = model.__table__
     assert isinstance(found, Table)
     return found

@@ -1,4 +1,4 @@
-"""Checkpoints, and orders to go back to one."""
+"""Checkpoints, their verifications, and restore orders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CheckpointRecord(Base):
     __tablename__ = "checkpoints"
     __table_args__ = (
         Index(None, "job", "state", "iteration"),
-        # Written as `taken_at` of the questions is, and in parentheses for PostgreSQL.
+        # the expression of `checkpoints.taken_at`, in parentheses for PostgreSQL
         Index("ix_checkpoints_taken", "job", text("(coalesce(snapshot_started_at, at))")),
         Index(
             "ix_checkpoints_pinned",
@@ -45,31 +45,31 @@ class CheckpointRecord(Base):
     ranks: Mapped[bytes | None]
     """`protocol.RankSpans` in msgpack; None for a job of one rank."""
     label: Mapped[str | None]
-    """What an operator calls it."""
+    """Name that an operator gave it."""
     pinned_by: Mapped[str | None]
-    """Who keeps it against retention; None: nobody."""
+    """User who pinned it, which protects it from retention; `None`: not pinned."""
     pinned_at: Mapped[float | None]
     attempt: Mapped[int]
-    """With `sequence`, which batch spoke last, so that a late one does not take it back."""
+    """Attempt of the newest report, with `sequence`, so that a late report does not overwrite it."""
     sequence: Mapped[int]
 
 
 class VerificationRecord(Base):
-    """The newest request to read a checkpoint back, how far that is, and the newest verdict there is on it."""
+    """Newest request to verify a checkpoint, its progress, and the newest verdict."""
 
     __tablename__ = "verifications"
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
     checkpoint: Mapped[str] = mapped_column(primary_key=True)
     request: Mapped[int]
-    """The version of what is desired that it came with."""
+    """Version of the desired state that contains the request."""
     against: Mapped[str | None]
-    """Which other one its tensors are to be compared with."""
+    """Checkpoint whose tensors to compare."""
     asked_by: Mapped[str]
     asked_at: Mapped[float]
     state: Mapped[str]
     at: Mapped[float]
-    """When `state` was last told."""
+    """Time of the last report of `state`."""
     host: Mapped[str] = mapped_column(default="")
     read_bytes: Mapped[int] = mapped_column(default=0)
     total_bytes: Mapped[int] = mapped_column(default=0)
@@ -77,7 +77,7 @@ class VerificationRecord(Base):
     reason: Mapped[str | None]
 
     verdict: Mapped[str | None]
-    """`sound` or `damaged`: of the last time that it could be read, which a later request does not take away."""
+    """Verdict of the last complete verification, `sound` or `damaged`; a later request keeps it."""
     verified_at: Mapped[float | None]
     verified_host: Mapped[str] = mapped_column(default="")
     tensors: Mapped[bytes | None]
@@ -90,7 +90,7 @@ class RestoreOrderRecord(Base):
     __tablename__ = "orders"
     __table_args__ = (
         UniqueConstraint("job", "key"),
-        # The rule that a job goes back to one place at a time holds in the database, whatever the code does.
+        # the database enforces that a job has at most one open order
         Index(
             "uq_orders_open",
             "job",
@@ -111,11 +111,11 @@ class RestoreOrderRecord(Base):
     who: Mapped[str]
     fence: Mapped[int]
     expires_at: Mapped[float | None]
-    """None: placed before orders had a time of their own, and ended since."""
-    overruled: Mapped[str | None]
-    """The last state that was to be its end, and was not: what the agent had done came first."""
-    taken_by: Mapped[int | None]
-    """The attempt that moved it last; one before that has no more say in it."""
+    """Time at which it expires unless an attempt has started it."""
+    overruled_state: Mapped[str | None]
+    """Final state that a later report of the agent overruled."""
+    taken_by_attempt: Mapped[int | None]
+    """Attempt that last reported on it; reports of earlier attempts are ignored."""
     from_iteration: Mapped[int]
     from_lineage: Mapped[int]
     new_lineage: Mapped[int | None]

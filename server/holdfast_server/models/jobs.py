@@ -1,4 +1,4 @@
-"""Jobs: what they reported last, what people want them to be, and the starts and lines of their training."""
+"""Jobs: their last reports, their desired state, their attempts and lineages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_PROJECT = "default"
 
 
 class ProjectRecord(Base):
-    """Jobs that belong together: people have their rights, and reports their retention, by project."""
+    """A group of jobs with common access rights and retention."""
 
     __tablename__ = "projects"
 
@@ -33,11 +33,11 @@ _STANDING = (
 
 
 class JobRecord(Base):
-    """A job: what it reported last, and what people want it to be."""
+    """A job: its last reports, and its desired state."""
 
     __tablename__ = "jobs"
     __table_args__ = (
-        # What the status, the search and the order of many jobs go by, apart from the bulk of their rows.
+        # Columns for status, search and order of many jobs, without reading their large rows.
         Index("ix_jobs_standing", *_STANDING),
         Index(
             None,
@@ -53,48 +53,49 @@ class JobRecord(Base):
     )
     created_at: Mapped[float]
     last_contact_at: Mapped[float] = mapped_column(index=True)
-    """The last heard of come first: where the page of a large fleet begins."""
+    """Time of the last report; the page of a large fleet starts with the latest."""
     progressed_at: Mapped[float | None]
-    """When the server last heard of an iteration that it had not heard of."""
+    """Time of the last report of a new iteration."""
 
-    # Where the current attempt stands, the one that registered last; (uid, sequence) says which batch said so.
+    # Position of the current attempt, the one that registered last, and the sequence numbers of the batches behind
+    # it.
     uid: Mapped[str] = mapped_column(default="")
     attempt: Mapped[int] = mapped_column(default=0)
-    """The highest number seen. Where a store was deleted, the current attempt's own is lower."""
+    """Highest attempt number; after a deleted store, the current attempt has a lower one."""
     sequence: Mapped[int] = mapped_column(default=-1)
-    """Of the control lane; `samples_sequence` of the other."""
+    """Sequence number of the newest batch in the control lane."""
     samples_sequence: Mapped[int] = mapped_column(default=-1, server_default=text("-1"))
     iteration: Mapped[int] = mapped_column(default=0)
     lineage: Mapped[int] = mapped_column(default=0)
     latest_lineage: Mapped[int] = mapped_column(default=0)
     recent: Mapped[bytes] = mapped_column(default=b"")
-    """Seconds of the newest iterations and the metrics of the last, in msgpack."""
+    """`samples.RecentSamples` in msgpack: seconds and losses of the newest iterations, and the last metrics."""
     longest_seconds: Mapped[float] = mapped_column(default=0.0, server_default=text("0"))
-    """Of the newest iterations the longest: a job is not silent while one more of these may be under way."""
+    """Duration of the longest recent iteration: a job is not silent while another such iteration may run."""
     paced: Mapped[bytes] = mapped_column(default=b"")
-    """The newest Paced event, in msgpack."""
+    """Newest interval decision (`protocol.Paced`) in msgpack."""
 
-    # What is desired.
+    # Desired state.
     version: Mapped[int] = mapped_column(default=0)
     budget: Mapped[float | None]
     policy: Mapped[str | None]
     every: Mapped[int | None]
     every_until: Mapped[float | None]
-    """When the interval ordered by hand ends, and the policy decides again; None: when somebody says so."""
+    """When the manually set interval ends, and the policy decides again; `None`: when an operator ends it."""
     retention: Mapped[str | None]
-    """Which checkpoints stay, as `holdfast.protocol.retention` spells it; None: as the script has it."""
+    """Retention rule as `holdfast.protocol.retention` writes it; `None`: the script's own."""
     paused: Mapped[bool] = mapped_column(default=False)
     paused_version: Mapped[int] = mapped_column(default=0)
-    """The version in which `paused` last changed."""
+    """Version that last changed `paused`."""
     checkpoint_request: Mapped[int] = mapped_column(default=0)
     probe_request: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     pins_known: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
-    """Whether anyone ever pinned a checkpoint here; until then the pins in the store stand."""
+    """Whether an operator ever pinned a checkpoint here; until then the pins of the store apply."""
 
     delivered_version: Mapped[int] = mapped_column(default=0, server_default=text("0"))
-    """Which the agent has shown to hold, by asking for a later one."""
+    """Newest version that the agent has received, as its request for a later one shows."""
 
-    # What the agent says it acts on.
+    # Applied state, as the agent reports it.
     applied_version: Mapped[int] = mapped_column(default=0)
     applied_iteration: Mapped[int | None]
     applied_at: Mapped[float | None]
@@ -112,7 +113,7 @@ class AttemptRecord(Base):
     lineage: Mapped[int]
     last_iteration: Mapped[int]
     iterations: Mapped[int] = mapped_column(default=0)
-    """How many it has reported; none: it is still starting."""
+    """Number of reported iterations; 0 while it is starting."""
     resumed_from: Mapped[str | None]
     host: Mapped[str] = mapped_column(default="")
     pid: Mapped[int] = mapped_column(default=0)
@@ -122,14 +123,14 @@ class AttemptRecord(Base):
     versions: Mapped[bytes] = mapped_column(default=b"")
     owner: Mapped[str | None]
     labels: Mapped[bytes | None]
-    """In msgpack, by name."""
+    """Values by name in msgpack."""
     finished_at: Mapped[float | None]
     finished: Mapped[str | None]
     restore_mode: Mapped[str | None]
-    """How its script is taken back, as `protocol.RestoreMode` says; None: it has not said."""
+    """How it restores (`protocol.RestoreMode`); `None` until reported."""
     restore_reason: Mapped[str | None]
     start_seconds: Mapped[float | None]
-    """From the start of its processes to training."""
+    """Time from the start of its processes to its first iteration."""
 
 
 class LineageRecord(Base):
@@ -151,13 +152,13 @@ class LineageRecord(Base):
     order_id: Mapped[str | None]
     last_iteration: Mapped[int]
     from_job: Mapped[str | None]
-    """Of the first lineage of a fork: the job that `from_checkpoint` was copied from."""
+    """Source job of a fork, on its first lineage."""
     from_checkpoint: Mapped[str | None]
     from_digest: Mapped[str | None]
 
 
 class SettingsVersionRecord(Base):
-    """One version of what is desired: who changed what, and from which iteration on it held."""
+    """One version of the desired state: its author, its changes, and from which iteration on it applied."""
 
     __tablename__ = "settings_versions"
 
@@ -166,6 +167,6 @@ class SettingsVersionRecord(Base):
     who: Mapped[str]
     at: Mapped[float]
     changes: Mapped[str]
-    """A list of `desired.Changed` in JSON."""
+    """List of `desired.StoredChange` in JSON."""
     applied_iteration: Mapped[int | None]
     applied_at: Mapped[float | None]

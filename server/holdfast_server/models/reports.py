@@ -1,4 +1,4 @@
-"""What agents reported: batches by name, samples by column, totals of ranks, and rows for what is rare."""
+"""Reports of agents: names of batches, samples by column, totals of ranks, and single events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast_server.models.base import Base
 
 
 class BatchRecord(Base):
-    """The batches that were committed; what is named here is never stored a second time."""
+    """Name of a stored batch, which is not stored a second time."""
 
     __tablename__ = "batches"
 
@@ -20,15 +20,15 @@ class BatchRecord(Base):
     sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     received_at: Mapped[float]
     digest: Mapped[bytes]
-    """Of its content, so that another one under the same name is noticed."""
-    all_before: Mapped[bool] = mapped_column(default=False)
-    """It stands for the earlier ones of its rank and lane too, whose rows were pruned."""
+    """Digest of its body, to detect a different batch of the same name."""
+    covers_earlier: Mapped[bool] = mapped_column(default=False)
+    """Whether it represents the earlier batches of its rank and lane, whose rows were pruned."""
 
 
-class StretchRecord(Base):
-    """What one rank of one attempt reported of one lineage: its samples are in chunks and roll-ups."""
+class SampleSeriesRecord(Base):
+    """Samples of one rank of one attempt on one lineage; its values are in chunks and roll-ups."""
 
-    __tablename__ = "stretches"
+    __tablename__ = "sample_series"
     __table_args__ = (UniqueConstraint("job", "rank", "lineage", "uid"), Index(None, "last_at"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -38,23 +38,23 @@ class StretchRecord(Base):
     rank: Mapped[int]
     lineage: Mapped[int]
     metrics: Mapped[bytes]
-    """Their names, in msgpack, in the order of the columns of its roll-ups."""
+    """Names of the metrics in msgpack, in the order of the columns of its roll-ups."""
     first_iteration: Mapped[int]
     last_iteration: Mapped[int]
     last_at: Mapped[float]
     rows: Mapped[int]
     chunks: Mapped[int]
     chunk_bytes: Mapped[int]
-    widest: Mapped[int]
-    """No chunk reaches over more iterations than this."""
-    whole_from: Mapped[int] = mapped_column(default=0, server_default=text("0"))
-    """What lies before this iteration was thinned into roll-ups; a multiple of the finest's width."""
-    fine_from: Mapped[int] = mapped_column(default=0, server_default=text("0"))
-    """What lies before this one, into those of the second level; a multiple of its width."""
+    widest_chunk: Mapped[int]
+    """Iterations between first and last of its widest chunk."""
+    chunks_from: Mapped[int] = mapped_column(default=0, server_default=text("0"))
+    """Iteration before which chunks were downsampled to roll-ups, a multiple of the finest width."""
+    finest_from: Mapped[int] = mapped_column(default=0, server_default=text("0"))
+    """Iteration before which the finest roll-ups were removed, a multiple of the second width."""
 
 
 class ChunkRecord(Base):
-    """Samples on one lineage, by column, compressed: those of one batch, or of several that were merged."""
+    """Compressed samples on one lineage, of one batch or of several merged ones."""
 
     __tablename__ = "chunks"
     __table_args__ = (Index(None, "job", "rank", "lineage", "first_iteration"),)
@@ -72,18 +72,18 @@ class ChunkRecord(Base):
     last_at: Mapped[float]
     rows: Mapped[int]
     seconds: Mapped[float]
-    """Sum over its iterations, so that long stretches are priced without being decoded."""
+    """Sum over its iterations, available without decoding."""
     columns: Mapped[bytes]
 
 
 class RollupRecord(Base):
-    """What the iterations in one bucket of a stretch come to."""
+    """Statistics of the iterations in one bucket of a series."""
 
     __tablename__ = "rollups"
 
-    stretch: Mapped[int] = mapped_column(ForeignKey("stretches.id"), primary_key=True, autoincrement=False)
+    series: Mapped[int] = mapped_column(ForeignKey("sample_series.id"), primary_key=True, autoincrement=False)
     level: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """A bucket has 2^level iterations."""
+    """Binary logarithm of the iterations in a bucket."""
     bucket: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     first_iteration: Mapped[int]
     last_iteration: Mapped[int]
@@ -92,7 +92,7 @@ class RollupRecord(Base):
 
 
 class GapRecord(Base):
-    """Samples that an agent thinned away."""
+    """Range of samples that an agent dropped."""
 
     __tablename__ = "gaps"
     __table_args__ = (Index(None, "job", "first_iteration"),)
@@ -106,23 +106,23 @@ class GapRecord(Base):
     last_iteration: Mapped[int]
     dropped: Mapped[int]
     at: Mapped[float]
-    """When it was told."""
+    """Time of the report."""
 
 
 class RetentionRecord(Base):
-    """How long a project keeps what its jobs reported. None: for ever, and without a limit."""
+    """Retention settings of a project's reports. `None`: without a limit."""
 
     __tablename__ = "retentions"
 
     project: Mapped[str] = mapped_column(ForeignKey("projects.name"), primary_key=True)
     samples_seconds: Mapped[float | None]
-    """Older samples are thinned into roll-ups."""
+    """Age from which on samples are downsampled to roll-ups."""
     fine_seconds: Mapped[float | None]
-    """Older roll-ups of the finest level are thinned into those of the second."""
+    """Age from which on roll-ups of the finest level are removed."""
     reports_seconds: Mapped[float | None]
-    """Older stalls, notices, gaps, figures of pacing, and alerts that are over go."""
+    """Age from which on stalls, notices, gaps, interval decisions and resolved alerts are deleted."""
     samples_bytes: Mapped[int | None]
-    """Of more, the oldest are thinned into roll-ups."""
+    """Limit on the size of samples; the oldest are downsampled to roll-ups."""
 
 
 class StallRecord(Base):
@@ -138,10 +138,10 @@ class StallRecord(Base):
     seconds: Mapped[float]
 
 
-class PacingRecord(Base):
-    """The intervals that were in force, and the figures behind them."""
+class IntervalDecisionRecord(Base):
+    """An interval decision of the agent's policy, with its inputs."""
 
-    __tablename__ = "pacings"
+    __tablename__ = "interval_decisions"
     __table_args__ = (Index(None, "job", "iteration"), Index(None, "job", "at"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -168,33 +168,33 @@ class NoticeRecord(Base):
     message: Mapped[str]
 
 
-class WorkRecord(Base):
-    """Iterations of one rank, in one attempt and on one lineage, that ended within ten minutes."""
+class RankTotalsRecord(Base):
+    """Totals of one rank's iterations, on one attempt and lineage, that ended within ten minutes."""
 
-    __tablename__ = "work"
+    __tablename__ = "rank_totals"
     __table_args__ = (Index(None, "job", "bucket"),)
 
-    # In this order rank 0's rows of a window lie together.
+    # In this order, rank 0's rows of a window are adjacent.
     job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     bucket: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """`ends_at` in units of ten minutes, rounded down."""
+    """Number of the ten minutes: `ends_at` / 600 s, rounded down."""
     uid: Mapped[str] = mapped_column(primary_key=True)
     lineage: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     first_iteration: Mapped[int]
     last_iteration: Mapped[int]
     begins_at: Mapped[float]
-    """When the first of them began."""
+    """Start of the first iteration."""
     ends_at: Mapped[float]
     iterations: Mapped[int]
-    """How many were told of: samples may have been thinned away."""
+    """Number of reported iterations, without dropped samples."""
     seconds: Mapped[float]
     longest_seconds: Mapped[float]
     stall_seconds: Mapped[float]
-    """Of `seconds`, waits that checkpointing caused."""
+    """Part of `seconds` that waited for checkpointing."""
     data_seconds: Mapped[float]
-    """Of `seconds`, waits for the next batch."""
+    """Part of `seconds` that waited for the next batch."""
     barrier_iterations: Mapped[int]
-    """Of how many the wait for other ranks was measured."""
+    """Number of iterations with a measured wait for other ranks."""
     barrier_seconds: Mapped[float]
-    """Of the seconds of these, from the rank's own last gradient to the update."""
+    """Time of these from the rank's last gradient to the update."""

@@ -1,4 +1,4 @@
-"""What a timeline draws one by one: checkpoints, stalls, decisions, gaps. Of too many, how dense they lie."""
+"""Annotations of a timeline: checkpoints, stalls, interval decisions and gaps, or their density."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ Moment = ColumnElement[float] | InstrumentedAttribute[float]
 View = TypeVar("View", bound=msgspec.Struct)
 
 BAR_PX = 3
-"""Narrower than this, a bar says nothing by itself."""
+"""Smallest useful width of a bar."""
 FAILED = ("failed", "torn", "damaged")
 _TELLING = (*FAILED, "snapshot", "persisting")
-"""States that are drawn one by one, as far as there is room, however dense the others lie."""
+"""States of checkpoints that are shown one by one, if possible, even where others are dense."""
 _MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class TimelineWindow:
     """A window of a timeline: iterations, or seconds since the epoch, both ends inclusive."""
 
     axis: Axis
     first: float
     last: float
     points: int
-    """How many of its parts can be told apart: pixels."""
+    """Resolution of the window in pixels."""
     marks: int
-    """Most rows of a kind that are drawn one by one."""
+    """Most rows of a kind that are shown one by one."""
     digits: int | None = None
-    """Significant ones of figures that are told by column; None: all."""
+    """Significant digits of the values in density columns; `None`: all."""
 
     def holds(self, iteration: InstrumentedAttribute[int], at: Moment) -> ColumnElement[bool]:
         if self.axis == "time":
@@ -51,20 +51,20 @@ class Reach:
         return and_(iteration >= int(self.first), iteration <= int(self.last))
 
     def values(self, job: str) -> dict[str, Any]:
-        """For questions that are put together once: see `_held`."""
+        """Return the parameters of cached queries; see `_held`."""
         ends = (self.first, self.last) if self.axis == "time" else (int(self.first), int(self.last))
         return {"job": job, "first": ends[0], "last": ends[1], "most": self.marks}
 
     @property
     def bar(self) -> float:
-        """Of what is too dense, the width of one bar; fixed while the window grows by less than it again."""
+        """Return the width of one density bar, constant while the window grows little."""
         bars = max(1, self.points // BAR_PX)
         if self.axis == "time":
             return max(1, -(-int((self.last - self.first) * _MS) // bars)) / _MS
         return float(1 << max(0, -(-int(self.last - self.first + 1) // bars) - 1).bit_length())
 
     def bucket(self, iteration: InstrumentedAttribute[int], at: Moment) -> ColumnElement[int]:
-        """The number of the bar that a row belongs to. In whole numbers, which every database divides alike."""
+        """Return the number of a row's bar, by integer division, which is alike in all databases."""
         if self.axis == "time":
             return cast((at - self.first) * _MS, BigInteger) // round(self.bar * _MS)
         return iteration // int(self.bar)
@@ -76,8 +76,8 @@ class Reach:
         return float(f"{value or 0.0:.{self.digits or 17}g}")
 
 
-async def totals(session: AsyncSession, job: str, reach: Reach) -> tuple[int, int]:
-    """How many checkpoints and stalls there are in the window."""
+async def totals(session: AsyncSession, job: str, reach: TimelineWindow) -> tuple[int, int]:
+    """Count the checkpoints and stalls in the window."""
     checkpoints, stalls = (await session.execute(_of_totals(reach.axis), reach.values(job))).one()
     return checkpoints, stalls
 
@@ -91,17 +91,20 @@ def _of_totals(axis: Axis) -> Select[int, int]:
 
 
 def _held(axis: Axis, iteration: InstrumentedAttribute[int], at: Moment) -> ColumnElement[bool]:
-    """In a window whose ends are given with the question."""
+    """Return the condition for a window whose ends are bound parameters."""
     if axis == "time":
         return and_(at >= bindparam("first"), at <= bindparam("last"))
     return and_(iteration >= bindparam("first"), iteration <= bindparam("last"))
 
 
 async def checkpoints(
-    session: AsyncSession, job: str, reach: Reach, total: int, *, lineage: int
+    session: AsyncSession, job: str, reach: TimelineWindow, total: int, *, lineage: int
 ) -> Sequence[models.CheckpointRecord]:
-    """Those in the window; of too many, the newest of every stretch and lineage, and what is pinned, labelled
-    or not simply durable or gone. `lineage`: where the job is; the newest durable one there is always told."""
+    """Return the checkpoints in the window, or a selection if there are too many.
+
+    The selection has the newest checkpoint of each bar and lineage, those that are pinned, labeled or in an
+    unusual state, and the newest durable one of the current `lineage`.
+    """
     if not total:
         return []
     rows = models.CheckpointRecord
@@ -109,10 +112,10 @@ async def checkpoints(
     query = select(rows).where(*within).order_by(rows.iteration, rows.lineage)
     if total <= reach.marks:
         return (await session.scalars(query)).all()
-    # A checkpoint's id begins with its iteration, so that the last of a stretch is its newest.
-    stretch = replace(reach, points=reach.marks * BAR_PX).bucket(rows.iteration, taken_at()).label("stretch")
-    chosen = select(stretch, rows.lineage, func.max(rows.id).label("id")).where(*within)
-    newest = chosen.group_by(stretch, rows.lineage).subquery()
+    # Ids begin with the iteration, so the largest id of a bar is its newest checkpoint.
+    bar = replace(reach, points=reach.marks * BAR_PX).bucket(rows.iteration, taken_at()).label("bar")
+    chosen = select(bar, rows.lineage, func.max(rows.id).label("id")).where(*within)
+    newest = chosen.group_by(bar, rows.lineage).subquery()
     standing = case((newest.c.lineage == lineage, 0), else_=1)
     some = select(rows).join(newest, newest.c.id == rows.id).where(rows.job == job)
     some = some.order_by(standing, rows.iteration.desc()).limit(2 * reach.marks)
@@ -125,7 +128,7 @@ async def checkpoints(
     return sorted(found.values(), key=lambda row: (row.iteration, row.lineage))
 
 
-async def checkpoint_density(session: AsyncSession, job: str, reach: Reach) -> Density:
+async def checkpoint_density(session: AsyncSession, job: str, reach: TimelineWindow) -> Density:
     rows = models.CheckpointRecord
     bucket = reach.bucket(rows.iteration, taken_at()).label("bucket")
     query = (
@@ -154,8 +157,8 @@ async def checkpoint_density(session: AsyncSession, job: str, reach: Reach) -> D
     )
 
 
-async def stalls(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry) -> list[StallRow]:
-    """The longest, in the order in which they happened."""
+async def stalls(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[StallRow]:
+    """Return the longest stalls in the order of their times."""
     rows = models.StallRecord
     query = select(rows).where(*_stalls_in(job, reach)).order_by(rows.seconds.desc()).limit(reach.marks)
     found = [
@@ -165,8 +168,8 @@ async def stalls(session: AsyncSession, job: str, reach: Reach, ancestry: Ancest
     return sorted(found, key=lambda stall: stall.at)
 
 
-async def stall_density(session: AsyncSession, job: str, reach: Reach) -> list[StallDensity]:
-    """By kind."""
+async def stall_density(session: AsyncSession, job: str, reach: TimelineWindow) -> list[StallDensity]:
+    """Return the density of stalls by kind."""
     rows = models.StallRecord
     bucket = reach.bucket(rows.iteration, rows.at).label("bucket")
     query = (
@@ -185,21 +188,21 @@ async def stall_density(session: AsyncSession, job: str, reach: Reach) -> list[S
     return list(made.values())
 
 
-async def paced(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry | None = None) -> list[PacedRow]:
-    """In the window, and the one in force when it begins; of too many, what changed something and every n-th."""
-    rows, values = models.PacingRecord, reach.values(job)
+async def paced(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[PacedRow]:
+    """Return the decisions in the window and the one before; of too many, the changes and every n-th."""
+    rows, values = models.IntervalDecisionRecord, reach.values(job)
     within = (await session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1})).all()
     if len(within) > reach.marks:
         held = reach.holds(rows.iteration, rows.at)
         within = (await session.scalars(_paced_in(job, held, reach.marks))).all()
     before = await session.scalars(_paced_before(reach.axis), values)
     found = (*before, *within)
-    stands = _standing(found, ancestry) if ancestry else set()
+    stands = _standing(found, ancestry)
     return [as_view(PacedRow, row, stands=row.id in stands) for row in found]
 
 
-def _standing(rows: Iterable[models.PacingRecord], ancestry: Ancestry) -> set[int]:
-    """Decisions on the way that stands; where iterations were repeated, the newer ones."""
+def _standing(rows: Iterable[models.IntervalDecisionRecord], ancestry: Ancestry) -> set[int]:
+    """Return the decisions that stand; of repeated iterations the newer ones."""
     found: set[int] = set()
     earliest = END
     for row in sorted(rows, key=lambda row: row.at, reverse=True):
@@ -210,22 +213,22 @@ def _standing(rows: Iterable[models.PacingRecord], ancestry: Ancestry) -> set[in
 
 
 @cache
-def _first_paced(axis: Axis) -> Select[models.PacingRecord]:
-    rows = models.PacingRecord
+def _first_paced(axis: Axis) -> Select[models.IntervalDecisionRecord]:
+    rows = models.IntervalDecisionRecord
     held = rows.job == bindparam("job"), _held(axis, rows.iteration, rows.at)
     return select(rows).where(*held).order_by(rows.id).limit(bindparam("most", type_=Integer))
 
 
 @cache
-def _paced_before(axis: Axis) -> Select[models.PacingRecord]:
-    rows = models.PacingRecord
+def _paced_before(axis: Axis) -> Select[models.IntervalDecisionRecord]:
+    rows = models.IntervalDecisionRecord
     earlier = rows.at < bindparam("first") if axis == "time" else rows.iteration < bindparam("first")
     query = select(rows).where(rows.job == bindparam("job"), earlier)
     return query.order_by(rows.at.desc(), rows.id.desc()).limit(1)
 
 
 def _paced_in(job: str, held: ColumnElement[bool], marks: int) -> Any:
-    rows = models.PacingRecord
+    rows = models.IntervalDecisionRecord
     order = rows.id
     numbered = (
         select(
@@ -251,13 +254,13 @@ def _paced_in(job: str, held: ColumnElement[bool], marks: int) -> Any:
 
 
 def _nth(columns: Any, most: int) -> ColumnElement[bool]:
-    """At most so many, the newest among them."""
+    """Return the condition for every n-th row, with at most `most` rows and the newest among them."""
     kept: ColumnElement[bool] = (columns.place - 1) % ((columns.total + most - 1) // most) == 0
     return kept
 
 
-async def gaps(session: AsyncSession, job: str, reach: Reach) -> list[GapRow]:
-    """The widest, in the order of their iterations. Of a window in time, all of the job's: they carry no time."""
+async def gaps(session: AsyncSession, job: str, reach: TimelineWindow) -> list[GapRow]:
+    """Return the largest gaps in the order of iterations; in a window of time all gaps, which have no time."""
     found = [as_view(GapRow, row) for row in await session.scalars(_of_gaps(reach.axis), reach.values(job))]
     return sorted(found, key=lambda gap: (gap.lineage, gap.first_iteration))
 
@@ -276,12 +279,12 @@ def as_view(view: type[View], row: models.Base, **derived: bool) -> View:
     return view(**{name: getattr(row, name) for name in names}, **derived)
 
 
-def _checkpoints_in(job: str, reach: Reach) -> tuple[ColumnElement[bool], ...]:
+def _checkpoints_in(job: str, reach: TimelineWindow) -> tuple[ColumnElement[bool], ...]:
     rows = models.CheckpointRecord
     return (rows.job == job, reach.holds(rows.iteration, taken_at()))
 
 
-def _stalls_in(job: str, reach: Reach) -> tuple[ColumnElement[bool], ...]:
+def _stalls_in(job: str, reach: TimelineWindow) -> tuple[ColumnElement[bool], ...]:
     rows = models.StallRecord
     return (rows.job == job, reach.holds(rows.iteration, rows.at))
 

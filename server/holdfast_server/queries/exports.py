@@ -1,7 +1,7 @@
-"""A window of a job as files: its samples and its checkpoints, row by row.
+"""Export of a job's samples and checkpoints as files.
 
-Samples are read and sent a part at a time, so that a million of them take no more room than a few thousand. What
-retention has thinned comes as what is left of it: a row for a bucket, which says how many iterations that is.
+Samples are read and sent in parts, so that a million of them take no more memory than a few thousand.
+Downsampled samples are exported as one row for each bucket, with its number of iterations.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from holdfast_server.samples import read_plan, reading, rollups
 from holdfast_server.samples.rollups import LAST, MAXIMUM, MINIMUM, SUM, Rollup
 from holdfast_server.samples.sample_codec import BUILT_IN
 from holdfast_server.samples.sample_series import names_of
-from holdfast_server.samples.series import AT, DATA_SECONDS, SECONDS, STALL_SECONDS, Contents
+from holdfast_server.samples.series import AT, DATA_SECONDS, SECONDS, STALL_SECONDS, TimelineData
 
 AT_ONCE = 2
-"""Parts that one server makes at the same time, for all who export together: each keeps a processor busy."""
+"""Parts that a server converts at the same time for all exports: each keeps a processor busy."""
 PART_ITERATIONS = 8192
 PART_CHECKPOINTS = 2000
 SENT_BYTES = 2**18
 NO_PARQUET = (
-    "this server has no pyarrow to write Parquet: install Holdfast there with its extra `parquet`, or ask for CSV"
+    "the server cannot write Parquet without pyarrow: install Holdfast with its extra `parquet`, or export CSV"
 )
 _BUILT_IN = (
     *("lineage", "abandoned", "iteration", "iterations", "at", "seconds", "seconds_max"),
@@ -55,13 +55,13 @@ def writes_parquet() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """What there is to be sent of a window, and under which names."""
+class SampleSelection:
+    """Samples to export, and the names of their columns."""
 
     job: models.JobRecord
-    stretches: Sequence[models.StretchRecord]
+    all_series: Sequence[models.SampleSeriesRecord]
     columns: Mapping[str, str]
-    """By metric, the column of its means; `_min` and `_max` are added for the two beside it."""
+    """Column of the means by metric; minimum and maximum have the suffixes `_min` and `_max`."""
     first: int
     last: int
 
@@ -70,19 +70,21 @@ class Samples:
         return [*_BUILT_IN, *(f"{name}{end}" for name in self.columns.values() for end in _ENDS)]
 
 
-async def samples(db: Database, job: str, first: int | None, last: int | None) -> Samples:
+async def samples(db: Database, job: str, first: int | None, last: int | None) -> SampleSelection:
     """Raises UnknownJob."""
     async with db.read() as session:
         found = await find_job(session, job)
-        stretches = await reading.stretches(session, job)
-    begin = min((one.first_iteration for one in stretches), default=1)
-    end = max((one.last_iteration for one in stretches), default=0)
-    columns = _columns_of({name for one in stretches for name in names_of(one.metrics)})
-    return Samples(found, stretches, columns, max(begin, first or begin), min(end, end if last is None else last))
+        all_series = await reading.series_of(session, job)
+    begin = min((one.first_iteration for one in all_series), default=1)
+    end = max((one.last_iteration for one in all_series), default=0)
+    columns = _columns_of({name for one in all_series for name in names_of(one.metrics)})
+    return SampleSelection(
+        found, all_series, columns, max(begin, first or begin), min(end, end if last is None else last)
+    )
 
 
 def _columns_of(metrics: Iterable[str]) -> dict[str, str]:
-    """By metric its column; one whose columns are others' already is told apart by `metric.` before its name."""
+    """Choose the column of each metric; the prefix `metric.` makes a name unique."""
     taken, made = set(_BUILT_IN), dict[str, str]()
     for metric in sorted(metrics):
         name = metric
@@ -93,16 +95,16 @@ def _columns_of(metrics: Iterable[str]) -> dict[str, str]:
     return made
 
 
-def spans(stretches: Sequence[models.StretchRecord], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The parts that a window is read in: so many iterations, and where rows are few among them, so many rows."""
+def spans(all_series: Sequence[models.SampleSeriesRecord], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Split a window into parts of so many iterations, or of so many rows where rows are sparse."""
     begin = first
     while begin <= last:
-        here = [one for one in stretches if one.first_iteration <= begin <= one.last_iteration]
-        later = [one.first_iteration for one in stretches if one.first_iteration > begin]
+        here = [one for one in all_series if one.first_iteration <= begin <= one.last_iteration]
+        later = [one.first_iteration for one in all_series if one.first_iteration > begin]
         if not here:
             begin = min(later, default=last + 1)
             continue
-        # Up to the next stretch that begins or ends, rows lie as dense as here.
+        # The density of rows is constant up to the next start or end of a series.
         edge = min([*later, *(one.last_iteration + 1 for one in here)]) - 1
         density = sum(read_plan.rows_between(one, begin, begin) for one in here)
         thin = begin + int(PART_ITERATIONS / density) - 1 if density else edge
@@ -112,42 +114,45 @@ def spans(stretches: Sequence[models.StretchRecord], first: int, last: int) -> I
 
 
 async def parts(
-    db: Database, room: asyncio.Semaphore, wanted: Samples, told: Callable[[Columns], Made]
+    db: Database, room: asyncio.Semaphore, wanted: SampleSelection, convert: Callable[[Columns], Made]
 ) -> AsyncIterator[Made]:
-    """What `told` makes of its columns, some thousand iterations at a time."""
-    for first, last in spans(wanted.stretches, wanted.first, wanted.last):
+    """Yield the converted columns of each part, some thousand iterations at a time."""
+    for first, last in spans(wanted.all_series, wanted.first, wanted.last):
         async with room:
             async with db.read() as session:
-                # Anew for each part: what retention takes meanwhile lies elsewhere from then on.
-                stretches = await reading.stretches(session, wanted.job.name)
-                plans = _plans(wanted.job, stretches, first, last)
+                # For each part again: retention may have removed chunks in the meantime.
+                all_series = await reading.series_of(session, wanted.job.name)
+                plans = _plans(wanted.job, all_series, first, last)
                 reads = [read for plan in plans for read in plan.segments]
                 contents = await reading.contents(session, wanted.job.name, reads)
-            # Off the event loop: a part is some hundred thousand figures to be made and written.
-            made = await asyncio.to_thread(_made, plans, contents, wanted, told)
+            # Off the event loop: a part has some hundred thousand values.
+            made = await asyncio.to_thread(_made, plans, contents, wanted, convert)
         for one in made:
             yield one
 
 
 def _plans(
-    job: models.JobRecord, stretches: Sequence[models.StretchRecord], first: int, last: int
+    job: models.JobRecord, all_series: Sequence[models.SampleSeriesRecord], first: int, last: int
 ) -> list[read_plan.PlannedRead]:
-    own = (one.last_iteration for one in stretches if (one.lineage, one.uid) == (job.lineage, job.uid))
-    # With room for more than a part is expected to hold, so that all of it is read as it is.
-    window = read_plan.Window(first, last, 2 * PART_ITERATIONS)
+    own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
+    # With more points than a part is expected to have rows, so that no rows are combined.
+    window = read_plan.IterationWindow(first, last, 2 * PART_ITERATIONS)
     reached = max([job.iteration, *own])
-    found = read_plan.lines(stretches, window, uid=job.uid, lineage=job.lineage, reached=reached)
+    found = read_plan.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
     return [read_plan.plan(line, window.points) for line in found]
 
 
 def _made(
-    plans: Iterable[read_plan.PlannedRead], contents: Contents, wanted: Samples, told: Callable[[Columns], Made]
+    plans: Iterable[read_plan.PlannedRead],
+    contents: TimelineData,
+    wanted: SampleSelection,
+    convert: Callable[[Columns], Made],
 ) -> list[Made]:
     found = (_columns(plan, contents, wanted) for plan in plans)
-    return [told(columns) for columns in found if columns is not None]
+    return [convert(columns) for columns in found if columns is not None]
 
 
-def _columns(plan: read_plan.PlannedRead, contents: Contents, wanted: Samples) -> Columns | None:
+def _columns(plan: read_plan.PlannedRead, contents: TimelineData, wanted: SampleSelection) -> Columns | None:
     found = [part for read in plan.segments if (part := contents.part(read, 1)) is not None]
     if not found:
         return None
@@ -175,37 +180,41 @@ def _columns(plan: read_plan.PlannedRead, contents: Contents, wanted: Samples) -
 
 
 def _means(buckets: Rollup, column: int) -> list[Any]:
-    """Of what is finite; of what nothing is, the last as it was."""
+    """Return the means of finite values; the last value of buckets without any."""
     count = buckets.finite[:, column]
     sums = buckets.stats[:, column, SUM] / np.maximum(count, 1)
     return list(np.where(count > 0, sums, buckets.stats[:, column, LAST]).tolist())
 
 
-async def csv_of(db: Database, room: asyncio.Semaphore, wanted: Samples) -> AsyncIterator[bytes]:
+async def csv_of(db: Database, room: asyncio.Semaphore, wanted: SampleSelection) -> AsyncIterator[bytes]:
     names = wanted.names
 
-    def told(columns: Columns) -> bytes:
-        return _written(zip(*(map(_told, columns[name]) for name in names), strict=True))
+    def convert(columns: Columns) -> bytes:
+        return _written(zip(*(map(_cell, columns[name]) for name in names), strict=True))
 
-    yield _written([map(_told, names)])
-    async for part in parts(db, room, wanted, told):
+    yield _written([map(_cell, names)])
+    async for part in parts(db, room, wanted, convert):
         yield part
 
 
-async def parquet_of(db: Database, room: asyncio.Semaphore, wanted: Samples) -> IO[bytes]:
-    """A file without a name, gone when it is closed. Raises NotPossible where pyarrow is not installed."""
+async def parquet_of(db: Database, room: asyncio.Semaphore, wanted: SampleSelection) -> IO[bytes]:
+    """Write a temporary file, which is deleted when closed.
+
+    Raises:
+        NotPossible: pyarrow is not installed.
+    """
     if not writes_parquet():
         raise NotPossible(NO_PARQUET)
     file = await asyncio.to_thread(tempfile.TemporaryFile)
     try:
         await _write_parquet(file, db, room, wanted)
-    except BaseException:  # a cancelled export leaves no file behind either
+    except BaseException:  # also when cancelled
         file.close()
         raise
     return file
 
 
-async def _write_parquet(file: IO[bytes], db: Database, room: asyncio.Semaphore, wanted: Samples) -> None:
+async def _write_parquet(file: IO[bytes], db: Database, room: asyncio.Semaphore, wanted: SampleSelection) -> None:
     arrow, parquet = await asyncio.to_thread(_arrow)
     kinds = {
         "lineage": arrow.int64(),
@@ -216,10 +225,10 @@ async def _write_parquet(file: IO[bytes], db: Database, room: asyncio.Semaphore,
     schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in wanted.names])
     writer = parquet.ParquetWriter(file, schema, compression="zstd")
 
-    def told(columns: Columns) -> None:
+    def convert(columns: Columns) -> None:
         writer.write_table(arrow.table({name: columns[name] for name in wanted.names}, schema=schema))
 
-    async for _ in parts(db, room, wanted, told):
+    async for _ in parts(db, room, wanted, convert):
         pass
     await asyncio.to_thread(writer.close)
 
@@ -232,7 +241,7 @@ def _arrow() -> tuple[Any, Any]:
 
 
 async def sent(file: IO[bytes]) -> AsyncIterator[bytes]:
-    """The content of a file from its beginning; then it is closed, as it is when nobody listens any more."""
+    """Yield the content of a file from its beginning, and close it, also when the client disconnects."""
     with file:
         file.seek(0)
         while part := await asyncio.to_thread(file.read, SENT_BYTES):
@@ -240,8 +249,8 @@ async def sent(file: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """Which checkpoints there are to be sent."""
+class CheckpointSelection:
+    """Checkpoints to export."""
 
     job: str
     ancestry: Ancestry
@@ -249,15 +258,17 @@ class Taken:
     last: int | None
 
 
-async def taken(db: Database, job: str, first: int | None, last: int | None) -> Taken:
+async def select_checkpoints(db: Database, job: str, first: int | None, last: int | None) -> CheckpointSelection:
     """Raises UnknownJob."""
     async with db.read() as session:
         found = await find_job(session, job)
-        return Taken(job, await ancestry_of(session, found), first, last)
+        return CheckpointSelection(job, await ancestry_of(session, found), first, last)
 
 
-async def checkpoints_csv(db: Database, room: asyncio.Semaphore, wanted: Taken) -> AsyncIterator[bytes]:
-    """In the order of their ids, which begin with the iteration."""
+async def checkpoints_csv(
+    db: Database, room: asyncio.Semaphore, wanted: CheckpointSelection
+) -> AsyncIterator[bytes]:
+    """Yield checkpoints as CSV in the order of their ids, which begin with the iteration."""
     rows = models.CheckpointRecord
     query = select(rows).where(rows.job == wanted.job).order_by(rows.id).limit(PART_CHECKPOINTS)
     if wanted.first is not None:
@@ -266,9 +277,9 @@ async def checkpoints_csv(db: Database, room: asyncio.Semaphore, wanted: Taken) 
         query = query.where(rows.iteration <= wanted.last)
     names = tuple(name for name in CheckpointRow.__struct_fields__ if name != "ranks")
 
-    def told(part: Sequence[models.CheckpointRecord]) -> bytes:
+    def convert(part: Sequence[models.CheckpointRecord]) -> bytes:
         made = (as_row(row, wanted.ancestry) for row in part)
-        return _written([_told(getattr(row, name)) for name in names] for row in made)
+        return _written([_cell(getattr(row, name)) for name in names] for row in made)
 
     yield _written([names])
     after = ""
@@ -276,15 +287,15 @@ async def checkpoints_csv(db: Database, room: asyncio.Semaphore, wanted: Taken) 
         async with room:
             async with db.read() as session:
                 part = (await session.scalars(query.where(rows.id > after))).all()
-            content = await asyncio.to_thread(told, part)
+            content = await asyncio.to_thread(convert, part)
         if not part:
             return
         yield content
         after = part[-1].id
 
 
-def _told(value: Any) -> Any:
-    """As a spreadsheet and pandas read it. Text that a spreadsheet would take for a formula is told to be text."""
+def _cell(value: Any) -> Any:
+    """Format a value for spreadsheets and pandas, with text that looks like a formula quoted."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and not math.isfinite(value):

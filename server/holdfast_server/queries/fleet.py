@@ -1,4 +1,4 @@
-"""One page of the fleet: which jobs are on it is decided in the database, whatever their number."""
+"""Pages of the fleet: the database selects and sorts the jobs of a page."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ from holdfast_server.queries.summaries import summaries
 from holdfast_server.records import checkpoints
 from holdfast_server.records.checkpoints import LastDurable
 from holdfast_server.records.job_status import ALIVE, STATUSES, current_attempt, seconds_of_last, status_in_sql
-from holdfast_server.samples.limits import Recent
+from holdfast_server.samples.limits import RecentSamples
 
 PAGE_ROWS, MOST_ROWS = 50, 500
 
 Worst = Literal["risk", "overhead", "durable"]
-"""Most GPU-hours at risk first; furthest over the budget first; longest without a durable checkpoint first."""
+"""Orders by most GPU hours at risk, overhead furthest above the budget, longest time without a durable
+checkpoint."""
 _WORST: tuple[Worst, ...] = get_args(Worst)
 _WATCHED = (*ALIVE, "silent")
-"""Jobs that may still lose something come before those that have ended."""
+"""Statuses of jobs that may still lose work, which come before ended jobs."""
 
 Order = Literal["living", "name", "heard", "iteration", "status", "risk", "overhead", "durable"]
-"""`living`: living jobs by name, so that no row jumps away under the pointer; then the others, newest first."""
+"""`living`: live jobs by name, so that rows keep their place, then the others, newest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Which jobs, in which order, and which page of them."""
+class FleetQuery:
+    """Filter, order and page of the fleet."""
 
     search: str = ""
-    """Part of a name, in capitals or not."""
+    """Part of a name, in any case."""
     status: JobStatus | None = None
     project: str | None = None
     order: Order = "living"
     grouped: bool = False
-    """By project: the order holds within each."""
+    """Whether to group by project; the order applies within each."""
     page: int = 1
     size: int = PAGE_ROWS
     visible_projects: Collection[str] | None = None
-    """What whoever asks may see; None: every project."""
+    """Projects that the user may see; `None`: all."""
 
 
-async def fleet(db: Database, question: Question, *, now: float) -> Fleet:
+async def fleet(db: Database, question: FleetQuery, *, now: float) -> Fleet:
     async with db.read() as session:
         counts = await _counts(session, question, now=now)
         total = sum(counts.values()) if question.status is None else counts.get(question.status, 0)
@@ -68,8 +69,8 @@ async def fleet(db: Database, question: Question, *, now: float) -> Fleet:
         )
 
 
-async def _counts(session: AsyncSession, question: Question, *, now: float) -> dict[JobStatus, int]:
-    """Added up in one pass: to group them, SQLite sorts all jobs first."""
+async def _counts(session: AsyncSession, question: FleetQuery, *, now: float) -> dict[JobStatus, int]:
+    """Count jobs by status in one pass: with GROUP BY, SQLite would sort all jobs."""
     status = status_in_sql(now=now).label("status")
     matching = _matching(select(status), question).cte("matching").prefix_with("MATERIALIZED")
     query = select(*(func.count(case((matching.c.status == status, 1))) for status in STATUSES))
@@ -78,9 +79,9 @@ async def _counts(session: AsyncSession, question: Question, *, now: float) -> d
 
 
 async def _rows(
-    session: AsyncSession, question: Question, page: int, counts: Mapping[JobStatus, int], *, now: float
+    session: AsyncSession, question: FleetQuery, page: int, counts: Mapping[JobStatus, int], *, now: float
 ) -> Sequence[models.JobRecord]:
-    """Names first: what is sorted to find the page is then as short as can be."""
+    """Return the jobs of a page. Names are selected first, to sort short rows."""
     job, skipped = models.JobRecord, (page - 1) * question.size
     query = _matching(select(job.name), question)
     if question.status is not None:
@@ -102,9 +103,9 @@ async def _rows(
 async def _living_first(
     session: AsyncSession, matching: Select[Any], of_living: int, skipped: int, size: int, *, now: float
 ) -> Sequence[str]:
-    """What the order of that name says, by two questions: no job is sorted whose place an index knows.
+    """Return the names of a page in the order `living`, with two queries that use indexes instead of a sort.
 
-    `of_living`: how many of those that match are living.
+    `of_living`: number of matching jobs that are live.
     """
     job, alive = models.JobRecord, status_in_sql(now=now).in_(ALIVE)
     names: list[str] = []
@@ -118,7 +119,7 @@ async def _living_first(
 
 
 async def projects_of(db: Database, visible: Collection[str] | None) -> list[str]:
-    """Those that somebody may see, by name."""
+    """Return the projects that the user may see, by name."""
     async with db.read() as session:
         return await _projects(session, visible)
 
@@ -130,8 +131,8 @@ async def _projects(session: AsyncSession, visible: Collection[str] | None) -> l
     return list(await session.scalars(query))
 
 
-def _matching(query: Select[Any], question: Question) -> Select[Any]:
-    """Of jobs and their current attempts, those that the question is about; of whatever status."""
+def _matching(query: Select[Any], question: FleetQuery) -> Select[Any]:
+    """Restrict a query of jobs and their current attempts to a question's filter, except the status."""
     job = models.JobRecord
     query = query.select_from(job).outerjoin(models.AttemptRecord, current_attempt())
     if question.visible_projects is not None:
@@ -162,18 +163,18 @@ def _order(order: Order, *, now: float) -> tuple[ColumnExpressionArgument[Any], 
                 job.last_contact_at.desc(),
                 job.name,
             )
-    raise AssertionError(order)  # the others are worked out job by job
+    raise AssertionError(order)  # the other orders are computed in Python
 
 
-# ---- jobs by what is worst about them: no column holds that, so it is computed for all that match, then sorted
+# ---- orders by risk, overhead or age: no column has these, so they are computed for all matching jobs
 
-_paced, _recent = msgspec.msgpack.Decoder(Paced), msgspec.msgpack.Decoder(Recent)
+_paced, _recent = msgspec.msgpack.Decoder(Paced), msgspec.msgpack.Decoder(RecentSamples)
 
 
 async def _worst_first(
     session: AsyncSession, matching: Select[Any], order: Worst, *, grouped: bool, now: float
 ) -> list[str]:
-    """`matching`: a choice of jobs, outer-joined with their current attempts."""
+    """Return the names of matching jobs, outer-joined with their current attempts, the worst first."""
     job, status = models.JobRecord, status_in_sql(now=now).label("status")
     columns = (job.name, job.project, job.created_at, status, *_COLUMNS[order])
     rows = (await session.execute(matching.with_only_columns(*columns))).all()
@@ -191,14 +192,14 @@ async def _worst_first(
             row.name,
         )
 
-    # Off the event loop: of ten thousand jobs, what each last said has to be looked into.
+    # Off the event loop: there may be ten thousand jobs.
     return [row.name for row in await asyncio.to_thread(sorted, rows, key=place)]
 
 
 def _risk(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None:
     last = durable.get(row.name)
     exposed = max(0, row.iteration - (last.iteration if last else 0))
-    seconds = seconds_of_last(_recent.decode(row.recent) if row.recent else Recent(), exposed)
+    seconds = seconds_of_last(_recent.decode(row.recent) if row.recent else RecentSamples(), exposed)
     return None if seconds is None else seconds * max(1, row.world_size or 1)
 
 

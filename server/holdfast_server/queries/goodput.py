@@ -1,4 +1,4 @@
-"""A job's goodput over a window: the share of the time that moved training forward, and where the rest went."""
+"""Goodput of a job over a window: the share of time that advanced training, and how the rest was spent."""
 
 from __future__ import annotations
 
@@ -20,34 +20,33 @@ from holdfast_server.queries.time_buckets import (
     BUCKETS,
     DEFINITIONS,
     MICROSECONDS,
-    Life,
+    AttemptTime,
     Restored,
     Span,
     Timesheet,
     timesheet,
 )
-from holdfast_server.records.ancestry import Ancestry, ancestry_of, branches
-from holdfast_server.records.failures import Life as Attempted
-from holdfast_server.records.failures import lives_of, lives_of_jobs
+from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineage_starts
+from holdfast_server.records.failures import AttemptHistory, attempts_of, attempts_of_jobs
 from holdfast_server.records.job_status import RELAUNCHED, status_of
 from holdfast_server.records.rank_totals import bucket_of
 
 WINDOWS: dict[str, float] = {"10m": 600.0, "1h": 3600.0, "24h": 86400.0, "7d": 604800.0}
-"""Seconds of each window of time that can be asked about; what is not here is all time."""
-MOST_SPANS = 2000
-"""About so many stretches of time are laid out; of a longer window, each is longer."""
+"""Durations of the windows; any other window is all time."""
+MAX_SPANS = 2000
+"""About the most spans of work that are read of a window; a longer window has longer spans."""
 _SUMS = (
     "begins_at", "ends_at", "first_iteration", "last_iteration",
     "seconds", "stall_seconds", "data_seconds", "barrier_seconds",
 )  # fmt: skip
-"""What is asked of each stretch of work, in the order in which it is asked."""
-STRETCHES = 60
-"""Of time, in the picture of stalls."""
-TOLD_APART: tuple[Bucket, ...] = ("persist_backpressure", "data_prep")
+"""Columns of a span of work, in the order of the query."""
+STALL_INTERVALS = 60
+"""Number of equal intervals of time in the chart of stalls."""
+SEPARATELY_REPORTED: tuple[Bucket, ...] = ("persist_backpressure", "data_prep")
 
 
 def begin_of(window: Window | ShortWindow, *, now: float) -> float:
-    """When it begins; 0 for all time."""
+    """Return when a window begins; 0 for all time."""
     return now - WINDOWS[window] if window in WINDOWS else 0.0
 
 
@@ -78,17 +77,17 @@ async def goodput(db: Database, job: str, window: Window, *, now: float) -> Good
 
 
 async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now: float) -> dict[str, float]:
-    """The goodput of many jobs, in as many statements as for one; of those that have lived in the window.
+    """Return the goodput of many jobs, of those with an attempt in the window, in a fixed number of statements.
 
-    What else the time went into makes no difference to it, and is not looked at.
+    How the rest of the time was spent does not affect goodput, and is not computed.
     """
     begins_at = begin_of(window, now=now)
     async with db.read() as session:
         rows = {row.name: row for row in await session.scalars(_of_jobs(), {"jobs": jobs})}
-        attempts = await lives_of_jobs(session, list(rows), since=begins_at)
-        lineages = await branches(session, list(rows))
+        attempts = await attempts_of_jobs(session, list(rows), since=begins_at)
+        lineages = await lineage_starts(session, list(rows))
         standing = {
-            name: _Standing(
+            name: _StandingIterations(
                 [one.attempt for one in attempts.get(name, [])], Ancestry(lineages.get(name, []), row.lineage)
             )
             for name, row in rows.items()
@@ -108,39 +107,44 @@ def _of_jobs() -> Select[models.JobRecord]:
 
 
 def _productive(
-    job: models.JobRecord, attempts: Sequence[Attempted], spans: Sequence[Span], begins_at: float, *, now: float
+    job: models.JobRecord,
+    attempts: Sequence[AttemptHistory],
+    spans: Sequence[Span],
+    begins_at: float,
+    *,
+    now: float,
 ) -> Timesheet:
     begins_at = max(begins_at, min((one.attempt.started_at for one in attempts), default=now))
-    lives = [
-        Life(uid=one.attempt.uid, started_at=one.attempt.started_at, ended_at=_ended_at(job, one, now=now))
+    times = [
+        AttemptTime(uid=one.attempt.uid, started_at=one.attempt.started_at, ended_at=_ended_at(job, one, now=now))
         for one in attempts
     ]
     ends_at = max(begins_at, _end(attempts, now=now))
-    return timesheet(lives, spans, (), begins_at=begins_at, ends_at=ends_at, told_apart={})
+    return timesheet(times, spans, (), begins_at=begins_at, ends_at=ends_at, reported={})
 
 
 async def _timesheet(session: AsyncSession, job: models.JobRecord, window: Window, *, now: float) -> Timesheet:
-    attempts = await lives_of(session, job, since=begin_of(window, now=now))
+    attempts = await attempts_of(session, job, since=begin_of(window, now=now))
     first = min((one.attempt.started_at for one in attempts), default=now)
     begins_at = max(begin_of(window, now=now), first)
     ends_at = max(begins_at, _end(attempts, now=now))
-    standing = _Standing([one.attempt for one in attempts], await ancestry_of(session, job))
+    standing = _StandingIterations([one.attempt for one in attempts], await ancestry_of(session, job))
     return timesheet(
-        [await _life(session, job, one, begins_at, now=now) for one in attempts],
+        [await _attempt_time(session, job, one, begins_at, now=now) for one in attempts],
         (await _spans(session, {job.name: standing}, begins_at, ends_at)).get(job.name, []),
         await _restores(session, job.name, begins_at),
         begins_at=begins_at,
         ends_at=ends_at,
-        told_apart=await _told_apart(session, job.name, begins_at),
+        reported=await _separately_reported(session, job.name, begins_at),
     )
 
 
-async def _life(
-    session: AsyncSession, job: models.JobRecord, one: Attempted, begins_at: float, *, now: float
-) -> Life:
+async def _attempt_time(
+    session: AsyncSession, job: models.JobRecord, one: AttemptHistory, begins_at: float, *, now: float
+) -> AttemptTime:
     attempt, ended_at = one.attempt, _ended_at(job, one, now=now)
     cut = attempt.started_at < begins_at < ended_at
-    return Life(
+    return AttemptTime(
         uid=attempt.uid,
         started_at=attempt.started_at,
         ended_at=ended_at,
@@ -148,15 +152,15 @@ async def _life(
     )
 
 
-def _end(attempts: Sequence[Attempted], *, now: float) -> float:
-    """A job that came to the end that somebody wanted is not down from then on."""
+def _end(attempts: Sequence[AttemptHistory], *, now: float) -> float:
+    """Return the end of the window: a job that ended as planned is not down after that."""
     last = attempts[-1].attempt if attempts else None
     wanted = last is not None and last.finished in PLANNED_ENDS and last.finished != RELAUNCHED
     return min(now, last.finished_at) if wanted and last and last.finished_at is not None else now
 
 
-def _ended_at(job: models.JobRecord, one: Attempted, *, now: float) -> float:
-    """Of an attempt: its own word, else when it was heard last; `now` while it runs."""
+def _ended_at(job: models.JobRecord, one: AttemptHistory, *, now: float) -> float:
+    """Return when an attempt ended: as it reported, else its last report; `now` while it runs."""
     attempt = one.attempt
     if attempt.finished_at is not None:
         return attempt.finished_at
@@ -165,34 +169,34 @@ def _ended_at(job: models.JobRecord, one: Attempted, *, now: float) -> float:
     return attempt.started_at if one.heard_at is None else one.heard_at
 
 
-class _Standing:
-    """What of each attempt's work stands.
+class _StandingIterations:
+    """The iterations of each attempt that stand.
 
-    What lies beyond the way to where the job is was left by a restore; what a later attempt began before, on the
-    same lineage, was lost with the earlier one.
+    A restore abandons iterations outside the current ancestry. On the same lineage, an attempt loses the
+    iterations from which on a later attempt started again.
     """
 
     def __init__(self, attempts: Sequence[models.AttemptRecord], ancestry: Ancestry) -> None:
         self._upto = ancestry.upto
         self._ends: dict[tuple[str, int], int] = {}
-        """By attempt and lineage, before which iteration a later attempt began."""
+        """Iteration at which a later attempt started, by attempt and lineage."""
         begun: dict[int, int] = {}
         for attempt in reversed(attempts):
             self._ends |= {(attempt.uid, lineage): iteration for lineage, iteration in begun.items()}
-            if attempt.versions:  # until it has said where it starts, it has thrown nothing away
+            if attempt.versions:  # until it reports where it starts, it has discarded nothing
                 begun[attempt.lineage] = min(attempt.iteration, begun.get(attempt.lineage, attempt.iteration))
 
     def upto(self, uid: str, lineage: int) -> int:
-        """The last iteration of an attempt on a lineage that was not thrown away."""
+        """Return the last iteration of an attempt on a lineage that stands."""
         upto = self._upto.get(lineage, -1)
         return min(upto, self._ends.get((uid, lineage), upto))
 
 
 async def _spans(
-    session: AsyncSession, standing: Mapping[str, _Standing], begins_at: float, ends_at: float
+    session: AsyncSession, standing: Mapping[str, _StandingIterations], begins_at: float, ends_at: float
 ) -> dict[str, list[Span]]:
     first, last = bucket_of(begins_at), bucket_of(ends_at)
-    asked = {"jobs": list(standing), "first": first, "each": max(1, (last - first) // MOST_SPANS)}
+    asked = {"jobs": list(standing), "first": first, "each": max(1, (last - first) // MAX_SPANS)}
     found: dict[str, list[Span]] = {}
     for row in await session.execute(_of_spans(), asked):
         job, *sums = row
@@ -202,8 +206,8 @@ async def _spans(
 
 @cache
 def _of_spans() -> Select[*tuple[Any, ...]]:
-    """Of work, so many buckets of it as one."""
-    rows = models.WorkRecord
+    """Select rank 0's totals, with `each` buckets combined."""
+    rows = models.RankTotalsRecord
     return (
         select(
             rows.job,
@@ -223,13 +227,13 @@ def _of_spans() -> Select[*tuple[Any, ...]]:
     )
 
 
-def _span(standing: _Standing, uid: str, lineage: int, *sums: Any) -> Span:
+def _span(standing: _StandingIterations, uid: str, lineage: int, *sums: Any) -> Span:
     named = dict(zip(_SUMS, sums, strict=True))
     return Span(uid=uid, stands_upto=standing.upto(uid, lineage), **named)
 
 
 async def _trained_before(session: AsyncSession, attempt: models.AttemptRecord, at: float) -> bool:
-    rows = models.WorkRecord
+    rows = models.RankTotalsRecord
     query = (
         select(rows.uid)
         .where(rows.job == attempt.job, rows.rank == 0, rows.bucket <= bucket_of(at))
@@ -246,25 +250,25 @@ async def _restores(session: AsyncSession, job: str, begins_at: float) -> list[R
     return [Restored(at, seconds) for at, seconds in await session.execute(query)]
 
 
-async def _told_apart(session: AsyncSession, job: str, begins_at: float) -> dict[Bucket, float]:
+async def _separately_reported(session: AsyncSession, job: str, begins_at: float) -> dict[Bucket, float]:
     rows = models.StallRecord
     query = (
         select(rows.kind, func.sum(rows.seconds))
-        .where(rows.job == job, rows.kind.in_(TOLD_APART), rows.at >= begins_at)
+        .where(rows.job == job, rows.kind.in_(SEPARATELY_REPORTED), rows.at >= begins_at)
         .group_by(rows.kind)
     )
     found = {row[0]: row[1] for row in await session.execute(query)}
-    return {kind: found[kind] for kind in TOLD_APART if kind in found}
+    return {kind: found[kind] for kind in SEPARATELY_REPORTED if kind in found}
 
 
-# ---- what training waited for, and when
+# ---- stalls over time
 
 
 async def stalls_over_time(db: Database, job: str, window: Window, *, now: float) -> StallsOverTime:
-    """Raises UnknownJob.
+    """Return the stalls by kind and interval of time. Raises UnknownJob.
 
-    A wait is told when it is over, by its end. A stretch shows at most its own length of a kind: the rest of a
-    longer wait is laid into the stretches before it, and what of it lies before the window is left out.
+    A stall is reported at its end. The part that exceeds an interval counts for earlier intervals, except what
+    lies before the window.
     """
     rows, attempts = models.StallRecord, models.AttemptRecord
     async with db.read() as session:
@@ -272,10 +276,10 @@ async def stalls_over_time(db: Database, job: str, window: Window, *, now: float
         first = await session.scalar(select(func.min(attempts.started_at)).where(attempts.job == job))
         begins_at = max(begin_of(window, now=now), first or row.created_at)
         ends_at = max(now, begins_at + 1)
-        stretch = (ends_at - begins_at) / STRETCHES
-        # In whole numbers, which every database divides alike.
-        place = cast((rows.at - begins_at) * 1000, BigInteger) // max(1, round(stretch * 1000))
-        bucket = case((place < STRETCHES, place), else_=STRETCHES - 1).label("bucket")
+        interval = (ends_at - begins_at) / STALL_INTERVALS
+        # In integers, which all databases divide alike.
+        place = cast((rows.at - begins_at) * 1000, BigInteger) // max(1, round(interval * 1000))
+        bucket = case((place < STALL_INTERVALS, place), else_=STALL_INTERVALS - 1).label("bucket")
         query = (
             select(rows.kind, bucket, func.sum(rows.seconds))
             .where(rows.job == job, rows.at >= begins_at)
@@ -284,23 +288,23 @@ async def stalls_over_time(db: Database, job: str, window: Window, *, now: float
         found = (await session.execute(query)).all()
     ended: dict[str, list[float]] = {}
     for kind, number, waited in found:
-        ended.setdefault(kind, [0.0] * STRETCHES)[number] = waited
-    seconds = {typing.cast("StallKind", kind): _spread(waited, stretch) for kind, waited in ended.items()}
+        ended.setdefault(kind, [0.0] * STALL_INTERVALS)[number] = waited
+    seconds = {typing.cast("StallKind", kind): _spread(waited, interval) for kind, waited in ended.items()}
     return StallsOverTime(
         job=job,
         window=window,
         begins_at=begins_at,
         ends_at=ends_at,
-        stretch_seconds=stretch,
+        stretch_seconds=interval,
         seconds=dict(sorted(seconds.items(), key=lambda item: -sum(item[1]))),
     )
 
 
-def _spread(ended: list[float], stretch: float) -> list[float]:
-    """Of waits by the stretch in which they ended, how long each stretch was waited in."""
+def _spread(ended: list[float], interval: float) -> list[float]:
+    """Spread waits, given by the interval in which they ended, over the intervals in which they took place."""
     spread, over = [0.0] * len(ended), 0.0
     for place in reversed(range(len(ended))):
         waited = ended[place] + over
-        spread[place] = min(waited, stretch)
+        spread[place] = min(waited, interval)
         over = waited - spread[place]
     return spread

@@ -1,4 +1,4 @@
-"""How the ranks of a job compare over a window."""
+"""Comparison of a job's ranks over a window."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from holdfast_server.records.rank_totals import bucket_of
 
 DEVIATIONS = 3.0
 LEAST_SHARE = 0.05
-"""A rank is slow that takes longer than the median by both: so many median deviations, and this share of it."""
-OWN = "its own time: the iteration without the wait for other ranks"
-WHOLE = "whole iterations; where ranks wait for each other, these are alike"
+"""A slow rank exceeds the median by so many median deviations and by this share of the median."""
+OWN = "own time: iterations without waits for other ranks"
+WHOLE = "whole iterations, which are alike if ranks wait for each other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMeans:
-    """Of one rank, seconds an iteration."""
+    """Mean seconds per iteration of one rank."""
 
     rank: int
     iterations: int
@@ -42,19 +42,19 @@ class RankMeans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RankComparison:
     measure: str
     median_seconds: float
     deviation_seconds: float
     slow: dict[int, str]
-    """What most of the difference is, by rank."""
+    """Main cause of the difference, by slow rank."""
     waited_for: int | None
     waits_seconds: dict[int, float]
-    """By rank, how much longer it stands at the barrier than the one that is waited for."""
+    """Additional time at the barrier compared with the rank `waited_for`, by rank."""
 
 
 async def rank_times(db: Database, job: str, window: ShortWindow, *, now: float) -> RankTimes:
-    """Of the current attempt: another one may have placed its ranks elsewhere. Raises UnknownJob."""
+    """Compare the ranks of the current attempt; earlier ones may have run elsewhere. Raises UnknownJob."""
     async with db.read() as session:
         found = await find_job(session, job)
         attempt = await session.get(models.AttemptRecord, (job, found.uid))
@@ -66,11 +66,11 @@ async def rank_times(db: Database, job: str, window: ShortWindow, *, now: float)
 async def rank_heat(
     db: Database, job: str, ranks: Collection[int], window: ShortWindow, measure: str, *, now: float
 ) -> dict[int, list[float | None]]:
-    """Seconds an iteration of each of these ranks in every ten minutes of the window.
+    """Return seconds per iteration of these ranks for every ten minutes of the window, of the current attempt.
 
-    By the `measure` of `rank_times`. None: it told of no iteration. Of the current attempt, as `rank_times`.
+    `measure` is that of `rank_times`. None: the rank reported no iterations.
     """
-    rows = models.WorkRecord
+    rows = models.RankTotalsRecord
     async with db.read() as session:
         found = await find_job(session, job)
         first, last = bucket_of(begin_of(window, now=now)), bucket_of(now)
@@ -88,17 +88,17 @@ async def rank_heat(
             .group_by(rows.rank, rows.bucket)
             .having(func.sum(rows.iterations) > 0)
         )
-        told = (await session.execute(query)).all()
+        totals = (await session.execute(query)).all()
     heat: dict[int, list[float | None]] = {rank: [None] * (last - first + 1) for rank in ranks}
-    for rank, bucket, iterations, seconds, barrier, measured in told:
+    for rank, bucket, iterations, seconds, barrier, measured in totals:
         waited = barrier / int(measured) if measured and measure == OWN else 0.0
         heat[rank][bucket - first] = max(0.0, seconds / int(iterations) - waited)
     return heat
 
 
 async def _means(session: AsyncSession, job: models.JobRecord, *, since: float) -> list[RankMeans]:
-    """Whole rows of ten minutes: the window begins with the one in which it does."""
-    rows = models.WorkRecord
+    """Return the means of each rank, from whole rows of ten minutes."""
+    rows = models.RankTotalsRecord
     query = (
         select(
             rows.rank,
@@ -169,14 +169,14 @@ def _answer(job: str, window: ShortWindow, world_size: int, means: Sequence[Rank
     )
 
 
-# ---- which ranks hold up the others, by their means over a window -----------------------------------
+# ---- slow ranks, from their means over a window ---------------------------------------------------
 #
-# Ranks that train together finish every iteration together: a slow one shows by what it takes itself, before it
-# meets the others, and by how little it waits for them there.
+# Ranks that train together finish each iteration together: a slow rank shows by its own time, and by how little
+# it waits for the others.
 
 
-def compare(ranks: Sequence[RankMeans]) -> Comparison:
-    """Of at least one rank. The lower of two middles is the median, so that of two ranks the slower one shows."""
+def compare(ranks: Sequence[RankMeans]) -> RankComparison:
+    """Compare at least one rank, with the lower median, so that the slower one of two ranks is detected."""
     measured = all(rank.barrier_seconds is not None for rank in ranks)
     times = {rank.rank: rank.own_seconds if measured else rank.iteration_seconds for rank in ranks}
     middle = median_low(times.values())
@@ -192,7 +192,7 @@ def compare(ranks: Sequence[RankMeans]) -> Comparison:
         if times[rank.rank] > limit
     }
     waited_for, waits = _waits(ranks) if measured and len(ranks) > 1 else (None, {})
-    return Comparison(
+    return RankComparison(
         measure=OWN if measured else WHOLE,
         median_seconds=middle,
         deviation_seconds=deviation,
@@ -209,7 +209,7 @@ def _cause(excess: float, data: float, stall: float) -> str:
 
 
 def _waits(ranks: Sequence[RankMeans]) -> tuple[int | None, dict[int, float]]:
-    """The last to come waits for nobody: exchanging gradients takes all of them as long as it stands there."""
+    """Return the rank that the others wait for, whose barrier time is the gradient exchange, and the waits."""
     barriers = {rank.rank: rank.barrier_seconds or 0.0 for rank in ranks}
     last = min(barriers, key=barriers.__getitem__)
     waits = {rank: seconds - barriers[last] for rank, seconds in barriers.items()}

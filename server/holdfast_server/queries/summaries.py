@@ -1,4 +1,4 @@
-"""How jobs are doing: the rows of a page of the fleet, and the head of a job's page."""
+"""Summaries of jobs, for the fleet page and the head of a job's page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast_server import models
 from holdfast_server.core.errors import UnknownJob
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.records import checkpoints, desired_state, restore_orders
-from holdfast_server.records.ancestry import Ancestry, ancestries, branches
+from holdfast_server.records.ancestry import Ancestry, ancestries, lineage_starts
 from holdfast_server.records.interval_status import paced_of, reason_of
 from holdfast_server.records.job_position import recent_of
 from holdfast_server.records.job_status import (
@@ -37,13 +37,13 @@ from holdfast_server.records.job_status import (
     sparkline,
     status_of,
 )
-from holdfast_server.samples.limits import Recent
+from holdfast_server.samples.limits import RecentSamples
 
 _labels = msgspec.msgpack.Decoder(dict[str, str])
 
 MOST_FORKS = 200
 STALL_WINDOW_ITERATIONS = 1000
-"""Over which the longest stall is looked for."""
+"""Newest iterations whose longest stall a summary shows."""
 
 
 async def job_summary(db: Database, job: str, *, now: float) -> JobSummary:
@@ -60,11 +60,11 @@ async def find_job(session: AsyncSession, job: str) -> models.JobRecord:
 
 
 async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, now: float) -> list[JobSummary]:
-    """In as many statements for many jobs as for one."""
+    """Summarize jobs, in a fixed number of statements."""
     names = [job.name for job in jobs]
     attempts = await _current_attempts(session, names)
     starts = await _starts(session, names)
-    known = await branches(session, names)
+    known = await lineage_starts(session, names)
     durable = await checkpoints.count(session, names)
     open_orders = await restore_orders.open_orders(session, names)
     asked = await desired_state.checkpoint_requests(session, names)
@@ -97,7 +97,7 @@ async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, 
 class _Facts:
     job: models.JobRecord
     attempt: models.AttemptRecord | None
-    recent: Recent
+    recent: RecentSamples
     last_durable: CheckpointRow | None
     failing: Failing | None
     open_order: Order | None
@@ -173,7 +173,7 @@ def _of_current_attempts() -> Select[models.AttemptRecord]:
 
 
 async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, LongestStall]:
-    """Of each job, over its last iterations; a restore is a wait that somebody asked for."""
+    """Return the longest stall of each job over its last iterations, except restores, which are requested."""
     return {
         row.job: LongestStall(seconds=row.seconds, kind=row.kind, iteration=row.iteration)  # type: ignore[arg-type]
         for row in await session.scalars(_of_longest_stalls(), {"jobs": jobs})
@@ -182,13 +182,13 @@ async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, L
 
 @cache
 def _of_longest_stalls() -> Select[models.StallRecord]:
-    rows, job, way = models.StallRecord, models.JobRecord, ancestries(named_jobs())
+    rows, job, ancestry = models.StallRecord, models.JobRecord, ancestries(named_jobs())
     place = func.row_number().over(partition_by=rows.job, order_by=(rows.seconds.desc(), rows.id.desc()))
     ranked = (
         select(rows.id, place.label("place"))
         .join(job, job.name == rows.job)
-        .join(way, and_(way.c.job == rows.job, way.c.lineage == rows.lineage))
-        .where(rows.iteration > job.iteration - STALL_WINDOW_ITERATIONS, rows.iteration <= way.c.upto)
+        .join(ancestry, and_(ancestry.c.job == rows.job, ancestry.c.lineage == rows.lineage))
+        .where(rows.iteration > job.iteration - STALL_WINDOW_ITERATIONS, rows.iteration <= ancestry.c.upto)
         .where(rows.kind != "restore")
         .subquery()
     )
@@ -203,7 +203,7 @@ async def _starts(session: AsyncSession, jobs: list[str]) -> dict[str, int]:
 @cache
 def _of_starts() -> Select[str, int]:
     attempts = models.AttemptRecord
-    # a fork is told of as an attempt that has ended; nothing has trained
+    # a fork is stored as an ended attempt, which trained nothing
     trained = attempts.finished.is_distinct_from("forked")
     return select(attempts.job, func.count()).where(attempts.job.in_(named_jobs()), trained).group_by(attempts.job)
 
@@ -212,9 +212,9 @@ def _of_starts() -> Select[str, int]:
 
 
 async def family(db: Database, job: str, *, visible: Collection[str] | None = None) -> Family:
-    """Where a job comes from, and its forks, the newest first.
+    """Return the origin of a job, and its forks, newest first.
 
-    `visible`: the projects of which names may be told; None: of all. Raises UnknownJob.
+    `visible`: projects that the user may see; None: all. Raises UnknownJob.
     """
     async with db.read() as session:
         await find_job(session, job)
@@ -263,7 +263,7 @@ async def _forks(session: AsyncSession, job: str, visible: Collection[str] | Non
 
 
 def _as_seen(found: Family, visible: Collection[str]) -> Family:
-    """What is in another project is not named: not even that it is there, but for that this one comes from it."""
+    """Hide the name of an origin in a project that the user may not see."""
     origin = found.origin
     if origin is not None and origin.project is not None and origin.project not in visible:
         origin = msgspec.structs.replace(origin, job=None, project=None)

@@ -1,7 +1,7 @@
-"""Where a job's time went: every moment of a window falls into one bucket. Pure functions, in whole microseconds.
+"""Accounting of a job's time: every moment of a window falls into one bucket. Pure functions, in microseconds.
 
-Sums of what was measured are laid along the time in which it was measured. What overlaps, because a clock was set
-or a report came twice, is cut, so that the buckets always sum up to the window.
+Measured durations are placed in the time of their measurement. Overlaps, because a clock was set or a report was
+repeated, are cut, so that the buckets always add up to the window.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ MICROSECONDS = 1_000_000
 
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 DEFINITIONS: dict[Bucket, str] = {
-    "productive": "iterations that stand, without the waits in them",
+    "productive": "iterations that stand, without waits",
     "snapshot_wait": "training waited for the copy of a snapshot",
-    "persist_backpressure": "training waited for the writing of checkpoints",
+    "persist_backpressure": "training waited for checkpoints to be written",
     "data_fetch": "training waited for the next batch",
-    "data_prep": "of the wait for batches, what preparing them took, where that was told apart",
-    "barrier": "from rank 0's own last gradient to the update: exchanging gradients, and waiting for other ranks",
-    "restoring": "going back to a checkpoint in place",
-    "starting": "from the start of an attempt to its first iteration, loading a checkpoint included",
-    "lost": "iterations that a crash or a restore threw away, with all the waits in them",
-    "down": "no attempt was running: between two, or since the last one failed or fell silent",
-    "unexplained": "an attempt was running, and nothing was reported: an iteration under way, a probe, a hang",
+    "data_prep": "the part of the wait for batches that prepared them, if it was reported separately",
+    "barrier": "time from rank 0's last gradient to the update: gradient exchange, and waiting for other ranks",
+    "restoring": "restoring a checkpoint in place",
+    "starting": "time from the start of an attempt to its first iteration, including loading a checkpoint",
+    "lost": "iterations that a crash or a restore discarded, including their waits",
+    "down": "no attempt was running: between two attempts, or since the last one failed or became silent",
+    "unexplained": "an attempt was running without reporting iterations: an unfinished iteration, a probe, a hang",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """One attempt."""
+class AttemptTime:
+    """Lifetime of one attempt."""
 
     uid: str
     started_at: float
     ended_at: float
-    """When it ended or was heard last; now, while it runs."""
+    """When it ended or last reported; the current time while it runs."""
     trained_before: bool = False
-    """It had finished iterations before the window begins."""
+    """Whether it finished iterations before the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Iterations of one attempt on one lineage that followed each other."""
+    """Consecutive iterations of one attempt on one lineage."""
 
     uid: str
     begins_at: float
@@ -56,7 +56,7 @@ class Span:
     data_seconds: float
     barrier_seconds: float
     stands_upto: int
-    """The last iteration of this attempt and lineage that was not thrown away."""
+    """Last iteration of this attempt and lineage that stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Timesheet:
     ends_at: float
     buckets: dict[Bucket, int] = field(default_factory=lambda: dict.fromkeys(BUCKETS, 0))
     iterations: int = 0
-    """Finished in the window, that stand."""
+    """Iterations finished in the window that stand."""
     lost_iterations: int = 0
 
     @property
@@ -84,44 +84,49 @@ class Timesheet:
 
 
 def timesheet(
-    lives: Sequence[Life],
+    attempts: Sequence[AttemptTime],
     spans: Iterable[Span],
     restores: Iterable[Restored],
     *,
     begins_at: float,
     ends_at: float,
-    told_apart: dict[Bucket, float],
+    reported: dict[Bucket, float],
 ) -> Timesheet:
-    """`told_apart`: seconds of `persist_backpressure` and `data_prep` that were reported by themselves."""
+    """Account for a window; `reported`: seconds of the buckets that are reported separately."""
     made = Timesheet(begins_at, max(begins_at, ends_at))
     start, end = _whole(made.begins_at), _whole(made.ends_at)
     by_uid: dict[str, list[Span]] = {}
     for span in spans:
         by_uid.setdefault(span.uid, []).append(span)
     pauses = sorted((_whole(one.ended_at - one.seconds), _whole(one.ended_at)) for one in restores)
-    lives = sorted(lives, key=lambda life: life.started_at)
+    attempts = sorted(attempts, key=lambda attempt: attempt.started_at)
     reached = start
-    for number, life in enumerate(lives):
-        following = _whole(lives[number + 1].started_at) if number + 1 < len(lives) else end
-        own = by_uid.get(life.uid, [])
-        # Server and agents each go by their own clock: what was trained was trained while somebody lived.
-        ended_at = max(life.ended_at, max((span.ends_at for span in own), default=0.0))
-        begin = _within(_whole(life.started_at), reached, end)
+    for number, attempt in enumerate(attempts):
+        following = _whole(attempts[number + 1].started_at) if number + 1 < len(attempts) else end
+        own = by_uid.get(attempt.uid, [])
+        # Clocks of server and agents differ: an attempt lived at least as long as it trained.
+        ended_at = max(attempt.ended_at, max((span.ends_at for span in own), default=0.0))
+        begin = _within(_whole(attempt.started_at), reached, end)
         finish = _within(min(_whole(ended_at), following), begin, end)
         made.buckets["down"] += begin - reached
-        _live(made, life, own, pauses, begin, finish)
+        _add_attempt(made, attempt, own, pauses, begin, finish)
         reached = finish
     made.buckets["down"] += end - reached
-    _tell_apart(made, "snapshot_wait", "persist_backpressure", told_apart)
-    _tell_apart(made, "data_fetch", "data_prep", told_apart)
+    _split(made, "snapshot_wait", "persist_backpressure", reported)
+    _split(made, "data_fetch", "data_prep", reported)
     return made
 
 
-def _live(
-    made: Timesheet, life: Life, spans: list[Span], pauses: list[tuple[int, int]], begin: int, finish: int
+def _add_attempt(
+    made: Timesheet,
+    attempt: AttemptTime,
+    spans: list[Span],
+    pauses: list[tuple[int, int]],
+    begin: int,
+    finish: int,
 ) -> None:
-    """One attempt, from when it began in this window to when it ended in it."""
-    reached, trained = begin, life.trained_before
+    """Account for one attempt within the window."""
+    reached, trained = begin, attempt.trained_before
     for span in sorted(spans, key=lambda span: span.begins_at):
         first = _within(_whole(span.begins_at), reached, finish)
         last = _within(_whole(span.ends_at), first, finish)
@@ -132,7 +137,7 @@ def _live(
 
 
 def _pause(made: Timesheet, pauses: list[tuple[int, int]], begin: int, finish: int, bucket: Bucket) -> None:
-    """Time between iterations, of which some was a restore."""
+    """Account for time between iterations, part of which may be restores."""
     reached = begin
     for first, last in pauses:
         first, last = _within(first, reached, finish), _within(last, reached, finish)
@@ -143,7 +148,7 @@ def _pause(made: Timesheet, pauses: list[tuple[int, int]], begin: int, finish: i
 
 
 def _train(made: Timesheet, span: Span, length: int) -> None:
-    """So many microseconds of a span, which is all of it, or what of it lies in the window."""
+    """Account for `length` microseconds of a span, its part in the window."""
     whole = _whole(span.ends_at) - _whole(span.begins_at)
     part = length / whole if whole else 0.0
     rows = span.last_iteration - span.first_iteration + 1
@@ -168,9 +173,9 @@ def _train(made: Timesheet, span: Span, length: int) -> None:
     made.buckets["productive"] += left
 
 
-def _tell_apart(made: Timesheet, whole: Bucket, kind: Bucket, told: dict[Bucket, float]) -> None:
-    """The samples hold all waits of two kinds together; those of the rarer kind were told by themselves, too."""
-    amount = min(made.buckets[whole], _whole(told.get(kind, 0.0)))
+def _split(made: Timesheet, whole: Bucket, kind: Bucket, reported: dict[Bucket, float]) -> None:
+    """Move the separately reported part of a wait to its bucket: samples contain both kinds together."""
+    amount = min(made.buckets[whole], _whole(reported.get(kind, 0.0)))
     made.buckets[whole] -= amount
     made.buckets[kind] += amount
 

@@ -1,4 +1,4 @@
-"""Questions asked of what was ingested."""
+"""Queries for a job's timeline, checkpoints, orders, edits and notices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries import annotations as marked
-from holdfast_server.queries.annotations import Axis, Reach, as_view
+from holdfast_server.queries.annotations import Axis, TimelineWindow, as_view
 from holdfast_server.queries.summaries import find_job
 from holdfast_server.records import checkpoints, desired_state, restore_orders, verifications
 from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineages_of
@@ -32,22 +32,25 @@ from holdfast_server.samples.sample_series import names_of
 
 MAX_POINTS = 2000
 MAX_MARKS = 500
-"""Most checkpoints, stalls and decisions told one by one in one window; of more, a selection."""
-RANKS_TOLD, RANKS_OF = 8, 60
-"""Of how many ranks, the slowest, in a window of at most so many checkpoints."""
+"""Most checkpoints, stalls and decisions that a window returns one by one; of more, a selection."""
+MAX_RANKS, MAX_CHECKPOINTS_WITH_RANKS = 8, 60
+"""Ranks whose times a checkpoint shows, the slowest, in a window of at most so many checkpoints."""
 MAX_ROWS = 200
-ORDERS_TOLD = 20
-"""Restore orders to one checkpoint."""
+MAX_ORDERS = 20
+"""Restore orders that the detail of a checkpoint shows."""
 
 
 async def restore_points(
     db: Database, job: str, *, limit: int = 50, before: str | None = None, in_store: bool = False
 ) -> list[CheckpointRow]:
-    """On all lineages and in every state, the last taken first: after a restore, what goes on from there.
+    """List the checkpoints of all lineages and states, the last taken first.
 
-    `in_store`: only those that are in the store or on their way there, damaged ones too; neither those that
-    failed nor those that are gone. `before`: the id that the page before ended with. Raises UnknownJob;
-    InvalidSetting for another `before`.
+    `in_store`: only those that are in the store, even damaged, or being written to it. `before`: the last id of
+    the previous page.
+
+    Raises:
+        UnknownJob.
+        InvalidSetting: there is no checkpoint `before`.
     """
     rows = models.CheckpointRecord
     async with db.read() as session:
@@ -59,7 +62,7 @@ async def restore_points(
         if before is not None:
             last = (await session.execute(select(*order).where(rows.job == job, rows.id == before))).first()
             if last is None:
-                raise InvalidSetting("before", f"no checkpoint {before!r}: give the id that a page ended with")
+                raise InvalidSetting("before", f"no checkpoint {before!r}: give the last id of the previous page")
             query = query.where(tuple_(*order) < tuple_(*last))
         ancestry = await ancestry_of(session, found)
         found_rows = await session.scalars(query.limit(min(limit, MAX_MARKS)))
@@ -101,7 +104,13 @@ async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeRow]
 
 
 async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
-    """Raises UnknownJob, CheckpointNotFound with the nearest earlier one, and InvalidSetting for what is no id."""
+    """Return the detail of a checkpoint.
+
+    Raises:
+        UnknownJob.
+        CheckpointNotFound: with the nearest earlier one.
+        InvalidSetting: it is not a checkpoint id.
+    """
     async with db.read() as session:
         row = await find_job(session, job)
         found = await checkpoints.find(session, row, checkpoint)
@@ -112,7 +121,7 @@ async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
             checkpoint=as_row(found, here, ranks=MOST_RANKS_TOLD),
             lineage=_descent(lineages, found.lineage),
             begun_here=[one for one in lineages.values() if one.parent == found.id],
-            orders=await restore_orders.order_rows(session, job, checkpoint=found.id, limit=ORDERS_TOLD),
+            orders=await restore_orders.order_rows(session, job, checkpoint=found.id, limit=MAX_ORDERS),
             before=await _neighbour(session, found, here, later=False),
             after=await _neighbour(session, found, here, later=True),
             edit=await _edit(session, found),
@@ -142,7 +151,7 @@ async def _neighbour(
 
 
 async def _edit(session: AsyncSession, point: models.CheckpointRecord) -> Edit | None:
-    """By the clock: checkpoints tell no version."""
+    """Find the edit that applied to a checkpoint, by time: checkpoints have no version."""
     versions = models.SettingsVersionRecord
     query = (
         select(versions)
@@ -156,44 +165,47 @@ async def _edit(session: AsyncSession, point: models.CheckpointRecord) -> Edit |
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What of a timeline is asked for."""
+class TimelineQuery:
+    """Parameters of a timeline."""
 
     start: float | None = None
-    """An iteration, or a time; None: where the job begins."""
+    """First iteration, or time; `None`: the start of the job."""
     end: float | None = None
-    """Inclusive; None: where the job is."""
+    """Last iteration, or time; `None`: the current position."""
     axis: Axis = "iteration"
     points: int = 1200
     """Most points of a series."""
     metrics: Sequence[str] | None = None
-    """None: all. One that there is not is no error."""
+    """Names of the metrics, `None` for all; unknown names are ignored."""
     marks: int = MAX_MARKS
-    """About how many checkpoints, stalls and decisions are told one by one."""
+    """About the most checkpoints, stalls and decisions that are returned one by one."""
     digits: int | None = None
-    """Significant ones of the series' figures; None: all."""
+    """Significant digits of the values; `None`: all."""
 
 
-async def timeline(db: Database, job: str, asked: Question | None = None, *, now: float | None = None) -> Timeline:
-    asked = Question() if asked is None else asked
+async def timeline(
+    db: Database, job: str, asked: TimelineQuery | None = None, *, now: float | None = None
+) -> Timeline:
+    asked = TimelineQuery() if asked is None else asked
     now = time.time() if now is None else now
     axis = asked.axis
     async with db.read() as session:
         found = await find_job(session, job)
         begun = await lineages_of(session, job)
         ancestry = Ancestry(begun, found.lineage)
-        stretches = await reading.stretches(session, job)
+        all_series = await reading.series_of(session, job)
         starts = await _starts(session, job)
         attempts = [as_view(AttemptRow, row) for row in starts]
-        extent, times = _extent(begun, stretches), await _times(session, job, stretches, starts)
+        extent, times = _extent(begun, all_series), await _times(session, job, all_series, starts)
         first, last = _bounds(times if axis == "time" else extent, asked.start, asked.end)
-        reach = Reach(
+        reach = TimelineWindow(
             axis, first, last, max(2, min(asked.points, MAX_POINTS)), min(asked.marks, MAX_MARKS), asked.digits
         )
-        plans = await _plans(session, found, stretches, attempts, reach)
+        plans = await _plans(session, found, all_series, attempts, reach)
         contents = await reading.contents(session, job, [read for plan in plans for read in plan.segments])
         total, stalled = await marked.totals(session, job, reach)
         rows = await marked.checkpoints(session, job, reach, total, lineage=found.lineage)
+        shown_ranks = MAX_RANKS if total <= MAX_CHECKPOINTS_WITH_RANKS else 0
         answer = Timeline(
             job=job,
             lineage=found.lineage,
@@ -204,10 +216,10 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
             silent_since=await _silent_since(session, found, starts, now=now),
             now=now,
             bucketed=False,
-            metrics=list(dict.fromkeys(name for one in stretches for name in names_of(one.metrics))),
+            metrics=list(dict.fromkeys(name for one in all_series for name in names_of(one.metrics))),
             series=[],
             lineages=[ancestry.as_row(one) for one in begun],
-            checkpoints=[as_row(row, ancestry, ranks=RANKS_TOLD if total <= RANKS_OF else 0) for row in rows],
+            checkpoints=[as_row(row, ancestry, ranks=shown_ranks) for row in rows],
             checkpoints_total=total,
             checkpoint_density=(
                 await marked.checkpoint_density(session, job, reach) if total > reach.marks else None
@@ -222,7 +234,7 @@ async def timeline(db: Database, job: str, asked: Question | None = None, *, now
             gaps=await marked.gaps(session, job, reach),
         )
     drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": answer.time_window}
-    # Off the event loop: a window may be many thousands of numbers to look at.
+    # Off the event loop: a window may have many thousands of numbers.
     made = await asyncio.to_thread(_series, plans, contents, reach.points, drawn)
     stands = {row.lineage: row.stands_until for row in answer.lineages}
     found_series = [
@@ -238,26 +250,26 @@ def _bounds(extent: tuple[float, float] | None, start: float | None, end: float 
 
 
 def _extent(
-    begun: Sequence[models.LineageRecord], stretches: Sequence[models.StretchRecord]
+    begun: Sequence[models.LineageRecord], all_series: Sequence[models.SampleSeriesRecord]
 ) -> tuple[int, int] | None:
-    if not stretches or not begun:
+    if not all_series or not begun:
         return None
-    return min(one.first_iteration for one in stretches), max(one.last_iteration for one in begun)
+    return min(one.first_iteration for one in all_series), max(one.last_iteration for one in begun)
 
 
 async def _times(
     session: AsyncSession,
     job: str,
-    stretches: Sequence[models.StretchRecord],
+    all_series: Sequence[models.SampleSeriesRecord],
     starts: Sequence[models.AttemptRecord],
 ) -> tuple[float, float] | None:
-    if not starts or not stretches:
+    if not starts or not all_series:
         return None
     began = min(one.started_at for one in starts)
     if len(starts) == MAX_ROWS:  # there may be earlier ones
         rows = models.AttemptRecord
         began = await session.scalar(select(func.min(rows.started_at)).where(rows.job == job)) or began
-    return began, max(began, *(one.last_at for one in stretches))
+    return began, max(began, *(one.last_at for one in all_series))
 
 
 async def _silent_since(
@@ -272,39 +284,39 @@ async def _silent_since(
 async def _plans(
     session: AsyncSession,
     job: models.JobRecord,
-    stretches: Sequence[models.StretchRecord],
+    all_series: Sequence[models.SampleSeriesRecord],
     attempts: Sequence[AttemptRow],
-    reach: Reach,
+    reach: TimelineWindow,
 ) -> list[read_plan.PlannedRead]:
-    own = (one.last_iteration for one in stretches if (one.lineage, one.uid) == (job.lineage, job.uid))
-    # What its lineage has beyond where the current attempt has got to was lost with an earlier one.
+    own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
+    # Iterations of its lineage beyond the current attempt's position were lost with an earlier attempt.
     reached = max([job.iteration, *own])
     if reach.axis == "iteration":
-        window = read_plan.Window(int(reach.first), int(reach.last), reach.points)
-        found = read_plan.lines(stretches, window, uid=job.uid, lineage=job.lineage, reached=reached)
+        window = read_plan.IterationWindow(int(reach.first), int(reach.last), reach.points)
+        found = read_plan.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
         return [read_plan.plan(line, reach.points) for line in found]
     began = {one.attempt: one.started_at for one in attempts}
     cuts = {}
-    for one in stretches:
+    for one in all_series:
         since = began.get(one.attempt, reach.first)
         cut = await reading.iterations_between(session, one, reach.first, reach.last, began=since)
         if cut is not None:
             cuts[one.id] = cut
-    found = read_plan.lines_in_time(stretches, cuts, uid=job.uid, lineage=job.lineage, reached=reached)
-    # In time they lie side by side, and share the points.
+    found = read_plan.lines_in_time(all_series, cuts, uid=job.uid, lineage=job.lineage, reached=reached)
+    # In time the lines are side by side, and share the points.
     rows = sum(line.rows for line in found)
     return [read_plan.plan(line, max(2, round(reach.points * line.rows / rows))) for line in found]
 
 
 def _series(
-    plans: Sequence[read_plan.PlannedRead], contents: series.Contents, points: int, drawn: Mapping[str, Any]
+    plans: Sequence[read_plan.PlannedRead], contents: series.TimelineData, points: int, drawn: Mapping[str, Any]
 ) -> list[tuple[Series, bool]]:
     made = (series.series(plan, contents, points, **drawn) for plan in plans)
     return [one for one in made if one is not None]
 
 
 async def _starts(session: AsyncSession, job: str) -> list[models.AttemptRecord]:
-    """The newest, oldest first."""
+    """Return the newest attempts, oldest first."""
     return list(reversed((await session.scalars(_of_starts(MAX_ROWS), {"job": job})).all()))
 
 

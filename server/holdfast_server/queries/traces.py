@@ -26,28 +26,29 @@ from holdfast_server.queries import annotations as marks
 from holdfast_server.queries.summaries import find_job
 from holdfast_server.queries.timeline import MAX_MARKS, MAX_POINTS, MAX_ROWS
 from holdfast_server.records import desired_state, restore_orders
+from holdfast_server.records.ancestry import ancestry_of
 from holdfast_server.samples import read_plan, reading, rollups
 from holdfast_server.samples.limits import TIMES_END
 from holdfast_server.samples.rollups import LAST, SUM, Rollup
 from holdfast_server.samples.sample_codec import BUILT_IN
-from holdfast_server.samples.series import AT, SECONDS, Contents
+from holdfast_server.samples.series import AT, SECONDS, TimelineData
 
 TRACKS = ("iterations", "snapshot", "persist", "stalls", "orders")
 MOST_ROWS = 20_000
-"""Checkpoints, and stalls, in one trace; the first of more."""
+"""Most checkpoints, and most stalls, in a trace; later ones are omitted."""
 
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """What of a job belongs into the trace."""
+    """The part of a job in the trace."""
 
     attempt: int
     uid: str
     begin: float
     end: float
-    """When the next began, or it ended."""
+    """When the next attempt started, or this one ended."""
     first: int
     last: int
 
@@ -60,10 +61,10 @@ class _Within:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was read of it."""
+    """Data of the trace."""
 
     plans: Sequence[read_plan.PlannedRead]
-    contents: Contents
+    contents: TimelineData
     checkpoints: Sequence[models.CheckpointRecord]
     stalls: Sequence[models.StallRecord]
     edits: Sequence[Edit]
@@ -74,13 +75,18 @@ class _Found:
 async def trace(
     db: Database, room: asyncio.Semaphore, job: str, attempt: int | None, first: int | None, last: int | None
 ) -> dict[str, Any]:
-    """Of an attempt, or of some iterations of it; without a number, of the one that reported the last of these, or
-    of the newest. Raises UnknownJob, InvalidSetting."""
+    """Return the trace of an attempt, or of some of its iterations.
+
+    Without a number, of the attempt that reported the last iteration, or of the newest attempt.
+
+    Raises:
+        UnknownJob, InvalidSetting.
+    """
     async with room:
         async with db.read() as session:
-            stretches = await reading.stretches(session, job)
-            within = await _within(session, job, stretches, attempt, first, last)
-            plans = _plans(stretches, within)
+            all_series = await reading.series_of(session, job)
+            within = await _within(session, job, all_series, attempt, first, last)
+            plans = _plans(all_series, within)
             found = _Found(
                 plans,
                 await reading.contents(session, job, [read for plan in plans for read in plan.segments]),
@@ -91,10 +97,10 @@ async def trace(
                 await _paced_of(session, job, within),
             )
         # Off the event loop: a trace may have many thousands of events.
-        return await asyncio.to_thread(_told, job, within, found)
+        return await asyncio.to_thread(_trace, job, within, found)
 
 
-def _told(job: str, within: _Within, found: _Found) -> dict[str, Any]:
+def _trace(job: str, within: _Within, found: _Found) -> dict[str, Any]:
     rows = {"checkpoints": found.checkpoints, "stalls": found.stalls}
     events = [
         *_names(job, within.attempt),
@@ -113,7 +119,7 @@ def _told(job: str, within: _Within, found: _Found) -> dict[str, Any]:
 
 
 def _of_numbers(event: Event) -> Event | None:
-    """As it can be drawn; None: it cannot, for its time is no number."""
+    """Replace non-finite arguments by null; None for an event whose time is not finite."""
     if not all(math.isfinite(event.get(name, 0.0)) for name in ("ts", "dur")):
         return None
     odd = [name for name, one in event["args"].items() if isinstance(one, float) and not math.isfinite(one)]
@@ -123,7 +129,7 @@ def _of_numbers(event: Event) -> Event | None:
 async def _within(
     session: AsyncSession,
     job: str,
-    stretches: Iterable[models.StretchRecord],
+    all_series: Iterable[models.SampleSeriesRecord],
     attempt: int | None,
     first: int | None,
     last: int | None,
@@ -132,7 +138,7 @@ async def _within(
     query = select(rows).where(rows.job == job).order_by(rows.started_at, rows.attempt)
     known = (await session.scalars(query)).all()
     if attempt is None:
-        uid = found.uid if last is None else _uid_at(stretches, last, found)
+        uid = found.uid if last is None else _uid_at(all_series, last, found)
         chosen = next((row for row in known if row.uid == uid), None)
     else:
         chosen = next((row for row in reversed(known) if row.attempt == attempt), None)
@@ -145,20 +151,20 @@ async def _within(
     )
 
 
-def _uid_at(stretches: Iterable[models.StretchRecord], iteration: int, job: models.JobRecord) -> str:
-    """Of the attempt that reported an iteration; of several the newest on the lineage where the job is."""
-    there = [one for one in stretches if one.first_iteration <= iteration <= one.last_iteration]
+def _uid_at(all_series: Iterable[models.SampleSeriesRecord], iteration: int, job: models.JobRecord) -> str:
+    """Return the attempt that reported an iteration, the newest on the current lineage."""
+    there = [one for one in all_series if one.first_iteration <= iteration <= one.last_iteration]
     newest = max(there, key=lambda one: (one.lineage == job.lineage, one.uid == job.uid, one.id), default=None)
     return job.uid if newest is None else newest.uid
 
 
-def _plans(stretches: Iterable[models.StretchRecord], within: _Within) -> list[read_plan.PlannedRead]:
+def _plans(all_series: Iterable[models.SampleSeriesRecord], within: _Within) -> list[read_plan.PlannedRead]:
     found = []
-    for one in stretches:
+    for one in all_series:
         first, last = max(one.first_iteration, within.first), min(one.last_iteration, within.last)
         if one.uid == within.uid and first <= last:
             found.append(read_plan.PlannedRead(one.lineage, False, False, [read_plan.Segment(one, first, last)]))
-    # One after the other, as they are, they share the points.
+    # they follow each other, and share the points
     rows = sum(line.rows for line in found)
     return [read_plan.plan(line, max(2, math.ceil(MAX_POINTS * line.rows / rows))) for line in found]
 
@@ -178,10 +184,11 @@ async def _stalls_of(session: AsyncSession, job: str, within: _Within) -> Sequen
 
 
 async def _paced_of(session: AsyncSession, job: str, within: _Within) -> list[PacedRow]:
-    reach = marks.Reach("iteration", within.first, within.last, MAX_POINTS, MAX_MARKS)
+    reach = marks.TimelineWindow("iteration", within.first, within.last, MAX_POINTS, MAX_MARKS)
     if (within.first, within.last) == (0, MAX_ITERATION):
-        reach = marks.Reach("time", within.begin, within.end, MAX_POINTS, MAX_MARKS)
-    found = await marks.paced(session, job, reach)
+        reach = marks.TimelineWindow("time", within.begin, within.end, MAX_POINTS, MAX_MARKS)
+    ancestry = await ancestry_of(session, await find_job(session, job))
+    found = await marks.paced(session, job, reach, ancestry)
     return [row for row in found if within.lasts(row.at) and within.first <= row.iteration <= within.last]
 
 
@@ -193,12 +200,12 @@ def _names(job: str, attempt: int) -> Iterator[Event]:
 
 def _span(track: str, name: str, start_us: float, seconds: float, **args: Any) -> Event:
     number = TRACKS.index(track) + 1
-    told = {"ph": "X", "pid": 1, "tid": number, "name": name, "ts": start_us, "dur": round(1e6 * seconds, 1)}
-    return told | {"args": args}
+    event = {"ph": "X", "pid": 1, "tid": number, "name": name, "ts": start_us, "dur": round(1e6 * seconds, 1)}
+    return event | {"args": args}
 
 
 def _iterations(found: _Found, within: _Within) -> Iterator[Event]:
-    """Each, where there is room for each; else stretches of them, as long as what was measured in them."""
+    """Yield each iteration, or groups of iterations if there are too many."""
     for plan in found.plans:
         if (made := _buckets(plan, found.contents)) is None:
             continue
@@ -228,7 +235,7 @@ def _losses(buckets: Rollup, column: int, within: _Within) -> Iterator[Event]:
             yield {"ph": "C", "pid": 1, "name": "loss", "ts": within.us(at), "args": {"loss": loss / count}}
 
 
-def _buckets(plan: read_plan.PlannedRead, contents: Contents) -> tuple[Sequence[str], Rollup] | None:
+def _buckets(plan: read_plan.PlannedRead, contents: TimelineData) -> tuple[Sequence[str], Rollup] | None:
     width = 1 if plan.each else plan.width
     parts = [part for read in plan.segments if (part := contents.part(read, width)) is not None]
     if not parts:
@@ -261,17 +268,17 @@ def _stalls(waited: Iterable[models.StallRecord], within: _Within) -> Iterator[E
         yield _span("stalls", row.kind, within.us(row.at - row.seconds), row.seconds, iteration=row.iteration)
 
 
-def _orders(told: _Found, within: _Within) -> Iterator[Event]:
-    moments = [(edit.applied_at, f"v{edit.version} {edit.summary}", edit.who) for edit in told.edits]
+def _orders(found: _Found, within: _Within) -> Iterator[Event]:
+    moments = [(edit.applied_at, f"v{edit.version} {edit.summary}", edit.who) for edit in found.edits]
     moments += [
-        (order.created_at, f"restore to {order.iteration:,}: {order.state}", order.who) for order in told.orders
+        (order.created_at, f"restore to {order.iteration:,}: {order.state}", order.who) for order in found.orders
     ]
     for at, name, who in moments:
         if at is not None and within.lasts(at):
             number = TRACKS.index("orders") + 1
             instant = {"ph": "i", "s": "p", "pid": 1, "tid": number, "name": name, "ts": within.us(at)}
             yield instant | {"args": {"who": who}}
-    for row in told.paced:
+    for row in found.paced:
         if row.measured_overhead is not None:
             counted = {"ph": "C", "pid": 1, "name": "overhead", "ts": within.us(row.at)}
             yield counted | {"args": {"measured": row.measured_overhead, "budget": row.budget}}

@@ -1,14 +1,26 @@
-"""Lineages: which iterations stand, on the way from a job's start to where it is."""
+"""Ancestry of lineages: which iterations stand between a job's start and its current position."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import CTE, BigInteger, BindParameter, Select, and_, bindparam, case, cast, func, literal, select
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    BindParameter,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal,
+    select,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
@@ -16,41 +28,34 @@ from holdfast.protocol.timeline import LineageRow
 from holdfast_server import models
 from holdfast_server.db import named_jobs
 
+LineageStart = Row[str, int, int, str | None]
+"""Columns job, lineage, iteration and parent of a lineage."""
 END = sys.maxsize
 _LINEAGE_AT = len(checkpoint_id(0, 0))
-"""Where the lineage begins in a checkpoint's id, counted from 1 as SQL does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Where a lineage begins, and on which other one."""
-
-    lineage: int
-    iteration: int
-    parent: str | None
+"""Position of the lineage number in a checkpoint id, counted from 1 as SQL does."""
 
 
 class Ancestry:
-    """The way to one lineage: each lineage on it, with its last iteration that belongs to the way."""
+    """The lineages from a job's start to one lineage, each with its last iteration that still stands."""
 
-    def __init__(self, branches: Iterable[Branch | models.LineageRecord], lineage: int) -> None:
-        known = {branch.lineage: branch for branch in branches}
+    def __init__(self, lineages: Iterable[LineageStart | models.LineageRecord], lineage: int) -> None:
+        known = {start.lineage: start for start in lineages}
         self.upto: dict[int, int] = {}
         end = END
         while lineage not in self.upto:
             self.upto[lineage] = end
-            branch = known.get(lineage)
-            if branch is None or branch.parent is None:
+            start = known.get(lineage)
+            if start is None or start.parent is None:
                 break
-            lineage = parse_checkpoint_id(branch.parent)[1]
-            end = min(end, branch.iteration)
+            lineage = parse_checkpoint_id(start.parent)[1]
+            end = min(end, start.iteration)
 
     def __contains__(self, place: tuple[int, int]) -> bool:
         iteration, lineage = place
         return iteration <= self.upto.get(lineage, -1)
 
     def fork(self, other: Ancestry, limit: int) -> int:
-        """The last iteration, up to `limit`, that both ways share; 0 when they share none."""
+        """Return the last iteration, up to `limit`, that both ancestries share; 0 when they share none."""
         shared = (min(end, other.upto.get(lineage, 0)) for lineage, end in self.upto.items())
         return min(limit, max(shared, default=0))
 
@@ -69,20 +74,21 @@ class Ancestry:
 
 
 async def ancestry_of(session: AsyncSession, job: models.JobRecord, lineage: int | None = None) -> Ancestry:
-    """The way to where the job is now, or to one of its lineages."""
-    found = await branches(session, [job.name])
+    """Return the ancestry of a lineage, by default of the job's current one."""
+    found = await lineage_starts(session, [job.name])
     return Ancestry(found.get(job.name, []), job.lineage if lineage is None else lineage)
 
 
-async def branches(session: AsyncSession, jobs: list[str]) -> dict[str, list[Branch]]:
-    found: dict[str, list[Branch]] = {}
-    for job, lineage, iteration, parent in await session.execute(_of_branches(), {"jobs": jobs}):
-        found.setdefault(job, []).append(Branch(lineage, iteration, parent))
+async def lineage_starts(session: AsyncSession, jobs: list[str]) -> dict[str, list[LineageStart]]:
+    """Return by job where each of its lineages begins, and from which checkpoint."""
+    found: dict[str, list[LineageStart]] = {}
+    for row in await session.execute(_lineage_starts(), {"jobs": jobs}):
+        found.setdefault(row.job, []).append(row)
     return found
 
 
 @cache
-def _of_branches() -> Select[str, int, int, str | None]:
+def _lineage_starts() -> Select[str, int, int, str | None]:
     rows = models.LineageRecord
     return select(rows.job, rows.lineage, rows.iteration, rows.parent).where(rows.job.in_(named_jobs()))
 
@@ -98,18 +104,20 @@ def _of_lineages() -> Select[models.LineageRecord]:
 
 
 def ancestries(jobs: BindParameter[Any] | Select[str]) -> CTE:
-    """What `Ancestry` is for one job, of many jobs in one statement: rows (job, lineage, upto).
+    """Select the ancestries of many jobs in one statement, as rows of (job, lineage, upto).
 
-    `jobs`: `db.named_jobs()`, or a question that finds them.
+    `jobs`: `db.named_jobs()`, or a query that selects their names.
     """
     job, lineage = models.JobRecord, models.LineageRecord
-    way = (
+    ancestry = (
         select(job.name.label("job"), job.lineage.label("lineage"), literal(END, BigInteger).label("upto"))
         .where(job.name.in_(jobs))
-        .cte("way", recursive=True)
+        .cte("ancestry", recursive=True)
     )
     parent = cast(func.substr(lineage.parent, _LINEAGE_AT), BigInteger)
-    upto = case((lineage.iteration < way.c.upto, lineage.iteration), else_=way.c.upto)
-    here = and_(lineage.job == way.c.job, lineage.lineage == way.c.lineage)
-    # UNION, not UNION ALL: reports that lead in a circle come to an end.
-    return way.union(select(way.c.job, parent, upto).join(lineage, here).where(lineage.parent.is_not(None)))
+    upto = case((lineage.iteration < ancestry.c.upto, lineage.iteration), else_=ancestry.c.upto)
+    here = and_(lineage.job == ancestry.c.job, lineage.lineage == ancestry.c.lineage)
+    # UNION, not UNION ALL: the recursion ends even where reported parents form a cycle.
+    return ancestry.union(
+        select(ancestry.c.job, parent, upto).join(lineage, here).where(lineage.parent.is_not(None))
+    )

@@ -1,4 +1,4 @@
-"""The audit log: who changed what, written in the transaction that changed it, each row sealing the one before."""
+"""Audit log: each change and its author, written in the transaction of the change, in a hash chain."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from holdfast_server import models
 Facts = Mapping[str, object]
 
 KINDS = ("settings", "restore", "checkpoint", "job", "alert", "retention", "key", "person", "project", "server")
-"""What is written down is about one of these: the first word of an action."""
+"""First words of actions: what a change is about."""
 PAGE_ROWS = 1000
-"""Read at once when the whole chain is gone through."""
+"""Rows read at once to verify the chain."""
 
 
 async def record(
@@ -33,18 +33,18 @@ async def record(
     after: Facts | None = None,
     request_id: str = "",
 ) -> None:
-    """Add a row in the caller's transaction: what it tells of is stored with it, or neither is.
+    """Add a row in the caller's transaction, so that both the change and its record are stored, or neither.
 
     Args:
-        session: the transaction. It holds the end of the chain until it ends, so record last.
-        who: the name of the one who asked.
+        session: the transaction, which locks the end of the chain until it ends: record last.
+        who: name of the user.
         action: what was done, as `thing.verb`: `settings.edit`, `token.create`, `alert.silence`.
         now: seconds since the epoch.
-        job: the job that it is about.
-        project: the project that it is about; that of the job where only a job is given.
-        before: what it was, by name. Never a secret.
-        after: what it has become, by name. Never a secret.
-        request_id: of the request in which it was asked for; empty: of the one that handed the work in.
+        job: job of the change.
+        project: project of the change; by default the project of the job.
+        before: previous values by name. Never a secret.
+        after: new values by name. Never a secret.
+        request_id: id of the request; empty: of the request that submitted the transaction.
     """
     if project is None and job is not None:
         project = await session.scalar(select(models.JobRecord.project).where(models.JobRecord.name == job))
@@ -67,7 +67,7 @@ async def record(
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What a digest covers, in the order in which it covers it: a change of either breaks every chain there is."""
+    """Fields that a digest covers, in order: changing them invalidates every existing chain."""
 
     id: int
     at: float
@@ -89,22 +89,22 @@ def _seal(before: bytes, row: _Row) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Which rows; what is empty asks for any."""
+class AuditQuery:
+    """Filter for entries; empty fields match all."""
 
     who: str = ""
     action: str = ""
-    """Or the first part of one: `key` finds `key.create` and `key.revoke`."""
+    """An action, or its first word: `key` matches `key.create` and `key.revoke`."""
     job: str = ""
     project: str = ""
     older_than: int | None = None
-    """A row: only those before it."""
+    """Id of an entry: only earlier ones."""
     visible_projects: Collection[str] | None = None
-    """Only what is about these; None: everything."""
+    """Projects that the user may see; `None`: all."""
 
 
-async def entries(session: AsyncSession, question: Question, *, limit: int) -> list[AuditEntry]:
-    """The newest first."""
+async def entries(session: AsyncSession, question: AuditQuery, *, limit: int) -> list[AuditEntry]:
+    """Return the matching entries, newest first."""
     rows = models.AuditEntryRecord
     query = select(rows).order_by(rows.id.desc()).limit(limit)
     if question.who:
@@ -127,24 +127,24 @@ async def entries(session: AsyncSession, question: Question, *, limit: int) -> l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What going through the whole chain found."""
+class ChainCheck:
+    """Result of verifying the chain."""
 
     rows: int
-    """How many fit, from the first on."""
+    """Number of valid rows, from the first on."""
     head: str
-    """The digest of the last that fits, in hexadecimal: note it elsewhere, and compare."""
+    """Digest of the last valid row in hexadecimal, to be noted elsewhere and compared later."""
     broken: int | None = None
-    """The first row that does not fit, or that is missing."""
+    """First row that is invalid or missing."""
     reason: str = ""
 
 
-async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = None) -> Verdict:
-    """Go through the chain from its beginning to where it says that it ends.
+async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = None) -> ChainCheck:
+    """Verify the chain from its beginning to its recorded end.
 
     Args:
         session: the database.
-        known: a row and its digest, noted elsewhere at an earlier time: a chain that was written anew lacks them.
+        known: an earlier row and its digest, noted elsewhere, to detect a rewritten chain.
     """
     entry, head = models.AuditEntryRecord, models.AuditHeadRecord
     rows, digest = 0, b""
@@ -156,20 +156,20 @@ async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = Non
                 return _broken(rows, digest, "it is missing")
             row = _Row(**{name: getattr(found, name) for name in _Row.__struct_fields__})
             if _seal(digest, row) != found.digest:
-                return _broken(rows, digest, "it, or the row before it, is not what was written")
+                return _broken(rows, digest, "it or the row before it was changed")
             if known is not None and found.id == known[0] and found.digest != known[1]:
-                return _broken(rows, digest, "it had another digest when that was noted: the log was written anew")
+                return _broken(rows, digest, "its digest differs from the noted one: the log was rewritten")
             rows, digest = found.id, found.digest
         session.expunge_all()
         if len(page) < PAGE_ROWS:
             break
     end = (await session.execute(select(head.id, head.digest))).one_or_none()
     if end is None or tuple(end) != (rows, digest):
-        return _broken(rows, digest, "the log goes on after the last row that is there")
+        return _broken(rows, digest, "later rows are missing")
     if known is not None and known[0] > rows:
-        return _broken(rows, digest, f"row {known[0]} was there when its digest was noted")
-    return Verdict(rows=rows, head=digest.hex())
+        return _broken(rows, digest, f"row {known[0]}, whose digest was noted, is missing")
+    return ChainCheck(rows=rows, head=digest.hex())
 
 
-def _broken(rows: int, digest: bytes, reason: str) -> Verdict:
-    return Verdict(rows=rows, head=digest.hex(), broken=rows + 1, reason=reason)
+def _broken(rows: int, digest: bytes, reason: str) -> ChainCheck:
+    return ChainCheck(rows=rows, head=digest.hex(), broken=rows + 1, reason=reason)

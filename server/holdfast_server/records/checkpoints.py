@@ -1,4 +1,4 @@
-"""What is known of the checkpoints in a job's store."""
+"""Checkpoints of jobs, as agents report them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from holdfast_server.records.ancestry import Ancestry, ancestries, ancestry_of
 
 _COLUMNS = tuple(name for name in messages.Checkpoint.__struct_fields__ if name != "ranks")
 _OPERATORS = ("label", "pinned_by", "pinned_at")
-"""What operators say of it, which no agent's word changes."""
+"""Columns that operators set, and no report changes."""
 DURABLE = "durable"
 UNDER_WAY = ("snapshot", "persisting")
 IN_STORE = (DURABLE, *UNDER_WAY, "damaged")
-"""What is in the store or on its way there, for good or ill; not what failed, and not what retention took."""
+"""States of checkpoints that are in the store or being written to it; not of failed or retired ones."""
 NAMED_AT_ONCE = 1000
-"""In one statement: databases take so many parameters and no more."""
+"""Most ids in one statement: databases limit the number of parameters."""
 ENDED = "the attempt ended before it was durable"
 
 
@@ -35,7 +35,7 @@ _ranks = msgspec.msgpack.Decoder(list[RankSpan])
 
 
 def as_row(checkpoint: models.CheckpointRecord, ancestry: Ancestry, *, ranks: int = 0) -> CheckpointRow:
-    """`ranks`: of how many, the slowest, it is told what their parts took."""
+    """Return a checkpoint as the API shows it, with the times of at most `ranks` ranks, the slowest."""
     return CheckpointRow(
         **{name: getattr(checkpoint, name) for name in (*_COLUMNS, *_OPERATORS)},
         pinned=checkpoint.pinned_at is not None,
@@ -46,12 +46,17 @@ def as_row(checkpoint: models.CheckpointRecord, ancestry: Ancestry, *, ranks: in
 
 
 def taken_at() -> ColumnElement[float]:
-    """When it was taken; of one that is known from an inventory only, when it was found."""
+    """Return when a checkpoint was taken; of one known only from an inventory, when it was found."""
     return func.coalesce(models.CheckpointRecord.snapshot_started_at, models.CheckpointRecord.at)
 
 
 async def find(session: AsyncSession, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
-    """Raises CheckpointNotFound with the nearest earlier one, and InvalidSetting for what is no id at all."""
+    """Find a checkpoint by its id.
+
+    Raises:
+        CheckpointNotFound: with the nearest earlier one.
+        InvalidSetting: it is not a checkpoint id.
+    """
     row = await session.get(models.CheckpointRecord, (job.name, checkpoint))
     if row is not None:
         return row
@@ -70,33 +75,33 @@ class LastDurable(NamedTuple):
 
 
 async def last_durable(session: AsyncSession, jobs: list[str]) -> dict[str, models.CheckpointRecord]:
-    """The newest on the way to where each job is."""
+    """Return by job the newest durable checkpoint that stands."""
     return {row.job: row for row in await session.scalars(_of_last_durable(), {"jobs": jobs})}
 
 
 @cache
 def _of_last_durable() -> Select[models.CheckpointRecord]:
-    query: Select[models.CheckpointRecord] = _newest_on_the_way(select(models.CheckpointRecord), named_jobs())
+    query: Select[models.CheckpointRecord] = _newest_standing(select(models.CheckpointRecord), named_jobs())
     return query
 
 
 async def last_durable_of_many(session: AsyncSession, jobs: Select[str]) -> dict[str, LastDurable]:
-    """The same in short, of all jobs whose names a question finds."""
+    """Return position and time of the newest durable checkpoint of each job that a query selects."""
     rows = models.CheckpointRecord
-    query = _newest_on_the_way(select(rows.job, rows.iteration, rows.at), jobs.correlate(None))
+    query = _newest_standing(select(rows.job, rows.iteration, rows.at), jobs.correlate(None))
     return {job: LastDurable(iteration, at) for job, iteration, at in await session.execute(query)}
 
 
-def _newest_on_the_way(query: Any, jobs: BindParameter[Any] | Select[str]) -> Any:
-    """Of checkpoints: one a lineage on the way; the last of a job's is the newest."""
-    rows, way = models.CheckpointRecord, ancestries(jobs)
+def _newest_standing(query: Any, jobs: BindParameter[Any] | Select[str]) -> Any:
+    """Restrict a query to the newest durable checkpoint of each lineage in the ancestry, the newest last."""
+    rows, ancestry = models.CheckpointRecord, ancestries(jobs)
     newest = (
         select(func.max(rows.iteration))
-        .where(rows.job == way.c.job, rows.state == DURABLE, rows.lineage == way.c.lineage)
-        .where(rows.iteration <= way.c.upto)
+        .where(rows.job == ancestry.c.job, rows.state == DURABLE, rows.lineage == ancestry.c.lineage)
+        .where(rows.iteration <= ancestry.c.upto)
         .scalar_subquery()
     )
-    last = select(way.c.job, way.c.lineage, newest.label("iteration")).cte("last_durable")
+    last = select(ancestry.c.job, ancestry.c.lineage, newest.label("iteration")).cte("last_durable")
     same = (rows.job == last.c.job, rows.lineage == last.c.lineage, rows.iteration == last.c.iteration)
     query = query.join(last, and_(*same)).where(rows.state == DURABLE)
     return query.order_by(rows.iteration, rows.lineage)
@@ -105,9 +110,9 @@ def _newest_on_the_way(query: Any, jobs: BindParameter[Any] | Select[str]) -> An
 async def _upto(
     session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
 ) -> models.CheckpointRecord | None:
-    """The newest durable one on the way that is not after an iteration."""
+    """Return the newest durable checkpoint that stands, at an iteration or before."""
     rows = models.CheckpointRecord
-    query = select(rows).where(rows.job == job, rows.state == DURABLE, on_the_way(ancestry))
+    query = select(rows).where(rows.job == job, rows.state == DURABLE, stands(ancestry))
     query = query.where(rows.iteration <= iteration).order_by(rows.iteration.desc(), rows.lineage.desc())
     return (await session.scalars(query.limit(1))).first()
 
@@ -115,7 +120,7 @@ async def _upto(
 async def at_or_before(
     session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
 ) -> models.CheckpointRecord | None:
-    """What a restore to `iteration` can mean: the lineage that the job is on first, then any other."""
+    """Return the best match for a restore to `iteration`: of the job's ancestry, else of any lineage."""
     here = await _upto(session, job, ancestry, iteration)
     if here is not None and here.iteration == iteration:
         return here
@@ -129,7 +134,12 @@ async def at_or_before(
 
 
 async def at(session: AsyncSession, job: models.JobRecord, iteration: int) -> models.CheckpointRecord:
-    """What a restore to an iteration goes back to. Raises CheckpointNotFound with the nearest earlier one."""
+    """Return the checkpoint that a restore to an iteration uses.
+
+    Raises:
+        CheckpointNotFound: there is none; with the nearest earlier one.
+        InvalidSetting: the iteration is out of range.
+    """
     if not 0 <= iteration <= MAX_ITERATION:
         raise InvalidSetting("iteration", f"iteration {iteration} is outside 0 to {MAX_ITERATION}")
     ancestry = await ancestry_of(session, job)
@@ -139,13 +149,13 @@ async def at(session: AsyncSession, job: models.JobRecord, iteration: int) -> mo
     return found
 
 
-def on_the_way(ancestry: Ancestry) -> ColumnElement[bool]:
+def stands(ancestry: Ancestry) -> ColumnElement[bool]:
     rows = models.CheckpointRecord
     return or_(*(and_(rows.lineage == number, rows.iteration <= end) for number, end in ancestry.upto.items()))
 
 
 async def count(session: AsyncSession, jobs: Iterable[str]) -> dict[str, int]:
-    """Durable ones, by job."""
+    """Count durable checkpoints by job."""
     found = await session.execute(_of_durable(), {"jobs": list(jobs)})
     return {job: rows for job, rows in found}  # noqa: C416 - rows are not plain tuples
 
@@ -158,12 +168,12 @@ def _of_durable() -> Select[str, int]:
 
 
 async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, Failing]:
-    """Of jobs whose newest settled checkpoint came to nothing: how many did so since one was durable.
+    """Return by job how many checkpoints have failed since the last durable one, of jobs whose newest one failed.
 
-    What was under way when an attempt died is left out: that says nothing of the ones to come.
+    Checkpoints that an attempt's death interrupted do not count: they say nothing about later ones.
     """
     return {
-        row.job: Failing(count=row._mapping["count"], reason=row.reason or "no reason was given", since=row.since)
+        row.job: Failing(count=row._mapping["count"], reason=row.reason or "no reason given", since=row.since)
         for row in await session.execute(_of_failing(), {"jobs": jobs})
     }
 
@@ -173,7 +183,7 @@ def _of_failing() -> Select[Any]:
     rows, at, named = models.CheckpointRecord, taken_at(), models.CheckpointRecord.job.in_(named_jobs())
     settled = rows.state.in_((DURABLE, "damaged"))
     good = select(rows.job, func.max(at).label("at")).where(named, settled).group_by(rows.job).subquery()
-    # As a sum: the index on it would lead past all that succeeded.
+    # As a sum, to avoid the index on it, which would read all that succeeded.
     newest_first = ((at + 0.0).desc(), rows.iteration.desc(), rows.lineage.desc())
     ranked = (
         select(
@@ -194,9 +204,9 @@ def _of_failing() -> Select[Any]:
 async def record(
     session: AsyncSession, job: str, event: messages.Checkpoint, *, attempt: int, sequence: int, ended: bool
 ) -> None:
-    """The newest word on a checkpoint wins; newest by attempt and sequence, not by arrival.
+    """Store a report of a checkpoint, unless a newer one, by attempt and sequence, is stored.
 
-    `ended`: the attempt that says so is over, and what it had under way comes to nothing.
+    `ended`: the reporting attempt has ended, so its unfinished checkpoints have failed.
     """
     row = await session.get(models.CheckpointRecord, (job, event.id))
     if row is None:
@@ -205,7 +215,7 @@ async def record(
     elif (row.attempt, row.sequence) > (attempt, sequence):
         return
     elif event.state == "damaged":
-        # Whoever finds it damaged was not there when it was taken.
+        # An attempt that finds damage does not know how the checkpoint was taken.
         row.state, row.reason, row.attempt, row.sequence = event.state, event.reason, attempt, sequence
         return
     for name in _COLUMNS:
@@ -216,11 +226,10 @@ async def record(
         row.state, row.reason = "failed", ENDED
 
 
-async def give_up(session: AsyncSession, job: str, *, before_attempt: int) -> None:
-    """What earlier attempts had under way comes to nothing: nobody is left to finish it.
+async def fail_unfinished(session: AsyncSession, job: str, *, before_attempt: int) -> None:
+    """Mark the unfinished checkpoints of earlier attempts as failed.
 
-    That is a conclusion and no word from the store, so that whoever spoke last stays noted as such: what the
-    attempt itself still has to say of it, and any inventory, overrules it.
+    This is an inference, so attempt and sequence stay: a late report or an inventory overrules it.
     """
     rows = models.CheckpointRecord
     await session.execute(
@@ -230,8 +239,8 @@ async def give_up(session: AsyncSession, job: str, *, before_attempt: int) -> No
     )
 
 
-async def forget_who_spoke(session: AsyncSession, job: str) -> None:
-    """Attempts count from 1 again: whatever the next one says of a checkpoint is the newest word on it."""
+async def reset_report_order(session: AsyncSession, job: str) -> None:
+    """Let any next report overrule the stored ones, because attempts count from 1 again."""
     rows = models.CheckpointRecord
     await session.execute(update(rows).where(rows.job == job).values(attempt=0, sequence=-1))
 
@@ -239,7 +248,7 @@ async def forget_who_spoke(session: AsyncSession, job: str) -> None:
 async def take_inventory(
     session: AsyncSession, job: str, event: messages.Inventory, *, attempt: int, sequence: int
 ) -> None:
-    """What the store holds is durable; what was durable and is not there is missing."""
+    """Apply an inventory of the store: its checkpoints are durable, and other durable ones are missing."""
     listed = set(event.checkpoints)
     known = await _known(session, job, listed)
     for row in known.values():
@@ -264,8 +273,7 @@ async def take_inventory(
 
 
 async def _known(session: AsyncSession, job: str, listed: Collection[str]) -> dict[str, models.CheckpointRecord]:
-    """Those that an inventory may have something to say of. What retention took long ago is not looked at: in the
-    life of a job that is nearly all, and an inventory comes with each one that goes."""
+    """Return the checkpoints that an inventory may change: not those that retention removed, which are most."""
     rows = models.CheckpointRecord
     of_job = select(rows).where(rows.job == job)
     known = {row.id: row for row in await session.scalars(of_job.where(rows.state.in_(IN_STORE)))}
@@ -277,7 +285,7 @@ async def _known(session: AsyncSession, job: str, listed: Collection[str]) -> di
 
 def _state_in(row: models.CheckpointRecord, *, present: bool, attempt: int) -> tuple[str, str | None]:
     if present:
-        # A damaged one is still in the store; what made it damaged has not gone away.
+        # a damaged checkpoint stays in the store
         return (row.state, row.reason) if row.state == "damaged" else (DURABLE, None)
     if row.state in (DURABLE, "damaged"):
         return "missing", "it is no longer in the store"

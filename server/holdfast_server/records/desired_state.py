@@ -1,4 +1,4 @@
-"""What people want a job to be: versions of it, who made each, and from which iteration on it held."""
+"""Desired state of a job: its versions, who made each, and from which iteration on it applied."""
 
 from __future__ import annotations
 
@@ -32,50 +32,50 @@ from holdfast_server.records import audit
 T = TypeVar("T")
 
 AGENT = "agent"
-"""Who made the versions that no person did: the ones in which an order has ended."""
+"""Author of the versions in which an order ended."""
 SERVER = "the server"
 SCRIPT = "the script's own"
 LEAST_HELD_SECONDS, MOST_HELD_SECONDS = 60.0, 30 * 86400.0
-"""For how long an interval may be ordered that ends by itself."""
+"""Limits for the duration of a temporary interval."""
 OPEN_VERIFICATIONS = ("requested", "reading")
 OVERRIDES_EVERY_SECONDS = 10.0
 
 Setting = Literal["budget", "policy", "interval", "checkpoints", "retention"]
-"""What an editor edits, and what can be taken back."""
+"""Settings, which can be edited and reverted."""
 Field = Setting | Literal["checkpoint", "data probe", "restore", "pin", "unpin", "verify"]
-"""The others ask for something that is then done."""
+"""Settings, and requests for a single action."""
 SETTINGS: tuple[Setting, ...] = ("budget", "policy", "interval", "checkpoints", "retention")
 EDITED: tuple[Field, ...] = (*SETTINGS, "checkpoint", "data probe")
-"""What a form changes; a version without any of them takes nobody's form away."""
+"""Fields of the settings form; only versions that change one of them conflict with a form."""
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """An interval in iterations, and until when it holds, in seconds since the epoch."""
+    """An interval in iterations, and the time until which it holds, in seconds since the epoch."""
 
     every: int | None = None
     until: float | None = None
 
 
-class Changed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One change as it is stored. `told` renders it for people."""
+class StoredChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One change as it is stored; `described` renders it as text."""
 
     field: Field
     before: bool | float | str | Interval | None = None
-    """Of a setting, its value; None: the script's own. Of an order, its state. Of what ended, the checkpoint."""
+    """Value of a setting, `None` for the script's own; state of an order."""
     after: bool | float | str | Interval | None = None
-    """The same; of what was asked of a checkpoint, its id."""
+    """As `before`; of a request about a checkpoint, the checkpoint's id."""
     script_budget: float | None = None
-    """Of a budget that was the script's own: how much that is, where the agent has said."""
+    """The script's own budget, as the agent reported it, if `before` stands for that."""
     iteration: int | None = None
-    """Of an order, where it leads."""
+    """Target iteration of an order."""
     against: str | None = None
-    """Of a verification, the checkpoint that its tensors are compared with."""
+    """Checkpoint whose tensors a verification compares."""
 
 
-_changes = msgspec.json.Decoder(list[Changed])
+_changes = msgspec.json.Decoder(list[StoredChange])
 
 
-# ---- what is desired ----------------------------------------------------------------------------
+# ---- desired state ------------------------------------------------------------------------------
 
 
 async def read(session: AsyncSession, job: models.JobRecord, *, now: float) -> Desired:
@@ -84,18 +84,18 @@ async def read(session: AsyncSession, job: models.JobRecord, *, now: float) -> D
 
 
 class CheckpointRequests(msgspec.Struct):
-    """What operators ask of a job's checkpoints."""
+    """Pins and requested verifications of a job's checkpoints."""
 
     pins: list[str] = []
     verify: list[VerifyRequest] = []
-    """The open ones, the first first."""
+    """Open verification requests, oldest first."""
 
 
 NOTHING_ASKED = CheckpointRequests()
 
 
 async def checkpoint_requests(session: AsyncSession, jobs: Sequence[str]) -> dict[str, CheckpointRequests]:
-    """By job, of those that have any."""
+    """Return the requests by job, of the jobs that have any."""
     found: dict[str, CheckpointRequests] = {}
     for job, checkpoint in await session.execute(_of_pins(), {"jobs": jobs}):
         found.setdefault(job, CheckpointRequests()).pins.append(checkpoint)
@@ -145,7 +145,7 @@ def of(
 
 
 def is_expired(order: models.RestoreOrderRecord | Order, now: float) -> bool:
-    """Nobody may take it up any more; one that is being carried out has been."""
+    """Return whether no attempt may start an order any more; one that is being carried out does not expire."""
     return order.state != "restoring" and order.expires_at is not None and order.expires_at <= now
 
 
@@ -168,20 +168,20 @@ async def open_order(session: AsyncSession, job: str) -> models.RestoreOrderReco
 # ---- versions -----------------------------------------------------------------------------------
 
 
-def bump(
-    session: AsyncSession, job: models.JobRecord, changes: Sequence[Changed], *, who: str, now: float
+def add_version(
+    session: AsyncSession, job: models.JobRecord, changes: Sequence[StoredChange], *, who: str, now: float
 ) -> None:
-    """Make these changes a version; whatever changes in `Desired` goes through here."""
+    """Store changes as a new version; every change of `Desired` goes through here."""
     job.version += 1
-    told = msgspec.json.encode(changes).decode()
-    session.add(models.SettingsVersionRecord(job=job.name, version=job.version, who=who, at=now, changes=told))
+    encoded = msgspec.json.encode(changes).decode()
+    session.add(models.SettingsVersionRecord(job=job.name, version=job.version, who=who, at=now, changes=encoded))
 
 
 async def check_version(session: AsyncSession, job: models.JobRecord, version: int) -> None:
-    """VersionConflict when a later version than the editor's has changed what an editor edits."""
+    """Raise `VersionConflict` if a version later than the editor's changed a field of the form."""
     if version > job.version:
         raise VersionConflict(
-            version=job.version, who="the server", at=job.created_at, what="it is not that far yet"
+            version=job.version, who="the server", at=job.created_at, what="there is no such version yet"
         )
     versions = models.SettingsVersionRecord
     query = select(versions).where(versions.job == job.name, versions.version > version).order_by(versions.version)
@@ -192,39 +192,43 @@ async def check_version(session: AsyncSession, job: models.JobRecord, version: i
         raise VersionConflict(version=job.version, who=missed[-1].who, at=missed[-1].at, what=what)
 
 
-def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> list[Changed]:
-    """Write the changes into `job`, and say what they were; InvalidSetting for a value that cannot be one."""
-    made: list[Changed] = []
+def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> list[StoredChange]:
+    """Apply changes to `job`, and return them.
+
+    Raises:
+        InvalidSetting: a value is invalid.
+    """
+    made: list[StoredChange] = []
     if changes.budget is not UNSET:
         budget = _parsed("budget", parse_budget, changes.budget)
         paced = msgspec.msgpack.decode(job.paced, type=Paced) if job.paced else None
         known = paced.budget if paced and job.budget is None else None
-        made.append(Changed(field="budget", before=job.budget, after=budget, script_budget=known))
+        made.append(StoredChange(field="budget", before=job.budget, after=budget, script_budget=known))
         job.budget = budget
     if changes.policy is not UNSET:
         policy = _parsed("policy", parse_policy, changes.policy)
-        made.append(Changed(field="policy", before=job.policy, after=policy))
+        made.append(StoredChange(field="policy", before=job.policy, after=policy))
         job.policy = policy
     if changes.every is not UNSET:
         seconds = None if changes.every_seconds is UNSET else changes.every_seconds
         after = _interval(_parsed("every", parse_every, changes.every), seconds, now)
-        made.append(Changed(field="interval", before=Interval(job.every, job.every_until), after=after))
+        made.append(StoredChange(field="interval", before=Interval(job.every, job.every_until), after=after))
         job.every, job.every_until = after.every, after.until
     elif changes.every_seconds is not UNSET:
-        raise InvalidSetting("every_seconds", "it is how long an interval is held: give every, too")
+        raise InvalidSetting("every_seconds", "it is the duration of an interval: give every as well")
     if changes.paused is not UNSET:
-        made.append(Changed(field="checkpoints", before=job.paused, after=changes.paused))
+        made.append(StoredChange(field="checkpoints", before=job.paused, after=changes.paused))
         job.paused, job.paused_version = changes.paused, job.version + 1
     if changes.retention is not UNSET:
         parsed = _parsed("retention", parse_retention, changes.retention)
         rules = None if parsed is None else str(parsed)
-        made.append(Changed(field="retention", before=job.retention, after=rules))
+        made.append(StoredChange(field="retention", before=job.retention, after=rules))
         job.retention = rules
     if changes.checkpoint_request is not UNSET and changes.checkpoint_request:
-        made.append(Changed(field="checkpoint"))
+        made.append(StoredChange(field="checkpoint"))
         job.checkpoint_request += 1
     if changes.probe_request is not UNSET and changes.probe_request:
-        made.append(Changed(field="data probe"))
+        made.append(StoredChange(field="data probe"))
         job.probe_request += 1
     if not made:
         fields = "budget, policy, every, paused, retention, checkpoint_request, probe_request"
@@ -243,17 +247,20 @@ def _interval(every: int | None, seconds: float | None, now: float) -> Interval:
     if seconds is None:
         return Interval(every)
     if not LEAST_HELD_SECONDS <= seconds <= MOST_HELD_SECONDS:
-        reason = f"{seconds:g} s is no time to hold an interval for: from 1 min to 30 days"
+        reason = f"a temporary interval lasts 1 min to 30 days, not {seconds:g} s"
         raise InvalidSetting("every_seconds", reason)
     if every is None:
-        raise InvalidSetting("every_seconds", "an automatic interval does not end: give every, too")
+        raise InvalidSetting("every_seconds", "an automatic interval does not end: give every as well")
     return Interval(every, now + seconds)
 
 
-def reversal(row: models.SettingsVersionRecord, *, now: float) -> DesiredChanges:
-    """What takes a version back. InvalidSetting for one that asked for something to be done, and has it done.
+def reverting_changes(row: models.SettingsVersionRecord, *, now: float) -> DesiredChanges:
+    """Return the changes that revert a version.
 
-    An interval that was to end comes back for what is left of its time, and not at all when that is over.
+    A temporary interval is restored for the rest of its time, and not at all after that.
+
+    Raises:
+        InvalidSetting: the version requested an action, which cannot be reverted.
     """
     back: dict[str, Any] = {}
     for made in _changes.decode(row.changes):
@@ -266,13 +273,13 @@ def reversal(row: models.SettingsVersionRecord, *, now: float) -> DesiredChanges
         elif made.field in SETTINGS:
             back["paused" if made.field == "checkpoints" else made.field] = made.before
         else:
-            what = f"{made.field} {told(made).after}"
-            raise InvalidSetting("edit", f"version {row.version} cannot be taken back: {what}")
+            what = f"{made.field} {described(made).after}"
+            raise InvalidSetting("edit", f"version {row.version} cannot be reverted: {what}")
     return DesiredChanges(**back)
 
 
 async def delivered(session: AsyncSession, job: str, version: int) -> None:
-    """The agent asks for what comes after `version`: so it has that, and every earlier one."""
+    """Record that the agent has `version`, because it asks for later ones."""
     jobs = models.JobRecord
     await session.execute(
         update(jobs)
@@ -281,10 +288,12 @@ async def delivered(session: AsyncSession, job: str, version: int) -> None:
     )
 
 
-async def stamp(session: AsyncSession, job: models.JobRecord, version: int, iteration: int, at: float) -> None:
-    """The agent acts on `version`, and so on every earlier one that is not told apart from it any more.
+async def record_applied(
+    session: AsyncSession, job: models.JobRecord, version: int, iteration: int, at: float
+) -> None:
+    """Record from which iteration on the agent applies `version`, and with it the earlier ones.
 
-    One that was never made here, but by a server whose data was deleted since, says nothing.
+    A version that this database never had, because an earlier one was deleted, is ignored.
     """
     if version > job.version:
         return
@@ -298,7 +307,7 @@ async def stamp(session: AsyncSession, job: models.JobRecord, version: int, iter
         job.applied_version, job.applied_iteration, job.applied_at = version, iteration, at
 
 
-# ---- versions as people read them ---------------------------------------------------------------
+# ---- versions as text -------------------------------------------------------------------------
 
 
 async def edit_rows(session: AsyncSession, job: str, *, limit: int) -> list[Edit]:
@@ -313,7 +322,7 @@ async def edit_rows(session: AsyncSession, job: str, *, limit: int) -> list[Edit
 
 
 def as_edit(row: models.SettingsVersionRecord) -> Edit:
-    changes = [told(change) for change in _changes.decode(row.changes)]
+    changes = [described(change) for change in _changes.decode(row.changes)]
     return Edit(
         version=row.version,
         who=row.who,
@@ -333,9 +342,9 @@ def _summary(changes: Sequence[Change]) -> str:
     )
 
 
-def told(made: Changed) -> Change:
-    """A change in words."""
-    before, after = _told(made, made.before, made.script_budget), _told(made, made.after, None)
+def described(made: StoredChange) -> Change:
+    """Render a change as text."""
+    before, after = _text(made, made.before, made.script_budget), _text(made, made.after, None)
     match made.field:
         case "checkpoint" | "data probe":
             before, after = "", "now"
@@ -347,7 +356,7 @@ def told(made: Changed) -> Change:
     return Change(field=made.field, before=before, after=after)
 
 
-def _told(made: Changed, value: object, script_budget: float | None) -> str:
+def _text(made: StoredChange, value: object, script_budget: float | None) -> str:
     match made.field, value:
         case "budget" | "policy" | "retention", None:
             return SCRIPT if script_budget is None else f"{SCRIPT} ({_percent(script_budget)})"
@@ -371,11 +380,11 @@ def _percent(fraction: float) -> str:
     return f"{round(fraction * 100, 4):g}%"
 
 
-# ---- intervals that were ordered for a while: when it is over, the policy decides again ------------
+# ---- temporary intervals: when one ends, the policy decides again ----------------------------------
 
 
 async def end_overrides(db: Database, now: float) -> None:
-    """End the intervals whose time is over."""
+    """End the temporary intervals whose time is over."""
     jobs = models.JobRecord
     async with db.read() as session:
         found = (await session.scalars(select(jobs.name).where(jobs.every_until <= now))).all()
@@ -386,18 +395,18 @@ async def end_overrides(db: Database, now: float) -> None:
 async def _end_override(session: AsyncSession, *, job: str, now: float) -> None:
     row = await session.get(models.JobRecord, job)
     if row is None or row.every_until is None or row.every_until > now:
-        return  # another one was ordered meanwhile
+        return  # another interval was set in the meantime
     await record_edit(session, row, DesiredChanges(every=None), who=SERVER, now=now)
 
 
 async def record_edit(
     session: AsyncSession, job: models.JobRecord, changes: DesiredChanges, *, who: str, now: float
 ) -> None:
-    """Make an edit a version, and write it into the audit log."""
+    """Store an edit as a version, and record it in the audit log."""
     made = change(job, changes, now=now)
-    bump(session, job, made, who=who, now=now)
+    add_version(session, job, made, who=who, now=now)
     await session.flush()
-    shown = [told(one) for one in made]
+    shown = [described(one) for one in made]
     await audit.record(
         session, who=who, action="settings.edit", now=now, job=job.name, project=job.project,
         before={one.field: one.before for one in shown},
@@ -417,22 +426,26 @@ async def pin(
     who: str,
     now: float,
 ) -> bool:
-    """Pin or unpin a checkpoint, and whether that is new. Raises NotPossible for one that is not in the store."""
+    """Pin or unpin a checkpoint; return whether that changed anything.
+
+    Raises:
+        NotPossible: it is not durable, or the job has as many pins as it may.
+    """
     if pinned == (row.pinned_at is not None):
         return False
     if pinned and row.state != "durable":
-        raise NotPossible(f"checkpoint {row.id} is {row.state}: one that is durable can be pinned")
+        raise NotPossible(f"checkpoint {row.id} is {row.state}: only a durable checkpoint can be pinned")
     asked = await checkpoint_requests(session, [job.name])
     if pinned and len(asked.get(job.name, NOTHING_ASKED).pins) >= MOST_PINS:
-        raise NotPossible(f"{MOST_PINS} checkpoints of {job.name} are pinned, and no more can be: unpin one first")
+        raise NotPossible(f"{job.name} has {MOST_PINS} pinned checkpoints, the maximum: unpin one first")
     row.pinned_by, row.pinned_at = (who, now) if pinned else (None, None)
     job.pins_known = True
-    bump(session, job, [Changed(field="pin" if pinned else "unpin", after=row.id)], who=who, now=now)
+    add_version(session, job, [StoredChange(field="pin" if pinned else "unpin", after=row.id)], who=who, now=now)
     return True
 
 
 async def adopt_pins(session: AsyncSession, job: models.JobRecord, event: Inventory, *, now: float) -> None:
-    """Learn from the store what was pinned by way of a server whose data was deleted, while nobody pins here."""
+    """Adopt the pins of the store, set through an earlier database, unless this one has had a pin."""
     if job.pins_known or not event.pinned:
         return
     rows = models.CheckpointRecord
@@ -440,4 +453,4 @@ async def adopt_pins(session: AsyncSession, job: models.JobRecord, event: Invent
     for row in await session.scalars(query):
         row.pinned_by, row.pinned_at = AGENT, event.at
     job.pins_known = True
-    bump(session, job, [Changed(field="pin", after="as in the store")], who=AGENT, now=now)
+    add_version(session, job, [StoredChange(field="pin", after="as in the store")], who=AGENT, now=now)

@@ -1,4 +1,4 @@
-"""What a job's attempts tell of its failures: how many, in how much time, and how long coming back took."""
+"""FailureEstimate of a job, from its attempts: their number, the running time, and the time to restart."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ RESTARTS_LOOKED_AT = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What was seen of one job's failures."""
+class ObservedFailures:
+    """Observed failures of one job."""
 
     count: int
     running_seconds: float
-    """Over all attempts, from their start to the last that was heard of them."""
+    """Running time of all attempts, from their start to their last report."""
     restart_seconds: float | None
-    """From the last iteration before a failure to the first one after it, the median of the last ones."""
+    """Median time from the last iteration before a failure to the first one after it, over the last failures."""
     restarts: int
-    """How many that rests on."""
+    """Number of restarts behind `restart_seconds`."""
     failures: FailureEstimate
-    """The same as the policies weigh it, older ones counting less."""
+    """FailureEstimate as policies weigh them, older ones less."""
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class AttemptHistory:
     attempt: models.AttemptRecord
     heard_at: float | None
-    """When the server heard last of it."""
+    """Time of its last report, on the server's clock."""
 
 
-async def failures_of(session: AsyncSession, job: models.JobRecord) -> Seen:
-    """Planned stops and restores are none, nor is an attempt that ended before its first iteration."""
-    lives = await lives_of(session, job)
-    current = next((life.attempt for life in lives if life.attempt.uid == job.uid), None)
+async def failures_of(session: AsyncSession, job: models.JobRecord) -> ObservedFailures:
+    """Count failures: not planned stops, restores, or attempts that ended before their first iteration."""
+    attempts = await attempts_of(session, job)
+    current = next((history.attempt for history in attempts if history.attempt.uid == job.uid), None)
     known = FailureEstimate(world_size=max(1, current.world_size) if current else 1)
     count, running_seconds, ends = 0, 0.0, []
-    followers = [*(life.attempt for life in lives[1:]), None]
-    for life, following in zip(lives, followers, strict=False):  # of a job that never started there is no life
-        seconds, failed = _running_seconds(job, life), _failed(job, life.attempt, following)
+    followers = [*(history.attempt for history in attempts[1:]), None]
+    for history, following in zip(attempts, followers, strict=False):  # a job that never started has none
+        seconds, failed = _running_seconds(job, history), _failed(job, history.attempt, following)
         known = known.after(seconds, failures=int(failed))
         count, running_seconds = count + failed, running_seconds + seconds
         if failed and following is not None:
-            ends.append((life.attempt, following))
+            ends.append((history.attempt, following))
     gaps = [await _gap(session, ended, following) for ended, following in ends[-RESTARTS_LOOKED_AT:]]
-    told = [gap for gap in gaps if gap is not None]
-    return Seen(
+    known_gaps = [gap for gap in gaps if gap is not None]
+    return ObservedFailures(
         count=count,
         running_seconds=running_seconds,
-        restart_seconds=median(told) if told else None,
-        restarts=len(told),
+        restart_seconds=median(known_gaps) if known_gaps else None,
+        restarts=len(known_gaps),
         failures=known,
     )
 
@@ -71,36 +71,38 @@ def _failed(job: models.JobRecord, attempt: models.AttemptRecord, following: mod
     if attempt.finished is not None:
         return attempt.finished not in PLANNED_ENDS
     if attempt.uid == job.uid or following is None:
-        return False  # it runs, as far as anybody knows
+        return False  # it runs, as far as is known
     return following.previous_exit not in ASKED_TO_END
 
 
-def _running_seconds(job: models.JobRecord, life: Life) -> float:
-    attempt = life.attempt
+def _running_seconds(job: models.JobRecord, history: AttemptHistory) -> float:
+    attempt = history.attempt
     end = attempt.finished_at
     if end is None:
-        end = job.last_contact_at if attempt.uid == job.uid else life.heard_at
-    # Agents and server each go by their own clock.
+        end = job.last_contact_at if attempt.uid == job.uid else history.heard_at
+    # Clocks of agents and server differ.
     return 0.0 if end is None else max(0.0, end - attempt.started_at)
 
 
-async def lives_of(session: AsyncSession, job: models.JobRecord, *, since: float = 0.0) -> Sequence[Life]:
-    """In the order in which they were lived."""
-    return (await lives_of_jobs(session, [job.name], since=since)).get(job.name, [])
+async def attempts_of(
+    session: AsyncSession, job: models.JobRecord, *, since: float = 0.0
+) -> Sequence[AttemptHistory]:
+    """Return the attempts of a job in their order."""
+    return (await attempts_of_jobs(session, [job.name], since=since)).get(job.name, [])
 
 
-async def lives_of_jobs(
+async def attempts_of_jobs(
     session: AsyncSession, jobs: Sequence[str], *, since: float = 0.0
-) -> dict[str, list[Life]]:
-    """Of each job those that began since then, and the one before them, which may reach beyond it."""
-    found: dict[str, list[Life]] = {}
-    for attempt, at in await session.execute(_of_lives(), {"jobs": jobs, "since": since}):
-        found.setdefault(attempt.job, []).append(Life(attempt, at))
+) -> dict[str, list[AttemptHistory]]:
+    """Return by job the attempts since a time, and the one before them, which may extend past it."""
+    found: dict[str, list[AttemptHistory]] = {}
+    for attempt, at in await session.execute(_attempts_query(), {"jobs": jobs, "since": since}):
+        found.setdefault(attempt.job, []).append(AttemptHistory(attempt, at))
     return found
 
 
 @cache
-def _of_lives() -> Select[models.AttemptRecord, float]:
+def _attempts_query() -> Select[models.AttemptRecord, float]:
     attempts, batches, earlier = models.AttemptRecord, models.BatchRecord, aliased(models.AttemptRecord)
     since = bindparam("since", type_=Float())
     before = (
@@ -128,7 +130,7 @@ def _of_lives() -> Select[models.AttemptRecord, float]:
 async def _gap(
     session: AsyncSession, ended: models.AttemptRecord, following: models.AttemptRecord
 ) -> float | None:
-    """From the last iteration of one attempt to the first of the next; None where neither can be told."""
+    """Return the time from an attempt's last iteration to the first of the next; None if it is unknown."""
     after, before = aliased(models.ChunkRecord), aliased(models.ChunkRecord)
     place = (following.job, 0, following.lineage)
     first_at = await session.scalar(

@@ -1,4 +1,4 @@
-"""What the newest profile says of the interval in force."""
+"""Expected cost of the current interval, from the agent's newest profile."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _decoder = msgspec.msgpack.Decoder(Paced)
 
 
 def paced_of(job: models.JobRecord) -> Paced | None:
-    """What the agent said last of its pace."""
+    """Return the agent's newest interval decision."""
     return _decoder.decode(job.paced) if job.paced else None
 
 
 def profile_of(paced: Paced | None) -> Profile | None:
-    """None until an iteration was timed."""
+    """Return the profile of a decision; None until an iteration was timed."""
     if paced is None or "iteration_seconds" not in paced.profile:
         return None
     known = {name: value for name, value in paced.profile.items() if name in Profile.__dataclass_fields__}
@@ -28,7 +28,7 @@ def profile_of(paced: Paced | None) -> Profile | None:
 
 
 def in_force(paced: Paced | None) -> IntervalPlan | None:
-    """What is to be expected of the interval in force; None while there is none, or nothing to expect it from."""
+    """Return the plan for the current interval; None without an interval or a profile."""
     profile = profile_of(paced)
     if paced is None or profile is None or paced.interval is None:
         return None
@@ -36,10 +36,10 @@ def in_force(paced: Paced | None) -> IntervalPlan | None:
 
 
 def reason_of(paced: Paced | None) -> str:
-    """Why the interval is what it is.
+    """Explain the current interval.
 
-    The agent gave its reason when it decided, and costs have moved since: told anew with the newest profile, it
-    does not contradict the other figures of that. Where the policy would decide otherwise by now, both are said.
+    The agent gave its reason when it decided, and costs have changed since. Recomputed from the newest profile,
+    the reason agrees with the other figures of the page. If the policy would now decide otherwise, it says both.
     """
     if paced is None:
         return ""
@@ -48,7 +48,7 @@ def reason_of(paced: Paced | None) -> str:
         return paced.reason
     if paced.policy == FIXED:
         return held.reason
-    if paced.policy != CHECKFREQ:  # others look at the job's life, of which the agent knows more
+    if paced.policy != CHECKFREQ:  # others depend on the history of the job, which the agent knows better
         return paced.reason
     now = plan(profile, PacingSettings(budget=paced.budget, policy=paced.policy))
     if now.interval == held.interval:
@@ -56,4 +56,4 @@ def reason_of(paced: Paced | None) -> str:
     price = f"a checkpoint costs {duration(held.cost_seconds)}"
     share = f"{percent(held.overhead)} of {format_iterations(paced.interval or 1)}"
     other = "none" if now.interval is None else f"every {format_iterations(now.interval)}"
-    return f"{price}, {share}; by the newest figures alone it would be {other}"
+    return f"{price}, {share}; by the newest figures alone the interval would be {other}"

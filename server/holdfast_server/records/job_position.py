@@ -1,6 +1,6 @@
-"""Where a job stands by what is stored of it, and how a batch moves it on: names of batches, position, samples.
+"""Position of a job as stored, and how a batch advances it: batch names, position, samples.
 
-Core, in few statements, and synchronous: on SQLite a whole group of batches is stored by one thread at one go.
+Synchronous, with few compiled statements: on SQLite one thread stores a whole group of batches in one transaction.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from holdfast_server.db import Statement, insert
 from holdfast_server.records import job_status, rank_totals
 from holdfast_server.samples import limits, sample_codec, sample_series
 from holdfast_server.samples.batches import Received
-from holdfast_server.samples.sample_codec import Taken
+from holdfast_server.samples.sample_codec import BatchSamples
 
 ATTEMPTS_KEPT = 3
 NAMES_KEPT = 1000
-"""Of each rank and lane; it is looked after when as many have come since."""
+"""Batch names kept of each rank and lane, which are pruned after as many new batches."""
 
-_recent = msgspec.msgpack.Decoder(limits.Recent)
+_recent = msgspec.msgpack.Decoder(limits.RecentSamples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +42,19 @@ class JobPosition:
     lineage: int
     latest_lineage: int
     attempt: int
-    """The largest attempt number of the job."""
+    """Largest attempt number of the job."""
     progressed_at: float | None
     recent: bytes
     longest_seconds: float
     attempt_uid: str | None
-    """Of the batch's own attempt; None where it is not known yet."""
+    """Uid of the batch's attempt; `None` if the attempt is not stored yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class BatchEffect:
     ahead: bool
     left_out: bool
-    """Metrics, for there were too many."""
+    """Whether metrics were left out, because there were too many."""
 
 
 _jobs, _attempts = models.table(models.JobRecord), models.table(models.AttemptRecord)
@@ -109,9 +109,9 @@ _GAP = Statement(
 _OF = ("job", "uid", "rank", "lane")
 _batches = models.table(models.BatchRecord)
 _of_one_lane = tuple(_batches.c[name] == bindparam(name) for name in _OF)
-# No name is kept before one that stands for all before it, so that the next one says it all.
+# No name is kept before one that covers all earlier batches, so the next kept name decides.
 _KNOWN = Statement(
-    select(_batches.c.sequence, _batches.c.digest, _batches.c.all_before)
+    select(_batches.c.sequence, _batches.c.digest, _batches.c.covers_earlier)
     .where(*_of_one_lane, _batches.c.sequence >= bindparam("sequence"))
     .order_by(_batches.c.sequence)
     .limit(1)
@@ -124,7 +124,7 @@ _PRUNE = Statement(delete(_batches).where(*_of_one_lane).where(_batches.c.sequen
 _STAND_FOR_ALL = Statement(
     update(_batches)
     .where(*(_batches.c[name] == bindparam(f"of_{name}") for name in (*_OF, "sequence")))
-    .values(all_before=bindparam("yes"))
+    .values(covers_earlier=bindparam("yes"))
 )
 
 
@@ -133,8 +133,8 @@ def find(connection: Connection, job: str, uid: str) -> JobPosition | None:
     return None if row is None else JobPosition(*row)
 
 
-def found(connection: Connection, job: str, uid: str) -> JobPosition:
-    """Of a job that is stored."""
+def get(connection: Connection, job: str, uid: str) -> JobPosition:
+    """Find the position of a job that is known to be stored."""
     standing = find(connection, job, uid)
     assert standing is not None
     return standing
@@ -144,24 +144,24 @@ def _name_of(batch: messages.Batch) -> dict[str, Any]:
     return {name: getattr(batch, name) for name in (*_OF, "sequence")}
 
 
-def known(connection: Connection, received: Received) -> bool | None:
-    """Whether this batch is stored: True; None: another one is, under its name. False: it is new."""
+def find_stored(connection: Connection, received: Received) -> bool | None:
+    """Return True if this batch is stored, False if it is new, None if another batch has its name."""
     row = _KNOWN.first(connection, _name_of(received.batch))
     if row is None:
         return False
-    sequence, first, all_before = row
+    sequence, first, covers_earlier = row
     if sequence != received.batch.sequence:
-        return bool(all_before)
+        return bool(covers_earlier)
     return True if bytes(first) == received.digest else None
 
 
-def remember(connection: Connection, received: Received, *, now: float) -> None:
-    """Its name is never forgotten; that of one long before it stands for all before that.
+def remember_name(connection: Connection, received: Received, *, now: float) -> None:
+    """Remember the name of a batch; now and then replace the oldest names by one that covers them.
 
-    That is as safe as the order in which an agent sends: each when the one before is acknowledged or refused.
+    This is safe because an agent sends each batch only when the previous one was acknowledged or refused.
     """
     named = _name_of(received.batch)
-    _REMEMBER.run(connection, {**named, "received_at": now, "digest": received.digest, "all_before": False})
+    _REMEMBER.run(connection, {**named, "received_at": now, "digest": received.digest, "covers_earlier": False})
     sequence = received.batch.sequence
     if sequence and sequence % NAMES_KEPT == 0:
         (oldest,) = _NEWEST_TO_PRUNE.first(connection, {**named, "sequence": sequence - NAMES_KEPT})
@@ -172,10 +172,10 @@ def remember(connection: Connection, received: Received, *, now: float) -> None:
 
 
 async def prune_names(session: AsyncSession, job: str) -> None:
-    """Of attempts before the last three, keep the last name of each rank and lane, which stands for all before it.
+    """Keep only the last name of each rank and lane of attempts before the last three.
 
-    An agent sends in order, and what earlier attempts have left before its own: of such an attempt, what comes
-    up to its last name comes a second time, and what comes after it is new.
+    An agent sends in order, and the spools of earlier attempts before its own batches. Of such an attempt, a batch
+    up to the last name is a repetition, and a later one is new.
     """
     attempts, rows, later = models.AttemptRecord, models.BatchRecord, aliased(models.BatchRecord)
     newest = select(attempts.attempt).where(attempts.job == job).distinct().order_by(attempts.attempt.desc())
@@ -191,11 +191,11 @@ async def prune_names(session: AsyncSession, job: str) -> None:
     )
     quietly = {"synchronize_session": False}
     await session.execute(delete(rows).where(*ended, rows.sequence < last), execution_options=quietly)
-    await session.execute(update(rows).where(*ended).values(all_before=True), execution_options=quietly)
+    await session.execute(update(rows).where(*ended).values(covers_earlier=True), execution_options=quietly)
 
 
-def move_on(connection: Connection, standing: JobPosition, received: Received, *, now: float) -> Moved:
-    """Store what a new batch measured, and where it says that the job is. Its attempt and job are known."""
+def advance(connection: Connection, standing: JobPosition, received: Received, *, now: float) -> BatchEffect:
+    """Store the samples and the position of a new batch, whose job and attempt are stored."""
     batch, measured = received.batch, received.samples
     changes: dict[str, Any] = {}
     speaks = batch.rank == 0 and batch.uid == standing.uid
@@ -205,14 +205,16 @@ def move_on(connection: Connection, standing: JobPosition, received: Received, *
     ahead = speaks and batch.sequence > getattr(standing, reached)
     if ahead and not received.empty:
         changes[reached] = batch.sequence
-        changes |= _position(standing, batch, now=now)
+        changes |= _position_changes(standing, batch, now=now)
     latest = max([standing.latest_lineage, *(number for number, _ in (measured.tables if measured else ()))])
     if "lineage" in changes and batch.lineage > latest:
         latest = batch.lineage
         ensure_lineage(connection, batch.job, batch.lineage, at=batch.sent_at)
-    left_out = _measured(connection, received)
+    left_out = _store_samples(connection, received)
     if ahead and measured is not None:
-        recent = _moved(_recent.decode(standing.recent) if standing.recent else limits.Recent(), measured)
+        recent = _recent_samples(
+            _recent.decode(standing.recent) if standing.recent else limits.RecentSamples(), measured
+        )
         changes |= {
             "recent": msgspec.msgpack.encode(recent),
             "longest_seconds": job_status.longest_seconds(recent),
@@ -228,11 +230,14 @@ def move_on(connection: Connection, standing: JobPosition, received: Received, *
         _REACH_ATTEMPT.run(connection, {**place, "reached": batch.iteration})
     elif more:
         _MOVE_ATTEMPT.run(connection, place)
-    return Moved(ahead, left_out)
+    return BatchEffect(ahead, left_out)
 
 
-def _position(standing: JobPosition, batch: messages.Batch, *, now: float) -> Mapping[str, Any]:
-    """The lanes overtake each other: of what they say the furthest counts, and a restore begins a new lineage."""
+def _position_changes(standing: JobPosition, batch: messages.Batch, *, now: float) -> Mapping[str, Any]:
+    """Return the columns of the job that the batch's position changes.
+
+    The lanes overtake each other: the furthest position counts, and a restore begins a new lineage.
+    """
     here, there = (standing.lineage, standing.iteration), (batch.lineage, batch.iteration)
     shows_life_only = max(standing.sequence, standing.samples_sequence) < 0
     if there < here and not shows_life_only:
@@ -241,8 +246,8 @@ def _position(standing: JobPosition, batch: messages.Batch, *, now: float) -> Ma
     return moved if here == there else {**moved, "progressed_at": now}
 
 
-def _measured(connection: Connection, received: Received) -> bool:
-    """Whether metrics were left out."""
+def _store_samples(connection: Connection, received: Received) -> bool:
+    """Store samples and gaps; return whether metrics were left out."""
     batch, left_out = received.batch, False
     key = {"job": batch.job, "uid": batch.uid, "rank": batch.rank}
     for lineage, table in received.samples.tables if received.samples is not None else ():
@@ -257,18 +262,18 @@ def _measured(connection: Connection, received: Received) -> bool:
             connection, {"of_job": batch.job, "of_lineage": lineage, "least": last, "reached": last}
         )
     if batch.gaps:
-        told = {**key, "at": batch.sent_at}
-        _GAP.run(connection, *({**told, **msgspec.structs.asdict(gap)} for gap in batch.gaps))
+        place = {**key, "at": batch.sent_at}
+        _GAP.run(connection, *({**place, **msgspec.structs.asdict(gap)} for gap in batch.gaps))
     return left_out
 
 
 def ensure_lineage(connection: Connection, job: str, lineage: int, *, at: float) -> None:
-    """Its samples may be here before its beginning is: batches need not come in order."""
+    """Add the row of a lineage if it is missing: samples may arrive before the event that starts the lineage."""
     row = {"job": job, "lineage": lineage, "at": at, "iteration": 0, "last_iteration": 0}
     _ENSURE_LINEAGE.run(connection, row)
 
 
-def _moved(recent: limits.Recent, found: Taken) -> limits.Recent:
+def _recent_samples(recent: limits.RecentSamples, found: BatchSamples) -> limits.RecentSamples:
     newest = found.tables[-1][1]
     if len(newest) < limits.RECENT_ITERATIONS and len(found.tables) > 1:
         names = list(dict.fromkeys(name for _, table in found.tables for name in table.metrics))
@@ -285,5 +290,5 @@ def _moved(recent: limits.Recent, found: Taken) -> limits.Recent:
     )
 
 
-def recent_of(job: models.JobRecord) -> limits.Recent:
-    return _recent.decode(job.recent) if job.recent else limits.Recent()
+def recent_of(job: models.JobRecord) -> limits.RecentSamples:
+    return _recent.decode(job.recent) if job.recent else limits.RecentSamples()

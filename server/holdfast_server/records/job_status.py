@@ -1,4 +1,4 @@
-"""How a job is doing, from what it last said and how long ago: a pure function, and the same for many in SQL."""
+"""Status of a job from its last report and the time since then: a pure function, and its equivalent in SQL."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from sqlalchemy import ColumnElement, and_, case, literal, or_
 from holdfast.protocol.jobs import JobStatus
 from holdfast.protocol.messages import RestoreMode
 from holdfast_server import models
-from holdfast_server.samples.limits import Recent, total
+from holdfast_server.samples.limits import RecentSamples, total
 
 SILENT_AFTER_SECONDS = 20.0
 SILENT_AFTER_ITERATIONS = 3
-"""A job whose iterations take minutes is not silent because it trains."""
+"""Iterations without a report after which a job is silent; a job with slow iterations still trains."""
 SPARKLINE_POINTS = 40
 STATUSES: tuple[JobStatus, ...] = get_args(JobStatus)
 ALIVE: tuple[JobStatus, ...] = ("starting", "running", "paused")
 _ENDS: dict[str, JobStatus] = {
     "finished": "finished", "interrupted": "stopped", "preempted": "stopped", "forked": "stopped",
 }  # fmt: skip
-"""What an attempt says of its end; anything else is the exception that broke it."""
+"""Statuses by the reason with which an attempt ended; any other reason is an exception."""
 RELAUNCHED = "relaunched"
-"""The one end that is none: the next attempt is to begin at once."""
+"""Reason of an attempt that ended to be started again at once."""
 ENDED_WELL = tuple(_ENDS)
-"""As attempts have it."""
+"""Reasons of attempts that did not fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,36 +36,36 @@ class Status:
 
     @property
     def alive(self) -> bool:
-        """An order would be acted on now, in place."""
+        """Whether the job has a process that would act on an order."""
         return self.status in ALIVE
 
 
-def longest_seconds(recent: Recent) -> float:
-    """The longest of a job's newest iterations."""
+def longest_seconds(recent: RecentSamples) -> float:
+    """Return the duration of the longest of a job's newest iterations."""
     return max(filter(math.isfinite, recent.seconds), default=0.0)
 
 
 def status_of(job: models.JobRecord, attempt: models.AttemptRecord | None, *, now: float) -> Status:
     if attempt is None:
-        return Status("starting", "its first report is not here yet")
+        return Status("starting", "waiting for its first report")
     relaunched = attempt.finished == RELAUNCHED
     if attempt.finished is not None and not relaunched:
         return _ended(attempt)
     age = now - job.last_contact_at
     if age > max(SILENT_AFTER_SECONDS, SILENT_AFTER_ITERATIONS * job.longest_seconds):
-        after = " since it ended to be started again" if relaunched else ""
-        return Status("silent", f"nothing heard for {_duration(age)}{after}")
+        after = " since its last attempt ended to restart" if relaunched else ""
+        return Status("silent", f"no report for {duration_text(age)}{after}")
     if relaunched:
-        return Status("starting", "ended to be started again from a checkpoint")
+        return Status("starting", "restarting from a checkpoint")
     if attempt.iterations == 0:
         return Status("starting", f"attempt {attempt.attempt} has finished no iteration yet")
     if job.paused and job.applied_version >= job.paused_version:
-        return Status("paused", "training goes on, checkpoints are paused")
+        return Status("paused", "training continues, checkpoints are paused")
     return Status("running")
 
 
 def status_in_sql(*, now: float) -> ColumnElement[str]:
-    """The status of `status_of`, where jobs are joined with their current attempts by `current_attempt`."""
+    """Return `status_of` in SQL, for a query that joins jobs with `current_attempt`."""
     job, attempt = models.JobRecord, models.AttemptRecord
     heard = literal(now) - job.last_contact_at
     late = and_(
@@ -84,7 +84,7 @@ def status_in_sql(*, now: float) -> ColumnElement[str]:
 
 
 def current_attempt() -> ColumnElement[bool]:
-    """On which jobs and attempts are joined, by an outer join: a job may have been edited before it ever ran."""
+    """Return the condition of the outer join of jobs with their current attempts; a job may have none."""
     return and_(
         models.AttemptRecord.job == models.JobRecord.name, models.AttemptRecord.uid == models.JobRecord.uid
     )
@@ -96,67 +96,60 @@ def _ended(attempt: models.AttemptRecord) -> Status:
     return Status(status, where if status == "finished" else f"{attempt.finished} {where}")
 
 
-def _duration(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+def duration_text(seconds: float) -> str:
+    """Write a duration in words, such as `7 days` or `90 minutes`."""
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
+    size, unit = next((each for each in units if seconds >= 2 * each[0]), (1, "second"))
+    count = round(seconds / size)
+    return f"{count} {unit}" + ("" if count == 1 else "s")
 
 
-def iterations_per_second(recent: Recent) -> float | None:
+def iterations_per_second(recent: RecentSamples) -> float | None:
     seconds = total(recent.seconds)
     return len(recent.seconds) / seconds if seconds > 0 else None
 
 
-def seconds_of_last(recent: Recent, iterations: int) -> float | None:
-    """What the last iterations took; beyond those still known, as many at their mean."""
+def seconds_of_last(recent: RecentSamples, iterations: int) -> float | None:
+    """Return the duration of the last iterations, extrapolated beyond the known ones by their mean."""
     if iterations <= 0:
         return 0.0
     known = recent.seconds[-iterations:]
     return total(known) / len(known) * iterations if known else None
 
 
-def sparkline(recent: Recent) -> list[float]:
+def sparkline(recent: RecentSamples) -> list[float]:
     size = -(-len(recent.seconds) // SPARKLINE_POINTS) or 1
     groups = (recent.seconds[start : start + size] for start in range(0, len(recent.seconds), size))
     return [total(group) / len(group) for group in groups]
 
 
-# ---- how a job would carry out an order to restore: as its attempt reports
+# ---- how a job carries out a restore, as its attempt reports
 
 
 def restore_mode(attempt: models.AttemptRecord | None, *, alive: bool) -> RestoreMode:
-    """One that does not say goes back in place: all did, before they could say."""
+    """Return how an attempt restores: in place, unless it reported otherwise."""
     if not alive or attempt is None:
         return "next_start"
     return cast("RestoreMode", attempt.restore_mode or "in_place")
 
 
 def restore_reason(attempt: models.AttemptRecord | None, *, alive: bool) -> str:
-    """Why a running job does not go back in place; empty where it does, or does not run."""
+    """Explain why a running job does not restore in place; empty if it does, or does not run."""
     if attempt is None or restore_mode(attempt, alive=alive) == "in_place" or not alive:
         return ""
-    return attempt.restore_reason or "its script cannot be taken back while it runs"
+    return attempt.restore_reason or "the script does not support restoring in place"
 
 
 def restore_mode_text(attempt: models.AttemptRecord | None, *, alive: bool) -> str:
-    """What would happen, and when, in words."""
+    """Describe how and when the job would restore."""
     match restore_mode(attempt, alive=alive):
         case "in_place":
             return "in place, at the next iteration boundary"
         case "relaunch":
             why = restore_reason(attempt, alive=alive)
-            return f"by starting the script again, which its supervisor does at once: {why}"
+            return f"by a restart of the script, which its supervisor does at once: {why}"
         case "next_start" if alive:
             why = restore_reason(attempt, alive=alive)
-            return f"at the next start of the script, which nobody makes by itself: {why}"
+            return f"at the next start of the script, which you have to start: {why}"
         case _:
             return "at the next start of the job"
-
-
-def spell(seconds: float) -> str:
-    """A time as people say it: 7 days, 90 minutes."""
-    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
-    size, unit = next((each for each in units if seconds >= 2 * each[0]), (1, "second"))
-    count = round(seconds / size)
-    return f"{count} {unit}" + ("" if count == 1 else "s")

@@ -1,4 +1,4 @@
-"""Adding up what ranks did, in the transaction that takes in their reports: one row for ten minutes of a rank."""
+"""Totals of ranks, updated in the transaction of their batches: one row for ten minutes of a rank."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def bucket_of(at: float) -> int:
 
 
 def add_samples(connection: Connection, rank: Mapping[str, Any], lineage: int, samples: Table) -> None:
-    """Of one rank, given by its job, uid and number, on one lineage."""
+    """Add samples of one rank, given by job, uid and rank, on one lineage."""
     _ADD.run(connection, *({**rank, "lineage": lineage, **row} for row in _by_bucket(samples)))
 
 
 async def add_event(session: AsyncSession, job: str, uid: str, rank: int, event: messages.RankWork) -> None:
-    """What one of several ranks said of itself. Rank 0's iterations come as samples, and count once."""
-    told = rank != 0
+    """Add a rank's report of its totals. Rank 0's iterations arrive as samples, which count already."""
+    counts = rank != 0
     row = {
         "job": job,
         "uid": uid,
@@ -44,20 +44,20 @@ async def add_event(session: AsyncSession, job: str, uid: str, rank: int, event:
         "last_iteration": event.last_iteration,
         "begins_at": max(0.0, event.at - event.seconds),
         "ends_at": event.at,
-        "iterations": event.iterations if told else 0,
-        "seconds": event.seconds if told else 0.0,
-        "longest_seconds": event.longest_seconds if told else 0.0,
-        "stall_seconds": event.stall_seconds if told else 0.0,
-        "data_seconds": event.data_seconds if told else 0.0,
+        "iterations": event.iterations if counts else 0,
+        "seconds": event.seconds if counts else 0.0,
+        "longest_seconds": event.longest_seconds if counts else 0.0,
+        "stall_seconds": event.stall_seconds if counts else 0.0,
+        "data_seconds": event.data_seconds if counts else 0.0,
         "barrier_iterations": event.barrier_iterations,
         "barrier_seconds": event.barrier_seconds,
     }
     await session.execute(_upsert(session), [row])
 
 
-async def forget_ranks(session: AsyncSession, job: str, before: float) -> None:
-    """What ranks other than 0 told that long ago. Rank 0's few rows stay: they are the account of the job."""
-    rows = models.WorkRecord
+async def delete_old(session: AsyncSession, job: str, before: float) -> None:
+    """Delete old totals of ranks other than 0; the few rows of rank 0 stay, for the job's goodput."""
+    rows = models.RankTotalsRecord
     old = delete(rows).where(rows.job == job, rows.rank > 0, rows.bucket < bucket_of(before))
     await session.execute(old, execution_options={"synchronize_session": False})
 
@@ -87,8 +87,8 @@ def _by_bucket(samples: Table) -> Iterator[dict[str, Any]]:
 
 
 def _upsert(session: AsyncSession | Connection) -> postgresql.Insert:
-    made = insert(session, models.WorkRecord)
-    old, new = models.WorkRecord, made.excluded
+    made = insert(session, models.RankTotalsRecord)
+    old, new = models.RankTotalsRecord, made.excluded
     return made.on_conflict_do_update(
         index_elements=_KEY,
         set_={

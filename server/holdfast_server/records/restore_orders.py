@@ -1,4 +1,4 @@
-"""Restore orders: the states they go through, and who may move them. Every move is made here."""
+"""Restore orders: their states, and every transition between them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from holdfast_server.core.errors import InvalidSetting, NotCancellable, OpenOrde
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.records import desired_state
 from holdfast_server.records.checkpoints import DURABLE
-from holdfast_server.records.desired_state import SERVER, Changed
-from holdfast_server.records.job_status import SILENT_AFTER_SECONDS, spell
+from holdfast_server.records.desired_state import SERVER, StoredChange
+from holdfast_server.records.job_status import SILENT_AFTER_SECONDS, duration_text
 
 TOO_LATE: dict[OrderState, str] = {
-    "cancelled": "the cancel came too late", "expired": "it was taken up after it had expired",
+    "cancelled": "the cancel reached the agent too late", "expired": "an agent started it after it had expired",
 }  # fmt: skip
 OVERRULED: dict[OrderState, str] = {
-    **TOO_LATE, "failed": "an attempt before this one had failed to, and could not say so in time",
+    **TOO_LATE, "failed": "an earlier attempt failed to restore, and reported it late",
 }  # fmt: skip
-"""Why an order has been carried out that was over, by the state in which it was."""
+"""Why an order that had ended was carried out after all, by the state it had ended in."""
 EXPIRES_SECONDS = 7 * 86400.0
-"""After which a job that starts should not be taken back by surprise; who orders may say otherwise."""
+"""Default lifetime of an order: a job that starts later must not be restored by surprise."""
 LEAST_EXPIRES_SECONDS, MOST_EXPIRES_SECONDS = 1.0, 30 * 86400.0
-OUT_OF_REACH = "the attempt that runs is numbered below those that it was meant for"
+OUT_OF_REACH = "the running attempt has a lower number than the attempts that the order is for"
 EVERY_SECONDS = 5.0
 LOST_AFTER_SECONDS = SILENT_AFTER_SECONDS
-"""An agent is heard of every second, while it restores too."""
+"""Silence after which contact counts as lost: an agent reports every second, even while it restores."""
 
 FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "requested": (),
@@ -48,35 +48,35 @@ FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "expired": OPEN_ORDER_STATES,
     "superseded": OPEN_ORDER_STATES,
 }
-"""The states from which each may be reached. Steps may be skipped: an agent that restores at its start reports
-what it knows then. What the agent did stands: it overrules a cancel or an expiry that came too late, and a failure
-that one attempt could not report before the next had carried the order out."""
+"""The states from which each state may be reached. An agent that restores at its start may skip steps. What the
+agent did takes precedence: it overrules a cancel or an expiry that came too late, and a failure that one attempt
+could not report before the next attempt had carried the order out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """An agent reports what it does with the order."""
+    """An agent reported the state of the order."""
 
     state: OrderState
     attempt: int
     newest_attempt: int
     other_open: bool
-    """Another order of the job is open."""
+    """Whether another order of the job is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineageBegan:
-    """A lineage that the order began: it was carried out, though who did may not have lived to report it."""
+    """The order began a lineage: it was carried out, even if the attempt ended before it could report so."""
 
     attempt: int
     at: float
     failed_at: float | None
-    """When the order was last reported as failed."""
+    """Time of the last report that the order failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptBegan:
-    """An attempt trains without the order that one before it had taken up."""
+    """An attempt trains without carrying out the order that an earlier attempt had started."""
 
     attempt: int
     now: float
@@ -84,7 +84,7 @@ class AttemptBegan:
 
 @dataclass(frozen=True, slots=True)
 class Concluded:
-    """The server or an operator ends the order, or the server loses or regains contact with who carries it out."""
+    """An operator or the server ended the order, or the server lost or regained contact with the agent."""
 
     state: Literal["cancelled", "expired", "superseded", "unknown", "restoring"]
 
@@ -92,39 +92,34 @@ class Concluded:
 Cause = Reported | LineageBegan | AttemptBegan | Concluded
 
 
-def transition(order: models.RestoreOrderRecord, cause: Cause) -> OrderState | None:
-    """The state to which a cause moves an order; None: it changes nothing."""
-    wanted = _wanted_state(order, cause)
-    return wanted if wanted is not None and order.state in FROM[wanted] else None
-
-
-def _wanted_state(order: models.RestoreOrderRecord, cause: Cause) -> OrderState | None:
-    taken_by = order.taken_by or 0
+def _next_state(order: models.RestoreOrderRecord, cause: Cause) -> OrderState | None:
+    """Return the state to which a cause would move an order; `FROM` says whether it may. None: to no other."""
+    taken_by_attempt = order.taken_by_attempt or 0
     match cause:
         case Concluded(state):
             return state
         case AttemptBegan(attempt, now):
-            # Had the one before come to its end, the lineage that it began would have been reported by now.
-            if order.state not in ("restoring", "unknown") or taken_by >= attempt:
+            # Had the earlier attempt completed it, the lineage that it began would have been reported by now.
+            if order.state not in ("restoring", "unknown") or taken_by_attempt >= attempt:
                 return None
-            if order.overruled in TOO_LATE:
-                return order.overruled
+            if order.overruled_state in TOO_LATE:
+                return order.overruled_state
             return "expired" if order.expires_at is not None and order.expires_at <= now else None
         case Reported(attempt=attempt) | LineageBegan(attempt=attempt) if attempt < order.fence:
             return None
         case LineageBegan(attempt, at, failed_at):
-            # A restore that failed has begun a lineage before that, too, which the next start reports.
-            after = attempt > taken_by and failed_at is not None and at > failed_at
+            # A failed restore began a lineage before it failed, which the next start reports.
+            after = attempt > taken_by_attempt and failed_at is not None and at > failed_at
             return "restored" if order.state != "failed" or after else None
         case Reported("restored", attempt):
-            # One before the attempt that took it up may still report that: it has noted it in the store.
-            return "restored" if order.state != "failed" or attempt > taken_by else None
-        case Reported(attempt=attempt) if attempt < taken_by:
+            # An attempt before the one that started it may still report this, because it noted it in the store.
+            return "restored" if order.state != "failed" or attempt > taken_by_attempt else None
+        case Reported(attempt=attempt) if attempt < taken_by_attempt:
             return None
         case Reported("restoring", attempt) if order.state == "restoring":
-            return None if attempt == taken_by else "restoring"
+            return None if attempt == taken_by_attempt else "restoring"
         case Reported("restoring", attempt) if order.state in TOO_LATE:
-            # One order is open at a time, and an attempt that is over would have reported its lineage.
+            # Only one order is open at a time, and an attempt that ended would have reported its lineage.
             return None if cause.other_open or attempt < cause.newest_attempt else "restoring"
         case Reported(state):
             return state
@@ -134,17 +129,17 @@ async def _move(
     session: AsyncSession, job: models.JobRecord, row: models.RestoreOrderRecord, cause: Cause, *,
     at: float, who: str, now: float, reason: str | None = None, **details: Any,
 ) -> bool:  # fmt: skip
-    """Make the transition, and whether it was this that did: who finds the order moved meanwhile is too late.
+    """Move an order as a cause requires; return whether this call moved it, and not a concurrent one.
 
-    `at`: when it came to be so. `details`: other columns. Without a `reason`, an overruled end stays the reason.
+    `at`: time of the cause. `details`: other columns. Without a `reason`, the reason for overruling stays.
     """
-    before, state = row.state, transition(row, cause)
-    if state is None:
+    before, state = row.state, _next_state(row, cause)
+    if state is None or before not in FROM[state]:
         return False
     if before in OVERRULED:
-        details["overruled"], reason = before, OVERRULED[before]
-    elif reason is None and row.overruled is not None and state not in TOO_LATE:
-        reason = OVERRULED[row.overruled]  # type: ignore[index]
+        details["overruled_state"], reason = before, OVERRULED[before]
+    elif reason is None and row.overruled_state is not None and state not in TOO_LATE:
+        reason = OVERRULED[row.overruled_state]  # type: ignore[index]
     orders = models.RestoreOrderRecord
     claimed = await session.scalar(
         update(orders)
@@ -160,18 +155,22 @@ async def _move(
     await session.flush()
     was_open, is_open = before in OPEN_ORDER_STATES, state in OPEN_ORDER_STATES
     if was_open != is_open:
-        told = {"after": state} if was_open else {"before": before}
-        changed = Changed(field="restore", iteration=row.iteration, **told)
+        changed = StoredChange(
+            field="restore",
+            iteration=row.iteration,
+            before=None if was_open else before,
+            after=state if was_open else None,
+        )
         by = desired_state.AGENT if isinstance(cause, Reported | LineageBegan) else who
-        desired_state.bump(session, job, [changed], who=by, now=now)
+        desired_state.add_version(session, job, [changed], who=by, now=now)
     return True
 
 
-# ---- what operators ask ---------------------------------------------------------------------------
+# ---- requests of operators --------------------------------------------------------------------------
 
 
-async def placed_before(session: AsyncSession, job: str, key: str) -> Order | None:
-    """The order that this click, or the first half of a double click, has made already."""
+async def find_by_key(session: AsyncSession, job: str, key: str) -> Order | None:
+    """Return the order that an earlier request with this key placed; None if there is none."""
     orders = models.RestoreOrderRecord
     row = (await session.scalars(select(orders).where(orders.job == job, orders.key == key))).first()
     return await _as_order(session, row) if row else None
@@ -187,15 +186,15 @@ async def place(
     now: float,
     expires_seconds: float | None = None,
 ) -> tuple[Order, bool]:
-    """The order, and whether it is new: asked twice for the same checkpoint, the job goes there once.
+    """Place an order, or find the open order for the same checkpoint; return it and whether it is new.
 
     Raises:
-        OpenOrder: the job is on its way to another checkpoint.
-        InvalidSetting: a time that is none.
+        OpenOrder: an order for another checkpoint is open.
+        InvalidSetting: the lifetime is out of range.
     """
     seconds = EXPIRES_SECONDS if expires_seconds is None else expires_seconds
     if not LEAST_EXPIRES_SECONDS <= seconds <= MOST_EXPIRES_SECONDS:
-        raise InvalidSetting("expires_seconds", f"{seconds:g} s is no time for an order: from 1 s to 30 days")
+        raise InvalidSetting("expires_seconds", f"an order expires after 1 s to 30 days, not after {seconds:g} s")
     open_order = await desired_state.open_order(session, job.name)
     if open_order is not None and desired_state.is_expired(open_order, now):
         await expire(session, job, open_order, now=now)
@@ -227,13 +226,20 @@ async def place(
     session.add(row)
     await session.flush()
     session.add(models.OrderTransitionRecord(order_id=row.id, state="requested", at=now, who=who))
-    desired_state.bump(session, job, [Changed(field="restore", iteration=row.iteration)], who=who, now=now)
+    desired_state.add_version(
+        session, job, [StoredChange(field="restore", iteration=row.iteration)], who=who, now=now
+    )
     await session.flush()
     return await _as_order(session, row), True
 
 
 async def cancel(session: AsyncSession, job: models.JobRecord, order: str, *, who: str, now: float) -> Order:
-    """Raises UnknownOrder, and NotCancellable while the agent restores. Cancelled twice is cancelled."""
+    """Cancel an order; a cancelled one stays cancelled.
+
+    Raises:
+        UnknownOrder.
+        NotCancellable: the agent restores, or the order has ended.
+    """
     row = await _get(session, job.name, order)
     shown = await _as_order(session, row)
     cause = Concluded("cancelled")
@@ -243,17 +249,17 @@ async def cancel(session: AsyncSession, job: models.JobRecord, order: str, *, wh
     return await _as_order(session, row)
 
 
-# ---- what agents report ---------------------------------------------------------------------------
+# ---- reports of agents ----------------------------------------------------------------------------
 
 
 async def report(
     session: AsyncSession, job: models.JobRecord, event: messages.OrderMoved, *, attempt: int, now: float
 ) -> None:
-    """What an agent reports of an order. One that is fenced off, late or of an unknown order changes nothing."""
+    """Apply an agent's report of an order; one from a fenced attempt, late, or of an unknown order is ignored."""
     row = await session.get(models.RestoreOrderRecord, event.order)
     if row is None or row.job != job.name:
         return
-    if row.state == event.state == "restored" and attempt >= row.fence:  # as its lineage has shown already
+    if row.state == event.state == "restored" and attempt >= row.fence:  # its lineage has shown it already
         row.seconds = event.seconds if row.seconds is None else row.seconds
         row.safety_checkpoint = row.safety_checkpoint or event.safety_checkpoint
         return
@@ -265,7 +271,7 @@ async def report(
         newest_attempt=current.attempt if current else 0,
         other_open=late and await desired_state.open_order(session, job.name) is not None,
     )
-    details: dict[str, Any] = {"taken_by": max(attempt, row.taken_by or 0)}
+    details: dict[str, Any] = {"taken_by_attempt": max(attempt, row.taken_by_attempt or 0)}
     if event.state == "restoring":
         details |= {"from_iteration": event.iteration, "from_lineage": event.lineage}
     if event.state == "restored":
@@ -275,15 +281,15 @@ async def report(
             details[name] = getattr(event, name)
     reason = event.reason
     if reason is None and row.state == event.state == "restoring":
-        reason = f"attempt {row.taken_by} did not finish it"
+        reason = f"attempt {row.taken_by_attempt} did not finish it"
     who = _agent(attempt)
     await _move(session, job, row, cause, at=event.at, who=who, now=now, reason=reason, **details)
 
 
-async def note(
+async def record_lineage(
     session: AsyncSession, job: models.JobRecord, event: messages.LineageStarted, *, attempt: int, now: float
 ) -> None:
-    """A lineage that an order began."""
+    """Apply a report of a lineage, which an order may have begun."""
     row = await session.get(models.RestoreOrderRecord, event.order) if event.order is not None else None
     if row is None or row.job != job.name:
         return
@@ -294,68 +300,74 @@ async def note(
             select(moves.at).where(moves.order_id == row.id, moves.state == "failed").order_by(moves.id.desc())
         )
         failed_at = await session.scalar(failed.limit(1))
-    details: dict[str, Any] = {"new_lineage": event.lineage, "taken_by": max(attempt, row.taken_by or 0)}
+    details: dict[str, Any] = {
+        "new_lineage": event.lineage,
+        "taken_by_attempt": max(attempt, row.taken_by_attempt or 0),
+    }
     if event.left is not None:
         details["safety_checkpoint"] = event.left
     cause = LineageBegan(attempt, event.at, failed_at)
     await _move(session, job, row, cause, at=event.at, who=_agent(attempt), now=now, **details)
 
 
-async def take_back(session: AsyncSession, job: models.JobRecord, *, attempt: int, now: float) -> None:
-    """An attempt begins: an order that the one before had taken up too late, or whose time is over, ends."""
+async def end_stale(session: AsyncSession, job: models.JobRecord, *, attempt: int, now: float) -> None:
+    """End the open order, as an attempt starts, if an earlier attempt started it too late or it has expired."""
     row = await desired_state.open_order(session, job.name)
     if row is not None:
-        reason = f"attempt {row.taken_by} did not finish it" + ("" if row.overruled in TOO_LATE else " in time")
+        late = "" if row.overruled_state in TOO_LATE else " in time"
+        reason = f"attempt {row.taken_by_attempt} did not finish it{late}"
         await _move(session, job, row, AttemptBegan(attempt, now), at=now, who=SERVER, now=now, reason=reason)
 
 
-async def lose_open(
+async def mark_unknown(
     session: AsyncSession, job: models.JobRecord, *, attempt: int, now: float, reason: str
 ) -> None:
-    """An attempt has ended: what it was carrying out, it has not reported how that went."""
+    """Mark the order that an attempt was carrying out as unknown, because the attempt ended without a result."""
     row = await desired_state.open_order(session, job.name)
-    if row is not None and row.state == "restoring" and row.taken_by == attempt:
+    if row is not None and row.state == "restoring" and row.taken_by_attempt == attempt:
         await _move(session, job, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
 
 
-# ---- what time does -------------------------------------------------------------------------------
+# ---- timeouts ------------------------------------------------------------------------------------
 
 
-async def watch(db: Database, now: float) -> None:
-    """Move the open orders that nobody takes up in time, or whose agent falls silent or is heard of again."""
+async def check_timeouts(db: Database, now: float) -> None:
+    """Expire overdue open orders, and track whether the agents that carry one out are silent."""
     rows = models.RestoreOrderRecord
     async with db.read() as session:
         query = select(rows, models.JobRecord).join(models.JobRecord, models.JobRecord.name == rows.job)
         found = (await session.execute(query.where(rows.state.in_(OPEN_ORDER_STATES)))).all()
     for order, job in found:
         if desired_state.is_expired(order, now) or order.state in ("restoring", "unknown"):
-            await db.write(partial(_look_at, order=order.id, job=job.name, now=now), job=job.name, at_once=True)
+            await db.write(
+                partial(_check_timeout, order=order.id, job=job.name, now=now), job=job.name, at_once=True
+            )
 
 
-async def _look_at(session: AsyncSession, *, order: str, job: str, now: float) -> None:
+async def _check_timeout(session: AsyncSession, *, order: str, job: str, now: float) -> None:
     row, owner = await session.get(models.RestoreOrderRecord, order), await session.get(models.JobRecord, job)
     if row is None or owner is None or await expire(session, owner, row, now=now):
         return
     silent_seconds = now - owner.last_contact_at
     silent = silent_seconds > LOST_AFTER_SECONDS
     if row.state == "restoring" and silent:
-        reason = f"nothing is heard of attempt {row.taken_by} for {spell(silent_seconds)}"
+        reason = f"no contact with attempt {row.taken_by_attempt} for {duration_text(silent_seconds)}"
         await _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)
     elif row.state == "unknown" and not silent:
         current = await session.get(models.AttemptRecord, (job, owner.uid))
-        if current is not None and current.finished is None and current.attempt == row.taken_by:
-            reason = f"attempt {row.taken_by} is heard of again"
+        if current is not None and current.finished is None and current.attempt == row.taken_by_attempt:
+            reason = f"attempt {row.taken_by_attempt} reports again"
             await _move(session, owner, row, Concluded("restoring"), at=now, who=SERVER, now=now, reason=reason)
 
 
 async def expire(
     session: AsyncSession, job: models.JobRecord, row: models.RestoreOrderRecord, *, now: float
 ) -> bool:
-    """End an order whose time is over. Whether it was this that did."""
+    """End an expired order; return whether this call ended it."""
     if not desired_state.is_expired(row, now):
         return False
-    what = "nothing more was heard of it" if row.state == "unknown" else "nobody took it up"
-    reason = f"{what} within {spell((row.expires_at or now) - row.created_at)}"
+    what = "no further report of it" if row.state == "unknown" else "no attempt started it"
+    reason = f"{what} within {duration_text((row.expires_at or now) - row.created_at)}"
     return await _move(session, job, row, Concluded("expired"), at=now, who=SERVER, now=now, reason=reason)
 
 
@@ -375,7 +387,7 @@ async def find(session: AsyncSession, job: str, order: str) -> Order:
 
 
 async def order_rows(session: AsyncSession, job: str, *, checkpoint: str | None = None, limit: int) -> list[Order]:
-    """Newest first; of all, or of those to one checkpoint."""
+    """Return the orders of a job, or those to one checkpoint, newest first."""
     orders = models.RestoreOrderRecord
     query = select(orders).where(orders.job == job).order_by(orders.created_at.desc(), orders.id).limit(limit)
     if checkpoint is not None:
@@ -423,7 +435,7 @@ async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrderRe
 
 
 async def _undoable(session: AsyncSession, rows: list[models.RestoreOrderRecord]) -> set[str]:
-    """Of which the state that was left is still in the store."""
+    """Return the ids of the orders whose safety checkpoint is still in the store."""
     orders, points = models.RestoreOrderRecord, models.CheckpointRecord
     safety = and_(points.job == orders.job, points.id == orders.safety_checkpoint, points.state == DURABLE)
     restored = [row.id for row in rows if row.state == "restored"]
@@ -440,7 +452,7 @@ async def _current_attempts(session: AsyncSession, jobs: set[str]) -> dict[str, 
 def _cancellable(
     row: models.RestoreOrderRecord, moves: list[Transition], current: models.AttemptRecord | None
 ) -> bool:
-    """Before an attempt restores, and again once that attempt is not there any more to finish it."""
+    """Return whether an order may be cancelled: not while a live attempt carries it out."""
     if row.state != "restoring":
         return row.state in OPEN_ORDER_STATES
     at_it = current is not None and current.finished is None and current.attempt >= row.fence

@@ -1,6 +1,6 @@
-"""Reading checkpoints back: who asked, what the job says it found, and what their tensors come to.
+"""Verification of checkpoints: requests, verdicts, and norms of tensors.
 
-This server reads no store. A request is part of what is desired of a job until the job tells its verdict.
+The server reads no store. A request is part of a job's desired state until an agent reports its verdict.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast_server.core import compression
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.records import desired_state
 from holdfast_server.records.checkpoints import DURABLE
-from holdfast_server.records.desired_state import OPEN_VERIFICATIONS, Changed
+from holdfast_server.records.desired_state import OPEN_VERIFICATIONS, StoredChange
 
 IN_REACH = (DURABLE, "damaged")
 VERDICTS = ("sound", "damaged")
@@ -40,7 +40,7 @@ async def find(session: AsyncSession, job: str, checkpoint: str) -> Verification
     return Verification(**{name: getattr(row, name) for name in names}, measured_at=row.tensors_at)
 
 
-async def ask(
+async def request(
     session: AsyncSession,
     job: models.JobRecord,
     point: models.CheckpointRecord,
@@ -49,12 +49,18 @@ async def ask(
     who: str,
     now: float,
 ) -> bool:
-    """Whether that is new. Raises NotPossible, as for one that is not in the store."""
+    """Request a verification; return whether it is new.
+
+    Raises:
+        NotPossible: a checkpoint is not in the store, or too many requests are open.
+    """
     if against is not None and against.id == point.id:
-        raise NotPossible(f"checkpoint {point.id} compared with itself tells nothing: name another one")
+        raise NotPossible(f"checkpoint {point.id} cannot be compared with itself: name another one")
     for each in filter(None, (point, against)):
         if each.state not in IN_REACH:
-            raise NotPossible(f"checkpoint {each.id} is {each.state}: only one that is in the store can be read")
+            raise NotPossible(
+                f"checkpoint {each.id} is {each.state}: only checkpoints in the store can be verified"
+            )
     other = against.id if against is not None else None
     row = await session.get(models.VerificationRecord, (job.name, point.id))
     if row is not None and row.state in OPEN_VERIFICATIONS and row.against == other:
@@ -64,9 +70,11 @@ async def ask(
     )
     if sum(each.checkpoint != point.id for each in asked.verify) >= MOST_VERIFICATIONS:
         raise NotPossible(
-            f"{MOST_VERIFICATIONS} checkpoints of {job.name} wait to be read: let it finish one first"
+            f"{job.name} has {MOST_VERIFICATIONS} open verifications, the maximum: wait until one has finished"
         )
-    desired_state.bump(session, job, [Changed(field="verify", after=point.id, against=other)], who=who, now=now)
+    desired_state.add_version(
+        session, job, [StoredChange(field="verify", after=point.id, against=other)], who=who, now=now
+    )
     if row is None:
         row = models.VerificationRecord(job=job.name, checkpoint=point.id)
         session.add(row)
@@ -77,11 +85,11 @@ async def ask(
 
 
 async def cancel(session: AsyncSession, job: models.JobRecord, checkpoint: str, *, who: str, now: float) -> bool:
-    """Whether there was one to take back."""
+    """Cancel the open request; return whether there was one."""
     row = await session.get(models.VerificationRecord, (job.name, checkpoint))
     if row is None or row.state not in OPEN_VERIFICATIONS:
         return False
-    _move(row, "cancelled", at=now, reason=f"taken back by {who}")
+    _move(row, "cancelled", at=now, reason=f"cancelled by {who}")
     _close(session, job, row, who=who, now=now)
     await session.flush()
     return True
@@ -90,7 +98,7 @@ async def cancel(session: AsyncSession, job: models.JobRecord, checkpoint: str, 
 async def record(
     session: AsyncSession, job: models.JobRecord, event: messages.Verified, *, attempt: int, now: float
 ) -> None:
-    """What a job says of a checkpoint that it reads; of an earlier request the verdict alone counts."""
+    """Apply a report of a verification; of an earlier request, only the verdict counts."""
     row = await session.get(models.VerificationRecord, (job.name, event.checkpoint))
     if row is None:
         return
@@ -99,7 +107,7 @@ async def record(
         if event.tensors is not None and (packed := _packed(event.tensors)) is not None:
             row.tensors, row.tensors_at, row.tensors_against = packed, event.at, event.against
     if event.verdict == "sound":
-        await _mend(session, job.name, event.checkpoint, attempt=attempt)
+        await _repair(session, job.name, event.checkpoint, attempt=attempt)
     if event.request != row.request or row.state not in OPEN_VERIFICATIONS:
         return
     row.host, row.read_bytes, row.total_bytes = event.host, event.read_bytes, event.total_bytes
@@ -108,8 +116,8 @@ async def record(
         _close(session, job, row, who=desired_state.AGENT, now=now)
 
 
-async def _mend(session: AsyncSession, job: str, checkpoint: str, *, attempt: int) -> None:
-    """One that was damaged and is sound again: somebody has put back what was lost."""
+async def _repair(session: AsyncSession, job: str, checkpoint: str, *, attempt: int) -> None:
+    """Make a damaged checkpoint durable again, because its data was repaired."""
     point = await session.get(models.CheckpointRecord, (job, checkpoint))
     if point is not None and point.state == "damaged" and point.attempt <= attempt:
         point.state, point.reason = DURABLE, None
@@ -123,9 +131,9 @@ def _move(row: models.VerificationRecord, state: str, *, at: float, reason: str 
 def _close(
     session: AsyncSession, job: models.JobRecord, row: models.VerificationRecord, *, who: str, now: float
 ) -> None:
-    """What is desired of the job no longer holds the request."""
-    ended = Changed(field="verify", before=row.checkpoint, after=row.state)
-    desired_state.bump(session, job, [ended], who=who, now=now)
+    """Remove the request from the desired state."""
+    ended = StoredChange(field="verify", before=row.checkpoint, after=row.state)
+    desired_state.add_version(session, job, [ended], who=who, now=now)
 
 
 # ---- tensors -------------------------------------------------------------------------------------
@@ -141,9 +149,9 @@ async def tensors(session: AsyncSession, job: str, checkpoint: str, other: str |
     if other is None:
         pass
     elif ours is not None and here is not None and here.tensors_against == other:
-        measure, rows = "difference", list(_rows(ours, dict(zip(ours.name, _beside(ours), strict=True))))
+        measure, rows = "difference", list(_rows(ours, dict(zip(ours.name, _other_norms(ours), strict=True))))
     elif ours is not None and theirs is not None:
-        back = there is not None and there.tensors_against == checkpoint  # as far from here as here is from there
+        back = there is not None and there.tensors_against == checkpoint  # distances are symmetric
         distances = _numbers(theirs.distance) if back else [math.nan] * len(theirs.name)
         seen = dict(zip(theirs.name, zip(_numbers(theirs.norm), distances, strict=True), strict=True))
         measure, rows = "difference" if back else "norms", list(_rows(ours, seen))
@@ -160,7 +168,7 @@ async def tensors(session: AsyncSession, job: str, checkpoint: str, other: str |
     )
 
 
-def _beside(norms: TensorNorms) -> Iterator[tuple[float, float]]:
+def _other_norms(norms: TensorNorms) -> Iterator[tuple[float, float]]:
     return zip(_numbers(norms.other_norm), _numbers(norms.distance), strict=True)
 
 
@@ -182,7 +190,7 @@ def _rows(norms: TensorNorms, beside: dict[str, tuple[float, float]] | None = No
 
 
 def _change(norm: float, other_norm: float, distance: float) -> float | None:
-    """Of what is measured: the difference, or else the norms."""
+    """Return the relative change: of the measured difference, or else of the norms."""
     if math.isnan(other_norm):
         return None
     differs = norm - other_norm if math.isnan(distance) else distance
@@ -201,7 +209,7 @@ def _known(value: float) -> float | None:
 
 
 def _packed(norms: TensorNorms) -> bytes | None:
-    """None for what is no table: a column is missing, or too much of it."""
+    """Encode norms; None if columns differ in length or are too long."""
     columns = (norms.elements, norms.norm, norms.largest, norms.nan, norms.inf)
     beside = (norms.other_norm, norms.distance)
     wanted = {len(norms.name)} | {len(column) for column in columns} | {len(column) for column in beside if column}

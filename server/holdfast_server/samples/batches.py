@@ -1,4 +1,4 @@
-"""Batches as agents send them: decoded, checked, and with the times of a clock that is ahead corrected."""
+"""Decoding and validation of agents' batches, and correction of times from clocks that are ahead."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MAX_EVENTS = 5000
 MAX_GAPS = 1000
 MAX_UID = 100
 MAX_REASON = 300
-"""Characters: some say what was sent, which may be megabytes."""
+"""Characters of a decoding error that are kept: some errors quote the input, which may be megabytes."""
 MAX_TEXT = 4000
 MAX_ENTRIES = 200
-"""Of figures and versions by name."""
+"""Most entries of a mapping in an event."""
 MAX_CHECKPOINTS = 100_000
-"""In a store: one of every ten iterations of a million."""
+"""Most checkpoints of a store: every tenth of a million iterations."""
 MAX_LABEL = 64
 DIGEST_BYTES = 16
 
@@ -43,36 +43,36 @@ class InvalidBatch(RequestRefused):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A batch that can be stored."""
+    """A valid batch."""
 
     batch: messages.Batch
-    """With those of its events that this server can use."""
-    samples: sample_codec.Taken | None
+    """The batch, with the events that this server knows."""
+    samples: sample_codec.BatchSamples | None
     unknown_events: int
     digest: bytes
-    """Of its content, so that another batch of the same name is noticed."""
+    """Digest of the body, to detect another batch of the same name."""
 
     @property
     def latest_lineage(self) -> int:
-        """The largest lineage number that it would make known."""
+        """Return the largest lineage number that the batch mentions."""
         in_samples = [lineage for lineage, _ in (self.samples.tables if self.samples else ())]
         in_events = [getattr(event, "lineage", 0) for event in self.batch.events]
         return max([self.batch.lineage, *in_samples, *in_events, *(gap.lineage for gap in self.batch.gaps)])
 
     @property
     def empty(self) -> bool:
-        """A sign of life and nothing else; hearing it twice changes nothing, so it needs no remembering."""
+        """Whether it is only a heartbeat, which changes nothing when received twice and need not be remembered."""
         batch = self.batch
         return self.samples is None and not (self.unknown_events or batch.events or batch.gaps)
 
     @property
     def samples_only(self) -> bool:
-        """Without events, it changes nothing that agents wait for."""
+        """Whether it has no events, and so changes nothing that agents wait for."""
         return not self.batch.events
 
 
 class _Wire(messages.Batch, kw_only=True):
-    """A batch whose events are still closed: one that this server does not know must not cost the others."""
+    """A batch whose events are not decoded yet, so that an unknown event does not invalidate the others."""
 
     events: list[msgspec.Raw] = []  # type: ignore[assignment]  # noqa: RUF012 - msgspec copies it
 
@@ -87,16 +87,19 @@ _msgpack_event, _json_event = msgspec.msgpack.Decoder(Event), msgspec.json.Decod
 
 
 def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> Received:
-    """InvalidBatch, in words that name the field, for what is not one.
+    """Decode and validate a batch.
 
-    A sending time that is no time becomes `now`: the agent can do nothing about it but send it again. One beyond
-    the server's clock by more than a tolerance comes from a clock that is ahead: all times of the batch move back
-    by the difference.
+    An invalid sending time becomes `now`, because the agent could only send it again. A sending time later than
+    the server's clock plus a tolerance comes from a clock that is ahead: all times of the batch move back by the
+    difference.
+
+    Raises:
+        InvalidBatch: the body is not a valid batch; the message names the field.
     """
     try:
         batch: messages.Batch = (_msgpack if encoding == "msgpack" else _json).decode(body)
         _validate(batch)
-        batch.uid = batch.uid.replace("\0", "\ufffd")  # as tables write it
+        batch.uid = batch.uid.replace("\0", "\ufffd")  # as `models.base.PlainText` stores it
         if not is_time(batch.sent_at):
             batch.sent_at = now
         latest = now + MAX_AHEAD_SECONDS
@@ -104,14 +107,16 @@ def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> 
         batch.sent_at -= ahead
         samples = batch.samples
         if samples is not None and samples.iteration:
-            taken = sample_codec.take(samples, lineage=batch.lineage, at=batch.sent_at, ahead=ahead, latest=latest)
+            taken = sample_codec.decode(
+                samples, lineage=batch.lineage, at=batch.sent_at, ahead=ahead, latest=latest
+            )
         else:
             taken = None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidBatch(f"this is not a batch: {str(error)[:MAX_REASON]}") from None
+        raise InvalidBatch(f"the body is not a valid batch: {str(error)[:MAX_REASON]}") from None
     decoder: _EventDecoder = _msgpack_event if encoding == "msgpack" else _json_event
     sent = cast("list[msgspec.Raw]", batch.events)
-    opened = (_event(raw, decoder, ahead=ahead, latest=latest) for raw in sent)
+    opened = (_decode_event(raw, decoder, ahead=ahead, latest=latest) for raw in sent)
     batch.events = [event for event in opened if event is not None]
     return Received(
         batch=batch,
@@ -128,7 +133,7 @@ def _validate(batch: messages.Batch) -> None:
         )
     messages.validate_job(batch.job)
     if not 1 <= len(batch.uid) <= MAX_UID:
-        raise ValueError(f"uid has 1 to {MAX_UID} characters")
+        raise ValueError(f"uid must have 1 to {MAX_UID} characters")
     _require_within(batch, "rank", "sequence")
     _require_within(batch, "iteration", most=MAX_ITERATION)
     _require_within(batch, "attempt", most=MAX_ATTEMPT)
@@ -149,21 +154,23 @@ def _require_within(part: msgspec.Struct, *names: str, most: int = MAX_INTEGER) 
             raise ValueError(f"{name} {getattr(part, name)} is outside 0 to {most}")
 
 
-def _event(raw: msgspec.Raw, decoder: _EventDecoder, *, ahead: float, latest: float) -> messages.Event | None:
-    """The event, or None for one that this server cannot use: a newer agent may know more kinds of them.
+def _decode_event(
+    raw: msgspec.Raw, decoder: _EventDecoder, *, ahead: float, latest: float
+) -> messages.Event | None:
+    """Decode an event; None for an invalid one or one of an unknown type, which a newer agent may send.
 
     Args:
-        raw: as it was sent.
-        decoder: for the encoding of its batch.
-        ahead: seconds by which the reporter's clock is ahead; each time moves back by as many.
-        latest: the latest time to accept; a later one becomes this.
+        raw: the encoded event.
+        decoder: decoder for the encoding of its batch.
+        ahead: seconds by which the agent's clock is ahead, subtracted from each time.
+        latest: upper bound for times.
     """
     try:
         event = decoder.decode(raw)
-        _settle(event)
+        _validate_event(event)
         _correct_times(event, ahead=ahead, latest=latest)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        logger.info("an event was left out: %s", error)
+        logger.info("ignored an event of a batch: %s", error)
         return None
     return event
 
@@ -175,8 +182,12 @@ _ITERATIONS = (
 _LARGEST = {"lineage": MAX_LINEAGE, **dict.fromkeys(_ITERATIONS, MAX_ITERATION)}
 
 
-def _settle(event: messages.Event) -> None:
-    """ValueError for what no column holds; texts are cut to a length that a page can show."""
+def _validate_event(event: messages.Event) -> None:
+    """Shorten the texts of an event to a length that a page can show.
+
+    Raises:
+        ValueError: a value does not fit its column.
+    """
     for field in msgspec.structs.fields(event):
         value = getattr(event, field.name)
         if isinstance(value, float) and not _within(field.name, value):
@@ -188,11 +199,11 @@ def _settle(event: messages.Event) -> None:
         elif isinstance(value, str):
             setattr(event, field.name, value[:MAX_TEXT])
         elif isinstance(value, dict):
-            setattr(event, field.name, dict(islice(_short(value), MAX_ENTRIES)))
+            setattr(event, field.name, dict(islice(_shortened(value), MAX_ENTRIES)))
     if isinstance(event, messages.Checkpoint):
         event.ranks = [span for span in event.ranks if _is_span_of_a_rank(span)]
     if isinstance(event, messages.Paced):
-        # An infinite one stands for what was never measured, as that of a device copy where there is no device.
+        # The agent reports what it never measured as infinite, such as a device copy on a CPU-only machine.
         event.profile = {name: value for name, value in event.profile.items() if 0 <= value < math.inf}
     if isinstance(event, messages.Checkpoint) and messages.parse_checkpoint_id(event.id) != (
         event.iteration,
@@ -221,8 +232,8 @@ def _correct_times(event: messages.Event, *, ahead: float, latest: float) -> Non
             setattr(event, name, min(max(0.0, value - ahead), latest))
 
 
-def _short(told: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in told.items():
+def _shortened(entries: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in entries.items():
         yield name[:MAX_NAME], value[:MAX_TEXT] if isinstance(value, str) else value
 
 

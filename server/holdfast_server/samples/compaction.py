@@ -1,17 +1,16 @@
-"""Merge small chunks of samples into large ones, and thin old samples into roll-ups.
+"""Merging of small chunks, and downsampling of old samples to roll-ups.
 
-A slow job's batches hold a few iterations each: they are merged once they are settled. When old samples are
-thinned, chunks go before roll-ups of the finest level, and roll-ups of the others stay. Where a stretch begins to
-be whole, or fine, is a multiple of a bucket's width, so that a bucket is never half of one and half of the other.
+Batches of a slow job hold a few iterations each, and are merged once no more of them arrive. Downsampling removes
+chunks first, then roll-ups of the finest level; coarser roll-ups stay. The iterations from which on a series has
+chunks, or finest roll-ups, are multiples of a bucket's width, so that no bucket is partly removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from sqlalchemy import ColumnElement, ScalarSelect, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, ScalarSelect, case, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
@@ -24,78 +23,74 @@ EVERY_SECONDS = 120.0
 SMALL_ROWS = 1024
 MERGED_ROWS = 4096
 SETTLED_SECONDS = 600.0
-"""What came so long ago is not written to any more."""
-STRETCHES_AT_ONCE, MERGES_AT_ONCE = 50, 200
-"""Looked after in one go; the rest in the next."""
+"""Age from which on chunks are merged."""
+SERIES_AT_ONCE, MERGES_AT_ONCE = 50, 200
+"""Limits of one run; the next run continues."""
 
 _FINEST, _SECOND = LEVELS[:2]
 WIDTH = 1 << _FINEST
 QUIETLY = {"synchronize_session": False}
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    id: int
-    rows: int
-
-
 async def compact(db: Database, now: float) -> None:
-    """A chore. In small transactions, so that reports do not wait for it."""
+    """Merge small chunks, in small transactions so that reports do not wait."""
     merges = 0
-    for stretch in await _scattered(db):
-        for pieces in _groups(await _small(db, stretch, before=now - SETTLED_SECONDS)):
-            ids = [piece.id for piece in pieces]
-            await db.write(partial(_merge, stretch=stretch.id, ids=ids), job=stretch.job, samples_only=True)
+    for series in await _fragmented_series(db):
+        for ids in _grouped(await _small_chunks(db, series, before=now - SETTLED_SECONDS)):
+            await db.write(partial(_merge, series=series.id, ids=ids), job=series.job, samples_only=True)
             merges += 1
             if merges == MERGES_AT_ONCE:
                 return
 
 
-async def _scattered(db: Database) -> Sequence[models.StretchRecord]:
-    rows = models.StretchRecord
+async def _fragmented_series(db: Database) -> Sequence[models.SampleSeriesRecord]:
+    rows = models.SampleSeriesRecord
     async with db.read() as session:
         query = (
             select(rows)
             .where(rows.chunks * SMALL_ROWS > rows.rows, rows.chunks > 1)
             .order_by(rows.chunks.desc())
-            .limit(STRETCHES_AT_ONCE)
+            .limit(SERIES_AT_ONCE)
         )
         return (await session.scalars(query)).all()
 
 
-async def _small(db: Database, stretch: models.StretchRecord, *, before: float) -> list[_Piece]:
+async def _small_chunks(
+    db: Database, series: models.SampleSeriesRecord, *, before: float
+) -> Sequence[Row[int, int]]:
     rows = models.ChunkRecord
     query = (
         select(rows.id, rows.rows)
-        .where(rows.job == stretch.job, rows.rank == stretch.rank, rows.lineage == stretch.lineage)
-        .where(rows.uid == stretch.uid, rows.rows < SMALL_ROWS, rows.last_at < before)
+        .where(rows.job == series.job, rows.rank == series.rank, rows.lineage == series.lineage)
+        .where(rows.uid == series.uid, rows.rows < SMALL_ROWS, rows.last_at < before)
         .order_by(rows.first_iteration, rows.id)
     )
     async with db.read() as session:
-        return [_Piece(*row) for row in await session.execute(query)]
+        return (await session.execute(query)).all()
 
 
-def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Of neighbours, each about as large as a chunk is to be."""
-    group: list[_Piece] = []
-    for piece in pieces:
-        group.append(piece)
-        if sum(one.rows for one in group) >= MERGED_ROWS:
-            yield group
-            group = []
-    if sum(one.rows for one in group) >= SMALL_ROWS:
-        yield group
+def _grouped(chunks: Iterable[Row[int, int]]) -> Iterator[list[int]]:
+    """Group the ids of neighboring chunks to about the size of a merged chunk."""
+    ids, size = list[int](), 0
+    for chunk, rows in chunks:
+        ids.append(chunk)
+        size += rows
+        if size >= MERGED_ROWS:
+            yield ids
+            ids, size = [], 0
+    if size >= SMALL_ROWS:
+        yield ids
 
 
-async def _merge(session: AsyncSession, stretch: int, ids: Sequence[int]) -> None:
-    """Chunks of a stretch become one; nothing, where one of them is gone."""
-    chunk, row = models.table(models.ChunkRecord), models.StretchRecord
+async def _merge(session: AsyncSession, series: int, ids: Sequence[int]) -> None:
+    """Merge chunks of a series into one, unless one of them is gone."""
+    chunk, row = models.table(models.ChunkRecord), models.SampleSeriesRecord
     found = (await session.execute(select(chunk).where(chunk.c.id.in_(ids)).order_by(chunk.c.id))).all()
     if len(found) < max(2, len(ids)):
         return
     tables = [sample_codec.unpack(one.columns) for one in found]
     names = tuple(dict.fromkeys(name for table in tables for name in table.metrics))
-    whole = sample_codec.joined(tables, names)
+    whole = sample_codec.concatenated(tables, names)
     packed = sample_codec.pack(whole)
     place = {name: getattr(found[-1], name) for name in ("job", "uid", "attempt", "rank", "sequence", "lineage")}
     await session.execute(insert(chunk), sample_series.chunk_row(place, whole, packed))
@@ -104,9 +99,9 @@ async def _merge(session: AsyncSession, stretch: int, ids: Sequence[int]) -> Non
     saved = sum(len(one.columns) for one in found) - len(packed)
     await session.execute(
         update(row)
-        .where(row.id == stretch)
+        .where(row.id == series)
         .values(
-            widest=case((row.widest < width, width), else_=row.widest),
+            widest_chunk=case((row.widest_chunk < width, width), else_=row.widest_chunk),
             chunks=row.chunks - len(found) + 1,
             chunk_bytes=row.chunk_bytes - saved,
         ),
@@ -115,33 +110,35 @@ async def _merge(session: AsyncSession, stretch: int, ids: Sequence[int]) -> Non
 
 
 def first_ended_at() -> ScalarSelect[float]:
-    """When the first chunk of a stretch ended, for a question about stretches: what is to go has to have begun."""
-    rows, of = models.ChunkRecord, models.StretchRecord
+    """Return a subquery for the end of a series' first chunk, to be used in a query of series."""
+    rows, of = models.ChunkRecord, models.SampleSeriesRecord
     same = (rows.job == of.job, rows.rank == of.rank, rows.lineage == of.lineage, rows.uid == of.uid)
     query = select(rows.last_at).where(*same).order_by(rows.first_iteration).limit(1)
     return query.correlate(of).scalar_subquery()
 
 
-async def first_since(session: AsyncSession, stretch: models.StretchRecord, at: float) -> int:
-    """Of a stretch, the first iteration of the chunks that had not ended before a time."""
+async def first_since(session: AsyncSession, series: models.SampleSeriesRecord, at: float) -> int:
+    """Return the first iteration of a series' chunks that ended at a time or later."""
     rows = models.ChunkRecord
-    first = await session.scalar(select(func.min(rows.first_iteration)).where(*_of(stretch), rows.last_at >= at))
-    return stretch.last_iteration + 1 if first is None else first
+    first = await session.scalar(
+        select(func.min(rows.first_iteration)).where(*_chunks_of(series), rows.last_at >= at)
+    )
+    return series.last_iteration + 1 if first is None else first
 
 
-def begin_of(stretch: models.StretchRecord, iteration: int) -> int:
-    """Where a stretch begins to be whole without all chunks that end before an iteration, or before its bucket."""
-    everything = iteration > stretch.last_iteration
+def begin_of(series: models.SampleSeriesRecord, iteration: int) -> int:
+    """Return from where a series has chunks after removal of those that end before an iteration's bucket."""
+    everything = iteration > series.last_iteration
     return -(-iteration // WIDTH) * WIDTH if everything else iteration // WIDTH * WIDTH
 
 
-async def thin_upto(session: AsyncSession, stretch: models.StretchRecord, iteration: int) -> None:
-    """Of a stretch, all chunks that end before an iteration, or before the beginning of its bucket."""
-    rows = models.ChunkRecord
-    begin = begin_of(stretch, iteration)
-    if begin <= stretch.whole_from:
+async def thin_upto(session: AsyncSession, *, series_id: int, iteration: int) -> None:
+    """Remove the chunks of a series that end before an iteration's bucket."""
+    rows, series = models.ChunkRecord, await session.get_one(models.SampleSeriesRecord, series_id)
+    begin = begin_of(series, iteration)
+    if begin <= series.chunks_from:
         return
-    gone = (*_of(stretch), rows.last_iteration < begin)
+    gone = (*_chunks_of(series), rows.last_iteration < begin)
     count, size = (
         await session.execute(
             select(func.count(), func.coalesce(func.sum(func.length(rows.columns)), 0)).where(*gone)
@@ -149,51 +146,54 @@ async def thin_upto(session: AsyncSession, stretch: models.StretchRecord, iterat
     ).one()
     await session.execute(delete(rows).where(*gone), execution_options=QUIETLY)
     await session.execute(
-        update(models.StretchRecord)
-        .where(models.StretchRecord.id == stretch.id)
-        .values(whole_from=begin, chunks=stretch.chunks - count, chunk_bytes=stretch.chunk_bytes - size),
+        update(models.SampleSeriesRecord)
+        .where(models.SampleSeriesRecord.id == series.id)
+        .values(chunks_from=begin, chunks=series.chunks - count, chunk_bytes=series.chunk_bytes - size),
         execution_options=QUIETLY,
     )
 
 
-async def fine_since(session: AsyncSession, stretch: models.StretchRecord, at: float) -> int:
-    """Where a stretch begins to be fine without the roll-ups that had ended before a time and have no chunks."""
+async def fine_since(session: AsyncSession, series: models.SampleSeriesRecord, at: float) -> int:
+    """Return from where a series has finest roll-ups after removal of those that ended before a time."""
     rows = models.RollupRecord
-    low, high = stretch.fine_from >> _SECOND, (stretch.whole_from >> _SECOND) - 1
-    begin = stretch.fine_from
+    low, high = series.finest_from >> _SECOND, (series.chunks_from >> _SECOND) - 1
+    begin = series.finest_from
     if low > high:
         return begin
     query = (
         select(rows.bucket, rows.columns)
-        .where(rows.stretch == stretch.id, rows.level == _SECOND, rows.bucket.between(low, high))
+        .where(rows.series == series.id, rows.level == _SECOND, rows.bucket.between(low, high))
         .order_by(rows.bucket)
     )
     for bucket, encoded in await session.execute(query):
         end = (bucket + 1) << _SECOND
-        if end > stretch.last_iteration + 1 or rollups.last_of(encoded, AT) >= at:
+        if end > series.last_iteration + 1 or rollups.last_of(encoded, AT) >= at:
             break
         begin = end
     return begin
 
 
-async def coarsen_upto(session: AsyncSession, stretch: models.StretchRecord, begin: int) -> None:
-    """Of a stretch, the finest roll-ups before an iteration, at which one of the second level begins."""
-    if begin <= stretch.fine_from:
+async def coarsen_upto(session: AsyncSession, *, series_id: int, begin: int) -> None:
+    """Remove the finest roll-ups of a series before an iteration, a multiple of the second level's width."""
+    series = await session.get_one(models.SampleSeriesRecord, series_id)
+    if begin <= series.finest_from:
         return
     rows = models.RollupRecord
-    fine = (rows.stretch == stretch.id, rows.level == _FINEST, rows.bucket < begin >> _FINEST)
+    fine = (rows.series == series.id, rows.level == _FINEST, rows.bucket < begin >> _FINEST)
     await session.execute(delete(rows).where(*fine), execution_options=QUIETLY)
     await session.execute(
-        update(models.StretchRecord).where(models.StretchRecord.id == stretch.id).values(fine_from=begin),
+        update(models.SampleSeriesRecord)
+        .where(models.SampleSeriesRecord.id == series.id)
+        .values(finest_from=begin),
         execution_options=QUIETLY,
     )
 
 
-def _of(stretch: models.StretchRecord) -> tuple[ColumnElement[bool], ...]:
+def _chunks_of(series: models.SampleSeriesRecord) -> tuple[ColumnElement[bool], ...]:
     rows = models.ChunkRecord
     return (
-        rows.job == stretch.job,
-        rows.rank == stretch.rank,
-        rows.lineage == stretch.lineage,
-        rows.uid == stretch.uid,
+        rows.job == series.job,
+        rows.rank == series.rank,
+        rows.lineage == series.lineage,
+        rows.uid == series.uid,
     )

@@ -1,4 +1,4 @@
-"""What samples may be, and what a job's summary remembers of the newest. Pure functions."""
+"""Limits on samples, and a job's summary of its newest samples. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import msgspec
 MAX_METRICS = 100
 MAX_NAME = 200
 TIMES_END = 253_402_300_800.0
-"""The year 10000: from here on no calendar has a name for a time."""
+"""Start of the year 10000, from which calendars cannot name a time."""
 MAX_SECONDS = 1e10
 MAX_AHEAD_SECONDS = 300.0
-"""How far a reported time may lie beyond the server's clock; clocks of machines differ."""
+"""Tolerance for reported times later than the server's clock; clocks of machines differ."""
 RECENT_ITERATIONS = 200
 LOSS = "loss"
 NAN = math.nan
 
 
-class Recent(msgspec.Struct, kw_only=True):
-    """What a job's summary shows of its newest samples."""
+class RecentSamples(msgspec.Struct, kw_only=True):
+    """Newest samples of a job, for its summary."""
 
     seconds: list[float] = []
     loss: list[float] = []
     metrics: dict[str, float] = {}
-    """The last of each; of the loss, the last that was measured."""
+    """Last value of each metric; of the loss, the last measured value."""
 
 
 def is_time(at: float) -> bool:
-    """Whether these seconds since the epoch are a time that a page can show."""
+    """Return whether seconds since the epoch are a time that a page can show."""
     return 0 <= at < TIMES_END
 
 
@@ -38,8 +38,10 @@ def is_span(seconds: float) -> bool:
     return 0 <= seconds <= MAX_SECONDS
 
 
-def latest(recent: Recent, seconds: Sequence[float], loss: Sequence[float], last: Mapping[str, float]) -> Recent:
-    """`recent`, moved on by a batch: by its newest seconds and losses, if it has any, and its last metrics."""
+def latest(
+    recent: RecentSamples, seconds: Sequence[float], loss: Sequence[float], last: Mapping[str, float]
+) -> RecentSamples:
+    """Return `recent` with the newest seconds, losses and metrics of a batch added."""
     losses = recent.loss
     if losses or loss:
         losses = [*losses, *(loss or [NAN] * len(seconds))][-RECENT_ITERATIONS:]
@@ -49,13 +51,13 @@ def latest(recent: Recent, seconds: Sequence[float], loss: Sequence[float], last
             metrics[name] = value
     if losses:
         metrics[LOSS] = _newest(losses)
-    return Recent(seconds=[*recent.seconds, *seconds][-RECENT_ITERATIONS:], loss=losses, metrics=metrics)
+    return RecentSamples(seconds=[*recent.seconds, *seconds][-RECENT_ITERATIONS:], loss=losses, metrics=metrics)
 
 
 def _newest(values: Sequence[float]) -> float:
-    """What a column stands at: its last value where nearly all are measured, else the last that was.
+    """Return the last value of a column; of a sparse column the last measured value.
 
-    After twice the time from one measured value to the next without another, it is nan all the same.
+    It is nan if the last measured value is older than twice the usual distance between measured values.
     """
     places = [place for place, value in enumerate(values) if not math.isnan(value)]
     if not places or _mostly_finite(values):
@@ -65,7 +67,7 @@ def _newest(values: Sequence[float]) -> float:
 
 
 def total(values: Iterable[float]) -> float:
-    """Sum of what was measured."""
+    """Return the sum of the finite values."""
     return sum(filter(math.isfinite, values))
 
 

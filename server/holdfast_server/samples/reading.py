@@ -1,4 +1,4 @@
-"""Reading what a timeline asks for: stretches, chunks and roll-ups. Rank 0 speaks for the job."""
+"""Queries for the series, chunks and roll-ups of a timeline. Rank 0 reports the job's samples."""
 
 from __future__ import annotations
 
@@ -10,49 +10,51 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
-from holdfast_server.models import StretchRecord
+from holdfast_server.models import SampleSeriesRecord
 from holdfast_server.samples import rollups
 from holdfast_server.samples.read_plan import Segment
 from holdfast_server.samples.rollups import LEVELS
-from holdfast_server.samples.series import AT, Contents, Rolled
+from holdfast_server.samples.series import AT, Rolled, TimelineData
 
 READS_AT_ONCE = 50
 
 
-async def stretches(session: AsyncSession, job: str) -> Sequence[StretchRecord]:
-    return (await session.scalars(_of_stretches(), {"job": job})).all()
+async def series_of(session: AsyncSession, job: str) -> Sequence[SampleSeriesRecord]:
+    return (await session.scalars(_select_series(), {"job": job})).all()
 
 
 @cache
-def _of_stretches() -> Select[StretchRecord]:
-    return select(StretchRecord).where(StretchRecord.job == bindparam("job"), StretchRecord.rank == 0)
+def _select_series() -> Select[SampleSeriesRecord]:
+    return select(SampleSeriesRecord).where(
+        SampleSeriesRecord.job == bindparam("job"), SampleSeriesRecord.rank == 0
+    )
 
 
 async def iterations_between(
-    session: AsyncSession, stretch: StretchRecord, since: float, until: float, *, began: float
+    session: AsyncSession, series: SampleSeriesRecord, since: float, until: float, *, began: float
 ) -> tuple[int, int] | None:
-    """Which iterations of a stretch ended between two times: at each end up to a bucket more, never less.
+    """Return the first and last iteration of a series between two times, with up to a bucket more at each end.
 
-    `began`: no iteration of it ended before. None: none did between them.
+    None if no iteration ended in between. `began`: a time before which no iteration of the series ended.
     """
-    if stretch.last_at < since or began > until:
+    if series.last_at < since or began > until:
         return None
-    first, last = stretch.first_iteration, stretch.last_iteration
+    first, last = series.first_iteration, series.last_iteration
     if began < since:
-        first, _ = await _bucket_at(session, stretch, since)
-    if stretch.last_at > until:
-        _, last = await _bucket_at(session, stretch, until)
+        first, _ = await _bucket_at(session, series, since)
+    if series.last_at > until:
+        _, last = await _bucket_at(session, series, until)
     return first, last
 
 
-async def _bucket_at(session: AsyncSession, stretch: StretchRecord, at: float) -> tuple[int, int]:
-    """The first bucket that ended no earlier: a coarse one, then the finer ones within it. Their times ascend."""
+async def _bucket_at(session: AsyncSession, series: SampleSeriesRecord, at: float) -> tuple[int, int]:
+    """Return the first finest bucket that ended at a time or later, found from coarse to fine levels."""
     rows = models.RollupRecord
-    low, high = stretch.first_iteration, stretch.last_iteration
+    low, high = series.first_iteration, series.last_iteration
     for level in reversed(LEVELS):
         query = (
             select(rows.first_iteration, rows.last_iteration, rows.columns)
-            .where(rows.stretch == stretch.id, rows.level == level)
+            .where(rows.series == series.id, rows.level == level)
             .where(rows.bucket.between(low >> level, high >> level))
             .order_by(rows.bucket)
         )
@@ -60,19 +62,19 @@ async def _bucket_at(session: AsyncSession, stretch: StretchRecord, at: float) -
             if rollups.last_of(columns, AT) >= at:
                 low, high = max(low, first), min(high, last)
                 break
-            low = last + 1  # it lies in a later one, which may not be stored before it is whole
+            low = last + 1  # it is in a later bucket, which is stored only once complete
     return min(low, high), high
 
 
-async def contents(session: AsyncSession, job: str, reads: Sequence[Segment]) -> Contents:
+async def contents(session: AsyncSession, job: str, reads: Sequence[Segment]) -> TimelineData:
     whole = [read for read in reads if read.level == 0]
     coarse = [read for read in reads if read.level > 0]
-    return Contents(await _chunks(session, job, whole), await _rolled(session, coarse))
+    return TimelineData(await _chunks(session, job, whole), await _rolled(session, coarse))
 
 
 async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment]) -> dict[int, list[bytes]]:
     rows = models.ChunkRecord
-    numbers = {(read.stretch.lineage, read.stretch.uid): read.stretch.id for read in reads}
+    numbers = {(read.series.lineage, read.series.uid): read.series.id for read in reads}
     found: dict[int, tuple[int, bytes]] = {}
     for some in _some(reads):
         query = select(rows.id, rows.lineage, rows.uid, rows.columns).where(
@@ -81,47 +83,47 @@ async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment]) -> 
         for chunk, lineage, uid, columns in await session.execute(query):
             found[chunk] = (numbers[lineage, uid], columns)
     made: dict[int, list[bytes]] = {}
-    for _, (stretch, columns) in sorted(found.items()):
-        made.setdefault(stretch, []).append(columns)
+    for _, (series, columns) in sorted(found.items()):
+        made.setdefault(series, []).append(columns)
     return made
 
 
 def _reaches(read: Segment) -> ColumnElement[bool]:
-    rows, stretch = models.ChunkRecord, read.stretch
+    rows, series = models.ChunkRecord, read.series
     return and_(
-        rows.lineage == stretch.lineage,
-        rows.uid == stretch.uid,
-        # None of its chunks is wider, so that the index finds where to begin.
-        rows.first_iteration.between(read.first - stretch.widest, read.last),
+        rows.lineage == series.lineage,
+        rows.uid == series.uid,
+        # No chunk of the series is wider, so the index finds where to begin.
+        rows.first_iteration.between(read.first - series.widest_chunk, read.last),
         rows.last_iteration >= read.first,
     )
 
 
 async def _rolled(session: AsyncSession, reads: Sequence[Segment]) -> dict[tuple[int, int], list[Rolled]]:
-    """Core, and no ORM: a wide window is a thousand rows."""
+    """Read buckets without the ORM: a wide window has a thousand rows."""
     rows = models.table(models.RollupRecord).c
     made: dict[tuple[int, int], dict[int, Rolled]] = {}
     connection = await session.connection()
     for some in _some(reads):
         query = select(
-            rows.stretch,
+            rows.series,
             rows.level,
             rows.bucket,
             rows.first_iteration,
             rows.last_iteration,
             rows.rows,
             rows.columns,
-        ).where(or_(*map(_lies, some)))
-        # all at once: one by one, the rows take as long as the question
-        for stretch, level, bucket, first, last, count, columns in (await connection.execute(query)).all():
-            made.setdefault((stretch, level), {})[bucket] = (first, last, count, columns)
+        ).where(or_(*map(_is_in, some)))
+        # all at once: fetching rows one by one takes as long as the query
+        for series, level, bucket, first, last, count, columns in (await connection.execute(query)).all():
+            made.setdefault((series, level), {})[bucket] = (first, last, count, columns)
     return {place: [buckets[bucket] for bucket in sorted(buckets)] for place, buckets in made.items()}
 
 
-def _lies(read: Segment) -> ColumnElement[bool]:
+def _is_in(read: Segment) -> ColumnElement[bool]:
     rows, level = models.RollupRecord, read.level
     buckets = rows.bucket.between(read.first >> level, read.last >> level)
-    return and_(rows.stretch == read.stretch.id, rows.level == level, buckets)
+    return and_(rows.series == read.series.id, rows.level == level, buckets)
 
 
 def _some(reads: Sequence[Segment]) -> Iterator[list[Segment]]:

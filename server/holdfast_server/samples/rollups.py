@@ -1,8 +1,8 @@
-"""Roll-ups: what many iterations come to, bucket by bucket, so that long stretches are read as few rows.
+"""Roll-ups: statistics of many iterations by bucket, so that long series are read as few rows.
 
-A bucket of 2^level iterations begins at a multiple of its width. Buckets of a fine level add up to those of a
-coarse one, and parts of a bucket to the whole: minimum, maximum and sum of the finite values, the last value
-whatever it is, and how many were nan, +inf and -inf. Pure functions.
+A bucket of 2^level iterations begins at a multiple of its width. It holds minimum, maximum and sum of the finite
+values, the last value, and the counts of nan, +inf and -inf, so that buckets of a fine level, or parts of a
+bucket, add up to a coarser one. Pure functions.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from holdfast_server.samples.sample_codec import BUILT_IN, Floats, Ints, Table
 
 LEVELS = (6, 8, 10, 12, 14)
-"""Powers of two. Each adds a quarter of the one before to what is stored, and no window needs much more than four
+"""Powers of two. Each level takes a quarter of the space of the one below, and no window needs much more than four
 times the buckets that it shows.
 
-Of the finest level every bucket is stored. One of another level is as soon as its stretch has come past its end:
-until then the finer ones within it stand for it, so that a batch does not write a bucket of every level again."""
+Every bucket of the finest level is stored. A bucket of another level is stored once the series has passed its end:
+until then the finer buckets represent it, so that a batch does not rewrite a bucket of every level."""
 MINIMUM, MAXIMUM, SUM, LAST = range(4)
 NAN, UP, DOWN = range(3)
 _NOTHING = (np.inf, -np.inf, 0.0, np.nan)
@@ -33,19 +33,19 @@ class Rollup:
 
     first: Ints
     last: Ints
-    """The first and the last iteration that is in each."""
+    """First and last iteration in each bucket."""
     rows: Ints
     stats: Floats
-    """By bucket and column: MINIMUM, MAXIMUM, SUM, LAST."""
+    """MINIMUM, MAXIMUM, SUM and LAST by bucket and column."""
     odd: Ints
-    """By bucket and column, how many were NAN, UP (+inf) and DOWN (-inf)."""
+    """Counts of NAN, UP (+inf) and DOWN (-inf) by bucket and column."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def finite(self) -> Ints:
-        """How many values are numbers, by bucket and column."""
+        """Return the number of finite values by bucket and column."""
         made: Ints = self.rows[:, None] - self.odd.sum(axis=2)
         return made
 
@@ -80,7 +80,7 @@ def of_table(table: Table, width: int) -> Rollup:
 
 
 def combined(parts: Sequence[Rollup], width: int) -> Rollup:
-    """Buckets of `width` made of finer ones, or of parts of such; a part wider than `width` stays whole."""
+    """Combine buckets, or parts of buckets, to buckets of `width`; a wider one stays as it is."""
     whole = _joined(parts)
     if len(parts) > 1:
         whole = whole.where(np.argsort(whole.last, kind="stable"))
@@ -89,8 +89,10 @@ def combined(parts: Sequence[Rollup], width: int) -> Rollup:
 
 
 def closing(reached: int, end: int) -> Iterator[tuple[int, range]]:
-    """The levels, finest first, that have buckets which end after iteration `reached` and no later than `end`, and
-    these; both are the iteration after the last."""
+    """Yield by level, finest first, the buckets that a series completes by growing from `reached` to `end`.
+
+    Both are the iteration after the last.
+    """
     for level in LEVELS[1:]:
         if reached >> level == end >> level:
             return
@@ -98,12 +100,14 @@ def closing(reached: int, end: int) -> Iterator[tuple[int, range]]:
 
 
 def open_buckets(first: int, reached: int, end: int) -> dict[int, tuple[int, int]]:
-    """Of a stretch that ended before iteration `reached`, what more iterations from `first` until before `end` add
-    to: by level, the first and the last bucket."""
+    """Return by level the first and last stored bucket to which iterations from `first` to before `end` add.
+
+    The series ended before iteration `reached`.
+    """
     finest, here = LEVELS[0], (reached - 1) >> LEVELS[0]
     found = {finest: (here, here)} if first >> finest == here else {}
     for level, (closed, _) in zip(LEVELS, closing(reached, end), strict=False):
-        # those within the bucket of the level above that now comes to its end
+        # those within the completed bucket of the next level
         begin = reached >> closed << (closed - level)
         found[level] = begin, here if level == finest else (reached >> level) - 1
     return found
@@ -112,11 +116,11 @@ def open_buckets(first: int, reached: int, end: int) -> dict[int, tuple[int, int
 def grown(
     fine: Rollup, reached: int, stored: Rollup | None = None, levels: Sequence[int] = ()
 ) -> tuple[list[int], Rollup]:
-    """What buckets of the finest level add to a stretch that ended before iteration `reached`; they lie after it.
+    """Add buckets of the finest level to the end of a series that ended before iteration `reached`.
 
-    `stored`: its `open_buckets`, of which `levels` says the level of each. Returns the level of each bucket to be
-    written, and these. Which goes into which is found in Python, and they are added up in one go: the buckets of a
-    batch are few, and every step of numpy's takes its time.
+    `stored`: its `open_buckets`, with their `levels`. Returns the buckets to write, and the level of each. Python
+    finds which bucket goes into which, and one call adds them up: a batch has few buckets, and each call of numpy
+    has a fixed cost.
     """
     if stored is None:
         whole, before = fine, list[int]()
@@ -136,9 +140,9 @@ def grown(
 
 
 def late(fine: Rollup, reached: int, stored: Rollup | None, levels: Sequence[int]) -> tuple[list[int], Rollup]:
-    """What buckets of the finest level add to a stretch that had come past them already; the rest as for `grown`.
+    """Add late buckets of the finest level to a series that has passed them; otherwise as `grown`.
 
-    `stored`: the buckets of every level that hold their iterations.
+    `stored`: the buckets of every level that contain their iterations.
     """
     whole = fine if stored is None else _joined([fine, stored])
     last = whole.last.tolist()
@@ -153,7 +157,7 @@ def late(fine: Rollup, reached: int, stored: Rollup | None, levels: Sequence[int
 def _in_buckets(
     whole: Rollup, last: Sequence[int], members: Iterable[tuple[int, Iterable[int]]]
 ) -> tuple[list[int], Rollup]:
-    """`members`: by level, the rows that go into its buckets, in order. The level of each bucket, and they."""
+    """Add up `members`, the rows by level and in order, to buckets; return the levels of these, and them."""
     order, starts, found = list[int](), list[int](), list[int]()
     for level, places in members:
         at = -1
@@ -179,7 +183,7 @@ def _joined(parts: Sequence[Rollup]) -> Rollup:
 
 
 def _added_up(whole: Rollup, starts: Ints) -> Rollup:
-    """One bucket for each run that begins at one of `starts`."""
+    """Add up one bucket for each run, which begin at `starts`."""
     ends = _ends(starts, len(whole))
     count, odd = len(starts), whole.odd
     stats = np.empty((count, *whole.stats.shape[1:]))
@@ -198,7 +202,7 @@ def _added_up(whole: Rollup, starts: Ints) -> Rollup:
 
 
 def aligned(rollup: Rollup, metrics: Sequence[str], wanted: Sequence[str]) -> Rollup:
-    """With the columns of BUILT_IN and of `wanted`; one that it lacks was not measured."""
+    """Return a roll-up with the columns of BUILT_IN and of `wanted`; a missing one counts as not measured."""
     places = {name: place for place, name in enumerate(metrics, len(BUILT_IN))}
     chosen = [*range(len(BUILT_IN)), *(places.get(name, -1) for name in wanted)]
     if chosen == list(range(rollup.stats.shape[1])):
@@ -212,7 +216,7 @@ def aligned(rollup: Rollup, metrics: Sequence[str], wanted: Sequence[str]) -> Ro
 
 
 def encoded(rollup: Rollup) -> Iterator[bytes]:
-    """The columns of each bucket. Where all is finite, as nearly always, the counts of the odd are left out."""
+    """Encode the columns of each bucket. If all values are finite, as usual, the counts of others are omitted."""
     stats = rollup.stats.astype("<f8", copy=False)
     if not rollup.odd.any():
         yield from map(np.ndarray.tobytes, stats)
@@ -224,14 +228,14 @@ def encoded(rollup: Rollup) -> Iterator[bytes]:
 
 
 def decoded(rows: Sequence[tuple[int, int, int, bytes]], columns: int) -> Rollup:
-    """From (first iteration, last iteration, rows, encoded), in their order.
+    """Decode rows of (first iteration, last iteration, rows, encoded columns), in their order.
 
-    Those from before a metric was first reported have fewer columns.
+    Buckets from before the first report of a metric have fewer columns.
     """
     numbers, sizes = np.array([row[:3] for row in rows], np.int64), [len(row[3]) for row in rows]
     first, last, count = numbers.T
     odd = np.zeros((len(rows), columns, 3), np.int64)
-    if set(sizes) == {columns * _STATS_BYTES}:  # as nearly always: they are read where they lie
+    if set(sizes) == {columns * _STATS_BYTES}:  # as usual: no copy needed
         stats = np.frombuffer(b"".join([row[3] for row in rows]), "<f8").reshape(-1, columns, 4)
         return Rollup(first, last, count, stats, odd)
     made = Rollup(first, last, count, np.empty((len(rows), columns, 4)), odd)
@@ -250,12 +254,12 @@ def decoded(rows: Sequence[tuple[int, int, int, bytes]], columns: int) -> Rollup
 
 
 def last_of(encoded: bytes, column: int) -> float:
-    """The last value of a column in one encoded bucket."""
+    """Return the last value of a column in one encoded bucket."""
     return float(np.frombuffer(encoded, "<f8", count=4, offset=column * _STATS_BYTES)[LAST])
 
 
 def _starts(keys: Ints) -> Ints:
-    """Where runs of equal keys begin."""
+    """Return where runs of equal keys begin."""
     return np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1])
 
 

@@ -1,4 +1,4 @@
-"""Samples as arrays: read from the wire, and packed into chunks. Pure functions."""
+"""Samples as arrays: decoding from the wire, and packing into chunks. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 BUILT_IN = ("at", "seconds", "stall_seconds", "data_seconds")
-"""The first rows of every table's values; the metrics of the loop follow."""
+"""First rows of every table's values; the metrics follow."""
 MAX_ROWS = 200_000
 MAX_LINEAGES = 100
 """Most stretches of one batch: a restore begins one, and takes longer than a batch."""
@@ -28,12 +28,13 @@ LEVEL = 3
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What one rank measured on one lineage, by iteration, in their order."""
+    """Samples of one rank on one lineage, in the order of iterations."""
 
     iteration: Ints
     metrics: tuple[str, ...]
     values: Floats
-    """A row for each of BUILT_IN and of `metrics`, a column for each iteration. nan: not measured."""
+    """Values with a row for each of BUILT_IN and of `metrics`, and a column for each iteration; nan: not
+    measured."""
 
     def __len__(self) -> int:
         return len(self.iteration)
@@ -61,41 +62,41 @@ class Table:
         return Table(self.iteration[chosen], self.metrics, self.values[:, chosen])
 
     def between(self, first: int, last: int) -> Table:
-        """Its iterations from `first` to `last`, both included."""
+        """Return the iterations from `first` to `last`, both included."""
         low, high = np.searchsorted(self.iteration, (first, last + 1))
         return self if low == 0 and high == len(self) else self.rows(slice(low, high))
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The samples of a batch: a table for each lineage, oldest first."""
+class BatchSamples:
+    """Samples of a batch: a table for each lineage, oldest first."""
 
     tables: tuple[tuple[int, Table], ...]
     left_out: bool
-    """Metrics, or parts of their names, for there were too many."""
+    """Whether there were too many metrics, or too long names."""
 
     def __len__(self) -> int:
         return sum(len(table) for _, table in self.tables)
 
     @property
     def values(self) -> int:
-        """How many were measured, by iteration and column."""
+        """Return the number of measured values."""
         return sum(int(np.count_nonzero(~np.isnan(table.values[1:]))) for _, table in self.tables)
 
 
-def take(samples: Samples, *, lineage: int, at: float, ahead: float, latest: float) -> Taken:
-    """The samples of a batch that was sent `at` some time on some `lineage`, which stand for those left out.
+def decode(samples: Samples, *, lineage: int, at: float, ahead: float, latest: float) -> BatchSamples:
+    """Decode the samples of a batch, whose sending time and lineage stand for missing ones.
 
     Args:
         samples: the columns as reported.
         lineage: the batch's lineage.
-        at: when the batch was sent, on the server's clock.
-        ahead: seconds by which the reporter's clock is ahead; each time moves back by as many.
-        latest: the latest time to accept. A later one, or one that no page can show, becomes `at`. Seconds out
-            of range become nan: not measured.
+        at: sending time of the batch, on the server's clock.
+        ahead: seconds by which the agent's clock is ahead, subtracted from each time.
+        latest: upper bound for times. A later one, or one that no page can show, becomes `at`. Durations out of
+            range become nan: not measured.
 
     Raises:
-        ValueError: the columns cannot be stored.
+        ValueError: the columns are invalid.
     """
     iteration = _counts("iteration", samples.iteration)
     count = len(iteration)
@@ -114,8 +115,8 @@ def take(samples: Samples, *, lineage: int, at: float, ahead: float, latest: flo
         if count and not (whole.min() >= 0 and whole.max() <= most):
             raise ValueError(f"samples: {name} is outside 0 to {most}")
     values[0] -= ahead
-    table = _settled(Table(iteration, tuple(metrics), values), at=at, latest=latest)
-    return Taken(tuple(_by_lineage(table, lineages)), left_out=metrics.keys() != samples.metrics.keys())
+    table = _with_valid_times(Table(iteration, tuple(metrics), values), at=at, latest=latest)
+    return BatchSamples(tuple(_by_lineage(table, lineages)), left_out=metrics.keys() != samples.metrics.keys())
 
 
 def _counts(name: str, column: Counts) -> Ints:
@@ -147,11 +148,11 @@ def _uneven(count: int, others: dict[str, int]) -> ValueError:
 
 def _from_bytes(name: str, column: bytes, kind: str) -> Any:
     if len(column) % 8:
-        raise ValueError(f"samples: {name} has {len(column)} bytes, and a number takes 8")
+        raise ValueError(f"samples: {name} has {len(column)} bytes, which is not a multiple of 8")
     return np.frombuffer(column, kind)
 
 
-def _settled(table: Table, *, at: float, latest: float) -> Table:
+def _with_valid_times(table: Table, *, at: float, latest: float) -> Table:
     times, spans = table.values[0], table.values[1 : len(BUILT_IN)]
     if not len(table) or (
         times.min() >= 0 and times.max() <= latest and spans.min() >= 0 and spans.max() <= MAX_SECONDS
@@ -166,13 +167,13 @@ def _settled(table: Table, *, at: float, latest: float) -> Table:
 def _by_lineage(table: Table, lineages: Ints) -> Iterator[tuple[int, Table]]:
     found = set(lineages.tolist())
     if len(found) > MAX_LINEAGES:
-        raise ValueError(f"samples: {len(found)} lineages: send at most {MAX_LINEAGES} at once")
+        raise ValueError(f"samples: {len(found)} lineages in a batch: send at most {MAX_LINEAGES}")
     for lineage in sorted(found):
         yield lineage, _ordered(table if len(found) == 1 else table.rows(lineages == lineage))
 
 
 def _ordered(table: Table) -> Table:
-    """In the order of iterations; of one that comes twice, what came last."""
+    """Sort a table by iteration; of a repeated iteration the last row stays."""
     if (table.iteration[1:] > table.iteration[:-1]).all():
         return table
     order = np.argsort(table.iteration, kind="stable")
@@ -180,8 +181,8 @@ def _ordered(table: Table) -> Table:
     return table.rows(order[last])
 
 
-def joined(tables: Sequence[Table], metrics: Sequence[str]) -> Table:
-    """Tables one after the other, with a row for each of `metrics`; of iterations that repeat the later counts."""
+def concatenated(tables: Sequence[Table], metrics: Sequence[str]) -> Table:
+    """Concatenate tables, with a row for each of `metrics`; of a repeated iteration the last row stays."""
     values = [aligned(table.values, table.metrics, metrics) for table in tables]
     iteration = np.concatenate([table.iteration for table in tables])
     whole = Table(iteration, tuple(metrics), np.concatenate(values, axis=1))
@@ -189,7 +190,7 @@ def joined(tables: Sequence[Table], metrics: Sequence[str]) -> Table:
 
 
 def aligned(values: Floats, metrics: Sequence[str], wanted: Sequence[str]) -> Floats:
-    """The rows of a table in another order of metrics; nan where it has none."""
+    """Return the rows of a table in another order of metrics; nan for metrics that it lacks."""
     if tuple(metrics) == tuple(wanted):
         return values
     made = np.full((len(BUILT_IN) + len(wanted), values.shape[1]), np.nan)
@@ -202,17 +203,17 @@ def aligned(values: Floats, metrics: Sequence[str], wanted: Sequence[str]) -> Fl
 
 
 class _Packed(msgspec.Struct, array_like=True):
-    """A chunk. Numbers are laid out by their bytes, the first byte of each and so on, which compresses better."""
+    """A chunk. Numbers are transposed to planes of bytes, which compress better."""
 
     metrics: list[str]
     rows: int
     first: int
     steps: bytes
-    """From each iteration to the next, int64; empty where each is the next one."""
+    """Differences between successive iterations, int64; empty if all are 1."""
     at: bytes
-    """The bits of times as int64, each as its difference from the one before."""
+    """Differences between the bits of successive times, as int64."""
     narrow: bytes
-    """For each further row of values 1 where single precision holds all of it."""
+    """One byte for each further row of values: 1 if single precision represents it exactly."""
     singles: bytes
     doubles: bytes
 
@@ -232,40 +233,40 @@ def pack(table: Table) -> bytes:
         metrics=list(table.metrics),
         rows=len(table),
         first=int(table.iteration[0]),
-        steps=b"" if (steps == 1).all() else _spread(steps),
-        at=_spread(np.concatenate([times[:1], times[1:] - times[:-1]])),
+        steps=b"" if (steps == 1).all() else _to_byte_planes(steps),
+        at=_to_byte_planes(np.concatenate([times[:1], times[1:] - times[:-1]])),
         narrow=narrow.astype(np.uint8).tobytes(),
-        singles=_spread(singles[narrow]),
-        doubles=_spread(values[~narrow]),
+        singles=_to_byte_planes(singles[narrow]),
+        doubles=_to_byte_planes(values[~narrow]),
     )
     return compress(_encoder.encode(packed), LEVEL)
 
 
 def unpack(chunk: bytes) -> Table:
     packed = _decoder.decode(decompress(chunk, MAX_CHUNK_BYTES))
-    steps = _gathered(packed.steps, np.int64) if packed.steps else np.ones(packed.rows - 1, np.int64)
+    steps = _from_byte_planes(packed.steps, np.int64) if packed.steps else np.ones(packed.rows - 1, np.int64)
     narrow = np.frombuffer(packed.narrow, np.uint8).astype(bool)
     values = np.empty((1 + len(narrow), packed.rows))
-    values[0] = np.cumsum(_gathered(packed.at, np.int64)).view(np.float64)
-    values[1:][narrow] = _gathered(packed.singles, np.float32).reshape(-1, packed.rows)
-    values[1:][~narrow] = _gathered(packed.doubles, np.float64).reshape(-1, packed.rows)
+    values[0] = np.cumsum(_from_byte_planes(packed.at, np.int64)).view(np.float64)
+    values[1:][narrow] = _from_byte_planes(packed.singles, np.float32).reshape(-1, packed.rows)
+    values[1:][~narrow] = _from_byte_planes(packed.doubles, np.float64).reshape(-1, packed.rows)
     iteration = packed.first + np.concatenate([[0], np.cumsum(steps)])
     return Table(iteration, tuple(packed.metrics), values)
 
 
-def renamed(table: Table, metrics: Sequence[str]) -> Table:
-    """With those of its metrics alone that are in `metrics`, in that order."""
+def with_metrics(table: Table, metrics: Sequence[str]) -> Table:
+    """Return a table with only those of its metrics that are in `metrics`, in that order."""
     kept = [name for name in metrics if name in table.metrics]
     if tuple(kept) == table.metrics:
         return table
     return replace(table, metrics=tuple(kept), values=aligned(table.values, table.metrics, kept))
 
 
-def _spread(numbers: NDArray[Any]) -> bytes:
+def _to_byte_planes(numbers: NDArray[Any]) -> bytes:
     flat = np.ascontiguousarray(numbers).reshape(-1)
     return flat.view(np.uint8).reshape(-1, flat.itemsize).T.tobytes()
 
 
-def _gathered(spread: bytes, kind: Any) -> Any:
+def _from_byte_planes(spread: bytes, kind: Any) -> Any:
     size = np.dtype(kind).itemsize
     return np.ascontiguousarray(np.frombuffer(spread, np.uint8).reshape(size, -1).T).view(kind).reshape(-1)

@@ -1,7 +1,7 @@
-"""Storing samples: a chunk for each batch, and the roll-ups of what is in it, in the batch's own transaction.
+"""Storage of samples: a chunk and the roll-ups of each batch, in the transaction of the batch.
 
-Built as samples arrive, roll-ups are never behind, whatever is killed when; they cost a batch one read and one
-write of a few rows. Core and no ORM: nearly all that a server stores comes through here.
+Roll-ups are updated in the same transaction, so they are never behind; they cost a batch one read and one write of
+a few rows. Compiled statements without the ORM, because nearly everything that a server stores comes through here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from holdfast_server.samples.rollups import LEVELS, Rollup
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedSamples:
     new: bool
-    """The first that this rank of this attempt reports of this lineage."""
+    """Whether the samples begin a new series."""
     left_out: bool
-    """Metrics, for the stretch has as many as it may have."""
+    """Whether metrics were left out, because the series has as many as it may have."""
 
 
 _KEY = ("job", "rank", "lineage", "uid")
@@ -40,32 +40,32 @@ _GROWING: dict[str, Callable[[Any, Any], Any]] = {
     "rows": operator.add,
     "chunks": operator.add,
     "chunk_bytes": operator.add,
-    "widest": max,
+    "widest_chunk": max,
 }
-"""What storing moves, and how."""
+"""Columns of a series that more samples change, and how to combine the old with the new value."""
 _ROLLED = ("first_iteration", "last_iteration", "rows", "columns")
 _names = msgspec.msgpack.Decoder(list[str])
 
 
-_stretches, _chunks, _rollups = (
-    models.table(models.StretchRecord),
+_series, _chunks, _rollups = (
+    models.table(models.SampleSeriesRecord),
     models.table(models.ChunkRecord),
     models.table(models.RollupRecord),
 )
-_NEW = {"whole_from": 0, "fine_from": 0}
+_NEW = {"chunks_from": 0, "finest_from": 0}
 _FIND = Statement(
-    select(_stretches.c.id, *(_stretches.c[name] for name in _GROWING)).where(
-        *(_stretches.c[name] == bindparam(name) for name in _KEY)
+    select(_series.c.id, *(_series.c[name] for name in _GROWING)).where(
+        *(_series.c[name] == bindparam(name) for name in _KEY)
     )
 )
 _BEGIN = Statement(
-    plain_insert(_stretches)
+    plain_insert(_series)
     .values({name: bindparam(name) for name in (*_KEY, "attempt", *_GROWING, *_NEW)})
-    .returning(_stretches.c.id)
+    .returning(_series.c.id)
 )
 _GROW = Statement(
-    update(_stretches)
-    .where(_stretches.c.id == bindparam("stretch"))
+    update(_series)
+    .where(_series.c.id == bindparam("series"))
     .values({name: bindparam(f"new_{name}") for name in _GROWING})
 )
 _CHUNK = Statement(
@@ -77,30 +77,30 @@ _CHUNK = Statement(
 
 def _before(level: int) -> Select[Any]:
     return select(_rollups.c.level, *(_rollups.c[name] for name in _ROLLED)).where(
-        _rollups.c.stretch == bindparam("stretch"),
+        _rollups.c.series == bindparam("series"),
         _rollups.c.level == level,
         _rollups.c.bucket.between(bindparam(f"low_{level}"), bindparam(f"high_{level}")),
     )
 
 
 _FINEST_BEFORE = Statement(_before(LEVELS[0]))
-# One look into the index for each level: asked for with "or", SQLite goes through all buckets of the stretch.
+# One index lookup for each level: with OR, SQLite scans all buckets of the series.
 _ROLLED_BEFORE = Statement(union_all(*map(_before, LEVELS)))
 
 
 def _upsert(connection: Connection) -> ClauseElement:
     made = insert(connection, models.RollupRecord)
     changed = {name: made.excluded[name] for name in _ROLLED}
-    return made.on_conflict_do_update(index_elements=("stretch", "level", "bucket"), set_=changed)
+    return made.on_conflict_do_update(index_elements=("series", "level", "bucket"), set_=changed)
 
 
 _ROLLUP = Statement(_upsert)
 
 
-def add(connection: Connection, place: Mapping[str, Any], table: sample_codec.Table) -> Added:
-    """Store what one rank measured on one lineage, all of it new.
+def add(connection: Connection, place: Mapping[str, Any], table: sample_codec.Table) -> AddedSamples:
+    """Store new samples of one rank on one lineage.
 
-    `place`: whose samples these are: job, uid, attempt, rank, sequence and lineage.
+    `place`: job, uid, attempt, rank, sequence and lineage of the samples.
     """
     key = {name: place[name] for name in _KEY}
     row = _FIND.first(connection, key)
@@ -108,7 +108,7 @@ def add(connection: Connection, place: Mapping[str, Any], table: sample_codec.Ta
     known = _names.decode(before["metrics"]) if before is not None else []
     more = [name for name in table.metrics if name not in known]
     names = [*known, *more[: max(0, MAX_METRICS - len(known))]]
-    kept = sample_codec.renamed(table, names)
+    kept = sample_codec.with_metrics(table, names)
     chunk = sample_codec.pack(kept)
     first, last = int(kept.iteration[0]), int(kept.iteration[-1])
     now: dict[str, Any] = {
@@ -119,19 +119,19 @@ def add(connection: Connection, place: Mapping[str, Any], table: sample_codec.Ta
         "rows": len(kept),
         "chunks": 1,
         "chunk_bytes": len(chunk),
-        "widest": last - first,
+        "widest_chunk": last - first,
     }
     if before is None:
-        (stretch,) = _BEGIN.first(connection, {**key, "attempt": place["attempt"], **now, **_NEW})
+        (series,) = _BEGIN.first(connection, {**key, "attempt": place["attempt"], **now, **_NEW})
     else:
-        stretch = before["id"]
+        series = before["id"]
         grown = {name: grow(before[name], now[name]) for name, grow in _GROWING.items()}
-        _GROW.run(connection, {"stretch": stretch, **{f"new_{name}": value for name, value in grown.items()}})
+        _GROW.run(connection, {"series": series, **{f"new_{name}": value for name, value in grown.items()}})
     _CHUNK.run(connection, chunk_row(place, kept, chunk))
     values_of = sample_codec.aligned(kept.values, kept.metrics, names)
     reached = first if before is None else before["last_iteration"] + 1
-    roll_up(connection, stretch, replace(kept, metrics=tuple(names), values=values_of), reached)
-    return Added(new=before is None, left_out=len(kept.metrics) < len(table.metrics))
+    roll_up(connection, series, replace(kept, metrics=tuple(names), values=values_of), reached)
+    return AddedSamples(new=before is None, left_out=len(kept.metrics) < len(table.metrics))
 
 
 def chunk_row(place: Mapping[str, Any], table: sample_codec.Table, chunk: bytes) -> dict[str, Any]:
@@ -147,57 +147,57 @@ def chunk_row(place: Mapping[str, Any], table: sample_codec.Table, chunk: bytes)
     }
 
 
-def roll_up(connection: Connection, stretch: int, table: sample_codec.Table, reached: int) -> None:
-    """Add a table, with all columns of the stretch, to its roll-ups, which hold what came before `reached`."""
+def roll_up(connection: Connection, series: int, table: sample_codec.Table, reached: int) -> None:
+    """Add a table with all columns of the series to its roll-ups, which hold the iterations before `reached`."""
     behind = int(np.searchsorted(table.iteration, reached))
     if behind:
         late = table.rows(slice(0, behind))
         first, last = int(late.iteration[0]), int(late.iteration[-1])
         asked = {level: (first >> level, min(last >> level, (reached >> level) - 1)) for level in LEVELS[1:]}
         asked[LEVELS[0]] = first >> LEVELS[0], last >> LEVELS[0]
-        _add_to(connection, stretch, late, reached, asked, rollups.late)
+        _add_to(connection, series, late, reached, asked, rollups.late)
         table = table.rows(slice(behind, None))
     if len(table):
         first, end = int(table.iteration[0]), int(table.iteration[-1]) + 1
         asked = rollups.open_buckets(first, reached, end)
-        _add_to(connection, stretch, table, reached, asked, rollups.grown)
+        _add_to(connection, series, table, reached, asked, rollups.grown)
 
 
 def _add_to(
     connection: Connection,
-    stretch: int,
+    series: int,
     table: sample_codec.Table,
     reached: int,
     asked: Mapping[int, tuple[int, int]],
     add_up: Callable[[Rollup, int, Rollup | None, Sequence[int]], tuple[list[int], Rollup]],
 ) -> None:
-    """Add a table to the buckets `asked` for, by level the first and the last, and to new ones."""
-    levels, stored = _stored(connection, stretch, asked)
+    """Add a table to new buckets and to those in `asked`, the first and last bucket by level."""
+    levels, stored = _stored(connection, series, asked)
     before = rollups.decoded(stored, len(table.values)) if stored else None
     found, buckets = add_up(rollups.of_table(table, 1 << LEVELS[0]), reached, before, levels)
-    _ROLLUP.run(connection, *_rollup_rows(stretch, found, buckets))
+    _ROLLUP.run(connection, *_rollup_rows(series, found, buckets))
 
 
 def _stored(
-    connection: Connection, stretch: int, asked: Mapping[int, tuple[int, int]]
+    connection: Connection, series: int, asked: Mapping[int, tuple[int, int]]
 ) -> tuple[list[int], list[tuple[int, int, int, bytes]]]:
-    """The buckets asked for, and the level of each before them."""
+    """Return the level of each bucket in `asked`, and the buckets."""
     asked = {level: ends for level, ends in asked.items() if ends[0] <= ends[1]}
     if not asked:
         return [], []
-    terms = {"stretch": stretch}
+    terms = {"series": series}
     for level in LEVELS[: 1 if asked.keys() == {LEVELS[0]} else None]:
         terms[f"low_{level}"], terms[f"high_{level}"] = asked.get(level, (0, -1))
     rows = (_FINEST_BEFORE if len(terms) == 3 else _ROLLED_BEFORE).all(connection, terms)
     return [row[0] for row in rows], [row[1:] for row in rows]
 
 
-def _rollup_rows(stretch: int, levels: Sequence[int], rollup: Rollup) -> Iterator[dict[str, Any]]:
-    """`levels`: of each bucket."""
+def _rollup_rows(series: int, levels: Sequence[int], rollup: Rollup) -> Iterator[dict[str, Any]]:
+    """Yield the rows of buckets; `levels` are their levels."""
     numbers = zip(levels, rollup.first.tolist(), rollup.last.tolist(), rollup.rows.tolist(), strict=True)
     for (level, first, last, rows), encoded in zip(numbers, rollups.encoded(rollup), strict=True):
         yield {
-            "stretch": stretch,
+            "series": series,
             "level": level,
             "bucket": last >> level,
             "first_iteration": first,
@@ -208,5 +208,5 @@ def _rollup_rows(stretch: int, levels: Sequence[int], rollup: Rollup) -> Iterato
 
 
 def names_of(metrics: bytes) -> Sequence[str]:
-    """Of a stretch."""
+    """Decode the names of a series' metrics."""
     return _names.decode(metrics)

@@ -1,6 +1,6 @@
-"""A timeline's series from what was read of them: at most so many points, each with its mean, minimum and maximum.
+"""Series of a timeline from chunks and roll-ups: a limited number of points with mean, minimum and maximum.
 
-Pure functions, over arrays: they run off the event loop.
+Pure functions over arrays, which run off the event loop.
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from holdfast_server.samples.sample_series import names_of
 AT, SECONDS, STALL_SECONDS, DATA_SECONDS = range(len(BUILT_IN))
 
 Rolled = tuple[int, int, int, bytes]
-"""First and last iteration of a bucket, its rows, its columns."""
+"""First and last iteration, rows and encoded columns of a bucket."""
 
 
-class Contents:
-    """What was read, by stretch: chunks, oldest first, and buckets by level."""
+class TimelineData:
+    """Chunks, oldest first, and buckets by level, as read of each series."""
 
     def __init__(self, chunks: Mapping[int, Sequence[bytes]], rolled: Mapping[tuple[int, int], Sequence[Rolled]]):
         self._chunks, self._rolled = chunks, rolled
         self._tables: dict[int, Table] = {}
 
     def part(self, read: Segment, width: int) -> tuple[Sequence[str], Rollup] | None:
-        """The metrics of what is to be read, and its buckets of `width` iterations, or coarser ones."""
+        """Return the metrics of a segment, and its buckets of `width` iterations or more."""
         return self._whole(read, width) if read.level == 0 else self._coarse(read)
 
     def _whole(self, read: Segment, width: int) -> tuple[Sequence[str], Rollup] | None:
-        stretch = read.stretch.id
-        if stretch not in self._tables:
-            tables = [sample_codec.unpack(chunk) for chunk in self._chunks.get(stretch, ())]
+        series = read.series.id
+        if series not in self._tables:
+            tables = [sample_codec.unpack(chunk) for chunk in self._chunks.get(series, ())]
             if not tables:
                 return None
             names = dict.fromkeys(name for table in tables for name in table.metrics)
-            self._tables[stretch] = sample_codec.joined(tables, tuple(names))
-        table = self._tables[stretch].between(read.first, read.last)
+            self._tables[series] = sample_codec.concatenated(tables, tuple(names))
+        table = self._tables[series].between(read.first, read.last)
         return (table.metrics, rollups.of_table(table, width)) if len(table) else None
 
     def _coarse(self, read: Segment) -> tuple[Sequence[str], Rollup] | None:
-        names = names_of(read.stretch.metrics)
+        names = names_of(read.series.metrics)
         rows = [
-            row for row in self._rolled.get((read.stretch.id, read.level), ()) if read.first <= row[1] <= read.last
+            row for row in self._rolled.get((read.series.id, read.level), ()) if read.first <= row[1] <= read.last
         ]
         return (names, rollups.decoded(rows, len(BUILT_IN) + len(names))) if rows else None
 
 
 def series(
     plan: PlannedRead,
-    contents: Contents,
+    contents: TimelineData,
     points: int,
     *,
     metrics: Sequence[str] | None = None,
     digits: int | None = None,
     times: tuple[float, float] | None = None,
 ) -> tuple[Series, bool] | None:
-    """One series, and whether any of its points stands for more than one iteration.
+    """Build one series; return it and whether any of its points represents more than one iteration.
 
-    `metrics`: only these. `digits`: figures are rounded to so many significant ones. `times`: only points in
-    between, and one on each side.
+    `metrics`: only these. `digits`: significant digits of the values. `times`: only points in between, and one on
+    each side.
     """
     width = 1 if plan.each else plan.width
     found = [part for read in plan.segments if (part := contents.part(read, width)) is not None]
@@ -118,7 +118,7 @@ def _rounded(values: Floats, digits: int) -> Floats:
 
 def _band(buckets: Rollup, finite: Ints, column: int, digits: int | None) -> Band:
     mean = _mean(buckets, finite, column)
-    # Where nearly every iteration is measured, one that is no number is news, and a mean would hide it.
+    # If most iterations are measured, a non-finite value matters, and a mean would hide it.
     if 2 * finite[:, column].sum() > buckets.rows.sum():
         odd = finite[:, column] < buckets.rows
         mean[odd] = _odd(buckets, column)[odd]
@@ -130,7 +130,7 @@ def _band(buckets: Rollup, finite: Ints, column: int, digits: int | None) -> Ban
 
 
 def _mean(buckets: Rollup, finite: Ints, column: int) -> Floats:
-    """Of what was measured: a metric that is taken now and then is nan in between."""
+    """Return the mean of the finite values; infinite or nan if there are none."""
     count = finite[:, column]
     mean: Floats = buckets.stats[:, column, SUM] / np.maximum(count, 1)
     none = count == 0
@@ -141,7 +141,7 @@ def _mean(buckets: Rollup, finite: Ints, column: int) -> Floats:
 
 
 def _odd(buckets: Rollup, column: int) -> Floats:
-    """The mean where not all is finite: nan, or infinite, as soon as one value is."""
+    """Return nan or infinity where any value is nan or infinite."""
     infinite = _sum_of_infinite(buckets, column)
     made: Floats = np.where(buckets.odd[:, column, NAN] > 0, np.nan, infinite)
     return made
@@ -154,7 +154,7 @@ def _sum_of_infinite(buckets: Rollup, column: int) -> Floats:
 
 
 def _extreme(buckets: Rollup, finite: Ints, column: int, kind: int) -> Floats:
-    """Minimum or maximum of what was measured, infinities included."""
+    """Return the minimum or maximum of the measured values, including infinities."""
     toward, away = (DOWN, UP) if kind == MINIMUM else (UP, DOWN)
     beyond = {UP: np.inf, DOWN: -np.inf}
     value = buckets.stats[:, column, kind].copy()

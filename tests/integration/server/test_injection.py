@@ -140,7 +140,7 @@ def database_kind():
 @pytest.fixture(autouse=True)
 def no_chores(monkeypatch):
     """What the server does by itself would change what is compared."""
-    monkeypatch.setattr("holdfast_server.app.kept_up", lambda *_: nullcontext())
+    monkeypatch.setattr("holdfast_server.app.background_jobs_running", lambda *_: nullcontext())
 
 
 class Site:

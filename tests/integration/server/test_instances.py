@@ -15,7 +15,7 @@ from holdfast_server.control import control
 from holdfast_server.core.settings import database_url
 from holdfast_server.db import Database, DatabaseUnavailable, postgres, relay
 from holdfast_server.db import database as database_module
-from holdfast_server.db.background_jobs import Chore, do, kept_up
+from holdfast_server.db.background_jobs import BackgroundJob, background_jobs_running, run_once
 from tests.support.postgres import ON_POSTGRES, ON_SQLITE, ask
 
 JOB = "char-gpt"
@@ -80,7 +80,7 @@ def test_what_agents_report_is_gathered_and_told_together(empty_database, monkey
 
     async def scenario(here, there):
         told = []
-        monkeypatch.setattr(relay.Relay, "_tell", counted(relay.Relay._tell, told))
+        monkeypatch.setattr(relay.ChangeRelay, "_tell", counted(relay.ChangeRelay._tell, told))
         with there.changes.subscribe("job-99") as last, there.changes.subscribe("job-0") as first:
             await asyncio.gather(*(here.write(job(f"job-{n}"), job=f"job-{n}") for n in range(100)))
             assert await last.wait(60)
@@ -196,16 +196,22 @@ def test_one_instance_sees_to_the_chores_until_it_is_gone(empty_database):
         async def note(database, now):
             done.append((name, now))
 
-        return Chore("note", 1.0, note)
+        return BackgroundJob("note", 1.0, note)
 
     async def scenario(here, there):
-        first = [await do(chore("here"), here, lambda: NOW), await do(chore("there"), there, lambda: NOW)]
-        again = [await do(chore("here"), here, lambda: NOW), await do(chore("there"), there, lambda: NOW)]
+        first = [
+            await run_once(chore("here"), here, lambda: NOW),
+            await run_once(chore("there"), there, lambda: NOW),
+        ]
+        again = [
+            await run_once(chore("here"), here, lambda: NOW),
+            await run_once(chore("there"), there, lambda: NOW),
+        ]
         assert first == again == [True, False]
         await here.close()
-        assert await do(chore("there"), there, lambda: NOW)
+        assert await run_once(chore("there"), there, lambda: NOW)
         await here.open()
-        assert not await do(chore("here"), here, lambda: NOW)
+        assert not await run_once(chore("here"), here, lambda: NOW)
 
     run(empty_database, scenario)
     assert done == [("here", NOW), ("here", NOW), ("there", NOW)]
@@ -275,13 +281,13 @@ def test_a_chore_that_fails_is_logged_and_done_again(empty_database, caplog):
     async def scenario():
         database = Database(empty_database)
         await database.open()
-        async with kept_up([Chore("example", 0.01, fails_once)], database, lambda: NOW):
+        async with background_jobs_running([BackgroundJob("example", 0.01, fails_once)], database, lambda: NOW):
             await asyncio.wait_for(done.wait(), 60)
         await database.close()
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(scenario())
-    assert "the chore example failed, and is tried again" in caplog.text
+    assert "background job example failed; it will run again" in caplog.text
     assert tries[:2] == [NOW, NOW]
 
 

@@ -41,7 +41,7 @@ DELETES_THE_JOB = {("DELETE", "/api/v1/jobs/{job}"), ("POST", "/jobs/{job}/delet
 @pytest.fixture(autouse=True)
 def no_chores(monkeypatch):
     """What the server does by itself would look like what was refused and done."""
-    monkeypatch.setattr("holdfast_server.app.kept_up", lambda *_: nullcontext())
+    monkeypatch.setattr("holdfast_server.app.background_jobs_running", lambda *_: nullcontext())
 
 
 class OverHttp(httpx2.Client):

@@ -69,7 +69,7 @@ def test_a_label_that_cannot_be_stands_in_its_field_with_the_reason(client: Test
     refused = client.post(f"{PAGE}/label", data={"label": "x" * 65})
     assert refused.status_code == 422
     assert f'value="{"x" * 65}"' in refused.text
-    assert "a label has at most 64 characters, and this one 65" in refused.text
+    assert "a label has at most 64 characters; this one has 65" in refused.text
 
 
 def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
@@ -80,7 +80,7 @@ def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
     assert ">Pin</button>" not in client.get(PAGE).text
     refused = client.post(f"{PAGE}/pin", data={"pinned": "true"})
     assert refused.status_code == 422
-    assert "is missing: one that is durable can be pinned" in words(refused.text)
+    assert "is missing: only a durable checkpoint can be pinned" in words(refused.text)
     assert "Only a durable checkpoint can be pinned, and this one is no longer in the store" in words(refused.text)
     assert client.post(f"{JOB}/checkpoints/000000000121-1/pin", data={"pinned": "true"}).status_code == 422
 
@@ -186,7 +186,7 @@ def test_with_nobody_in_contact_the_page_says_when_it_is_read_and_how_to_do_it_b
     assert "Nobody who holds the store is in contact: it is read at the job’s next start." in panel(client)
     assert f"holdfast store verify STORE --job char-gpt --checkpoint {POINT}" in panel(client)
     client.post(f"{PAGE}/verify/cancel")
-    assert "Not read: taken back by operator." in panel(client)
+    assert "Not read: cancelled by operator." in panel(client)
     assert client.get(f"/api/v1{JOB}/desired").json()["verify"] == []
 
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_read_is_not_offered_to_be_and_refused(client: TestClient
     assert "Verify now" not in client.get(PAGE).text
     refused = client.post(f"{PAGE}/verify")
     assert refused.status_code == 422
-    assert "is missing: only one that is in the store can be read" in words(refused.text)
+    assert "is missing: only checkpoints in the store can be verified" in words(refused.text)
 
 
 def norms(**more: object) -> messages.TensorNorms:

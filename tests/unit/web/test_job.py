@@ -206,7 +206,7 @@ def test_the_panel_of_goodput_tells_every_bucket_and_what_it_is(client: TestClie
     assert "<html" not in part
     assert "moved training forward" in part
     assert '<rect data-bucket="productive" x="' in part
-    assert "iterations that a crash or a restore threw away" in part
+    assert "iterations that a crash or a restore discarded" in part
     assert " style=" not in part
     page = client.get(f"{JOB}/goodput").text
     assert "<title>Goodput of char-gpt" in page

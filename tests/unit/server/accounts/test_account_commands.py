@@ -145,7 +145,7 @@ def test_a_server_that_runs_is_no_hindrance(stage: Stage, empty_database):
     assert done.exit_code == 0, done.output
     link = json.loads(done.output)["link"].partition("#")[2]
     assert stage.do(people.choose_password, stage.db, link, PASSWORD, now=time.time()) == "ada"
-    rows = stage.read(lambda session: audit.entries(session, audit.Question(), limit=9))
+    rows = stage.read(lambda session: audit.entries(session, audit.AuditQuery(), limit=9))
     assert rows[-1].who.endswith("on the server")
 
 

@@ -98,7 +98,7 @@ def test_the_secret_of_a_link_is_not_in_the_database(stage: Stage):
 
 
 def dump(stage: Stage) -> str:
-    """All that is stored, as text."""
+    """Everything in the database, as text."""
 
     async def work(session):
         rows = [repr(tuple(row)) for table in models.Base.metadata.sorted_tables
@@ -516,7 +516,7 @@ def test_what_has_ended_is_taken_out(stage: Stage, clock):
     setup_link(stage)
     stage.person("ada")
     stage.cookie("ada")
-    kinds = (models.AllowanceRecord, models.LinkRecord, models.SignInRecord)
+    kinds = (models.RateLimitRecord, models.OneTimeLinkRecord, models.SignInRecord)
 
     def counts() -> list[int]:
         async def work(session):
@@ -628,7 +628,7 @@ def test_all_of_it_is_in_the_log_and_no_secret_is(stage: Stage):
     with pytest.raises(InvalidCredentials):
         stage.do(sign_ins.with_password, stage.db, "my-password-typed-here", "x", visitor, now=stage.clock())
     stage.do(people.remove, stage.db, "bob", who="ada", now=stage.clock())
-    rows = stage.read(lambda session: audit.entries(session, audit.Question(), limit=100))
+    rows = stage.read(lambda session: audit.entries(session, audit.AuditQuery(), limit=100))
     told = {row.action for row in rows}
     assert told >= {
         "server.setup_link", "server.setup", "person.add", "person.role", "person.reset_link", "person.password",

@@ -257,7 +257,9 @@ def test_its_last_use_is_known_to_ten_minutes(projects: Stage, clock):
 def test_making_and_revoking_are_in_the_log_without_the_key(projects: Stage):
     secret = projects.key("report", job="ours")
     projects.do(tokens.revoke, projects.db, secret[:13], asker=OPERATOR, now=projects.clock())
-    revoked, created = projects.read(lambda session: audit.entries(session, audit.Question(action="key"), limit=9))
+    revoked, created = projects.read(
+        lambda session: audit.entries(session, audit.AuditQuery(action="key"), limit=9)
+    )
     assert (created.action, created.project, created.job) == ("key.create", OWN, "ours")
     assert (revoked.action, revoked.who) == ("key.revoke", "operator")
     assert secret[14:] not in repr((created, revoked))
@@ -300,7 +302,7 @@ def test_two_keys_of_one_name_are_not_one(projects: Stage):
     told = projects.client.get("/api/v1/tokens", headers=hers).json()["tokens"]
     assert [key["prefix"] for key in told] == [mine[:13]]
     assert projects.client.post(f"/api/v1/tokens/{prefix}/revoke", headers=hers).status_code == 404
-    (created, *_) = projects.read(lambda session: audit.entries(session, audit.Question(project=OTHER), limit=9))
+    (created, *_) = projects.read(lambda session: audit.entries(session, audit.AuditQuery(project=OTHER), limit=9))
     assert created.who == f"key deploy ({theirs[:13]})"
 
 

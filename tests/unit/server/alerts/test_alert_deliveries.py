@@ -19,7 +19,7 @@ from holdfast_server.alerts import deliveries, evaluation, messages
 from holdfast_server.alerts.deliveries import RETRY_SECONDS, MessageSender
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.settings import ServerSettings
-from holdfast_server.http.metrics import ServerMeasures
+from holdfast_server.http.metrics import ServerMetrics
 from holdfast_web import create_app
 
 CHANNELS = "/api/v1/projects/default/alert-channels"
@@ -343,5 +343,5 @@ def test_a_setting_that_cannot_be_is_named(environment):
 
 
 def test_the_chore_is_one_of_the_servers():
-    chore = deliveries.chore(AlertSettings(), address="", measures=ServerMeasures())
+    chore = deliveries.chore(AlertSettings(), address="", measures=ServerMetrics())
     assert (chore.name, chore.every_seconds) == ("alert deliveries", 2.0)

@@ -142,7 +142,7 @@ def test_a_running_job_is_refused_and_a_silent_one_is_not(client, clock, agent):
     agent.train(3)
     reply = client.delete(JOB)
     assert (reply.status_code, reply.json()["error"]) == (409, "not_possible")
-    assert "is running, and its next report would bring it back" in reply.json()["message"]
+    assert "is running, and its next report would create it again" in reply.json()["message"]
     assert client.get(JOB).json()["iteration"] == 3
     clock.now += SILENT_AFTER_SECONDS + 1
     assert client.delete(JOB).status_code == 204
@@ -263,7 +263,7 @@ def test_the_page_says_why_a_running_job_is_kept(client, agent):
     agent.start()
     agent.train(3)
     refused = client.post("/jobs/char-gpt/delete")
-    assert (refused.status_code, "would bring it back" in refused.text) == (409, True)
+    assert (refused.status_code, "would create it again" in refused.text) == (409, True)
     assert client.get(JOB).status_code == 200
 
 

@@ -33,7 +33,7 @@ def moved(job, placed, state, **fields):
 
 
 def watch(client, now):
-    database_questions.in_loop(client, restore_orders.watch, database_questions.of(client), now)
+    database_questions.in_loop(client, restore_orders.check_timeouts, database_questions.of(client), now)
 
 
 def read(client, placed):
@@ -239,7 +239,10 @@ def test_a_cancel_that_came_too_late_is_told_as_one(job, client, steps):
         assert (reopened["restore"] is not None) is (state == "restoring")
     done = read(client, placed)
     assert [one["state"] for one in done["transitions"]] == ["requested", "delivered", "cancelled", *steps]
-    assert (done["state"], done["transitions"][3]["reason"]) == ("restored", "the cancel came too late")
+    assert (done["state"], done["transitions"][3]["reason"]) == (
+        "restored",
+        "the cancel reached the agent too late",
+    )
     assert client.get(f"{JOB}/desired").json()["version"] == version + 2 * (len(steps) - 1)
 
 
@@ -259,7 +262,7 @@ def test_a_failure_that_was_told_after_the_next_attempt_had_carried_the_order_ou
     done = read(client, placed)
     assert [one["state"] for one in done["transitions"]] == ["requested", "restoring", "failed", "restored"]
     assert (done["state"], done["reason"]) == (
-        "restored", "an attempt before this one had failed to, and could not say so in time",
+        "restored", "an earlier attempt failed to restore, and reported it late",
     )  # fmt: skip
     assert client.get(f"{JOB}/desired").json()["version"] == version, "it was over already"
 
@@ -409,7 +412,7 @@ def test_a_script_that_is_started_again_for_it_is_said_to_be_with_what_that_take
     preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
     assert (preview["mode"], preview["safety_checkpoint"]) == ("relaunch", True)
     assert preview["what"] == (
-        "by starting the script again, which its supervisor does at once: the script says so itself"
+        "by a restart of the script, which its supervisor does at once: the script says so itself"
     )
     assert (preview["estimated_seconds"], preview["estimated_from"]) == (
         41.5,
@@ -425,7 +428,7 @@ def test_a_script_that_nobody_starts_again_is_said_to_wait(job, client, clock):
     shown = client.get(JOB).json()
     assert (shown["restore_mode"], shown["restore_reason"]) == ("next_start", "the script says so itself")
     preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
-    assert "at the next start of the script, which nobody makes by itself: the script" in preview["what"]
+    assert "at the next start of the script, which you have to start: the script" in preview["what"]
     says(job, "in_place", reason="")
     assert client.get(JOB).json()["restore_mode"] == "in_place"
     says(job, "relaunch")
@@ -482,7 +485,7 @@ def test_what_retention_took_cannot_be_undone_any_more(job, client):
     moved(job, placed, "restored", safety_checkpoint=checkpoint_id(30, 1))  # which is not in the store
     refused = client.post(f"{JOB}/restores/{placed['id']}/undo")
     assert (refused.status_code, refused.json()["error"]) == (409, "not_possible")
-    assert "what it left is not in the store any more" in refused.json()["message"]
+    assert "its safety checkpoint is no longer in the store" in refused.json()["message"]
 
 
 def test_going_back_to_an_abandoned_lineage_gives_up_what_came_after_the_fork(job, client):
@@ -533,7 +536,7 @@ def test_an_order_that_nobody_takes_up_within_a_week_ends(job, client, clock):
     desired = client.get(f"{JOB}/desired").json()
     assert (desired["restore"], desired["version"]) == (None, version + 1)
     last = read(client, placed)["transitions"][-1]
-    assert (last["who"], last["reason"]) == ("the server", "nobody took it up within 7 days")
+    assert (last["who"], last["reason"]) == ("the server", "no attempt started it within 7 days")
     assert order(client, iteration=20).status_code == 201
 
 
@@ -565,7 +568,7 @@ def test_what_an_agent_did_after_its_order_had_expired_is_so(job, client, clock)
     watch(client, clock.now + 2 * restore_orders.EXPIRES_SECONDS)
     moved(job, placed, "restored")
     done = read(client, placed)
-    assert (done["state"], done["reason"]) == ("restored", "it was taken up after it had expired")
+    assert (done["state"], done["reason"]) == ("restored", "an agent started it after it had expired")
 
 
 def last(client, placed):
@@ -581,7 +584,7 @@ def test_an_order_may_have_a_time_of_its_own(job, client, clock):
     assert client.get(f"{JOB}/desired").json()["restore"] is None
     watch(client, clock.now)
     assert (last(client, placed)["state"], last(client, placed)["reason"]) == (
-        "expired", "nobody took it up within 90 minutes",
+        "expired", "no attempt started it within 90 minutes",
     )  # fmt: skip
 
 
@@ -604,14 +607,14 @@ def test_a_restore_whose_agent_falls_silent_is_unknown_until_it_is_heard_of(job,
     clock.now += 25
     watch(client, clock.now)
     assert (last(client, placed)["state"], last(client, placed)["who"]) == ("unknown", "the server")
-    assert read(client, placed)["reason"] == "nothing is heard of attempt 1 for 25 seconds"
+    assert read(client, placed)["reason"] == "no contact with attempt 1 for 25 seconds"
     assert client.get(f"{JOB}/desired").json()["restore"]["id"] == placed["id"]
     assert read(client, placed)["cancellable"] is True
     assert order(client, iteration=20).status_code == 409
     job.say()
     watch(client, clock.now)
     assert (last(client, placed)["state"], last(client, placed)["reason"]) == (
-        "restoring", "attempt 1 is heard of again",
+        "restoring", "attempt 1 reports again",
     )  # fmt: skip
     moved(job, placed, "restored")
     assert (read(client, placed)["state"], read(client, placed)["reason"]) == ("restored", None)
@@ -635,7 +638,7 @@ def test_a_restore_whose_attempt_ends_without_a_word_is_unknown(job, client, clo
     placed = order(client, iteration=10).json()
     moved(job, placed, "restoring")
     job.say(AttemptFinished(at=job.at, iteration=30, lineage=1, reason="RestoreFailed"))
-    assert last(client, placed)["reason"] == "attempt 1 ended (RestoreFailed) without a word of it"
+    assert last(client, placed)["reason"] == "attempt 1 ended (RestoreFailed) without reporting a result"
     watch(client, clock.now)
     assert read(client, placed)["state"] == "unknown"
 
@@ -646,7 +649,7 @@ def test_what_nobody_tells_of_an_unknown_restore_ends_in_time(job, client, clock
     for later in (25, 3600):
         watch(client, clock.now + later)
     assert [one["state"] for one in read(client, placed)["transitions"]][-2:] == ["unknown", "expired"]
-    assert read(client, placed)["reason"] == "nothing more was heard of it within 60 minutes"
+    assert read(client, placed)["reason"] == "no further report of it within 60 minutes"
     assert client.get(f"{JOB}/desired").json()["restore"] is None
 
 
@@ -674,7 +677,7 @@ def test_an_unknown_restore_is_shown_as_one(job, client, clock):
     watch(client, clock.now)
     page = client.get("/jobs/char-gpt").text
     assert '<section class="order" data-state="unknown"' in page
-    assert "nothing is heard of attempt 1 for 25 seconds" in page
+    assert "no contact with attempt 1 for 25 seconds" in page
     assert 'data-state="unknown" aria-current="step"' in page
 
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from holdfast_server.core.bus import LocalBus
+from holdfast_server.core.bus import ChangeBus
 
 
 def run(scenario):
-    return asyncio.run(scenario(LocalBus()))
+    return asyncio.run(scenario(ChangeBus()))
 
 
 def test_a_listener_hears_of_its_job_only():

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from holdfast_server.core.bus import LocalBus
-from holdfast_server.core.request_coalescing import Shared
+from holdfast_server.core.bus import ChangeBus
+from holdfast_server.core.request_coalescing import RequestCoalescer
 
 
 class Source:
@@ -30,7 +30,7 @@ def run(story):
 
 def test_those_who_ask_the_same_at_once_are_told_the_same():
     async def story():
-        shared, source = Shared(LocalBus()), Source()
+        shared, source = RequestCoalescer(ChangeBus()), Source()
         asked = [asyncio.create_task(shared.answer("job", "live", source)) for _ in range(5)]
         await asyncio.sleep(0)
         source.let.set()
@@ -42,8 +42,8 @@ def test_those_who_ask_the_same_at_once_are_told_the_same():
 
 def test_another_job_another_question_and_a_change_are_answered_anew():
     async def story():
-        bus = LocalBus()
-        shared, source = Shared(bus), Source()
+        bus = ChangeBus()
+        shared, source = RequestCoalescer(bus), Source()
         asked = [asyncio.create_task(shared.answer(*what, source)) for what in (("a", 1), ("a", 2), ("b", 1))]
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # they have begun
@@ -61,7 +61,7 @@ def test_another_job_another_question_and_a_change_are_answered_anew():
 
 def test_one_who_leaves_does_not_take_the_answer_from_the_others():
     async def story():
-        shared, source = Shared(LocalBus()), Source()
+        shared, source = RequestCoalescer(ChangeBus()), Source()
         first, second = (asyncio.create_task(shared.answer("job", "live", source)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
@@ -74,7 +74,7 @@ def test_one_who_leaves_does_not_take_the_answer_from_the_others():
 
 def test_what_goes_wrong_goes_wrong_for_all_and_is_tried_again():
     async def story():
-        shared = Shared(LocalBus())
+        shared = RequestCoalescer(ChangeBus())
 
         async def fail():
             raise ValueError("no such job")
@@ -88,8 +88,8 @@ def test_what_goes_wrong_goes_wrong_for_all_and_is_tried_again():
 
 def test_however_often_a_job_changes_one_answer_is_under_way_and_one_waits():
     async def story():
-        bus = LocalBus()
-        shared, source = Shared(bus), Source()
+        bus = ChangeBus()
+        shared, source = RequestCoalescer(bus), Source()
         asked = []
         for _ in range(20):
             asked.append(asyncio.create_task(shared.answer("job", "live", source)))
@@ -105,17 +105,17 @@ def test_however_often_a_job_changes_one_answer_is_under_way_and_one_waits():
 
 def test_nobody_is_told_less_than_they_knew_when_they_asked():
     async def story():
-        bus = LocalBus()
-        shared = Shared(bus)
+        bus = ChangeBus()
+        shared = RequestCoalescer(bus)
 
         async def ask():
-            known = bus.told("job")
+            known = bus.count("job")
             for _ in range(4):
                 await asyncio.sleep(0)
             return known
 
         async def asker():
-            known = bus.told("job")
+            known = bus.count("job")
             return await shared.answer("job", "live", ask) - known
 
         asked = []
@@ -131,8 +131,8 @@ def test_nobody_is_told_less_than_they_knew_when_they_asked():
 
 def test_the_next_answer_is_found_though_the_one_before_it_failed():
     async def story():
-        bus = LocalBus()
-        shared, source = Shared(bus), Source()
+        bus = ChangeBus()
+        shared, source = RequestCoalescer(bus), Source()
 
         async def fail():
             await source.let.wait()

@@ -92,9 +92,9 @@ def test_a_copy_is_put_back_where_nothing_is(stored, tmp_path):
 def test_nothing_is_replaced_unasked(stored, tmp_path):
     url = database_url(str(stored))
     backups.backup(url, tmp_path / "copy")
-    with pytest.raises(backups.CannotCopy, match="already: --replace"):
+    with pytest.raises(backups.CannotCopy, match="exists: --replace"):
         backups.put_back(url, tmp_path / "copy", replace=False)
-    with pytest.raises(backups.CannotCopy, match="there already"):
+    with pytest.raises(backups.CannotCopy, match="exists"):
         backups.backup(url, tmp_path / "copy")
     assert projects(stored) == {"first"}
 
@@ -123,7 +123,7 @@ def later_release(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (other_program, "no copy of a Holdfast database"),
+        (other_program, "not a backup of a Holdfast database"),
         (later_release, "a later release"),
         (lambda path: path.write_bytes(b"not a database at all" * 100), "no copy"),
         (lambda path: None, "no copy"),

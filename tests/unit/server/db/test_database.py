@@ -97,13 +97,13 @@ def test_a_view_that_broke_off_is_over(database):
 def test_units_that_wait_together_share_a_commit_and_fail_alone(database):
     async def scenario(database):
         commits = []
-        commit = database._store._commit
+        commit = database._backend._commit
 
         def counted(units):
             commits.append(len(units))
             return commit(units)
 
-        database._store._commit = counted
+        database._backend._commit = counted
         names = ["a", "b", "a", "c"]
         outcomes = await asyncio.gather(
             *(database.write(job(name), job="a") for name in names), return_exceptions=True

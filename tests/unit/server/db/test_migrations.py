@@ -241,7 +241,7 @@ def test_a_table_that_is_never_free_is_told_of(stored, url, monkeypatch, next_re
 @ON_POSTGRES
 def test_a_server_that_migrates_for_ever_is_not_waited_for(url, monkeypatch):
     monkeypatch.setattr(connections, "OTHERS_SECONDS", 0.01)
-    with connections.connected(url), pytest.raises(CannotStore, match="another server is bringing"):
+    with connections.connected(url), pytest.raises(CannotStore, match="another server has been migrating"):
         holdfast_migrations.upgrade(url)
 
 

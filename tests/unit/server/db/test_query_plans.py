@@ -53,7 +53,7 @@ def routes_of(router: Any, prefix: str = "") -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _no_chores(monkeypatch):
     """They ask questions of their own, at times of their own."""
-    monkeypatch.setattr("holdfast_server.app.kept_up", lambda *_: nullcontext())
+    monkeypatch.setattr("holdfast_server.app.background_jobs_running", lambda *_: nullcontext())
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_of_a_window_in_time_only_what_lies_in_it_is_read(client, questions):
     found = [
         database_questions.in_loop(client, database_questions.plan, database_questions.of(client), one)
         for one in noted
-        if re.search(r"FROM (stalls|pacings)\b", one[0])
+        if re.search(r"FROM (stalls|interval_decisions)\b", one[0])
     ]
     assert len(found) >= 4
     assert all("_job_at (job=? AND at" in plan for plan in found), found
@@ -169,7 +169,7 @@ def test_what_is_over_is_found_by_an_index(client, questions):
     database, now = database_questions.of(client), T + 1e8
     for chore, index in (
         (desired_state.end_overrides, "ix_jobs_every_until"),
-        (retention.carry_out, "ix_alert_deliveries_alert"),
+        (retention.apply_all, "ix_alert_deliveries_alert"),
     ):
         with database_questions.statements() as noted:
             database_questions.in_loop(client, chore, database, now)

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast_server.alerts import evaluation
 from holdfast_server.api import system
 from holdfast_server.core.alert_settings import AlertSettings
-from holdfast_server.http.metrics import MOST_JOBS, ServerMeasures
+from holdfast_server.http.metrics import MOST_JOBS, ServerMetrics
 
 DASHBOARD = Path(__file__).resolve().parents[4] / "docs" / "grafana-dashboard.json"
 UNITS = ("seconds", "bytes", "ratio", "iterations", "hours", "total", "info", "second")
@@ -123,7 +123,7 @@ def test_a_long_poll_says_nothing_of_how_quick_the_server_is(families, client):
 
 
 def test_two_servers_in_one_process_do_not_count_for_each_other():
-    first, second = ServerMeasures(), ServerMeasures()
+    first, second = ServerMetrics(), ServerMetrics()
     first.delivered(channel="email", taken=False)
     assert (
         first.registry.get_sample_value(

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.protocol.messages import LineageStarted, Samples, Stall
 from holdfast_server.app import COMPRESSED_BYTES
-from holdfast_server.models import StretchRecord
+from holdfast_server.models import SampleSeriesRecord
 from holdfast_server.queries import exports, traces
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -99,26 +99,26 @@ def test_a_stretch_with_a_hole_in_it_is_few_parts(job, client):
     assert [int(row["iteration"]) for row in found] == [*range(1, 21), FAR + 1, FAR + 2]
 
 
-def stretch(number, first, last, count):
-    return StretchRecord(
+def series(number, first, last, count):
+    return SampleSeriesRecord(
         id=number, uid="first", attempt=1, lineage=number, metrics=b"", first_iteration=first, last_iteration=last,
-        rows=count, widest=0, whole_from=0, fine_from=0, last_at=0.0,
+        rows=count, widest_chunk=0, chunks_from=0, finest_from=0, last_at=0.0,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("stretches", "parts"),
+    ("all_series", "parts"),
     [
         ([], []),
-        ([stretch(1, 1, 20_000, 20_000)], [(1, 8192), (8193, 16_384), (16_385, 24_576)]),
-        ([stretch(1, 1, 10, 10), stretch(2, 5, 8, 4)], [(1, 8192)]),
-        ([stretch(1, 1, 9000, 9000), stretch(2, 15_000, 15_001, 2)], [(1, 8192), (8193, 16_384)]),
-        ([stretch(1, 1, 10, 10), stretch(2, FAR, FAR + 1, 2)], [(1, 8192), (FAR, FAR + 8191)]),
-        ([stretch(1, 1, 2 * FAR, 2)], [(1, 2 * FAR)]),
+        ([series(1, 1, 20_000, 20_000)], [(1, 8192), (8193, 16_384), (16_385, 24_576)]),
+        ([series(1, 1, 10, 10), series(2, 5, 8, 4)], [(1, 8192)]),
+        ([series(1, 1, 9000, 9000), series(2, 15_000, 15_001, 2)], [(1, 8192), (8193, 16_384)]),
+        ([series(1, 1, 10, 10), series(2, FAR, FAR + 1, 2)], [(1, 8192), (FAR, FAR + 8191)]),
+        ([series(1, 1, 2 * FAR, 2)], [(1, 2 * FAR)]),
     ],
 )
-def test_parts_are_made_of_what_is_there(stretches, parts):
-    assert list(exports.spans(stretches, 1, 2 * FAR)) == parts
+def test_parts_are_made_of_what_is_there(all_series, parts):
+    assert list(exports.spans(all_series, 1, 2 * FAR)) == parts
 
 
 def say_metrics(agent, metrics):
@@ -156,7 +156,7 @@ def test_without_pyarrow_parquet_is_refused_and_not_offered(job, client, monkeyp
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     answer = client.get(f"{EXPORT}/samples.parquet?from=5&to=8")
     assert answer.status_code == 409
-    assert "install Holdfast there with its extra `parquet`" in answer.json()["message"]
+    assert "install Holdfast with its extra `parquet`" in answer.json()["message"]
     assert 'data-export="samples.parquet"' not in client.get("/jobs/char-gpt").text
 
 

@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from holdfast_server import models
-from holdfast_server.queries.fleet import Question, fleet
-from holdfast_server.samples.limits import Recent
+from holdfast_server.queries.fleet import FleetQuery, fleet
+from holdfast_server.samples.limits import RecentSamples
 from tests.support import database_questions
 
 JOBS = "/api/v1/jobs"
 NOW = 1_790_000_000.0
 STATUSES = {"running": 7, "finished": 1, "failed": 1, "silent": 1}
 """Of ten jobs each."""
-_RECENT = msgspec.msgpack.encode(Recent(seconds=[0.25] * 200, loss=[2.5] * 200, metrics={"loss": 2.5}))
+_RECENT = msgspec.msgpack.encode(RecentSamples(seconds=[0.25] * 200, loss=[2.5] * 200, metrics={"loss": 2.5}))
 
 
 def grow(client, jobs):
@@ -134,7 +134,9 @@ def test_the_worst_of_many_jobs_are_found_without_naming_each(empty_database, or
     async def ask(database):
         await database_questions.fill(database, rows_of(200))
         with database_questions.statements() as noted:
-            answer = await fleet(database, Question(order=order, status="running", search="job", size=10), now=NOW)
+            answer = await fleet(
+                database, FleetQuery(order=order, status="running", search="job", size=10), now=NOW
+            )
         assert [job.last_durable.iteration for job in answer.jobs] == [800] * 10
         assert max(len(values) for _, values in noted if values) < 50
 
@@ -164,7 +166,7 @@ def test_whoever_may_see_one_project_sees_and_counts_no_other(client):
     grow(client, 40)
 
     async def seen():
-        question = Question(visible_projects={"team-b"}, size=100)
+        question = FleetQuery(visible_projects={"team-b"}, size=100)
         return await fleet(database_questions.of(client), question, now=NOW)
 
     answer = database_questions.in_loop(client, seen)
@@ -177,11 +179,11 @@ def test_ten_thousand_jobs_take_no_more_statements_than_ten_and_none_goes_withou
     async def ask(database):
         await database_questions.fill(database, rows_of(10))
         with database_questions.statements() as few:
-            await fleet(database, Question(size=10), now=NOW)
+            await fleet(database, FleetQuery(size=10), now=NOW)
         await database_questions.fill(database, rows_of(9_990, beside=10))
         for order in ("living", "heard", "name"):
             with database_questions.statements() as many:
-                answer = await fleet(database, Question(order=order, page=3, search="job"), now=NOW)
+                answer = await fleet(database, FleetQuery(order=order, page=3, search="job"), now=NOW)
             assert (answer.total, len(answer.jobs)) == (10_000, 50)
             assert len(many) <= len(few) <= 16
             for sql, values in many:
@@ -201,7 +203,7 @@ def test_of_those_that_have_ended_the_last_heard_of_are_found_without_sorting_al
     async def ask(database):
         await database_questions.fill(database, rows_of(200))
         with database_questions.statements() as noted:
-            await fleet(database, Question(page=4), now=NOW)
+            await fleet(database, FleetQuery(page=4), now=NOW)
         (others,) = [(sql, values) for sql, values in noted if "last_contact_at DESC" in sql]
         found = await database_questions.plan(database, others)
         assert "ix_jobs_last_contact_at" in found
@@ -218,10 +220,10 @@ def test_what_is_worst_takes_as_many_statements_whatever_the_number_and_one_look
     async def ask(database):
         await database_questions.fill(database, rows_of(10))
         with database_questions.statements() as few:
-            await fleet(database, Question(order=order, size=10), now=NOW)
+            await fleet(database, FleetQuery(order=order, size=10), now=NOW)
         await database_questions.fill(database, rows_of(990, beside=10))
         with database_questions.statements() as many:
-            answer = await fleet(database, Question(order=order, page=3), now=NOW)
+            answer = await fleet(database, FleetQuery(order=order, page=3), now=NOW)
         assert (answer.total, len(answer.jobs)) == (1000, 50)
         assert len(many) == len(few) <= 18
         for one in many:

@@ -10,7 +10,7 @@ from holdfast.protocol.messages import AttemptFinished, LineageStarted, RankWork
 from holdfast_server import models
 from holdfast_server.queries import goodput as questions
 from holdfast_server.queries.goodput import stalls_over_time
-from holdfast_server.records.failures import lives_of_jobs
+from holdfast_server.records.failures import attempts_of_jobs
 from tests.support import database_questions
 
 GOODPUT = "/api/v1/jobs/char-gpt/goodput"
@@ -142,7 +142,7 @@ def test_only_the_attempts_that_reach_into_a_window_are_read(agent, client, cloc
 
     async def read():
         async with database_questions.of(client).read() as session:
-            return (await lives_of_jobs(session, ["char-gpt"], since=clock.now - 3600))["char-gpt"]
+            return (await attempts_of_jobs(session, ["char-gpt"], since=clock.now - 3600))["char-gpt"]
 
     assert [life.attempt.started_at - T for life in database_questions.in_loop(client, read)] == [2000, 4000, 6000]
 
@@ -199,13 +199,13 @@ def test_a_million_iterations_take_as_many_statements_as_a_few_and_an_index_for_
                 models.JobRecord: [job],
                 models.AttemptRecord: [{**attempt, "last_iteration": 0, "versions": b"\x80"}],
                 models.LineageRecord: [lineage],
-                models.WorkRecord: [ten_minutes(0)],
+                models.RankTotalsRecord: [ten_minutes(0)],
             },
         )
         with database_questions.statements() as few:
             await questions.goodput(database, "char-gpt", "all", now=T + 600)
         await database_questions.fill(
-            database, {models.WorkRecord: [ten_minutes(number) for number in range(1, 10_000)]}
+            database, {models.RankTotalsRecord: [ten_minutes(number) for number in range(1, 10_000)]}
         )
         with database_questions.statements() as many:
             answer = await questions.goodput(database, "char-gpt", "all", now=T + 600 * 10_000)
@@ -214,7 +214,7 @@ def test_a_million_iterations_take_as_many_statements_as_a_few_and_an_index_for_
         plans = {
             sql: await database_questions.plan(database, (sql, values)) for sql, values in many if "FROM" in sql
         }
-        for table in ("work", "stalls", "attempts", "lineages"):
+        for table in ("rank_totals", "stalls", "attempts", "lineages"):
             found = [plan for sql, plan in plans.items() if f"FROM {table}" in sql]
             assert found
             assert all(f"SEARCH {table} USING" in plan and "SCAN" not in plan for plan in found), found

@@ -15,7 +15,7 @@ from holdfast.protocol.messages import Samples
 from holdfast.protocol.questions import RetentionChanges
 from holdfast_server import models
 from holdfast_server.control import retention
-from holdfast_server.db.background_jobs import Chore, do
+from holdfast_server.db.background_jobs import BackgroundJob, run_once
 from holdfast_server.samples import compaction, read_plan
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -112,8 +112,8 @@ def test_what_an_attempt_has_reported_counts_from_its_first_to_its_last(crashed,
 
 
 def run(client, work, now=0.0):
-    chore = Chore("test", 1.0, work)
-    assert client.portal.call(do, chore, client.app.state.database, lambda: now)
+    chore = BackgroundJob("test", 1.0, work)
+    assert client.portal.call(run_once, chore, client.app.state.database, lambda: now)
 
 
 def scalar(client, query):
@@ -135,8 +135,8 @@ def test_merged_chunks_are_read_as_the_small_ones_were(agent, client):
     run(client, compaction.compact, now=agent.at + 9900 + 2 * compaction.SETTLED_SECONDS)
     assert chunks(client) == 3
     assert [series_of(client, query) for query in ("points=2000&from=5&to=1500", "points=90")] == before
-    assert scalar(client, select(models.StretchRecord.chunks)) == 3
-    assert scalar(client, select(models.StretchRecord.chunk_bytes)) == scalar(
+    assert scalar(client, select(models.SampleSeriesRecord.chunks)) == 3
+    assert scalar(client, select(models.SampleSeriesRecord.chunk_bytes)) == scalar(
         client, select(func.sum(func.length(models.ChunkRecord.columns)))
     )
 
@@ -160,8 +160,8 @@ def test_old_samples_are_thinned_into_rollups(agent, client):
     train(agent, 20_000, random.Random(2))
     before, near = series_of(client, "points=100"), series_of(client, "from=15000&to=15400&points=500")
     keep(client, samples_seconds=10_000.0)
-    run(client, retention.carry_out, now=agent.at + 20_000)
-    first = scalar(client, select(models.StretchRecord.whole_from))
+    run(client, retention.apply_all, now=agent.at + 20_000)
+    first = scalar(client, select(models.SampleSeriesRecord.chunks_from))
     assert 9000 < first <= 10_000
     assert scalar(client, select(func.min(models.ChunkRecord.last_iteration))) >= first
     alike(series_of(client, "points=100"), before)
@@ -178,8 +178,8 @@ def test_old_rollups_are_thinned_into_coarser_ones(agent, client):
     train(agent, 20_000, random.Random(2))
     before = series_of(client, "points=12")
     keep(client, samples_seconds=8_000.0, fine_seconds=14_000.0)
-    run(client, retention.carry_out, now=agent.at + 20_000)
-    assert scalar(client, select(models.StretchRecord.fine_from)) == 23 * 256
+    run(client, retention.apply_all, now=agent.at + 20_000)
+    assert scalar(client, select(models.SampleSeriesRecord.finest_from)) == 23 * 256
     assert (
         scalar(client, select(func.min(models.RollupRecord.bucket)).where(models.RollupRecord.level == 6))
         == 23 * 4
@@ -187,7 +187,7 @@ def test_old_rollups_are_thinned_into_coarser_ones(agent, client):
     alike(series_of(client, "points=12"), before)
     (coarse,) = series_of(client, "from=1&to=4095&points=500")
     assert len(coarse["iteration"]) == 16
-    run(client, retention.carry_out, now=agent.at + 20_000)
+    run(client, retention.apply_all, now=agent.at + 20_000)
     alike(series_of(client, "points=12"), before)
 
 
@@ -203,12 +203,12 @@ def test_where_nothing_is_to_go_nothing_is_written(crashed, client, monkeypatch)
     monkeypatch.setattr(database, "write", counted)
     keep(client, samples_seconds=8_000.0, fine_seconds=14_000.0)
     written.clear()
-    run(client, retention.carry_out, now=crashed.at)
+    run(client, retention.apply_all, now=crashed.at)
     assert written == []
-    run(client, retention.carry_out, now=crashed.at + 30_000)
+    run(client, retention.apply_all, now=crashed.at + 30_000)
     assert written
     written.clear()
-    run(client, retention.carry_out, now=crashed.at + 30_000)
+    run(client, retention.apply_all, now=crashed.at + 30_000)
     assert written == []
 
 
@@ -217,9 +217,9 @@ def test_what_ended_first_goes_first_when_there_is_too_much(crashed, client, mon
     train(crashed, 20_000, random.Random(3), batch=1000)
     limit = keep(client)["stored_bytes"] // 2
     keep(client, samples_bytes=limit)
-    run(client, retention.carry_out)
+    run(client, retention.apply_all)
     assert limit // 2 < keep(client)["stored_bytes"] <= limit
-    by_uid = {uid: scalar(client, select(models.StretchRecord.chunks).where(models.StretchRecord.uid == uid))
+    by_uid = {uid: scalar(client, select(models.SampleSeriesRecord.chunks).where(models.SampleSeriesRecord.uid == uid))
               for uid in ("first", "second", "third")}  # fmt: skip
     assert by_uid["first"] == by_uid["second"] == 0 < by_uid["third"]
 
@@ -234,7 +234,7 @@ def test_old_reports_go_and_new_ones_stay(agent, client):
             Notice(at=at, iteration=1, lineage=1, level="info", code="x", message="y"),
         )
     keep(client, reports_seconds=50 * DAY)
-    run(client, retention.carry_out, now=110 * DAY)
+    run(client, retention.apply_all, now=110 * DAY)
     for table in (models.StallRecord, models.NoticeRecord):
         assert scalar(client, select(func.count()).select_from(table)) == 1
         assert scalar(client, select(func.min(table.at))) == 100 * DAY
@@ -268,7 +268,7 @@ def test_old_alerts_go_with_what_was_told_of_them_and_those_that_hold_stay(agent
 
     client.portal.call(client.app.state.database.write, add)
     keep(client, reports_seconds=50 * DAY)
-    run(client, retention.carry_out, now=110 * DAY)
+    run(client, retention.apply_all, now=110 * DAY)
     assert ids(client, models.AlertRecord) == [2, 3, 4, 5]
     assert ids(client, models.AlertDeliveryRecord) == [3, 4]
 
@@ -283,7 +283,7 @@ def ids(client, rows):
 
 def test_without_limits_all_is_kept(crashed, client):
     before = chunks(client)
-    run(client, retention.carry_out, now=1e12)
+    run(client, retention.apply_all, now=1e12)
     assert chunks(client) == before
 
 

@@ -10,7 +10,7 @@ from holdfast.protocol.messages import RankWork
 from holdfast_server import models
 from holdfast_server.queries import ranks
 from holdfast_server.queries.ranks import OWN, WHOLE, RankMeans, compare
-from holdfast_server.records.rank_totals import forget_ranks
+from holdfast_server.records.rank_totals import delete_old
 from tests.support import database_questions
 
 T = 1_790_000_000.0
@@ -158,7 +158,7 @@ def test_what_ranks_told_long_ago_goes_and_the_account_of_the_job_stays(agent, c
     database = database_questions.of(client)
 
     async def forget():
-        await database.write(lambda session: forget_ranks(session, "char-gpt", T + 900))
+        await database.write(lambda session: delete_old(session, "char-gpt", T + 900))
 
     database_questions.in_loop(client, forget)
     found = client.get(RANKS).json()["ranks"]
@@ -186,14 +186,14 @@ def test_a_thousand_ranks_are_compared_in_a_few_statements_with_an_index(empty_d
             {
                 models.JobRecord: [job],
                 models.AttemptRecord: [{**attempt, "last_iteration": 0, "world_size": 1000}],
-                models.WorkRecord: work,
+                models.RankTotalsRecord: work,
             },
         )
         with database_questions.statements() as many:
             answer = await ranks.rank_times(database, "big", "1h", now=T)
         assert (answer.reporting, answer.stragglers, answer.waited_for) == (1000, [617], 617)
         assert len(many) <= 4
-        ((sql, values),) = [one for one in many if "FROM work" in one[0]]
-        assert "SEARCH work USING INDEX" in await database_questions.plan(database, (sql, values))
+        ((sql, values),) = [one for one in many if "FROM rank_totals" in one[0]]
+        assert "SEARCH rank_totals USING INDEX" in await database_questions.plan(database, (sql, values))
 
     database_questions.alone(empty_database, ask)

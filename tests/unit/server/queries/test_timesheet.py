@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_server.queries.time_buckets import BUCKETS, DEFINITIONS, Life, Restored, Span, timesheet
+from holdfast_server.queries.time_buckets import BUCKETS, DEFINITIONS, AttemptTime, Restored, Span, timesheet
 
 T = 1_790_000_000.0
 
@@ -19,12 +19,12 @@ def span(begins: float, ends: float, *, first: int = 1, seconds: float | None = 
     )  # fmt: skip
 
 
-def life(started: float, ended: float, uid: str = "a", **fields) -> Life:
-    return Life(uid=uid, started_at=T + started, ended_at=T + ended, **fields)
+def life(started: float, ended: float, uid: str = "a", **fields) -> AttemptTime:
+    return AttemptTime(uid=uid, started_at=T + started, ended_at=T + ended, **fields)
 
 
-def seconds_of(lives, spans, restores=(), *, begins=0.0, ends=100.0, told_apart=None):
-    sheet = timesheet(lives, spans, restores, begins_at=T + begins, ends_at=T + ends, told_apart=told_apart or {})
+def seconds_of(lives, spans, restores=(), *, begins=0.0, ends=100.0, reported=None):
+    sheet = timesheet(lives, spans, restores, begins_at=T + begins, ends_at=T + ends, reported=reported or {})
     assert sum(sheet.buckets.values()) == sheet.wall
     return {name: part / 1e6 for name, part in sheet.buckets.items() if part}, sheet
 
@@ -68,9 +68,9 @@ def test_what_was_not_measured_of_a_stretch_is_unexplained():
     assert found == {"productive": 70, "unexplained": 30}
 
 
-def test_the_rarer_of_two_kinds_is_told_apart():
+def test_the_rarer_of_two_kinds_is_reported():
     told = {"persist_backpressure": 3.0, "data_prep": 100.0}
-    found, _ = seconds_of([life(0, 100)], [span(0, 100, stall_seconds=10.0, data_seconds=20.0)], told_apart=told)
+    found, _ = seconds_of([life(0, 100)], [span(0, 100, stall_seconds=10.0, data_seconds=20.0)], reported=told)
     assert found == {"productive": 70, "snapshot_wait": 7, "persist_backpressure": 3, "data_prep": 20}
 
 
@@ -104,7 +104,7 @@ restores = st.builds(lambda end, seconds: Restored(T + end, seconds), times, amo
 def test_the_buckets_of_any_history_sum_up_to_its_window(lives, spans, restores, begin, length, pressure, prep):
     sheet = timesheet(
         lives, spans, restores, begins_at=T + begin, ends_at=T + begin + length,
-        told_apart={"persist_backpressure": pressure, "data_prep": prep},
+        reported={"persist_backpressure": pressure, "data_prep": prep},
     )  # fmt: skip
     assert sum(sheet.buckets.values()) == sheet.wall
     assert min(sheet.buckets.values()) >= 0

@@ -29,7 +29,7 @@ def verdict(stage: Stage, **named):
 
 
 def entries(stage: Stage, **asked):
-    return stage.read(lambda session: audit.entries(session, audit.Question(**asked), limit=100))
+    return stage.read(lambda session: audit.entries(session, audit.AuditQuery(**asked), limit=100))
 
 
 @pytest.fixture

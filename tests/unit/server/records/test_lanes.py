@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.protocol.messages import Batch, Gap, Notice, Samples
-from holdfast_server.ingest.admission import Intake, TooMuch
+from holdfast_server.ingest.admission import AdmissionControl, Overloaded
 from holdfast_server.records import job_position
 from holdfast_server.samples import batches
 
@@ -96,7 +96,7 @@ def test_a_restore_takes_it_back_all_the_same(agent, client):
 @pytest.mark.parametrize(
     ("columns", "word"),
     [
-        ({"iteration": b"1234567"}, "a number takes 8"),
+        ({"iteration": b"1234567"}, "not a multiple of 8"),
         ({"iteration": bytes(16), "at": bytes(8)}, "columns differ"),
         ({"iteration": bytes(16), "metrics": {"loss": bytes(24)}}, "columns differ"),
         ({"iteration": array.array("q", [-1]).tobytes()}, "iteration is outside 0 to"),
@@ -123,7 +123,7 @@ def test_what_was_left_out_stands_for_what_the_batch_says(agent, client):
 
 def test_under_pressure_samples_give_way_and_events_do_not(agent, client):
     agent.start()
-    client.app.state.room = Intake(client.app.state.database, limit_bytes=1000)
+    client.app.state.room = AdmissionControl(client.app.state.database, limit_bytes=1000)
     body = msgspec.msgpack.encode(
         Batch(job="char-gpt", uid="first", attempt=1, rank=0, lane="samples", sequence=0, sent_at=1.0,
               iteration=20, lineage=1, samples=measured(1, 20))
@@ -149,7 +149,7 @@ def test_under_pressure_samples_give_way_and_events_do_not(agent, client):
 
 def test_bodies_that_arrive_at_once_are_held_up_to_a_limit():
     """Each may have eight megabytes, and nobody knows yet what is in them."""
-    room = Intake(None, limit_bytes=100)  # type: ignore[arg-type]
+    room = AdmissionControl(None, limit_bytes=100)  # type: ignore[arg-type]
 
     async def scenario():
         more = asyncio.Event()
@@ -164,7 +164,7 @@ def test_bodies_that_arrive_at_once_are_held_up_to_a_limit():
 
         first = asyncio.create_task(room.read(slowly()))
         await asyncio.sleep(0)
-        with pytest.raises(TooMuch):
+        with pytest.raises(Overloaded):
             await room.read(at_once(41))
         assert len(await room.read(at_once(40))) == 40
         more.set()
@@ -185,17 +185,17 @@ def test_samples_may_take_most_of_the_room_and_leave_some_for_the_rest():
     class Waiting:
         pressure = 0.0
 
-    room = Intake(Waiting(), limit_bytes=100)  # type: ignore[arg-type]
-    with room.taking("samples", 80):
-        with pytest.raises(TooMuch):
-            room.taking("samples", 1).__enter__()
-        with room.taking("control", 20), pytest.raises(TooMuch):
-            room.taking("control", 1).__enter__()
-    with room.taking("samples", 80):
+    room = AdmissionControl(Waiting(), limit_bytes=100)  # type: ignore[arg-type]
+    with room.admitting("samples", 80):
+        with pytest.raises(Overloaded):
+            room.admitting("samples", 1).__enter__()
+        with room.admitting("control", 20), pytest.raises(Overloaded):
+            room.admitting("control", 1).__enter__()
+    with room.admitting("samples", 80):
         pass
     Waiting.pressure = 0.8
-    with room.taking("control", 1), pytest.raises(TooMuch):
-        room.taking("samples", 1).__enter__()
+    with room.admitting("control", 1), pytest.raises(Overloaded):
+        room.admitting("samples", 1).__enter__()
 
 
 def test_gaps_are_on_the_timeline_and_told(agent, client):
@@ -207,7 +207,7 @@ def test_gaps_are_on_the_timeline_and_told(agent, client):
     assert timeline["gaps"] == [msgspec.to_builtins(gap)]
     assert client.get(f"{JOB}/timeline?from=41&to=50").json()["gaps"] == []
     messages = [notice["message"] for notice in client.get(f"{JOB}/notices").json()["notices"]]
-    assert messages == ["18 samples were thinned away while no server answered"]
+    assert messages == ["the agent dropped 18 samples while it could not reach a server"]
 
 
 def test_names_long_past_are_one_that_stands_for_all(agent, client, monkeypatch):
@@ -254,7 +254,7 @@ def test_a_batch_that_cannot_be_stored_leaves_nothing_and_is_stored_when_it_come
         send(agent, "samples", 0, samples=measured(1, 10), iteration=10)
     assert (
         counted(client, models.ChunkRecord),
-        counted(client, models.StretchRecord),
+        counted(client, models.SampleSeriesRecord),
         counted(client, models.BatchRecord),
     ) == (
         0,

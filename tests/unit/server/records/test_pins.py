@@ -114,7 +114,7 @@ def test_only_what_is_in_the_store_can_be_pinned(job, client):
     job.checkpoint(30, "failed", reason="the disk is full")
     refused = say(client, checkpoint_id(30, 1), pinned=True)
     assert (refused.status_code, refused.json()["error"]) == (409, "not_possible")
-    assert "is failed: one that is durable can be pinned" in refused.json()["message"]
+    assert "is failed: only a durable checkpoint can be pinned" in refused.json()["message"]
 
 
 def test_a_job_has_so_many_pins_and_one_more_takes_another_s_place(job, client):
@@ -124,7 +124,7 @@ def test_a_job_has_so_many_pins_and_one_more_takes_another_s_place(job, client):
         assert say(client, one, pinned=True).status_code == 200
     refused = say(client, every[-1], pinned=True)
     assert refused.status_code == 409
-    assert "64 checkpoints of char-gpt are pinned" in refused.json()["message"]
+    assert "char-gpt has 64 pinned checkpoints" in refused.json()["message"]
     say(client, every[0], pinned=False)
     assert say(client, every[-1], pinned=True).status_code == 200
     assert len(desired(client)["pins"]) == MOST_PINS

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_server import models
 from holdfast_server.records.job_status import current_attempt, longest_seconds, status_in_sql, status_of
-from holdfast_server.samples.limits import Recent
+from holdfast_server.samples.limits import RecentSamples
 
 NOW = 1_790_000_000.0
 
@@ -80,5 +80,5 @@ def test_the_database_tells_the_same_status_as_the_function(engine: Engine, case
 
 
 def test_the_longest_iteration_is_one_that_was_measured() -> None:
-    assert longest_seconds(Recent()) == 0.0
-    assert longest_seconds(Recent(seconds=[0.5, math.nan, math.inf, 2.0])) == 2.0
+    assert longest_seconds(RecentSamples()) == 0.0
+    assert longest_seconds(RecentSamples(seconds=[0.5, math.nan, math.inf, 2.0])) == 2.0

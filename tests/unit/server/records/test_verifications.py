@@ -127,7 +127,7 @@ def test_a_request_is_taken_back_and_what_was_found_before_stays(job, client):
     ask(client)
     assert wanted(client) != []
     gone = client.delete(f"{JOB}/checkpoints/{FIRST}/verification").json()
-    assert (gone["state"], gone["verdict"], gone["reason"]) == ("cancelled", "sound", "taken back by operator")
+    assert (gone["state"], gone["verdict"], gone["reason"]) == ("cancelled", "sound", "cancelled by operator")
     assert wanted(client) == []
     assert client.delete(f"{JOB}/checkpoints/{FIRST}/verification").json() == gone
 
