@@ -122,8 +122,7 @@ class Checkpointer:
     @property
     def under_way(self) -> int:
         """How many copies and writes are."""
-        with self._changed:
-            return len(self._runs)
+        return len(self._runs)
 
     @property
     def head(self) -> str | None:
@@ -313,6 +312,8 @@ class Checkpointer:
 
     def drain(self) -> list[CheckpointRun]:
         """What settled since the last call."""
+        if not self._settled:  # as after most iterations
+            return []
         with self._changed:
             found, self._settled = self._settled, []
         return found

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from holdfast import endings, supervision
@@ -109,8 +107,7 @@ class Boundary:
             self.settle()
             self._measure(metrics)
         finally:  # also after a fault of this rank: the others reach the same boundary and count on it
-            with self._in_step():
-                self._act(self._decide())
+            self._act_with_other_ranks()
         self._prober.at_boundary(busy=self._checkpoints.active)
 
     def take_final(self) -> None:
@@ -176,10 +173,6 @@ class Boundary:
         self._follow_operators()
         self.rewinder.tell_mode()
         self.progress.update(self._position.iteration)
-
-    def _decide(self) -> Decision:
-        """What to do here. With several ranks it was decided at an earlier boundary, by rank 0."""
-        return self._steering.decision(self._position.iteration)
 
     def _act(self, decision: Decision) -> None:
         if decision.end:
@@ -345,12 +338,12 @@ class Boundary:
         if unused:
             self._reporter.notice("warning", "afresh", unused)
 
-    @contextlib.contextmanager
-    def _in_step(self) -> Iterator[None]:
+    def _act_with_other_ranks(self) -> None:
         """Act at this boundary, and let the ranks agree on the next."""
+        iteration = self._position.iteration
         try:
             try:
-                yield
+                self._act(self._steering.decision(iteration))
             except RestoreFailed:  # no rank goes on
                 raise
             except BaseException:  # the other ranks wait for what comes next
