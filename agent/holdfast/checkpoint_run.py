@@ -183,9 +183,10 @@ class CheckpointRun:
     def __init__(self, request: RunRequest, *listeners: RunListener) -> None:
         self.request = request
         self._listeners = listeners
-        self._changed = threading.Condition()
-        self._state = self._reported = RunState.REQUESTED
-        """The state, and the last one that all listeners know of."""
+        self._lock = threading.Lock()
+        self.state = RunState.REQUESTED
+        self._copied, self._settled = threading.Event(), threading.Event()
+        """Set when the listeners have returned from the transition."""
         # set with the transition that they belong to, and only read by others
         self.contents: SnapshotContents | None = None
         self.copy, self.result = CopyResult(), WriteResult()
@@ -198,16 +199,11 @@ class CheckpointRun:
         return self.request.id
 
     @property
-    def state(self) -> RunState:
-        with self._changed:
-            return self._state
-
-    @property
     def size_bytes(self) -> int:
         return self.contents.size_bytes if self.contents is not None else 0
 
     def add_stall(self, seconds: float) -> None:
-        with self._changed:
+        with self._lock:
             self.stall_seconds += seconds
 
     def begin_copy(self, contents: SnapshotContents) -> None:
@@ -223,25 +219,24 @@ class CheckpointRun:
         self._move(state, result=result)
 
     def wait_copied(self, timeout_seconds: float | None = None) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._reported not in BEFORE_COPIED, timeout_seconds)
+        return self._copied.wait(timeout_seconds)
 
     def wait_settled(self, timeout_seconds: float | None = None) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._reported in SETTLED, timeout_seconds)
+        return self._settled.wait(timeout_seconds)
 
     def _move(self, to: RunState, **measured: Any) -> None:
-        with self._changed:
-            if to not in NEXT[self._state]:
-                raise IllegalTransition(f"checkpoint {self.id} cannot go from {self._state} to {to}")
+        with self._lock:
+            if to not in NEXT[self.state]:
+                raise IllegalTransition(f"checkpoint {self.id} cannot go from {self.state} to {to}")
             for name, value in measured.items():
                 setattr(self, name, value)
-            self._state = to
+            self.state = to
         for listener in self._listeners:
             try:
                 listener.run_changed(self, to)
             except Exception:  # a listener that fails must not stop the run, nor the runs after it
                 logger.exception("could not report checkpoint %s as %s", self.id, to)
-        with self._changed:
-            self._reported = to
-            self._changed.notify_all()
+        if to not in BEFORE_COPIED:
+            self._copied.set()
+        if to in SETTLED:
+            self._settled.set()

@@ -94,7 +94,8 @@ class Checkpointer:
         """An order that was carried out while the store could not be written to."""
         self._late: Future[tuple[int, Lineage] | None] | None = None
         """Asks a store that was away whether it is back, for an attempt and a lineage."""
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._head: str | None = None
         self._newest_durable = 0
         """The number of the run that the head is from."""
@@ -127,7 +128,7 @@ class Checkpointer:
     @property
     def head(self) -> str | None:
         """The newest durable checkpoint on this lineage."""
-        with self._changed:
+        with self._lock:
             return self._head
 
     @property
@@ -175,7 +176,7 @@ class Checkpointer:
 
     def continue_lineage(self, lineage: Lineage, head: str | None) -> None:
         """Go on along a lineage, from the checkpoint `head`."""
-        with self._changed:
+        with self._lock:
             self.lineage, self._head = lineage, head
         self._standing.lineage = lineage.number
 
@@ -190,7 +191,7 @@ class Checkpointer:
 
     def mark_damaged(self, checkpoint: str, *, damaged: bool = True) -> None:
         """Note what a reading found; a sound checkpoint may take the name of a damaged one. For any thread."""
-        with self._changed:
+        with self._lock:
             (self._damaged.add if damaged else self._damaged.discard)(checkpoint)
 
     def find_lineage(self) -> None:
@@ -253,6 +254,7 @@ class Checkpointer:
             fingerprint=_fingerprint(),
         )
         run = CheckpointRun(request, self.snapshots, self._events, self)
+        is_submitted = False
         try:
             self._follow(run)
             if not self.snapshots.wait_free(FREE_SECONDS):  # another rank's was free a moment ago
@@ -260,13 +262,18 @@ class Checkpointer:
             self.snapshots.begin(run, capture())
             run.add_stall(time.perf_counter() - started)
             self.persister.submit(run)
+            is_submitted = True
             self.snapshots.copy(run)
-        except Exception as error:  # a checkpoint that cannot be taken must not end training
-            self._drop(run, type(error).__name__, f"could not copy the state: {error}", RunState.FAILED)
-            return None
-        except BaseException as error:  # Ctrl-C: the other ranks wait for a word of this one
-            self._drop(run, type(error).__name__, "interrupted", RunState.ABANDONED)
-            raise
+        except BaseException as error:
+            if is_submitted:  # the persister settles it
+                self.snapshots.give_up(run, type(error).__name__)
+            elif isinstance(error, Exception):
+                self._drop(run, f"could not copy the state: {error}", RunState.FAILED)
+            else:  # Ctrl-C; also where the persister has it already, which then leaves it as it is
+                self._drop(run, "interrupted", RunState.ABANDONED)
+            if not isinstance(error, Exception):
+                raise
+            return None  # a checkpoint that cannot be taken must not end training
         return run
 
     def save_survivor(self, committed: list[str]) -> None:
@@ -305,7 +312,7 @@ class Checkpointer:
     def wait_settled(self, timeout_seconds: float) -> bool:
         """Wait until nothing is under way and `head` is known; False when that takes too long."""
         deadline = time.monotonic() + timeout_seconds
-        with self._changed:
+        with self._lock:
             if not self._changed.wait_for(lambda: not self._runs, timeout_seconds):
                 return False
         return self.snapshots.wait_idle(max(0.0, deadline - time.monotonic()))
@@ -314,7 +321,7 @@ class Checkpointer:
         """What settled since the last call."""
         if not self._settled:  # as after most iterations
             return []
-        with self._changed:
+        with self._lock:
             found, self._settled = self._settled, []
         return found
 
@@ -340,7 +347,7 @@ class Checkpointer:
         if state not in SETTLED:
             return
         is_durable = state is RunState.DURABLE
-        with self._changed:
+        with self._lock:
             if is_durable and run.request.number > self._newest_durable:  # a slow one may settle after newer ones
                 self._newest_durable, self._head = run.request.number, run.id
             self._runs = [each for each in self._runs if each is not run]
@@ -352,23 +359,20 @@ class Checkpointer:
             self.retiring.request()
 
     def _follow(self, run: CheckpointRun) -> None:
-        with self._changed:
+        with self._lock:
             self._runs.append(run)
 
-    def _drop(self, run: CheckpointRun, error: str, reason: str, state: RunState) -> None:
-        """End a run that could not begin; one that the persister has is brought to its end there."""
-        if self.persister.has(run):
-            self.snapshots.give_up(run, error)
-        else:
-            self._decline(reason)
-            run.end(state, WriteResult(reason=reason))
+    def _drop(self, run: CheckpointRun, reason: str, state: RunState) -> None:
+        """End a run that no writer has; the other ranks wait for a message about it."""
+        self._decline(reason)
+        run.end(state, WriteResult(reason=reason))
 
     def _decline(self, reason: str) -> None:
         if self._ranks.world_size > 1:
             self.persister.decline(self._number, reason)
 
     def _training_head(self) -> TrainingHead:
-        with self._changed:
+        with self._lock:
             return TrainingHead(
                 attempt=self.attempt, lineage=self.lineage.number, head=self._head, damaged=set(self._damaged)
             )

@@ -61,7 +61,8 @@ class RetentionQueue:
         """The rules in force, and those of the script."""
         self.pinned = Pinned(store, job, reporter)
         self._sizes = restore.Sizes(store, job)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         """Guards what follows; held for no I/O."""
         self._requested = self._running = self._closing = False
         self._wanted: dict[Protector, str | None] = {}
@@ -72,18 +73,18 @@ class RetentionQueue:
 
     def want(self, protector: Protector, checkpoint: str | None) -> None:
         """Protect a checkpoint from retention, until `protector` protects another one or none."""
-        with self._changed:
+        with self._lock:
             self._wanted[protector] = checkpoint
 
     def add_asked_for(self, checkpoint: str) -> None:
         """Keep a checkpoint that was taken on request, until newer ones were."""
-        with self._changed:
+        with self._lock:
             self._asked_for.append(checkpoint)
 
     def learn(self) -> None:
         """Look up what attempts before this one keep. OSError: the store cannot say; a later run asks again."""
         found = restore.of_kind(self._store, self._job, "requested")
-        with self._changed:
+        with self._lock:
             newer = [each for each in self._asked_for if each not in found]
             self._asked_for = collections.deque([*found, *newer], maxlen=ASKED_FOR)
             self._knows_asked_for = True
@@ -91,7 +92,7 @@ class RetentionQueue:
 
     def request(self) -> None:
         """Ask for retention; returns at once."""
-        with self._changed:
+        with self._lock:
             if self._closing:
                 return
             self._requested, starts = True, not self._running
@@ -101,14 +102,14 @@ class RetentionQueue:
 
     def wait_idle(self, timeout_seconds: float) -> bool:
         """Wait until every request so far is carried out; False when that takes too long."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: not self._running, timeout_seconds)
 
     def close(self, timeout_seconds: float = 0.0) -> None:
         """Finish what was requested if `timeout_seconds` is enough, then stop; the next start resumes the rest."""
         deadline = time.monotonic() + timeout_seconds
         self.wait_idle(timeout_seconds)
-        with self._changed:
+        with self._lock:
             self._closing = True
         self.wait_idle(max(0.0, deadline - time.monotonic()))
 
@@ -123,7 +124,7 @@ class RetentionQueue:
                 logger.exception("retention failed; it runs again after the next checkpoint")
 
     def _next(self) -> bool:
-        with self._changed:
+        with self._lock:
             if self._requested and not self._closing:
                 self._requested = False
                 return True
@@ -152,7 +153,7 @@ class RetentionQueue:
         """Delete one after the other, except what a restore or a pin asked for meanwhile; the names deleted."""
         deleted = set()
         for checkpoint in checkpoints:
-            with self._changed:
+            with self._lock:
                 if self._closing:
                     break
                 is_wanted = checkpoint in self._wanted.values()
@@ -164,7 +165,7 @@ class RetentionQueue:
     def _protected(self) -> set[str]:
         """Where the lineages that training descends from began, the ways back, what is to be restored."""
         at = self._head()
-        with self._changed:
+        with self._lock:
             asked_for, wanted = list(self._asked_for), list(self._wanted.values())
         kept = protected(self._store.records(self._job, Lineage), at.lineage, asked_for)
         return kept | {each for each in (at.head, *wanted) if each is not None}

@@ -61,7 +61,8 @@ class Snapshotter:
         self.shared, self._debug = shared, debug
         self._layouts = [Layout(arena) for arena in arenas or [Arena() for _ in range(slots)]]
         self._free = list(self._layouts)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._tried_on_device = False
         self._copy: _Copy | None = None
         """The last one that began."""
@@ -88,12 +89,12 @@ class Snapshotter:
         return self._copy is not None and self._copy.run.state is RunState.COPYING
 
     def wait_idle(self, timeout_seconds: float) -> bool:
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: self.idle, timeout_seconds)
 
     def wait_free(self, timeout_seconds: float) -> bool:
         """Wait until a snapshot can begin; False when that takes too long."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: self.free, timeout_seconds)
 
     def prepare(self, captured: Captured) -> None:
@@ -199,7 +200,7 @@ class Snapshotter:
     @contextlib.contextmanager
     def lent(self) -> Iterator[memoryview | None]:
         """The memory of an arena that none holds, for something else meanwhile; None where there is none."""
-        with self._changed:
+        with self._lock:
             layout = max(self._free, key=lambda each: each.arena.size_bytes, default=None)
             if layout is not None:
                 self._free.remove(layout)
@@ -223,7 +224,7 @@ class Snapshotter:
         if state in SETTLED and run.contents is not None:
             self._give_back(next(layout for layout in self._layouts if layout.arena is run.contents.arena))
         else:
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -232,7 +233,7 @@ class Snapshotter:
             self._thread.join(timeout=60)
 
     def _give_back(self, layout: Layout) -> None:
-        with self._changed:
+        with self._lock:
             self._free.append(layout)
             self._changed.notify_all()
 

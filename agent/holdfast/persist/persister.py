@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import logging
+import queue
 import threading
 import time
 
-from holdfast.checkpoint_run import CheckpointRun, RunState, WriteResult
+from holdfast.checkpoint_run import SETTLED, CheckpointRun, RunState, WriteResult
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.io_pool import lower_cpu_priority
 from holdfast.persist.commit import NotPrepared, RankChannel, commit, decline
@@ -39,13 +39,8 @@ class Persister:
         """Why no helper process can write, where one was asked for; a thread writes then."""
         self._helpers = ProcessBackend(store) if backend == "process" and self.refusal is None else None
         self._threads: list[threading.Thread] = []
-        self._changed = threading.Condition()
-        """Guards what follows; held for no I/O."""
-        self._waiting: collections.deque[CheckpointRun | tuple[int, str]] = collections.deque()
-        """Runs to write, and (number, reason) of those to decline."""
-        self._open: list[CheckpointRun] = []
-        """Those that threads are bringing to their end."""
-        self._closing = False
+        self._work: queue.SimpleQueue[CheckpointRun | tuple[int, str] | None] = queue.SimpleQueue()
+        """Runs to write, and (number, reason) of those to decline; `None` ends one thread."""
         self._hurry = threading.Event()
 
     @property
@@ -55,31 +50,19 @@ class Persister:
 
     def submit(self, run: CheckpointRun) -> None:
         """Write a run once it is copied; RuntimeError where no thread can be started."""
-        with self._changed:
-            if len(self._threads) < min(len(self._open) + len(self._waiting) + 1, self._slots):
-                self._start_thread()
-            self._waiting.append(run)  # all in one: Ctrl-C may come before or after it
-            self._changed.notify()
-
-    def has(self, run: CheckpointRun) -> bool:
-        """Whether it was submitted, and so is brought to its end here; also where Ctrl-C cut `submit` short."""
-        with self._changed:
-            self._changed.notify()
-            return run in self._waiting or run in self._open
+        if len(self._threads) < self._slots:
+            self._start_thread()
+        self._work.put(run)
 
     def decline(self, number: int, reason: str) -> None:
         """Tell the other ranks that this one has nothing to write for the checkpoint of that number."""
-        with self._changed:
-            if not self._threads:
-                self._start_thread()
-            self._waiting.append((number, reason))
-            self._changed.notify()
+        self.prepare()
+        self._work.put((number, reason))
 
     def prepare(self) -> None:
         """Start a thread while that is possible: a script's only checkpoint may be the one at its exit."""
-        with self._changed:
-            if not self._threads:
-                self._start_thread()
+        if not self._threads:
+            self._start_thread()
 
     def hurry(self) -> None:
         """Hold nothing back any more: somebody waits for the end."""
@@ -92,9 +75,8 @@ class Persister:
 
         Helper processes finish what they have in hand even then.
         """
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        for _ in self._threads:
+            self._work.put(None)
         self.hurry()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         for thread in self._threads:
@@ -105,42 +87,34 @@ class Persister:
 
     def _start_thread(self) -> None:
         name = f"holdfast-write-{len(self._threads)}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # as many as there may be: those that there are do it all
+        except RuntimeError:  # no more threads are allowed: the existing ones do all the work
             if not self._threads:
                 raise
         else:
             self._threads.append(thread)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         lower_cpu_priority()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    return
-                item = self._waiting.popleft()
-                if isinstance(item, CheckpointRun):
-                    self._open.append(item)
+        while (item := self._work.get()) is not None:
             if isinstance(item, tuple):
                 self._decline(*item)
             else:
                 self._bring_to_end(item)
-            del item  # it holds the objects' state
+            del item  # it holds references to the state
 
     def _bring_to_end(self, run: CheckpointRun) -> None:
         try:
             run.wait_copied()
+            if run.state in SETTLED:  # Ctrl-C interrupted `submit`
+                return
             started = time.perf_counter()
             state, result = self._persist(run)
             run.end(state, dataclasses.replace(result, seconds=time.perf_counter() - started))
         except Exception:  # a defect of ours must not end the thread, or no further checkpoint would be written
-            logger.exception("checkpoint %s has no end", run.id)
-        finally:
-            with self._changed:
-                self._open.remove(run)
+            logger.exception("checkpoint %s did not settle", run.id)
 
     def _persist(self, run: CheckpointRun) -> tuple[RunState, WriteResult]:
         backend: str | None = None
