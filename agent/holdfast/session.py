@@ -146,19 +146,26 @@ class Session:
         self._lifecycle = Lifecycle()
         self._reported: str | None = None
         """The last fault that `step` has reported: each is logged once, or it would bury all else."""
-        self._boundary = Boundary(
-            training=self._training,
-            controller=self._controller,
-            checkpoints=self._checkpoints,
-            reporter=self._reporter,
-            ranks=self._ranks,
-            orders=self._orders,
-            verifier=self._verifier,
-            meter=self._meter,
-            leaving=self._leaving,
-            lifecycle=self._lifecycle,
-            options=options,
-        )
+        try:
+            self._boundary = Boundary(
+                training=self._training,
+                controller=self._controller,
+                checkpoints=self._checkpoints,
+                reporter=self._reporter,
+                ranks=self._ranks,
+                orders=self._orders,
+                verifier=self._verifier,
+                meter=self._meter,
+                leaving=self._leaving,
+                lifecycle=self._lifecycle,
+                options=options,
+            )
+        except BaseException:  # leave the process as it was found
+            for close in (self._reporter.link.close, self._ranks.close, self._training.close, self._leaving.close):
+                with contextlib.suppress(Exception):
+                    close()
+            console_log.close()
+            raise
 
     # What a loop uses
 
@@ -307,9 +314,10 @@ class Session:
         if life.state is Life.HALF_RESTORED and reason == "finished":  # by a `finally` of the script's
             reason = RestoreFailed.__name__
         reason = life.state.value if life.is_ending else reason
+        has_begun = life.state is not Life.STARTING  # after an interrupted resume the state may be half-loaded
+        finished = reason == "finished" and has_begun
         life.enter(Life.CLOSING)
         atexit.unregister(self._at_exit)
-        finished = reason == "finished"
         parts: tuple[Callable[[], object], ...] = (
             self._boundary.progress.rest,
             self._verifier.close,
@@ -323,7 +331,7 @@ class Session:
             self._reporter.link.close,
             self._boundary.progress.close,
             self._training.close,
-            self._boundary.report_unsaved,
+            lambda: self._boundary.report_unsaved() if has_begun else None,
             console_log.close,
             self._leaving.close,  # last: a SIGTERM that comes a second time must not cut the last checkpoint short
         )

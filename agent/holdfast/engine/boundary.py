@@ -90,11 +90,11 @@ class Boundary:
         self._begin(self._starter.choose())
 
     def _begin(self, start: Start) -> None:
-        """Training begins, from what is in place."""
-        self._lifecycle.enter(Life.TRAINING)
+        """Begin training from what is in place; after an interruption the session can still resume."""
         self._starter.begin(start)
         self._steering.begin(self._position.iteration)
         self._meter.clock.begin()
+        self._lifecycle.enter(Life.TRAINING)
 
     def run(self, metrics: dict[str, Any]) -> None:
         """End an iteration: begin a checkpoint and carry out orders, where there are any."""
@@ -356,7 +356,7 @@ class Boundary:
     def _detach(self, error: RanksLost) -> None:
         """Stop coordinating with the other ranks: one of them is lost. The others notice when the group closes."""
         self._stop_coordinating()
-        if self._lifecycle.state is Life.TRAINING:
+        if self._lifecycle.state in (Life.STARTING, Life.TRAINING):
             self._lifecycle.enter(Life.DETACHED)
         self._reporter.notice(
             "error", "ranks", f"{error}; no checkpoint is taken any more, training goes on as far as it can"

@@ -35,7 +35,7 @@ class Life(Enum):
 
 
 TRANSITIONS: Mapping[Life, frozenset[Life]] = {
-    Life.STARTING: frozenset({Life.TRAINING, Life.CLOSING}),
+    Life.STARTING: frozenset({Life.TRAINING, Life.DETACHED, Life.CLOSING}),
     Life.TRAINING: frozenset({Life.RESTORING, Life.DETACHED, Life.REPLACED, Life.PREEMPTED, Life.CLOSING}),
     Life.RESTORING: frozenset({Life.TRAINING, Life.RELAUNCHED, Life.HALF_RESTORED, Life.CLOSING}),
     Life.DETACHED: frozenset({Life.REPLACED, Life.PREEMPTED, Life.CLOSING}),
