@@ -30,11 +30,11 @@ class Arena:
 
     Args:
         slot: where the memory is to lie so that it outlives this process; shared memory then, whatever is asked.
-        told: called, once, with the reason when it cannot lie there, and is this process's own after all.
+        on_fallback: called, once, with the reason when it cannot lie there, and is this process's own after all.
     """
 
-    def __init__(self, slot: Slot | None = None, told: Callable[[str], None] = lambda _: None) -> None:
-        self.slot, self._told = slot, told
+    def __init__(self, slot: Slot | None = None, on_fallback: Callable[[str], None] = lambda _: None) -> None:
+        self.slot, self._on_fallback = slot, on_fallback
         self.fd = -1
         """Of the memory file; -1 where only this process has the memory."""
         self.size_bytes = 0
@@ -59,14 +59,14 @@ class Arena:
             self._pin()
 
     @property
-    def seal(self) -> str | None:
+    def marker(self) -> str | None:
         """The file that is to say what is in it, for those who find it when this process is gone."""
-        return str(self.slot.seal) if self.slot is not None else None
+        return str(self.slot.marker) if self.slot is not None else None
 
-    def unseal(self) -> None:
+    def remove_marker(self) -> None:
         """What is in it is about to change. OSError where that cannot be said: then it must not."""
         if self.slot is not None:
-            self.slot.unseal()
+            self.slot.remove_marker()
 
     def adopt(self, size_bytes: int) -> None:
         """Take its slot as it is, with what a process before this one left there. OSError when it cannot."""
@@ -75,7 +75,7 @@ class Arena:
         self.fd = self.slot.open()
         self._hold(self._mapped(_in_grains(size_bytes)))
 
-    def forget(self) -> None:
+    def free_pages(self) -> None:
         """Give the pages back: nobody has any use for what was in it. A view of them shows zeros from then on."""
         if self.slot is not None and self._map is not None and hasattr(mmap, "MADV_REMOVE"):
             with contextlib.suppress(OSError):
@@ -121,8 +121,8 @@ class Arena:
         except OSError as error:
             self.close()
             self.slot = None
-            punch(slot)
-            self._told(f"{size_bytes / 1e6:,.0f} MB: {error.strerror or error}")
+            free_slot_pages(slot)
+            self._on_fallback(f"{size_bytes / 1e6:,.0f} MB: {error.strerror or error}")
             return False
         populate(self.address, size_bytes)
         return True
@@ -147,9 +147,9 @@ def _in_grains(size_bytes: int) -> int:
     return max(1, -(-size_bytes // GRAIN_BYTES)) * GRAIN_BYTES
 
 
-def punch(slot: Slot) -> None:
+def free_slot_pages(slot: Slot) -> None:
     """Give back the pages of a slot that is of no use any more; not those of a snapshot, maybe the only copy."""
-    if slot.seal.exists() or not hasattr(mmap, "MADV_REMOVE"):
+    if slot.marker.exists() or not hasattr(mmap, "MADV_REMOVE"):
         return
     with contextlib.suppress(OSError):
         fd = slot.open()

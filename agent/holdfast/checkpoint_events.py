@@ -11,7 +11,7 @@ from holdfast.protocol import PLAUSIBLE_STEP, CheckpointKind, CheckpointState, c
 from holdfast.reports import Reporter, text
 from holdfast.store import Store
 
-MOST_FREE_BYTES = 2**53
+MAX_FREE_BYTES = 2**53
 """What a JSON number holds exactly; more room than that interests no reader."""
 REPORTED: dict[RunState, CheckpointState] = {
     RunState.DURABLE: "durable",
@@ -29,7 +29,7 @@ class CheckpointEvents:
         self._lock = threading.Lock()
         """Guards `_last_reason`; held for no I/O."""
         self._last_reason: str | None = None
-        self._disbelieved: set[str] = set()
+        self._implausible: set[str] = set()
         """Kinds of numbers that a server sent, and that were ignored and reported."""
 
     def run_changed(self, run: CheckpointRun, state: RunState) -> None:
@@ -43,13 +43,13 @@ class CheckpointEvents:
     def fail(self, reason: str, kind: CheckpointKind) -> None:
         """Report a checkpoint that never became one: as an event each time, in the log once a reason."""
         self.warn(reason)
-        standing = self._reporter.standing
+        position = self._reporter.position
         self._reporter.event(
             protocol.Checkpoint(
                 at=time.time(),
-                id=checkpoint_id(standing.iteration, standing.lineage),
-                iteration=standing.iteration,
-                lineage=standing.lineage,
+                id=checkpoint_id(position.iteration, position.lineage),
+                iteration=position.iteration,
+                lineage=position.lineage,
                 kind=kind,
                 state="failed",
                 reason=text(reason),
@@ -62,15 +62,15 @@ class CheckpointEvents:
         if is_new:
             self._reporter.notice("warning", "checkpoint", f"{reason}; {consequence}")
 
-    def believed(self, what: str, told: int, known: int) -> int:
+    def plausible_number(self, what: str, told: int, known: int) -> int:
         """The highest number that a server has sent, or 0 where the store makes it implausible.
 
         A number that is noted in the store holds for good: one mistaken report must not use all of them up.
         """
         if told <= known + PLAUSIBLE_STEP:
             return told
-        if what not in self._disbelieved:
-            self._disbelieved.add(what)
+        if what not in self._implausible:
+            self._implausible.add(what)
             said = f"{what} {told:,}" if told < 2**63 else f"a number of {what}s beyond all bounds"
             self._reporter.notice(
                 "warning",
@@ -95,7 +95,7 @@ class CheckpointEvents:
             REPORTED[state],
             persist_started_at=run.write_started_at or None,
             persist_seconds=result.seconds,
-            durable_iteration=self._reporter.standing.iteration if is_durable else None,
+            durable_iteration=self._reporter.position.iteration if is_durable else None,
             reason=text(result.reason) if result.reason else None,
             store_free_bytes=self._free_bytes() if is_durable else None,
             ranks=list(result.ranks),
@@ -125,7 +125,7 @@ class CheckpointEvents:
             free = self._store.free_bytes()
         except OSError:
             return None
-        return None if free is None else min(free, MOST_FREE_BYTES)
+        return None if free is None else min(free, MAX_FREE_BYTES)
 
 
 def not_writable(store: Store, error: Exception) -> str:

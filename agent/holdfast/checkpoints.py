@@ -33,10 +33,10 @@ from holdfast.protocol import (
     parse_checkpoint_id,
 )
 from holdfast.ranks import Ranks, SideGroup
-from holdfast.remote import told
+from holdfast.remote import describe_error
 from holdfast.reports import Reporter
 from holdfast.retention import Retention
-from holdfast.retention_queue import Protector, RetentionQueue, TrainingHead
+from holdfast.retention_queue import RetentionQueue, TrainingHead
 from holdfast.snapshot import Snapshotter
 from holdfast.state import Captured
 from holdfast.store import Lineage, Store
@@ -65,7 +65,7 @@ class Checkpointer:
         uid: str,
         *,
         retention: Retention,
-        slots: int = 1,
+        max_in_flight: int = 1,
         backend: str = "thread",
         debug: bool = False,
         reporter: Reporter,
@@ -80,19 +80,19 @@ class Checkpointer:
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
         self.latest_lineage = 0
         """The highest number a server says that it has seen."""
-        self._reporter, self._standing = reporter, reporter.standing
+        self._reporter, self._position = reporter, reporter.position
         self.versions = {
             "holdfast": importlib.metadata.version("holdfast"),
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         }
-        self._at_least = 1
+        self._minimum_attempt = 1
         """The number that this attempt must have at least."""
         self._open_order: str | None = None
         """The order that was open when the attempt began."""
-        self._unnoted: str | None = None
+        self._unrecorded_order: str | None = None
         """An order that was carried out while the store could not be written to."""
-        self._late: Future[tuple[int, Lineage] | None] | None = None
+        self._late_attempt: Future[tuple[int, Lineage] | None] | None = None
         """Asks a store that was away whether it is back, for an attempt and a lineage."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -105,12 +105,11 @@ class Checkpointer:
         """Runs that have, since `drain`."""
         self._damaged: set[str] = set()
         self._events = CheckpointEvents(reporter, store)
-        self.retiring = RetentionQueue(store, job, retention, reporter, self._training_head)
-        self.pinned = self.retiring.pinned
-        self.tier = Tier(job, uid, slots, ranks, reporter)
-        self.snapshots = Snapshotter(slots, debug=debug, arenas=self.tier.arenas)
+        self.retention_queue = RetentionQueue(store, job, retention, reporter, self._training_head)
+        self.tier = Tier(job, uid, max_in_flight, ranks, reporter)
+        self.snapshots = Snapshotter(max_in_flight, debug=debug, arenas=self.tier.arenas)
         channel = ranks if isinstance(ranks, SideGroup) else None
-        self.persister = Persister(store, slots=slots, backend=backend, channel=channel)
+        self.persister = Persister(store, max_in_flight=max_in_flight, backend=backend, channel=channel)
         self.snapshots.shared = self.persister.shares_memory
         self.unprepared = True
         """`prepare` was not called yet."""
@@ -131,23 +130,14 @@ class Checkpointer:
         with self._lock:
             return self._head
 
-    @property
-    def retention(self) -> Retention:
-        """The rules in force."""
-        return self.retiring.rules
-
-    @retention.setter
-    def retention(self, rules: Retention) -> None:
-        self.retiring.rules = rules
-
     def acquire_attempt(self, at_least: int, *, order: str | None = None) -> None:
         """Fence all earlier attempts, and note the order that is open; of several ranks, rank 0 does.
 
         Where the store cannot be written to, there are no checkpoints for now.
         """
-        self._at_least, self._open_order = at_least, order
+        self._minimum_attempt, self._open_order = at_least, order
         try:
-            self.attempt = self._ranks.decide(lambda: self._become_newest(at_least), int)
+            self.attempt = self._ranks.decide(lambda: self._acquire_number(at_least), int)
         except OSError as error:
             # whether training starts without it is not known yet: that takes a store that can be read, or is new
             self._events.warn(not_writable(self.store, error), "no checkpoint is taken until it is")
@@ -161,7 +151,7 @@ class Checkpointer:
             lineage = self._new_lineage(self.attempt, iteration, parent, order, left)
             if self.attempt:
                 self.store.append(self.job, lineage)
-            self._unnoted = None if self.attempt else order
+            self._unrecorded_order = None if self.attempt else order
             return lineage
 
         self.continue_lineage(self._ranks.decide(noted, Lineage), parent)
@@ -178,23 +168,19 @@ class Checkpointer:
         """Go on along a lineage, from the checkpoint `head`."""
         with self._lock:
             self.lineage, self._head = lineage, head
-        self._standing.lineage = lineage.number
+        self._position.lineage = lineage.number
 
     def follow_lineage(self, number: int) -> None:
         """Rank 0 has begun another one since the store is back."""
         if number != self.lineage.number:
             self.continue_lineage(msgspec.structs.replace(self.lineage, number=number), self.head)
 
-    def want(self, protector: Protector, checkpoint: str | None) -> None:
-        """Protect a checkpoint from retention, until `protector` protects another one or none. For any thread."""
-        self.retiring.want(protector, checkpoint)
-
     def mark_damaged(self, checkpoint: str, *, damaged: bool = True) -> None:
         """Note what a reading found; a sound checkpoint may take the name of a damaged one. For any thread."""
         with self._lock:
             (self._damaged.add if damaged else self._damaged.discard)(checkpoint)
 
-    def find_lineage(self) -> None:
+    def update_lineage(self) -> None:
         """Before a checkpoint that nobody announced: that which rank 0 is on, of a store that is back perhaps."""
 
         def current() -> int:
@@ -232,7 +218,7 @@ class Checkpointer:
             self._decline("the store is not writable")
             return None
         started = time.perf_counter()
-        iteration, lineage = self._standing.iteration, self._standing.lineage
+        iteration, lineage = self._position.iteration, self._position.lineage
         request = RunRequest(
             iteration=iteration,
             lineage=lineage,
@@ -297,13 +283,13 @@ class Checkpointer:
             )
             run = CheckpointRun(request, self.snapshots, self._events, self)
             self._follow(run)
-            self.snapshots.hold(contents.arena)
+            self.snapshots.reserve(contents.arena)
             run.begin_copy(contents)
             run.end_copy(copied)
             self.persister.submit(run)
         except Exception as error:  # training goes on without; the other ranks wait for a word of this one
-            reason = f"what lay in memory is not saved: {told(error)}"
-            self._decline(told(error))
+            reason = f"what lay in memory is not saved: {describe_error(error)}"
+            self._decline(describe_error(error))
             if run is None:
                 self.fail(reason)
             else:
@@ -331,7 +317,7 @@ class Checkpointer:
         settled = self.persister.close(timeout_seconds)
         if not settled:
             logger.warning("gave up waiting for the last checkpoint after %g s", timeout_seconds)
-        self.retiring.close(max(0.0, deadline - time.monotonic()) if finished else 0.0)
+        self.retention_queue.close(max(0.0, deadline - time.monotonic()) if finished else 0.0)
         self.snapshots.close()
         if finished and settled:
             self.tier.close(self.head)
@@ -354,9 +340,9 @@ class Checkpointer:
             self._settled.append(run)
             self._changed.notify_all()
         if is_durable and run.request.kind == "requested":
-            self.retiring.add_asked_for(run.id)
+            self.retention_queue.add_requested(run.id)
         if is_durable and self._ranks.leads:
-            self.retiring.request()
+            self.retention_queue.request()
 
     def _follow(self, run: CheckpointRun) -> None:
         with self._lock:
@@ -384,7 +370,7 @@ class Checkpointer:
         known += [parse_checkpoint_id(checkpoint)[1] for checkpoint in self.store.checkpoints(self.job)]
         newest = max(known, default=0)
         return Lineage(
-            number=max(newest, self._events.believed("lineage", self.latest_lineage, newest)) + 1,
+            number=max(newest, self._events.plausible_number("lineage", self.latest_lineage, newest)) + 1,
             iteration=iteration,
             parent=parent,
             order=order,
@@ -393,13 +379,15 @@ class Checkpointer:
             left=left,
         )
 
-    def _become_newest(self, at_least: int) -> int:
+    def _acquire_number(self, at_least: int) -> int:
         """The number of this attempt, which from now on keeps what was asked for before it."""
         if at_least > 1:
-            at_least = self._events.believed("attempt", at_least - 1, self.store.latest_attempt(self.job)) + 1
+            at_least = (
+                self._events.plausible_number("attempt", at_least - 1, self.store.latest_attempt(self.job)) + 1
+            )
         number = self.store.acquire_attempt(self.job, self.uid, at_least, order=self._open_order).number
         with contextlib.suppress(OSError):  # asked again before anything is deleted
-            self.retiring.learn()
+            self.retention_queue.load_requested()
         return number
 
     def _acquire_late(self) -> bool:
@@ -408,13 +396,13 @@ class Checkpointer:
         It is asked in the background, for one that is away may take half a minute to say so; a directory answers
         while this waits.
         """
-        if self._late is None:
-            self._late = io_pool.submit(self._return)
+        if self._late_attempt is None:
+            self._late_attempt = io_pool.submit(self._acquire_in_background)
         try:
-            found = self._late.result(RETURN_SECONDS)
+            found = self._late_attempt.result(RETURN_SECONDS)
         except TimeoutError:
             return False
-        self._late = None
+        self._late_attempt = None
         if found is None:
             return False
         self.attempt, lineage = found
@@ -422,12 +410,12 @@ class Checkpointer:
         self._reporter.lineage_began(self.lineage)
         return True
 
-    def _return(self) -> tuple[int, Lineage] | None:
+    def _acquire_in_background(self) -> tuple[int, Lineage] | None:
         try:
-            attempt = self._become_newest(self._at_least)
+            attempt = self._acquire_number(self._minimum_attempt)
             head = self.head
             start = parse_checkpoint_id(head)[0] if head is not None else self.lineage.iteration
-            lineage = self._new_lineage(attempt, start, head, self._unnoted)
+            lineage = self._new_lineage(attempt, start, head, self._unrecorded_order)
             self.store.append(self.job, lineage)
         except Exception as error:  # the next checkpoint that is due tries again
             self.fail(not_writable(self.store, error))

@@ -17,7 +17,7 @@ from holdfast.capture import ModuleWatch, OptimizerWatch, Watch, watch_of
 from holdfast.encoder import Encoder
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import MANIFEST, SMALL_BYTES
-from holdfast.hostmemory import copy_plain, duplicates, is_plain, one_thread_for, populate
+from holdfast.hostmemory import copies_of, copy_plain, is_plain, one_thread_for, populate
 from holdfast.rng import OwnGenerator
 from holdfast.sharding import is_sharded, local
 from holdfast.shards import is_module, names_in
@@ -353,7 +353,7 @@ class OptimizerPart(Part):
                 refilled.setdefault(name, own)
         copy_plain([(local(own), local(large.pop(name))) for name, own in refilled.items()])
         sharded = {name: large.pop(name).clone() for name in list(large) if is_sharded(large[name])}
-        return {**refilled, **sharded, **duplicates(large)}
+        return {**refilled, **sharded, **copies_of(large)}
 
     def _moments(self, tree: Tree) -> Iterator[tuple[str, torch.Tensor]]:
         """This optimizer's own tensors, under the names of those of a checkpoint that will take their place."""

@@ -59,12 +59,12 @@ class Leaving:
             multiprocessing.util.register_after_fork(self, _after_fork)
 
     @property
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         """This process has been told to end."""
         return self._asked_at is not None
 
     @property
-    def left_seconds(self) -> float:
+    def grace_left_seconds(self) -> float:
         """Of the grace; all of it where another rank was told, and not this one."""
         waited = 0.0 if self._asked_at is None else self._clock() - self._asked_at
         return max(0.0, self._grace_seconds - waited - SPARE_SECONDS)

@@ -34,18 +34,18 @@ class Meter:
         self._metrics = MetricReader()
         self.in_flight = False
         """A checkpoint is under way at the start of this iteration."""
-        self._unlearnt: list[tuple[Iteration, bool]] = []
+        self._unlearned: list[tuple[Iteration, bool]] = []
         """Iterations, and whether a checkpoint was under way."""
-        self._learnt_at = 0.0
+        self._learned_at = 0.0
         self.recent: deque[Iteration] = deque(maxlen=RECENT_ITERATIONS)
         """The newest that the controller has learnt of."""
-        self.tally: Tally | None = None
+        self.rank_reporter: RankReporter | None = None
         """Of this rank, where there are several and a server."""
 
     def end_iteration(self, metrics: Mapping[str, Any]) -> None:
         """Book the iteration that ends here. What a checkpoint begun now costs falls into the next one."""
-        standing = self._reporter.standing
-        measured = self.clock.end(standing.iteration, standing.lineage)
+        position = self._reporter.position
+        measured = self.clock.end(position.iteration, position.lineage)
         if measured is None:
             return
         if self._reporter.heard:
@@ -54,27 +54,27 @@ class Meter:
             self._reporter.stalls(measured)
         else:
             self._metrics.check(metrics)
-        if self.tally is not None:
-            self.tally.add(measured)
-        self._unlearnt.append((measured, self.in_flight))
+        if self.rank_reporter is not None:
+            self.rank_reporter.add(measured)
+        self._unlearned.append((measured, self.in_flight))
         if (
-            len(self._unlearnt) >= BATCH_ITERATIONS
-            or measured.at - self._learnt_at >= BATCH_SECONDS
+            len(self._unlearned) >= BATCH_ITERATIONS
+            or measured.at - self._learned_at >= BATCH_SECONDS
             or self._controller.plan is None
         ):
-            self.learn()
+            self.update_controller()
 
-    def learn(self) -> None:
+    def update_controller(self) -> None:
         """Let the controller have what was measured since it last did.
 
         Iterations wait for each other until something hangs on them: each drives all that was run before out of
         the processor's caches, and to run it again for each takes as long as for several.
         """
-        if not self._unlearnt:
+        if not self._unlearned:
             return
         changed = False
-        for measured, in_flight in self._unlearnt:
-            self._learnt_at = measured.at
+        for measured, in_flight in self._unlearned:
+            self._learned_at = measured.at
             self.recent.append(measured)
             plan = self._controller.observe(
                 Observation(
@@ -87,14 +87,14 @@ class Meter:
                 )
             )
             changed = changed or plan is not None
-        self._unlearnt.clear()
-        self._reporter.pace(self._controller, changed=changed)
+        self._unlearned.clear()
+        self._reporter.report_interval(self._controller, changed=changed)
 
     def checkpoint_settled(self, run: CheckpointRun) -> None:
         request, copy = run.request, run.copy
         if request.survived:
             return
-        self.learn()  # what came before, before it
+        self.update_controller()  # what came before, before it
         # copied while training waited, those taken for safety or at the end say nothing of the others' cost
         if run.state is RunState.DURABLE and request.kind in ("scheduled", "requested"):
             device_copy_seconds = copy.device_copy_seconds
@@ -116,13 +116,13 @@ class Meter:
             self._reporter.sample(measured, metrics)
 
     def close(self) -> None:
-        """All samples, and what this rank has not told of itself yet."""
+        """Send all samples, and what this rank has not reported yet."""
         self.send_samples(wait=True)
-        if self.tally is not None:
-            self.tally.close()
+        if self.rank_reporter is not None:
+            self.rank_reporter.close()
 
 
-class Tally:
+class RankReporter:
     """Of a rank's iterations since its last report. For the training thread; a report is a few hundred bytes."""
 
     def __init__(self, link: Link, rank: int, world_size: int) -> None:
@@ -131,15 +131,15 @@ class Tally:
         # The first report comes the sooner the lower the rank, so that they do not all come at once ever after.
         self._due_after = self.every_seconds * (rank + 1) / world_size
         self._seconds_since = 0.0
-        self._told: protocol.RankWork | None = None
+        self._work: protocol.RankWork | None = None
 
     def add(self, measured: Iteration) -> None:
-        told = self._told
-        if told is not None and told.lineage != measured.lineage:
-            self.tell()
-            told = None
-        if told is None:
-            told = self._told = protocol.RankWork(
+        work = self._work
+        if work is not None and work.lineage != measured.lineage:
+            self.send()
+            work = None
+        if work is None:
+            work = self._work = protocol.RankWork(
                 at=measured.at,
                 lineage=measured.lineage,
                 first_iteration=measured.iteration,
@@ -148,28 +148,28 @@ class Tally:
                 seconds=0.0,
                 longest_seconds=0.0,
             )
-        told.at, told.last_iteration = measured.at, measured.iteration
-        told.iterations += 1
-        told.seconds += measured.seconds
-        told.longest_seconds = max(told.longest_seconds, measured.seconds)
-        told.stall_seconds += measured.checkpoint_stall_seconds
-        told.data_seconds += measured.data_seconds
+        work.at, work.last_iteration = measured.at, measured.iteration
+        work.iterations += 1
+        work.seconds += measured.seconds
+        work.longest_seconds = max(work.longest_seconds, measured.seconds)
+        work.stall_seconds += measured.checkpoint_stall_seconds
+        work.data_seconds += measured.data_seconds
         if measured.barrier_seconds is not None and math.isfinite(measured.barrier_seconds):
-            told.barrier_iterations += 1
-            told.barrier_seconds += measured.barrier_seconds
+            work.barrier_iterations += 1
+            work.barrier_seconds += measured.barrier_seconds
         self._seconds_since += measured.seconds
         if self._seconds_since >= self._due_after:
             self._seconds_since, self._due_after = 0.0, self.every_seconds
-            self.tell()
+            self.send()
 
-    def tell(self) -> None:
+    def send(self) -> None:
         """Report what was added since the last report."""
-        if self._told is not None:
-            self._link.event(self._told)
-            self._told = None
+        if self._work is not None:
+            self._link.event(self._work)
+            self._work = None
 
     def close(self) -> None:
         """The last report. The link of rank 0 is the session's own, and closed with it."""
-        self.tell()
+        self.send()
         if self._rank != 0:
             self._link.close()

@@ -15,9 +15,9 @@ from holdfast.reports import Reporter
 from holdfast.retention import Retention, parse_retention
 from holdfast.store import Attempt, Ending, Lineage, Store
 
-MOST_WITHHELD_SECONDS = 86400.0
+MAX_WITHHELD_SECONDS = 86400.0
 """A server's settings keep an attempt from checkpoints no longer: then one is taken all the same."""
-MOST_TRIES = 3
+MAX_TRIES = 3
 """Starts of a job that end before one order is carried out: then it is the order that is at fault."""
 
 T = TypeVar("T")
@@ -52,22 +52,22 @@ class Orders:
         self._seen = self._before = Desired()
         self._answered: set[str] = set()
         """Orders that were decided on, or that need nothing to be done."""
-        self._withheld_told = False
+        self._withheld_reported = False
         self._ends_at: dict[str, float] = {}
         """When the time of an order is over, on this machine's clock."""
 
     def start(self, first: Desired | None, attempt: int) -> None:
         self.first, self.attempt = first or Desired(), attempt
-        self._count_down(self.first.restore)
+        self._note_deadline(self.first.restore)
         # a click from before this attempt is not for it; a restore order is
         self._seen = Desired(
             checkpoint_request=self.first.checkpoint_request, probe_request=self.first.probe_request
         )
 
-    def arrived(self, desired: Desired) -> None:
+    def on_received(self, desired: Desired) -> None:
         """Called by the link's thread: say that an order got here, well before the boundary that acts on it."""
         order = desired.restore
-        self._count_down(order)
+        self._note_deadline(order)
         if order is not None and order.id not in self._answered:
             self._reporter.order(order.id, "delivered")
 
@@ -82,16 +82,16 @@ class Orders:
             paused=seen.paused or self.pauses > 0,
         )
 
-    def withhold(self, seconds: float) -> bool:
+    def is_withheld_too_long(self, seconds: float) -> bool:
         """Whether a server's settings, not the script's, have kept the job from checkpoints for too long."""
         seen = self._seen
         orders = seen.paused or (seen.every, seen.budget, seen.policy) != (None, None, None)
-        return seconds >= MOST_WITHHELD_SECONDS and orders and not self.pauses and not self.base.paused
+        return seconds >= MAX_WITHHELD_SECONDS and orders and not self.pauses and not self.base.paused
 
-    def tell_withheld(self) -> None:
+    def report_withheld(self) -> None:
         """Report, once, that a checkpoint is taken against these settings."""
-        if not self._withheld_told:
-            self._withheld_told = True
+        if not self._withheld_reported:
+            self._withheld_reported = True
             self._reporter.notice(
                 "warning",
                 "withheld",
@@ -114,7 +114,7 @@ class Orders:
         wanted = (self._seen if desired is None else desired).retention
         return self._parsed("retention", parse_retention, wanted, self._retention)
 
-    def news(self, desired: Desired | None) -> bool:
+    def has_changed(self, desired: Desired | None) -> bool:
         """Whether `desired` says something not acted on yet; from now on it counts as acted on."""
         # compared whole: the version of a server whose data was deleted starts again and may come to the same
         if desired is None or _orders_of(desired) == _orders_of(self._seen):
@@ -177,7 +177,7 @@ class Orders:
             return None
         tries = self._tries(order)
         self.accept(order.id)
-        if tries > MOST_TRIES:
+        if tries > MAX_TRIES:
             reason = f"{tries - 1} starts that were to carry it out ended before they had: none tries it again"
             self._reporter.order(order.id, "failed", reason=reason)
             told = f"the order to restore {order.checkpoint} is given up: {reason}"
@@ -195,7 +195,7 @@ class Orders:
             tries += 1
         return tries
 
-    def _count_down(self, order: RestoreOrder | None) -> None:
+    def _note_deadline(self, order: RestoreOrder | None) -> None:
         """Its time runs from when it got here; told again, the earlier end counts."""
         if order is not None and order.expires_in_seconds is not None:
             ends_at = self._clock() + order.expires_in_seconds

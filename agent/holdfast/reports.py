@@ -21,16 +21,16 @@ from holdfast.store import Lineage
 
 logger = logging.getLogger("holdfast")
 
-NOT_TOLD_ELSEWHERE = ("internal", "ranks")
+PER_RANK_NOTICES = ("internal", "ranks")
 """Notices that are about one rank of several."""
-TOLD_RATIO = 2.0
+LOGGED_RATIO = 2.0
 """The factor by which an interval has to change for another line in the log at INFO."""
 NEARLY = 1.1
 """A predicted overhead of at most so many budgets is rounding."""
 DURABLE_EVERY_SECONDS = 60.0
 """The least time between two lines in the log, at INFO, that say that a checkpoint is durable."""
 LOG_FORMAT = "%(asctime)s %(levelname)s holdfast: %(message)s"
-PACED_EVERY_SECONDS = 5.0
+INTERVAL_REPORT_SECONDS = 5.0
 """How often the measured overhead is told while the plan does not change."""
 
 
@@ -51,18 +51,18 @@ class Reporter:
     def __init__(
         self,
         job: str,
-        standing: Standing,
+        position: Standing,
         *,
         quiet: bool = False,
         owner: str = "",
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        self.job, self.standing, self._quiet = job, standing, quiet
+        self.job, self.position, self._quiet = job, position, quiet
         self._owner, self._labels = owner, dict(labels or {})
         self.link: Link | NoLink = NoLink()
-        self._paced_at = 0.0
-        self._told_interval: int | None = None
-        self._durable_told_at = -math.inf
+        self._interval_reported_at = 0.0
+        self._logged_interval: int | None = None
+        self._durable_logged_at = -math.inf
 
     @property
     def heard(self) -> bool:
@@ -74,7 +74,7 @@ class Reporter:
 
     def _here(self) -> dict[str, Any]:
         """When and where in training an event happens."""
-        return {"at": time.time(), "iteration": self.standing.iteration, "lineage": self.standing.lineage}
+        return {"at": time.time(), "iteration": self.position.iteration, "lineage": self.position.lineage}
 
     def sample(self, measured: Iteration, metrics: dict[str, float]) -> None:
         self.link.sample(measured, metrics)
@@ -127,8 +127,8 @@ class Reporter:
             protocol.Applied(
                 at=time.time(),
                 version=version,
-                iteration=self.standing.iteration,
-                lineage=self.standing.lineage,
+                iteration=self.position.iteration,
+                lineage=self.position.lineage,
             )
         )
 
@@ -148,21 +148,21 @@ class Reporter:
         """
         if order is None:
             return
-        standing = self.standing if began is None else Standing(iteration=began.iteration, lineage=began.number)
+        position = self.position if began is None else Standing(iteration=began.iteration, lineage=began.number)
         self.event(
             protocol.OrderMoved(
                 at=time.time(),
                 order=order,
                 state=state,
-                iteration=standing.iteration,
-                lineage=standing.lineage,
+                iteration=position.iteration,
+                lineage=position.lineage,
                 reason=text(reason) if reason else None,
                 seconds=seconds,
                 safety_checkpoint=safety,
             )
         )
 
-    def restores(self, mode: RestoreMode, reason: str, start_seconds: float | None) -> None:
+    def restore_mode(self, mode: RestoreMode, reason: str, start_seconds: float | None) -> None:
         self.event(
             protocol.Restores(
                 **self._here(),
@@ -174,7 +174,7 @@ class Reporter:
 
     def stalls(self, measured: Iteration) -> None:
         for kind, seconds in measured.stalls.items():
-            if seconds >= _worth_a_row_seconds(kind, measured.seconds):
+            if seconds >= _reported_from_seconds(kind, measured.seconds):
                 self.stall(kind, seconds, measured.iteration, measured.lineage)
 
     def stall(self, kind: StallKind, seconds: float, iteration: int, lineage: int) -> None:
@@ -182,14 +182,14 @@ class Reporter:
             protocol.Stall(at=time.time(), iteration=iteration, lineage=lineage, kind=kind, seconds=seconds)
         )
 
-    def pace(self, controller: Controller, *, changed: bool) -> None:
+    def report_interval(self, controller: Controller, *, changed: bool) -> None:
         now = time.time()
-        if not changed and now - self._paced_at < PACED_EVERY_SECONDS:
+        if not changed and now - self._interval_reported_at < INTERVAL_REPORT_SECONDS:
             return
-        self._paced_at = now
+        self._interval_reported_at = now
         plan, profile = controller.plan, controller.profile
         if changed and plan is not None and not self._quiet:
-            self._tell(plan, controller.settings.budget)
+            self._log_interval(plan, controller.settings.budget)
         self.event(
             protocol.Paced(
                 **self._here(),
@@ -206,14 +206,14 @@ class Reporter:
             )
         )
 
-    def _tell(self, plan: Plan, budget: float) -> None:
+    def _log_interval(self, plan: Plan, budget: float) -> None:
         """Log a new interval; why the policy chose it is on the dashboard, and here at DEBUG."""
-        before, now = self._told_interval, plan.interval
+        before, now = self._logged_interval, plan.interval
         if before == now:
             return
-        near = before is not None and now is not None and before / TOLD_RATIO <= now <= before * TOLD_RATIO
+        near = before is not None and now is not None and before / LOGGED_RATIO <= now <= before * LOGGED_RATIO
         if not near:
-            self._told_interval = now
+            self._logged_interval = now
         every = "none for now" if now is None else f"every {now:,} iterations" if now > 1 else "every iteration"
         figures = f"policy {plan.policy}"
         if plan.overhead is not None:
@@ -229,8 +229,8 @@ class Reporter:
         if self._quiet:
             return
         level, now = logging.DEBUG, time.monotonic()
-        if now - self._durable_told_at >= DURABLE_EVERY_SECONDS:
-            level, self._durable_told_at = logging.INFO, now
+        if now - self._durable_logged_at >= DURABLE_EVERY_SECONDS:
+            level, self._durable_logged_at = logging.INFO, now
         iteration, _ = parse_checkpoint_id(checkpoint)
         what = f"checkpoint of iteration {iteration:,} is durable, written in {duration(seconds)}"
         logger.log(level, "%s: %s", self.job, what)
@@ -257,7 +257,7 @@ class Reporter:
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
         message = text(message)
-        if not self._quiet or code in NOT_TOLD_ELSEWHERE:
+        if not self._quiet or code in PER_RANK_NOTICES:
             logger.log(getattr(logging, level.upper()), "%s: %s", self.job, message)
         self.event(
             protocol.Notice(
@@ -304,7 +304,7 @@ def text(value: str) -> str:
     return value.encode(errors="replace").decode()
 
 
-def _worth_a_row_seconds(kind: StallKind, iteration_seconds: float) -> float:
+def _reported_from_seconds(kind: StallKind, iteration_seconds: float) -> float:
     """From when a wait is told by itself; the samples hold every wait anyway."""
     if kind in DATA_STALLS:
         return max(0.05, 0.2 * iteration_seconds)

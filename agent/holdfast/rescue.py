@@ -21,7 +21,7 @@ import msgspec
 from holdfast import restore
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError, IncompleteParts
 from holdfast.persist.commit import NotPrepared, commit_alone
-from holdfast.persist.sealed import Sealed, sealed_in
+from holdfast.persist.sealed import Sealed, complete_snapshots_in
 from holdfast.persist.sealing import mapped, verify
 from holdfast.persist.task import Task, Written
 from holdfast.persist.writing import write_checkpoint
@@ -36,7 +36,7 @@ HELPER_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class RescuedCheckpoint:
     """What a rescue made durable."""
 
     task: Task
@@ -47,7 +47,7 @@ class Saved:
     """The iteration of the newest durable checkpoint until then, 0 without one."""
 
 
-def rescue(folder: Path, trained: Trained, dead: Collection[str] = ()) -> Saved | None:
+def rescue(folder: Path, trained: Trained, dead: Collection[str] = ()) -> RescuedCheckpoint | None:
     """Commit the newest whole snapshot in memory, under the attempt that died. None where nothing is to be saved.
 
     Of several ranks it is whole where all have sealed their parts of it. Nothing is to be saved where it is
@@ -70,7 +70,7 @@ def rescue(folder: Path, trained: Trained, dead: Collection[str] = ()) -> Saved 
     if not attempts or attempts[-1].uid not in {trained.uid, *dead}:
         return None
     known = {attempt.uid for attempt in attempts}  # a job by this name may have another store
-    for sealed in sealed_in(folder, trained.job):
+    for sealed in complete_snapshots_in(folder, trained.job):
         if sealed.task.origin.uid not in known:
             continue
         lineages = store.records(trained.job, Lineage)
@@ -85,7 +85,7 @@ def rescue(folder: Path, trained: Trained, dead: Collection[str] = ()) -> Saved 
             continue
         except FileExistsError:  # a helper of the trainer's was quicker
             return None
-        return Saved(sealed.task, size_bytes, before[0])
+        return RescuedCheckpoint(sealed.task, size_bytes, before[0])
     if worst is not None:
         raise worst
     return None
@@ -95,41 +95,41 @@ def _save(store: Store, folder: Path, sealed: Sealed, attempt: int) -> int:
     """The bytes of all files."""
     with contextlib.ExitStack() as held:
         payloads = []
-        for seal in sealed.seals:  # all of them, before a byte of any is written
-            payload = held.enter_context(mapped(Slot(folder, seal.number), seal.size_bytes))
-            verify(seal, payload)
+        for marker in sealed.markers:  # all of them, before a byte of any is written
+            payload = held.enter_context(mapped(Slot(folder, marker.number), marker.size_bytes))
+            verify(marker, payload)
             payloads.append(payload)
 
         def write(task: Task) -> Written:
             rank = task.origin.rank
-            known = sealed.seals[rank].part.tensors
+            known = sealed.markers[rank].part.tensors
             return write_checkpoint(store, task, payloads[rank], known=known)
 
-        tasks = [_of_attempt(seal.task, attempt) for seal in sealed.seals]
+        tasks = [_of_attempt(marker.task, attempt) for marker in sealed.markers]
         if len(tasks) > 1:
             return commit_alone(store, tasks, write)
         write(tasks[0])
-        return sealed.seals[0].part.file.size_bytes
+        return sealed.markers[0].part.file.size_bytes
 
 
 def _of_attempt(task: Task, attempt: int) -> Task:
     origin = msgspec.structs.replace(task.origin, attempt=attempt, place=None, bytes_per_second=None)
-    return msgspec.structs.replace(task, origin=origin, seal=None)
+    return msgspec.structs.replace(task, origin=origin, marker=None)
 
 
-def _tell(trained: Trained, saved: Saved, end: str) -> None:
+def _report(trained: Trained, saved: RescuedCheckpoint, end: str) -> None:
     """On the job's timeline, with the event of any other checkpoint; its log has a line of it."""
     iteration = saved.task.iteration
     gained = f"{iteration - saved.before:,} iterations that no checkpoint held"
-    told = f"iteration {iteration:,} was saved out of memory after the trainer ended ({end}): {gained}"
-    say(told)
+    message = f"iteration {iteration:,} was saved out of memory after the trainer ended ({end}): {gained}"
+    say(message)
     if trained.server:
         from holdfast.standby import tell_of_rescue
 
-        tell_of_rescue(trained, saved.task, saved.size_bytes, told)
+        tell_of_rescue(trained, saved.task, saved.size_bytes, message)
 
 
-def _await(pids: Iterable[int]) -> None:
+def _wait_for_exit(pids: Iterable[int]) -> None:
     """Until these processes have ended."""
     for pid in pids:
         try:
@@ -142,10 +142,10 @@ def _await(pids: Iterable[int]) -> None:
             os.close(fd)
 
 
-def main(folder: str, told: str, end: str, dead: str, *pids: str) -> None:
+def main(folder: str, trained_json: str, end: str, dead: str, *pids: str) -> None:
     become_background_process()  # whatever is sent to all processes of the job: what lies in memory is saved first
-    trained = msgspec.json.decode(told, type=Trained)
-    _await(map(int, pids))
+    trained = msgspec.json.decode(trained_json, type=Trained)
+    _wait_for_exit(map(int, pids))
     try:
         saved = rescue(Path(folder), trained, dead.split(","))
     except Fenced:
@@ -154,7 +154,7 @@ def main(folder: str, told: str, end: str, dead: str, *pids: str) -> None:
         say(f"what is in memory was not saved: {error}", logging.WARNING)
         return
     if saved is not None:
-        _tell(trained, saved, end)
+        _report(trained, saved, end)
 
 
 if __name__ == "__main__":

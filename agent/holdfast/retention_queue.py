@@ -24,7 +24,7 @@ from holdfast.store.records import ASKED_FOR, held, protected
 
 logger = logging.getLogger("holdfast")
 
-LEAST_KEPT = 3
+MIN_KEPT = 3
 """So many of the newest sound checkpoints stay under rules of retention that a server has sent."""
 
 
@@ -65,29 +65,29 @@ class RetentionQueue:
         self._changed = threading.Condition(self._lock)
         """Guards what follows; held for no I/O."""
         self._requested = self._running = self._closing = False
-        self._wanted: dict[Protector, str | None] = {}
-        self._asked_for: collections.deque[str] = collections.deque(maxlen=ASKED_FOR)
-        self._knows_asked_for = False
+        self._protected_by: dict[Protector, str | None] = {}
+        self._requested_ids: collections.deque[str] = collections.deque(maxlen=ASKED_FOR)
+        self._requested_loaded = False
         """Those that attempts before this one took are among them."""
         self._last_reason: str | None = None
 
-    def want(self, protector: Protector, checkpoint: str | None) -> None:
+    def protect(self, protector: Protector, checkpoint: str | None) -> None:
         """Protect a checkpoint from retention, until `protector` protects another one or none."""
         with self._lock:
-            self._wanted[protector] = checkpoint
+            self._protected_by[protector] = checkpoint
 
-    def add_asked_for(self, checkpoint: str) -> None:
+    def add_requested(self, checkpoint: str) -> None:
         """Keep a checkpoint that was taken on request, until newer ones were."""
         with self._lock:
-            self._asked_for.append(checkpoint)
+            self._requested_ids.append(checkpoint)
 
-    def learn(self) -> None:
+    def load_requested(self) -> None:
         """Look up what attempts before this one keep. OSError: the store cannot say; a later run asks again."""
         found = restore.of_kind(self._store, self._job, "requested")
         with self._lock:
-            newer = [each for each in self._asked_for if each not in found]
-            self._asked_for = collections.deque([*found, *newer], maxlen=ASKED_FOR)
-            self._knows_asked_for = True
+            newer = [each for each in self._requested_ids if each not in found]
+            self._requested_ids = collections.deque([*found, *newer], maxlen=ASKED_FOR)
+            self._requested_loaded = True
         self.pinned.learn()
 
     def request(self) -> None:
@@ -134,15 +134,15 @@ class RetentionQueue:
 
     def _retire(self) -> None:
         """Delete what retention no longer wants; only ever after a newer checkpoint is durable."""
-        if not self._knows_asked_for:
-            self.learn()
+        if not self._requested_loaded:
+            self.load_requested()
         self.pinned.learn()
         at = self._head()
         self.pinned.note(at.attempt)
         committed = self._store.checkpoints(self._job)
         pins = self.pinned.checkpoints
         sizes = self._sizes.of(committed) if self.rules.size_bytes is not None else {}
-        never = self._protected() | self._least(committed, at.damaged)
+        never = self._protected() | self._minimum_kept(committed, at.damaged)
         gone = expendable(committed, self.rules, never=never, pinned=pins, sizes=sizes)
         waits = held(self._store, self._job) if gone else set()
         deleted = self._delete(each for each in gone if each not in waits)
@@ -156,7 +156,7 @@ class RetentionQueue:
             with self._lock:
                 if self._closing:
                     break
-                is_wanted = checkpoint in self._wanted.values()
+                is_wanted = checkpoint in self._protected_by.values()
             if not is_wanted and checkpoint not in self.pinned.checkpoints:
                 self._store.delete(self._job, checkpoint, self._head().attempt)
                 deleted.add(checkpoint)
@@ -166,16 +166,16 @@ class RetentionQueue:
         """Where the lineages that training descends from began, the ways back, what is to be restored."""
         at = self._head()
         with self._lock:
-            asked_for, wanted = list(self._asked_for), list(self._wanted.values())
+            asked_for, wanted = list(self._requested_ids), list(self._protected_by.values())
         kept = protected(self._store.records(self._job, Lineage), at.lineage, asked_for)
         return kept | {each for each in (at.head, *wanted) if each is not None}
 
-    def _least(self, committed: Iterable[str], damaged: Collection[str]) -> set[str]:
+    def _minimum_kept(self, committed: Iterable[str], damaged: Collection[str]) -> set[str]:
         """What rules from a server leave, whatever they say; the script's own may keep fewer."""
         if self.rules == self._own_rules:
             return set()
         sound = (each for each in committed if each not in damaged)
-        return set(sorted(sound, key=lambda each: parse_checkpoint_id(each)[::-1])[-LEAST_KEPT:])
+        return set(sorted(sound, key=lambda each: parse_checkpoint_id(each)[::-1])[-MIN_KEPT:])
 
     def _warn(self, reason: str) -> None:
         if reason != self._last_reason:

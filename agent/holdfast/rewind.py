@@ -19,10 +19,10 @@ from holdfast.training import Training
 
 logger = logging.getLogger("holdfast")
 
-LOOK_SECONDS = 5.0
+MODE_CHECK_SECONDS = 5.0
 """A loop shows what it is by its first iteration as a rule; one that begins to draw otherwise is seen so soon."""
-WAY_OUT = "start the script again, or have `holdfast run` do that by itself"
-FROM_OUTSIDE = (
+RESTART_ADVICE = "start the script again, or have `holdfast run` do that by itself"
+ORDER_ADVICE = (
     "order it by `holdfast restore`, which the next start carries out, or give loop=holdfast.Variables() when the "
     "loop counts session.iteration"
 )
@@ -36,27 +36,27 @@ class Rewinder:
     def __init__(self, training: Training, checkpoints: Checkpointer, reporter: Reporter, ranks: Ranks) -> None:
         self._training, self._checkpoints, self._reporter = training, checkpoints, reporter
         self._ranks = ranks
-        self._told: RestoreMode | None = None
+        self._reported_mode: RestoreMode | None = None
         self._start_seconds: float | None = None
-        self._look_at = 0.0
+        self._check_mode_at = 0.0
         self.half_applied = False
         """The state may be half of one checkpoint and half of another."""
 
-    def tell_mode(self) -> None:
+    def report_mode(self) -> None:
         """How an order would be carried out, at the first boundary and when it is another way than before."""
         now = time.monotonic()
-        if not self._reporter.heard or now < self._look_at:
+        if not self._reporter.heard or now < self._check_mode_at:
             return
-        self._look_at = now + LOOK_SECONDS
-        reason = self._training.no_way_back()
+        self._check_mode_at = now + MODE_CHECK_SECONDS
+        reason = self._training.why_not_in_place()
         way: RestoreMode = "relaunch" if supervision.is_supervised() else "next_start"
         mode = "in_place" if reason is None else way
-        if mode != self._told:
-            start_seconds = supervision.age_seconds() if self._told is None else self._start_seconds
-            self._told, self._start_seconds = mode, start_seconds
-            self._reporter.restores(mode, reason or "", start_seconds)
+        if mode != self._reported_mode:
+            start_seconds = supervision.age_seconds() if self._reported_mode is None else self._start_seconds
+            self._reported_mode, self._start_seconds = mode, start_seconds
+            self._reporter.restore_mode(mode, reason or "", start_seconds)
 
-    def rewind(self, checkpoint: str, order: str | None) -> bool:
+    def restore(self, checkpoint: str, order: str | None) -> bool:
         """Save what is left, verify, note the new lineage, apply.
 
         Until the lineage is noted nothing has changed, and a failure leaves training as it is.
@@ -69,15 +69,17 @@ class Rewinder:
             RanksLost: another rank is gone, and nothing has changed on this one.
         """
         started = time.perf_counter()
-        self._checkpoints.want(Protector.RESTORE, checkpoint)  # also where its order is cancelled meanwhile
+        self._checkpoints.retention_queue.protect(
+            Protector.RESTORE, checkpoint
+        )  # also where its order is cancelled meanwhile
         try:
-            reason = self._ranks.decide(lambda: self._no_way_back(checkpoint), str | None)
+            reason = self._ranks.decide(lambda: self._why_not_in_place(checkpoint), str | None)
             if reason is not None:
                 return self._at_next_start(checkpoint, order, reason)
             self._reporter.order(order, "restoring")
-            safety = self._leave_durable(checkpoint)
+            safety = self._save_current_state(checkpoint)
             # what is written by now leaves memory to read into, and a restore needs none beyond it
-            with self._checkpoints.snapshots.lent() as room:
+            with self._checkpoints.snapshots.borrowed_memory() as room:
                 loaded, restored = self._take_back(checkpoint, safety, order, room)
         except (RanksLost, RestoreFailed):  # the order stays open: the next start carries it out
             raise
@@ -85,8 +87,8 @@ class Rewinder:
             self._refuse(checkpoint, order, error)
             return False
         finally:
-            self._checkpoints.want(Protector.RESTORE, None)
-        seconds, position = time.perf_counter() - started, self._reporter.standing
+            self._checkpoints.retention_queue.protect(Protector.RESTORE, None)
+        seconds, position = time.perf_counter() - started, self._reporter.position
         self._reporter.lineage_began(self._checkpoints.lineage)
         self._reporter.stall("restore", seconds, position.iteration, position.lineage)
         if restored:
@@ -113,18 +115,18 @@ class Rewinder:
     def _at_next_start(self, checkpoint: str, order: str | None, reason: str) -> bool:
         """Not while it runs. Under a supervisor it saves what is left and ends; without one the order waits."""
         if order is None:
-            raise HoldfastError(f"{reason}; {FROM_OUTSIDE}")
+            raise HoldfastError(f"{reason}; {ORDER_ADVICE}")
         if not self._ranks.decide(supervision.is_supervised, bool):
-            told = f"the order to restore {checkpoint} waits for the next start: {reason}; {WAY_OUT}"
-            self._reporter.notice("warning", "restore", told)
+            message = f"the order to restore {checkpoint} waits for the next start: {reason}; {RESTART_ADVICE}"
+            self._reporter.notice("warning", "restore", message)
             return False
-        safety = self._leave_durable(checkpoint)
-        with self._checkpoints.snapshots.lent() as room:
+        safety = self._save_current_state(checkpoint)
+        with self._checkpoints.snapshots.borrowed_memory() as room:
             self._ranks.together(lambda: self._load(checkpoint, room))
         wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=self._checkpoints.attempt)
         self._ranks.decide(lambda: supervision.ask_relaunch(wanted), str)
-        told = f"the script ends here, and is started again at {checkpoint}: {reason}"
-        self._reporter.notice("info", "relaunch", f"{told}. The state that is left is kept as {safety}")
+        message = f"restarting the script to restore {checkpoint}: {reason}"
+        self._reporter.notice("info", "relaunch", f"{message}. The current state is kept as {safety}")
         return True
 
     def _refuse(self, checkpoint: str, order: str | None, error: Exception) -> None:
@@ -132,13 +134,13 @@ class Rewinder:
             self._reporter.order(order, "failed", reason=str(error))
         self._reporter.notice("error", "restore", f"restore of {checkpoint} refused: {error}")
 
-    def _no_way_back(self, checkpoint: str) -> str | None:
+    def _why_not_in_place(self, checkpoint: str) -> str | None:
         loader = None
         with contextlib.suppress(OSError, HoldfastError):  # loading it will say what is wrong with it
             loader = self._manifest(checkpoint).state["session"]["loader"]
-        return self._training.no_way_back(loader)
+        return self._training.why_not_in_place(loader)
 
-    def _leave_durable(self, checkpoint: str) -> str:
+    def _save_current_state(self, checkpoint: str) -> str:
         """The checkpoint of the state about to be left.
 
         Nothing is written for a target that does not fit; that its bytes are damaged shows later, when there is
@@ -146,7 +148,7 @@ class Rewinder:
         """
         self._ranks.together(lambda: self._training.check(self._manifest(checkpoint)))
         self._ranks.together(self._await_settled)
-        self._checkpoints.find_lineage()
+        self._checkpoints.update_lineage()
         return self._ranks.together(self._take_safety)
 
     def _manifest(self, checkpoint: str) -> Manifest:

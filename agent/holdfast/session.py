@@ -52,8 +52,8 @@ class Session:
         keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
         retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, size 200GB, per lineage".
             Default: HOLDFAST_RETENTION.
-        slots: how many snapshots may be in flight, each in host memory of the state's size. Default:
-            HOLDFAST_SLOTS, else 1.
+        max_in_flight: how many snapshots may be in flight, each in host memory of the state's size. Default:
+            HOLDFAST_MAX_IN_FLIGHT, else 1.
         backend: what writes checkpoints: "thread" of this process, or "process", a helper that finishes the
             checkpoint in hand even when this process is killed. Default: HOLDFAST_BACKEND, else "thread".
         spread: the share of the interval over which the writing of a checkpoint is spread, so that it takes less
@@ -65,8 +65,8 @@ class Session:
         grace: seconds from SIGTERM to the kill. On SIGTERM all ranks end at the same boundary, with a last
             checkpoint if there is time for one, and exit status 143; unless the script handles the signal itself.
             0 leaves SIGTERM alone. Default: HOLDFAST_GRACE, else 30.
-        rewinds: whether the loop can be taken back while it runs, if the session should not judge that. One that
-            cannot is started again for an order to restore. Default: HOLDFAST_REWINDS, else as it looks.
+        restorable_in_place: whether a restore may happen while the loop runs. A loop that is not is restarted to
+            carry out a restore. Default: HOLDFAST_RESTORABLE_IN_PLACE, else detected.
         state: further objects to checkpoint, under any names: {"policy": policy_net}, which as a keyword would be
             the setting.
         **objects: what makes up the training state, by keyword: model, optimizer, scheduler, scaler …
@@ -95,14 +95,14 @@ class Session:
         mtbf: float | str | None = None,
         keep: int | None = None,
         retention: str | Retention | None = None,
-        slots: int | None = None,
+        max_in_flight: int | None = None,
         backend: str | None = None,
         spread: float | None = None,
         debug: bool | None = None,
         owner: str | None = None,
         labels: Mapping[str, str] | None = None,
         grace: float | None = None,
-        rewinds: bool | None = None,
+        restorable_in_place: bool | None = None,
         state: Mapping[str, Any] | None = None,
         **objects: Any,
     ) -> None:
@@ -119,18 +119,22 @@ class Session:
     def _build(self, options: Options, objects: Mapping[str, Any]) -> None:
         """Make the parts, each from those before it."""
         self._ranks = ranks.join()
-        self._standing = Standing()
-        self._controller = Controller(options.pacing, world_size=self._ranks.world_size, slots=options.slots)
-        self._training = Training(objects, self._standing, self._controller, self._ranks, rewinds=options.rewinds)
+        self._position = Standing()
+        self._controller = Controller(
+            options.pacing, world_size=self._ranks.world_size, max_in_flight=options.max_in_flight
+        )
+        self._training = Training(
+            objects, self._position, self._controller, self._ranks, restorable_in_place=options.restorable_in_place
+        )
         self._reporter = Reporter(
-            self.job, self._standing, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
+            self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
         self._checkpoints = Checkpointer(
             open_store(options.store),
             self.job,
             uuid.uuid4().hex,
             retention=options.retention_rules,
-            slots=options.slots,
+            max_in_flight=options.max_in_flight,
             backend=options.backend,
             debug=options.debug,
             reporter=self._reporter,
@@ -172,7 +176,7 @@ class Session:
     @property
     def iteration(self) -> int:
         """The last finished iteration; 0 before the first."""
-        return self._standing.iteration
+        return self._position.iteration
 
     @property
     def epoch(self) -> int:
@@ -182,7 +186,7 @@ class Session:
     @property
     def lineage(self) -> int:
         """The line of iterations that training is on; a restore begins a new one."""
-        return self._standing.lineage
+        return self._position.lineage
 
     @property
     def attempt(self) -> int:
@@ -215,9 +219,9 @@ class Session:
         if cursor.gap:
             self._reporter.notice("warning", "loader", cursor.gap)
         while epochs is None or cursor.epoch < epochs:
-            rewinds = self._training.rewinds
+            restores = self._training.restore_count
             source = cursor.batches()
-            while self._training.rewinds == rewinds:
+            while self._training.restore_count == restores:
                 started = time.perf_counter()
                 batch = next(source, _END)
                 if batch is _END:
@@ -237,7 +241,7 @@ class Session:
             SystemExit: SIGTERM told the job to end; or under `holdfast run`, when a newer attempt of the job has
                 begun elsewhere, or to be started again for an order to restore.
         """
-        self._standing.iteration += 1
+        self._position.iteration += 1
         if self._lifecycle.only_counts:
             if self._reported != self._lifecycle.state.value:
                 self._reported = self._lifecycle.state.value
@@ -294,7 +298,7 @@ class Session:
         if not self._ranks.leads:
             return
         checkpoint = restore.find(self._checkpoints.store, self.job, iteration)
-        self._checkpoints.want(Protector.SCRIPT, checkpoint)
+        self._checkpoints.retention_queue.protect(Protector.SCRIPT, checkpoint)
         self._boundary.requests.restore = checkpoint
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Snapshotter:
     """Takes snapshots, one at a time, into arenas that persisting gives back.
 
     Args:
-        slots: how many snapshots may be held at the same time, each in host memory of the state's size.
+        max_in_flight: how many snapshots may be held at the same time, each in host memory of the state's size.
         shared: into memory that another process can map; see `Arena`. It holds for those begun later.
         debug: digest every tensor before and after it is copied, while training waits.
         arenas: the memory for them, where it is to be such of a kind; by itself, this process's own.
@@ -52,14 +52,14 @@ class Snapshotter:
 
     def __init__(
         self,
-        slots: int = 1,
+        max_in_flight: int = 1,
         *,
         shared: bool = True,
         debug: bool = False,
         arenas: Sequence[Arena] | None = None,
     ) -> None:
         self.shared, self._debug = shared, debug
-        self._layouts = [Layout(arena) for arena in arenas or [Arena() for _ in range(slots)]]
+        self._layouts = [Layout(arena) for arena in arenas or [Arena() for _ in range(max_in_flight)]]
         self._free = list(self._layouts)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -128,7 +128,7 @@ class Snapshotter:
         layout = self._free[0]  # all in turn, or one that is rarely used would keep an old state's tensors
         try:
             del self._free[0]
-            layout.arena.unseal()
+            layout.arena.remove_marker()
             layout.fit(captured, shared=self.shared)
             if not (layout.copied_on_device or self._tried_on_device) and self._copy is not None:
                 mode = "gpu"  # once, where there is a device with room: Algorithm 1 wants to know what it costs
@@ -198,7 +198,7 @@ class Snapshotter:
         return waited
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[memoryview | None]:
+    def borrowed_memory(self) -> Iterator[memoryview | None]:
         """The memory of an arena that none holds, for something else meanwhile; None where there is none."""
         with self._lock:
             layout = max(self._free, key=lambda each: each.arena.size_bytes, default=None)
@@ -209,13 +209,13 @@ class Snapshotter:
             return
         try:
             room = None
-            with contextlib.suppress(OSError):  # the supervisor's memory cannot be unsealed
-                room = layout.lend() if layout.arena.size_bytes else None
+            with contextlib.suppress(OSError):  # the supervisor's memory cannot be unmarked
+                room = layout.borrow() if layout.arena.size_bytes else None
             yield room
         finally:
             self._give_back(layout)
 
-    def hold(self, arena: Arena) -> None:
+    def reserve(self, arena: Arena) -> None:
         """Begin no snapshot in this memory, which holds one that was not taken here, until that is released."""
         self._free = [layout for layout in self._free if layout.arena is not arena]
 

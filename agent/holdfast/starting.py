@@ -17,7 +17,7 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckp
 from holdfast.link import Link
 from holdfast.link.http_client import Backoff
 from holdfast.link.spool import spool_of
-from holdfast.meter import Meter, Tally
+from holdfast.meter import Meter, RankReporter
 from holdfast.orders import Orders
 from holdfast.protocol import RestoreOrder
 from holdfast.ranks import Ranks, RanksLost
@@ -25,7 +25,7 @@ from holdfast.reports import Reporter
 from holdfast.restore import Loaded
 from holdfast.retention_queue import Protector
 from holdfast.store import Lineage, Store
-from holdfast.tier import Found
+from holdfast.tier import MemoryCheckpoint
 from holdfast.training import Training, left_out
 from holdfast.verifier import Verifier
 
@@ -75,7 +75,7 @@ class Patience:
         self._tell, self._clock, self._wait = tell, clock, wait
         self._backoff = Backoff()
         self._until: float | None = None
-        self._told = False
+        self._start_message = False
 
     def ask(self, question: Callable[[], T]) -> T:
         """The answer, or the OSError of the last try."""
@@ -89,8 +89,8 @@ class Patience:
                 self._until = now + PATIENCE_SECONDS if self._until is None else self._until
                 if now >= self._until:
                     raise
-                if not self._told:
-                    self._told = True
+                if not self._start_message:
+                    self._start_message = True
                     self._tell(error)
                 self._wait(min(self._until - now, self._backoff.next_seconds()))
             else:
@@ -121,7 +121,7 @@ class Starter:
         self._training, self._checkpoints, self._orders = training, checkpoints, orders
         self._reporter, self._ranks, self._verifier, self._meter = reporter, ranks, verifier, meter
         self._server, self._token = server, token
-        self._patience = Patience(self._tell_away)
+        self._patience = Patience(self._warn_unavailable)
 
     def open(self) -> None:
         """Become the newest attempt, and learn what is wanted before training starts."""
@@ -141,15 +141,15 @@ class Starter:
             spool = spool_of(checkpoints.store.url, checkpoints.job) if checkpoints.attempt else None
             self._reporter.link = Link(
                 server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid,
-                attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._arrived,
+                attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._on_desired,
             )  # fmt: skip
             self._reporter.link.start()
         if first is not None:
             self._follow(first)
-            checkpoints.retention = self._orders.retention(first)
+            checkpoints.retention_queue.rules = self._orders.retention(first)
         if self._ranks.world_size > 1:
             self._report_this_rank(at_least)
-        self.introduce()
+        self.publish_attempt()
 
     def _first_desired(self) -> protocol.Desired | None:
         assert self._server is not None
@@ -167,17 +167,19 @@ class Starter:
         """What holds as soon as it is known, also between two boundaries."""
         checkpoints = self._checkpoints
         self._protect(desired)
-        checkpoints.pinned.follow(desired.pins, checkpoints.attempt)
+        checkpoints.retention_queue.pinned.follow(desired.pins, checkpoints.attempt)
         self._verifier.follow(desired.verify)
 
-    def _arrived(self, desired: protocol.Desired) -> None:
+    def _on_desired(self, desired: protocol.Desired) -> None:
         """Called by the link's thread, before the boundary that acts on it."""
         self._protect(desired)
-        self._orders.arrived(desired)
+        self._orders.on_received(desired)
         self._follow(desired)
 
     def _protect(self, desired: protocol.Desired) -> None:
-        self._checkpoints.want(Protector.ORDER, desired.restore.checkpoint if desired.restore else None)
+        self._checkpoints.retention_queue.protect(
+            Protector.ORDER, desired.restore.checkpoint if desired.restore else None
+        )
 
     def _report_this_rank(self, at_least: int) -> None:
         """Have each rank report what its own iterations took, and nothing else."""
@@ -194,10 +196,10 @@ class Starter:
                 spool=None, flush_seconds=HEARTBEAT_SECONDS, aside=True,
             )  # fmt: skip
             link.start()
-        self._meter.tally = Tally(link, rank, self._ranks.world_size)
+        self._meter.rank_reporter = RankReporter(link, rank, self._ranks.world_size)
         self._training.after_gradients(self._meter.clock.gradients_end)
 
-    def introduce(self) -> None:
+    def publish_attempt(self) -> None:
         """Tell the supervisor, if there is one, what is trained here."""
         if self._ranks.leads:
             checkpoints = self._checkpoints
@@ -206,13 +208,13 @@ class Starter:
                     job=checkpoints.job,
                     uid=checkpoints.uid,
                     attempt=checkpoints.attempt,
-                    lineage=self._reporter.standing.lineage,
+                    lineage=self._reporter.position.lineage,
                     store=checkpoints.store.url,
                     server=self._server,
                 )
             )
 
-    def unused(self) -> str | None:
+    def unused_checkpoints(self) -> str | None:
         """In words: the checkpoints that a start at iteration 0 leaves aside; None where there are none."""
         unused: list[str] = []
         with contextlib.suppress(OSError):  # what cannot be listed cannot be reported
@@ -232,8 +234,8 @@ class Starter:
             IncompatibleCheckpoint, UnknownFormat: the best one is sound, but cannot be used here.
             OSError: the store does not answer, and has not for PATIENCE_SECONDS.
         """
-        self._patience = Patience(self._tell_away)  # anew, where a script tries once more after an error
-        return self._ordered() or self._newest()
+        self._patience = Patience(self._warn_unavailable)  # anew, where a script tries once more after an error
+        return self._start_from_order() or self._newest()
 
     def begin(self, start: Start) -> None:
         """Training starts here; what it starts from is noted durably and told."""
@@ -244,14 +246,14 @@ class Starter:
             if start.lineage is not None:
                 checkpoints.continue_lineage(start.lineage, loaded)
             else:
-                checkpoints.begin_lineage(self._reporter.standing.iteration, loaded, start.order, left=start.left)
+                checkpoints.begin_lineage(self._reporter.position.iteration, loaded, start.order, left=start.left)
             if self._ranks.leads:
                 committed = store.checkpoints(checkpoints.job)
         except RanksLost:
             raise
         except (OSError, HoldfastError) as error:
             checkpoints.fail(f"store {store.url}: {error}")
-        checkpoints.tier.tell(committed)
+        checkpoints.tier.report_start(committed)
         checkpoints.save_survivor(committed)
         if checkpoints.attempt:
             checkpoints.tier.tidy()
@@ -259,20 +261,20 @@ class Starter:
             first, present = start.loaded.manifest.attempt, checkpoints.attempt
             last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
             self._training.failed(endings.failures_between(store, checkpoints.job, first, present, last))
-        self._retell()
+        self._report_earlier_orders()
         self._reporter.lineage_began(checkpoints.lineage)
-        pinned, world_size = checkpoints.pinned.checkpoints, self._ranks.world_size
+        pinned, world_size = checkpoints.retention_queue.pinned.checkpoints, self._ranks.world_size
         self._reporter.attempt_began(loaded, checkpoints.versions, committed, world_size, pinned)
         self._reporter.order(start.order, "restored", safety=start.left)
         if start.loaded is not None:
             self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)
         self._training.begin()
         if self._ranks.leads:
-            logger.info("%s: %s", checkpoints.job, self._told(loaded))
+            logger.info("%s: %s", checkpoints.job, self._start_message(loaded))
             page = self._reporter.link.page
             if page is not None and not supervision.is_supervised():  # which says it, and whether a server answers
                 logger.info("%s: dashboard: %s", checkpoints.job, page)
-        self.introduce()
+        self.publish_attempt()
         for gap in self._training.gaps():
             self._reporter.notice("warning", "loader", gap)
         for what in self._training.missing(start.loaded):
@@ -280,7 +282,7 @@ class Starter:
         for what in self._training.registry.stored_by_each_rank():
             self._reporter.notice("info", "inventory", what)
 
-    def _retell(self) -> None:
+    def _report_earlier_orders(self) -> None:
         """Of orders that attempts before this one carried out, and perhaps did not live to say so."""
         if not self._ranks.leads:
             return
@@ -293,20 +295,20 @@ class Starter:
             if lineage.number != checkpoints.lineage.number:
                 self._reporter.lineage_began(lineage, at=lineage.created_at)
 
-    def _ordered(self) -> Start | None:
+    def _start_from_order(self) -> Start | None:
         """None where no order is open, or none that can be carried out now."""
         try:
-            order = self._asked(self._orders.restore_at_start, RestoreOrder | None)
-            return self._carried_out(order) if order is not None else None
+            order = self._ask_store(self._orders.restore_at_start, RestoreOrder | None)
+            return self._restore_for_order(order) if order is not None else None
         except OSError as error:
             self._orders.reopen()
             self._reporter.notice("warning", "restore", f"the order to restore waits, the store is away: {error}")
             return None
 
-    def _carried_out(self, order: RestoreOrder) -> Start | None:
+    def _restore_for_order(self, order: RestoreOrder) -> Start | None:
         loaded, left = None, None
         try:
-            left = self._asked(self._head, str | None)
+            left = self._ask_store(self._head, str | None)
             loaded = self._load(order.checkpoint)
             self._reporter.order(order.id, "restoring")
             self._put_in_place(loaded)
@@ -326,7 +328,7 @@ class Starter:
 
     def _newest(self) -> Start:
         store, job = self._checkpoints.store, self._checkpoints.job
-        candidates = self._asked(lambda: list(restore.candidates(store, job)), list[tuple[str, bool]])
+        candidates = self._ask_store(lambda: list(restore.candidates(store, job)), list[tuple[str, bool]])
         if (start := self._from_memory(candidates)) is not None:
             return start
         for checkpoint, continues in candidates:
@@ -346,7 +348,7 @@ class Starter:
             if not continues:
                 self._reporter.notice("error", "stray", f"nothing else is sound: going on from {checkpoint}")
                 return Start(loaded)
-            lineages = self._asked(lambda: store.records(job, Lineage), list[Lineage])
+            lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
             return Start(loaded, lineage=lineages[-1] if lineages else None)
         return Start()
 
@@ -356,9 +358,9 @@ class Starter:
         On all ranks, or on none: where one of them cannot, the store has what all can go on from.
         """
         store, job, tier = self._checkpoints.store, self._checkpoints.job, self._checkpoints.tier
-        if not tier.may_have:
+        if not tier.may_hold_snapshots:
             return None
-        for found in self._asked(lambda: tier.candidates(store, candidates), list[Found]):
+        for found in self._ask_store(lambda: tier.candidates(store, candidates), list[MemoryCheckpoint]):
             load = functools.partial(tier.load, found, self._training.regions)
             try:
                 loaded = self._ranks.together(load)
@@ -368,11 +370,11 @@ class Starter:
             except Exception as error:  # whatever is wrong with it, of whichever rank, the store is as good
                 tier.damaged(found, error)
                 continue
-            lineages = self._asked(lambda: store.records(job, Lineage), list[Lineage])
+            lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
             return Start(loaded, lineage=lineages[-1])
         return None
 
-    def _asked(self, question: Callable[[], T], kind: Any) -> T:
+    def _ask_store(self, question: Callable[[], T], kind: Any) -> T:
         """What the store says to rank 0."""
         return self._ranks.decide(lambda: self._patience.ask(question), kind)
 
@@ -390,15 +392,15 @@ class Starter:
             self._reporter.notice("warning", "gradients", what)
         self._ranks.together(lambda: self._training.apply(loaded))
 
-    def _tell_away(self, error: OSError) -> None:
+    def _warn_unavailable(self, error: OSError) -> None:
         url, seconds = self._checkpoints.store.url, PATIENCE_SECONDS
         message = f"store {url} does not answer: {error}; the start asks it again, for up to {seconds:.0f} s"
         self._reporter.notice("warning", "store", message)
 
-    def _told(self, start: str | None) -> str:
-        checkpoints, standing = self._checkpoints, self._reporter.standing
-        where = f"resumed from iteration {standing.iteration:,} ({start})" if start else "starts at iteration 0"
+    def _start_message(self, start: str | None) -> str:
+        checkpoints, position = self._checkpoints, self._reporter.position
+        where = f"resumed from iteration {position.iteration:,} ({start})" if start else "starts at iteration 0"
         if not checkpoints.attempt:  # why not, and in which store, has been said
             return f"training {where}, without checkpoints for now"
         store = checkpoints.store.url
-        return f"attempt {checkpoints.attempt} {where}, lineage {standing.lineage}; checkpoints in {store}"
+        return f"attempt {checkpoints.attempt} {where}, lineage {position.lineage}; checkpoints in {store}"

@@ -18,11 +18,11 @@ import torch.distributed as dist
 
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.protocol import CheckpointKind
-from holdfast.ranks import Ranks, RanksLost, SideGroup, told_while_waiting
+from holdfast.ranks import Ranks, RanksLost, SideGroup, warn_while_waiting
 
 logger = logging.getLogger("holdfast")
 
-MEETING_SECONDS = 0.1
+AGREE_EVERY_SECONDS = 0.1
 """Ranks that train in quick iterations hear of each other about so often."""
 MOST_ITERATIONS = 64
 """... but at least once in so many."""
@@ -112,23 +112,23 @@ class SteeringTogether(Steering):
         super().__init__(choose)
         self._ranks = ranks
         self._numbers = torch.zeros(NUMBERS, dtype=torch.int64, device="cpu")
-        self._word: dist.Work | None = None
+        self._announcement: dist.Work | None = None
         """On its way, or unheard."""
         self._at = 0
         """The boundary that the last word is of."""
         self._next = Decision()
         self._ended = False
         """The last word is that rank 0 has ended."""
-        self._met = (0, 0.0)
+        self._last_agreement = (0, 0.0)
         """When the ranks last met: the iteration, and the time."""
 
     def begin(self, iteration: int) -> None:
-        self._met = iteration, time.perf_counter()
+        self._last_agreement = iteration, time.perf_counter()
         self._announce(iteration)
 
     def decision(self, iteration: int) -> Decision:
-        if self._word is not None:
-            self._hear()
+        if self._announcement is not None:
+            self._receive_announcement()
         if self._ended or iteration > self._at:
             done = "has ended after" if self._ended else "decided for"
             raise RanksLost(
@@ -142,13 +142,13 @@ class SteeringTogether(Steering):
             self._announce(iteration)
 
     def may_act_after(self, iteration: int) -> bool | None:
-        return self._word is not None or iteration == self._at
+        return self._announcement is not None or iteration == self._at
 
     def end(self, iteration: int) -> bool:
         rank, patience = self._ranks.rank, f"{END_SECONDS:.0f} s"
         told = f"rank {rank} has ended; for a last checkpoint it waits for the other ranks, up to {patience}"
         with (
-            told_while_waiting(told),
+            warn_while_waiting(told),
             self._ranks.within(
                 END_SECONDS,
                 f"the other ranks have not ended within {patience} of this one: do all of them call "
@@ -156,9 +156,9 @@ class SteeringTogether(Steering):
             ),
         ):
             if self._ranks.leads:
-                self._tell_end(iteration)
+                self._announce_end(iteration)
             else:
-                self._hear_end(iteration)
+                self._receive_end(iteration)
             ends = [
                 msgspec.msgpack.decode(data, type=int)
                 for data in self._ranks.gather(msgspec.msgpack.encode(iteration))
@@ -170,18 +170,18 @@ class SteeringTogether(Steering):
             )
         return True
 
-    def _tell_end(self, iteration: int) -> None:
-        if self._word is not None:
-            self._hear()
-        self._ranks.heard(self._ranks.announce(_encoded(iteration, Decision(), ended=True)))
+    def _announce_end(self, iteration: int) -> None:
+        if self._announcement is not None:
+            self._receive_announcement()
+        self._ranks.wait_for(self._ranks.announce(_encoded(iteration, Decision(), ended=True)))
 
-    def _hear_end(self, iteration: int) -> None:
+    def _receive_end(self, iteration: int) -> None:
         """What rank 0 said at this boundary or before; then it says that it has ended, or has trained on."""
-        if self._word is not None:
-            self._hear()
+        if self._announcement is not None:
+            self._receive_announcement()
         if not self._ended:
             self._announce(iteration)
-            self._hear()
+            self._receive_announcement()
         if not self._ended:
             raise RanksLost(
                 f"this rank has ended after iteration {iteration:,}, and rank 0 trains on: "
@@ -194,21 +194,21 @@ class SteeringTogether(Steering):
             self._numbers = _encoded(self._at, self._next)
         else:
             self._at = -1  # not known yet
-        self._word = self._ranks.announce(self._numbers)
+        self._announcement = self._ranks.announce(self._numbers)
 
-    def _hear(self) -> None:
-        assert self._word is not None
-        word, self._word = self._word, None
-        self._ranks.heard(word)
+    def _receive_announcement(self) -> None:
+        assert self._announcement is not None
+        word, self._announcement = self._announcement, None
+        self._ranks.wait_for(word)
         if not self._ranks.leads:
             self._at, self._next, self._ended = _decoded(self._numbers)
 
     def _chosen(self, iteration: int) -> tuple[int, Decision]:
         """The next boundary at which there is something to do, or to be told."""
-        (before, then), now = self._met, time.perf_counter()
-        self._met = iteration, now
+        (before, then), now = self._last_agreement, time.perf_counter()
+        self._last_agreement = iteration, now
         each_seconds = (now - then) / max(1, iteration - before)
-        ahead = min(max(1, int(MEETING_SECONDS / max(each_seconds, 1e-9))), MOST_ITERATIONS)
+        ahead = min(max(1, int(AGREE_EVERY_SECONDS / max(each_seconds, 1e-9))), MOST_ITERATIONS)
         if before == iteration:
             ahead = 1  # nothing is known of them yet
         try:

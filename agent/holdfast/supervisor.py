@@ -26,7 +26,7 @@ import msgspec
 from holdfast import processes, supervision
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.pulse import Progress, Pulse, progress_file, read_progress
-from holdfast.slots import Held
+from holdfast.slots import SupervisorMemory
 from holdfast.supervision import EXIT_FENCED
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Supervisor:
         self._greeted = False
         """It has been said where the job's page is, and whether the server answers."""
         self._not_ours: frozenset[int] = frozenset()
-        self._held: Held | None = None
+        self._held: SupervisorMemory | None = None
         self._rescue: subprocess.Popen[bytes] | None = None
         """Makes durable what the last start has left in memory."""
 
@@ -131,7 +131,7 @@ class Supervisor:
             self._folder = folder
             self._not_ours = frozenset(processes.below(os.getpid()))
             processes.adopt_orphans()
-            self._held = Held(self._folder) if self.memory_tier else None
+            self._held = SupervisorMemory(self._folder) if self.memory_tier else None
             try:
                 return self._supervise(signals)
             finally:
@@ -288,7 +288,7 @@ class Supervisor:
         self.starts += 1
         supervision.forget_ranks(self._folder)
         if self._held is not None:
-            self._held.unclaim()
+            self._held.release_claims()
         with progress_file(self._folder / "progress") as progress:
             trainer = self._start(self._folder / "progress", previous_exit)
             self.say(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")

@@ -15,11 +15,11 @@ import msgspec
 
 from holdfast import format as fmt
 from holdfast import restore, supervision
-from holdfast.arena import Arena, punch
+from holdfast.arena import Arena, free_slot_pages
 from holdfast.checkpoint_run import CopyResult, RunRequest, SnapshotContents
 from holdfast.errors import DamagedCheckpoint
-from holdfast.persist.sealed import Sealed, complete, sealed_in
-from holdfast.persist.sealing import mapped, read_seal, seals_of, verify
+from holdfast.persist.sealed import Sealed, complete, complete_snapshots_in
+from holdfast.persist.sealing import mapped, markers_of, read_marker, verify
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.ranks import Ranks
 from holdfast.reports import Reporter
@@ -32,7 +32,7 @@ CODE = "memory"
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that lies in memory, as rank 0 tells the others of it."""
 
     id: str
@@ -53,12 +53,12 @@ class Tier:
     """Empty where no supervisor holds memory for this process; then snapshots lie in memory of its own.
 
     Args:
-        slots: how many snapshots may be in flight.
+        max_in_flight: how many snapshots may be in flight.
     """
 
-    def __init__(self, job: str, uid: str, slots: int, ranks: Ranks, reporter: Reporter) -> None:
+    def __init__(self, job: str, uid: str, max_in_flight: int, ranks: Ranks, reporter: Reporter) -> None:
         self._job, self._uid, self._ranks, self._reporter = job, uid, ranks, reporter
-        self._untold: str | None = None
+        self._unreported: str | None = None
         """Why there is none, though a supervisor would hold it."""
         self._before: supervision.Trained | None = None
         """The attempt that was the supervisor's last, and has left what there is."""
@@ -67,15 +67,15 @@ class Tier:
         self._found: list[Sealed] = []
         self._loaded: Sealed | None = None
         self._folder = _supervisor()
-        claimed = self._claim(slots)
+        claimed = self._claim(max_in_flight)
         if self._folder is not None:
             self._before = supervision.introduced(self._folder)
             self._announced = supervision.announced(self._folder) - {uid}
-            self._found = sealed_in(self._folder, job)
+            self._found = complete_snapshots_in(self._folder, job)
         self.arenas = [Arena(slot, self._fall_back) for slot in claimed]
-        self.arenas += [Arena() for _ in range(slots - len(claimed))]
+        self.arenas += [Arena() for _ in range(max_in_flight - len(claimed))]
 
-    def candidates(self, store: Store, durable: Sequence[tuple[str, bool]]) -> list[Found]:
+    def candidates(self, store: Store, durable: Sequence[tuple[str, bool]]) -> list[MemoryCheckpoint]:
         """What may be gone on from rather than from the checkpoints that are `durable` (as `restore.candidates`
         has them), best first: of the current lineage, and none older than the newest of them.
 
@@ -93,21 +93,21 @@ class Tier:
         )
         here = {arena.slot.number for arena in self.arenas if arena.slot is not None}
         return [
-            Found(id=sealed.task.id, numbers=sealed.numbers)
+            MemoryCheckpoint(id=sealed.task.id, numbers=sealed.numbers)
             for sealed in self._found
             if sealed.numbers[0] in here
-            and len(sealed.seals) == self._ranks.world_size
+            and len(sealed.markers) == self._ranks.world_size
             and sealed.task.origin.uid in others
             and sealed.place >= newest
             and sealed.place[0] == lineages[-1].number
         ]
 
     @property
-    def may_have(self) -> bool:
+    def may_hold_snapshots(self) -> bool:
         """An attempt before this one may have left something; rank 0 knows."""
         return bool(self._found) or self._ranks.world_size > 1
 
-    def load(self, found: Found, regions: Regions | None) -> Loaded:
+    def load(self, found: MemoryCheckpoint, regions: Regions | None) -> Loaded:
         """What this rank needs of it, verified where it lies. To be put in place on all ranks before the next
         snapshot begins on any.
 
@@ -120,16 +120,16 @@ class Tier:
         if folder is None:
             raise DamagedCheckpoint("memory", "no supervisor holds any for this rank")
         sealed = _sealed(folder, found)
-        own, arena = sealed.seals[rank], self._arena(sealed)
+        own, arena = sealed.markers[rank], self._arena(sealed)
         arena.adopt(own.size_bytes)
         verify(own, arena.bytes(own.size_bytes))
-        others = {seal.part.file.name: seal for seal in sealed.seals if seal is not own}
+        others = {marker.part.file.name: marker for marker in sealed.markers if marker is not own}
 
         def payload(file: fmt.File, names: Collection[str]) -> memoryview:
-            if (seal := others.get(file.name)) is None:
+            if (marker := others.get(file.name)) is None:
                 return arena.bytes(own.size_bytes)
-            with mapped(Slot(folder, seal.number), seal.size_bytes, private=True) as theirs:
-                verify(seal, theirs, only=names)
+            with mapped(Slot(folder, marker.number), marker.size_bytes, private=True) as theirs:
+                verify(marker, theirs, only=names)
                 return theirs
 
         loaded = restore.in_memory(sealed.manifest(), payload, rank=rank, regions=regions)
@@ -150,7 +150,7 @@ class Tier:
     ) -> tuple[RunRequest, SnapshotContents, CopyResult]:
         """This rank's part of what was loaded, to be persisted by this attempt, as the one before it had it."""
         assert self._loaded is not None
-        task = self._loaded.seals[self._ranks.rank].task
+        task = self._loaded.markers[self._ranks.rank].task
         contents = SnapshotContents(
             arena=self._arena(self._loaded),
             trees=task.state,
@@ -175,28 +175,28 @@ class Tier:
         )
         return request, contents, CopyResult(seconds=task.timings.get("snapshot_seconds", 0.0))
 
-    def tell(self, committed: Sequence[str]) -> None:
+    def report_start(self, committed: Sequence[str]) -> None:
         """Where this attempt has gone on from, and why there is no memory tier where it could be missed."""
         if not self._ranks.leads:
             return
-        if self._untold is not None:
-            self._reporter.notice("info", CODE, self._untold)
-            self._untold = None
+        if self._unreported is not None:
+            self._reporter.notice("info", CODE, self._unreported)
+            self._unreported = None
         if self._loaded is None:
             return
         task, end = self._loaded.task, os.environ.get("HOLDFAST_PREVIOUS_EXIT")
         since = f"; the last attempt ended: {end}" if end else ""
         durable = "not durable yet, being written" if self.is_unsaved(committed) else "also durable"
-        told = f"resumed from iteration {task.iteration:,} (kept in memory by `holdfast run`; {durable}){since}"
-        self._reporter.notice("info", CODE, told)
+        message = f"resumed from iteration {task.iteration:,} (kept in memory by `holdfast run`; {durable}){since}"
+        self._reporter.notice("info", CODE, message)
 
-    def damaged(self, found: Found, error: Exception) -> None:
+    def damaged(self, found: MemoryCheckpoint, error: Exception) -> None:
         """It cannot be used, on whatever rank: the store is asked instead."""
         self._loaded = None
         if self._ranks.leads:
             iteration, _ = parse_checkpoint_id(found.id)
-            told = f"the snapshot of iteration {iteration:,} in memory is not used: {error}"
-            self._reporter.notice("warning", CODE, told)
+            message = f"the snapshot of iteration {iteration:,} in memory is not used: {error}"
+            self._reporter.notice("warning", CODE, message)
 
     def tidy(self) -> None:
         """Give back what no rank has claimed, such as the parts of ranks that are no more.
@@ -205,11 +205,11 @@ class Tier:
         """
         if self._folder is None or not self._ranks.leads:
             return
-        left = [seal.number for seal in seals_of(self._folder, self._job)]
-        for slot in claim(self._folder, left, len(left), unsealed=False):
+        left = [marker.number for marker in markers_of(self._folder, self._job)]
+        for slot in claim(self._folder, left, len(left), unmarked=False):
             with contextlib.suppress(OSError):
-                slot.unseal()
-                punch(slot)
+                slot.remove_marker()
+                free_slot_pages(slot)
             slot.release()
 
     def close(self, head: str | None) -> None:
@@ -218,10 +218,10 @@ class Tier:
         for arena in self.arenas:
             if (slot := arena.slot) is None:
                 continue
-            seal = read_seal(slot)
-            if seal is None or seal.task.iteration <= saved:
-                slot.unseal()
-                arena.forget()
+            marker = read_marker(slot)
+            if marker is None or marker.task.iteration <= saved:
+                slot.remove_marker()
+                arena.free_pages()
             slot.release()
 
     def release(self) -> None:
@@ -230,21 +230,21 @@ class Tier:
             if arena.slot is not None:
                 arena.slot.release()
 
-    def _claim(self, slots: int) -> list[Slot]:
+    def _claim(self, max_in_flight: int) -> list[Slot]:
         """Memory for this rank, where all of several have it of one supervisor."""
         claimed: list[Slot] = []
         rank, world_size = self._ranks.rank, self._ranks.world_size
         if self._folder is not None:
-            seals = seals_of(self._folder, self._job)
-            own = [seal.number for seal in seals if seal.task.origin.rank % world_size == rank]
-            claimed = claim(self._folder, own, slots)
+            markers = markers_of(self._folder, self._job)
+            own = [marker.number for marker in markers if marker.task.origin.rank % world_size == rank]
+            claimed = claim(self._folder, own, max_in_flight)
         if world_size == 1:
             return claimed
         supervisor = f"{_machine()} {self._folder}" if self._folder is not None else None
-        ours = _Claimed(supervisor=supervisor, has_all=len(claimed) == slots)
+        ours = _Claimed(supervisor=supervisor, has_all=len(claimed) == max_in_flight)
         every = [msgspec.msgpack.decode(each, type=_Claimed) for each in self._gathered(ours)]
-        self._untold = _reason(every, slots)
-        if self._untold is None and supervisor is not None:
+        self._unreported = _reason(every, max_in_flight)
+        if self._unreported is None and supervisor is not None:
             return claimed
         for slot in claimed:
             slot.release()
@@ -256,15 +256,15 @@ class Tier:
 
     def _arena(self, sealed: Sealed) -> Arena:
         """In which this rank's part lies."""
-        number = sealed.seals[self._ranks.rank].number
+        number = sealed.markers[self._ranks.rank].number
         for arena in self.arenas:
             if arena.slot is not None and arena.slot.number == number:
                 return arena
         raise DamagedCheckpoint("memory", f"slot {number} is not this rank's any more")
 
     def _fall_back(self, reason: str) -> None:
-        told = f"snapshots do not outlive this process, the supervisor's memory has no room for them: {reason}"
-        self._reporter.notice("warning", CODE, told)
+        message = f"snapshots do not outlive this process, the supervisor's memory has no room for them: {reason}"
+        self._reporter.notice("warning", CODE, message)
 
 
 def _supervisor() -> Path | None:
@@ -273,12 +273,12 @@ def _supervisor() -> Path | None:
     return Path(folder) if folder and slots_in(Path(folder)) else None
 
 
-def _sealed(folder: Path, found: Found) -> Sealed:
+def _sealed(folder: Path, found: MemoryCheckpoint) -> Sealed:
     """As this rank finds it."""
-    seals = complete(filter(None, (read_seal(Slot(folder, number)) for number in found.numbers)))
-    if [(each.task.id, each.numbers) for each in seals] != [(found.id, found.numbers)]:
+    markers = complete(filter(None, (read_marker(Slot(folder, number)) for number in found.numbers)))
+    if [(each.task.id, each.numbers) for each in markers] != [(found.id, found.numbers)]:
         raise DamagedCheckpoint("memory", f"{found.id} is not sealed by all ranks any more")
-    return seals[0]
+    return markers[0]
 
 
 def _machine() -> str:
@@ -289,7 +289,7 @@ def _machine() -> str:
         return ""
 
 
-def _reason(every: Sequence[_Claimed], slots: int) -> str | None:
+def _reason(every: Sequence[_Claimed], max_in_flight: int) -> str | None:
     """Why ranks that run under a supervisor have no memory of its; None where they have, or where none does."""
     supervisors = {each.supervisor for each in every}
     if supervisors == {None}:
@@ -301,7 +301,7 @@ def _reason(every: Sequence[_Claimed], slots: int) -> str | None:
         )
     if not all(each.has_all for each in every):
         return (
-            f"snapshots do not outlive this job: the supervisor holds no {len(every) * slots} pieces of memory "
-            f"that are free, {slots} for each of {len(every)} ranks"
+            f"snapshots do not outlive this job: the supervisor has fewer than {len(every) * max_in_flight} free "
+            f"buffers ({max_in_flight} for each of {len(every)} ranks)"
         )
     return None

@@ -38,19 +38,19 @@ class Training:
     def __init__(
         self,
         objects: Mapping[str, Any],
-        standing: Standing,
+        position: Standing,
         controller: Controller,
         ranks: Ranks,
         *,
-        rewinds: bool | None = None,
+        restorable_in_place: bool | None = None,
     ) -> None:
         self._ranks = ranks
-        self._said = rewinds
+        self._restorable_in_place = restorable_in_place
         """What the script says of whether it can be taken back while it runs."""
         self.registry = Registry(objects, ranks.rank, ranks.world_size)
-        self.rewinds = 0
+        self.restore_count = 0
         """How often the state was put back, so that whoever draws batches notices."""
-        self._standing, self._controller = standing, controller
+        self._position, self._controller = position, controller
         self._loaders: list[tuple[Iterable[Any], Cursor]] = []
         """In the order in which the script first drew from them."""
         self._given_loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
@@ -108,7 +108,7 @@ class Training:
         gradients, controller = self.registry.gradients, self._controller
 
         def asked_soon() -> bool:
-            following = self._standing.iteration + 1
+            following = self._position.iteration + 1
             if (known := may_act_after(following)) is not None:
                 return known
             return controller.plan is None or controller.due(following)
@@ -268,8 +268,8 @@ class Training:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
         return self.registry.capture(
             {
-                "iteration": self._standing.iteration,
-                "lineage": self._standing.lineage,
+                "iteration": self._position.iteration,
+                "lineage": self._position.lineage,
                 "loaders": [*positions, *self._loaded[len(positions) :]],
                 "loader": self._current,
                 "controller": self._controller.state_dict(),
@@ -304,13 +304,13 @@ class Training:
         _require_position(trees)
         self.registry.check(trees, restore.shapes(manifest, rank))
 
-    def no_way_back(self, loader: int | None = None) -> str | None:
+    def why_not_in_place(self, loader: int | None = None) -> str | None:
         """Why the running script cannot be taken back, in words; None where it can.
 
         `loader`: the one that it drew from when the checkpoint was taken; None: as now.
         """
-        if self._said is not None:
-            return None if self._said else "the script says so itself (rewinds=False)"
+        if self._restorable_in_place is not None:
+            return None if self._restorable_in_place else "the script sets restorable_in_place=False"
         if any(loader.drawn_directly for loader in self._given_loaders):
             return (
                 "this script iterates over its loader itself, and a loop over epochs cannot be taken back from "
@@ -362,12 +362,12 @@ class Training:
         restarted = not self.trained
         self._drawn = self._updates = self._ended = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
-        self._standing.iteration = loaded.manifest.iteration
+        self._position.iteration = loaded.manifest.iteration
         self._loaded = state["loaders"]
         if restarted:  # in place, what is measured by now is better
             self._controller.load_state_dict(state["controller"])
-        self._controller.rewound(self._standing.iteration)
-        self.rewinds += 1
+        self._controller.rewound(self._position.iteration)
+        self.restore_count += 1
         for i, (_, cursor) in enumerate(self._loaders):
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
 

@@ -29,6 +29,6 @@ class Witness:
         """The same on ranks that hold the same tensors, or the same parts of them."""
         self._edges = [bytes_of(t.detach().reshape(-1).view(torch.uint8)[:EDGE_BYTES]) for _, t in found]
 
-    def seen(self) -> str:
+    def current_digest(self) -> str:
         """A digest of what they hold now."""
         return digest(b"".join(self._edges))

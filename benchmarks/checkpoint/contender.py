@@ -27,7 +27,7 @@ class Contender:
     """What a reader of the table must know."""
     reads_in_place = False
     """`restore` reads into tensors that are there, so the optimizer must have its moments before."""
-    slots = 1
+    max_in_flight = 1
     """How many checkpoints its memory can hold at once."""
     hook_seconds = 0.0
     """How long hooks of its own held optimizer steps up, where `before_step` does not see it."""

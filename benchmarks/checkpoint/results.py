@@ -28,7 +28,7 @@ class Results:
     """By contender, by measure, in the order of the rounds."""
     limits: dict[str, list[float]] = field(default_factory=dict)
     memory_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Extra memory, and for how many slots."""
+    """Extra memory, and for how many snapshots in flight."""
     notes: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     idle: list[float] = field(default_factory=list)

@@ -60,14 +60,14 @@ class Turns:
         return self._contender.note
 
     def one(self, iterations: int) -> int:
-        """A checkpoint and some iterations after it; how many slots it has memory for."""
+        """A checkpoint and some iterations after it; how many snapshots it has memory for."""
         self._save()
         for _ in range(iterations):
             self._iterate()
             self._contender.end_iteration()
         self._contender.finish()
         self._contender.prune()
-        return self._contender.slots
+        return self._contender.max_in_flight
 
     def pair(self, k: int) -> Measured:
         """Two checkpoints and the k iterations after each, between stretches of k iterations without one.
@@ -111,7 +111,7 @@ class Turns:
         """A checkpoint after each iteration, beside iterations without."""
         self._training.iterate()
         plain = self.iterate(count)
-        for _ in range(self._contender.slots):  # until all that can be in flight is
+        for _ in range(self._contender.max_in_flight):  # until all that can be in flight is
             self._iterate()
             self._save()
         started = time.perf_counter()

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.ingest.running import free_port, running
 
 from holdfast.client import CheckpointRow, Client, ServerError
-from holdfast.slots import Held
+from holdfast.slots import SupervisorMemory
 
 from . import raw
 from .job import JOB
@@ -119,14 +119,14 @@ def memory(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
     """A start of a job out of memory, beside one off a disk with a cold cache."""
     disk_lines, memory_lines = [], []
     with _fresh(folder) as store, tempfile.TemporaryDirectory() as shared:
-        held = Held(Path(shared))
+        held = SupervisorMemory(Path(shared))
         try:
             tier = store / "tier"
             _run("seed", megabytes, tier, HOLDFAST_SUPERVISION=shared)
             _run("seed", megabytes, store / "disk")
             disk = store / "disk"
             for number in range(rounds):
-                held.unclaim()
+                held.release_claims()
                 # each comes first in turn: a virtual machine has to ask its host for memory that lay idle
                 for part in ("memory", "disk") if number % 2 else ("disk", "memory"):
                     if part == "memory":

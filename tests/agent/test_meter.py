@@ -88,6 +88,6 @@ def test_nothing_waits_while_there_is_no_plan_yet(loop):
 def test_whoever_needs_to_know_has_them_learnt_of(loop):
     for _ in range(4):
         loop.iterate()
-    loop.meter.learn()
-    loop.meter.learn()
+    loop.meter.update_controller()
+    loop.meter.update_controller()
     assert loop.portions == [[1], [2, 3, 4]]

@@ -97,16 +97,16 @@ def test_the_budget_is_a_ceiling_for_every_policy():
 
 
 def test_as_many_under_way_as_there_are_slots() -> None:
-    controller = Controller(Settings(budget=0.1), slots=3)
+    controller = Controller(Settings(budget=0.1), max_in_flight=3)
     simulated = Job(controller, compute_seconds=1.0, persist_seconds=30.0, stall_seconds=0.01)
     simulated.run(900)
     assert controller.in_flight == 3
     assert simulated.interval == pytest.approx(31 / 3, abs=1)
 
 
-@pytest.mark.parametrize("slots", [1, 4])
-def test_a_disk_that_recovers_has_its_interval_back_with_any_number_of_slots(slots: int) -> None:
-    controller = Controller(Settings(budget=0.1), slots=slots)
+@pytest.mark.parametrize("max_in_flight", [1, 4])
+def test_a_disk_that_recovers_has_its_interval_back_with_any_number_of_slots(max_in_flight: int) -> None:
+    controller = Controller(Settings(budget=0.1), max_in_flight=max_in_flight)
     simulated = Job(controller, compute_seconds=1.0, persist_seconds=50.0, stall_seconds=0.01)
     simulated.run(900)
     slow = simulated.interval

@@ -466,7 +466,7 @@ def moves_of(trainer):
 def test_an_order_that_ends_every_start_is_given_up(store, linked):
     Trainer(store).run(until=10).crash()
     FakeLink.first = wanted_at_start()
-    for _ in range(orders.MOST_TRIES):
+    for _ in range(orders.MAX_TRIES):
         trainer = Trainer(store, **linked)
         trainer.session._training.apply = lambda loaded: (_ for _ in ()).throw(SystemExit)  # as a kill would
         with pytest.raises(SystemExit):
@@ -510,8 +510,8 @@ def test_the_time_of_an_order_runs_on_while_nobody_can_be_asked(store, linked):
 def test_an_order_told_again_is_no_news_because_time_has_passed(store, linked):
     trainer = Trainer(store, **linked)
     first, later = (wanted_at_start(expires_in_seconds=left) for left in (60.0, 59.0))
-    assert trainer.session._orders.news(first)
-    assert not trainer.session._orders.news(later)
+    assert trainer.session._orders.has_changed(first)
+    assert not trainer.session._orders.has_changed(later)
     trainer.crash()
 
 
@@ -744,14 +744,14 @@ def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked)
 def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monkeypatch):
     model, optimizer, session = session_of(store, retention="last 1", backend="thread")
     deletes = SlowDeletes(session, monkeypatch)
-    session._checkpoints.retention = parse_retention("last 9")
+    session._checkpoints.retention_queue.rules = parse_retention("last 9")
     for _ in range(3):
         iterate(model, optimizer, session)
         assert session._checkpoints.wait_settled(60)
-    session._checkpoints.retention = parse_retention("last 1")
+    session._checkpoints.retention_queue.rules = parse_retention("last 1")
     iterate(model, optimizer, session)
     assert deletes.begun.wait(60)
-    session._checkpoints.want(checkpoints.Protector.SCRIPT, checkpoint_id(3, 1))
+    session._checkpoints.retention_queue.protect(checkpoints.Protector.SCRIPT, checkpoint_id(3, 1))
     deletes.go.set()
     session.close()
     assert committed(store, "m") == [3, 4]
@@ -835,9 +835,9 @@ def test_a_server_withholds_checkpoints_for_a_day_at_most(store, linked, monkeyp
         if trainer.session.iteration == 4:
             trainer.link.desired = Desired(version=2, **order)
         if trainer.session.iteration == 7:
-            monkeypatch.setattr(orders, "MOST_WITHHELD_SECONDS", 0.0)
+            monkeypatch.setattr(orders, "MAX_WITHHELD_SECONDS", 0.0)
         if trainer.session.iteration == 8:
-            monkeypatch.setattr(orders, "MOST_WITHHELD_SECONDS", 86400.0)
+            monkeypatch.setattr(orders, "MAX_WITHHELD_SECONDS", 86400.0)
 
     trainer = Trainer(store, every=3, **linked).run(until=12, after=operator)
     trainer.crash()
@@ -847,7 +847,7 @@ def test_a_server_withholds_checkpoints_for_a_day_at_most(store, linked, monkeyp
 
 
 def test_what_the_script_withholds_itself_is_not_taken(store, linked, monkeypatch):
-    monkeypatch.setattr(orders, "MOST_WITHHELD_SECONDS", 0.0)
+    monkeypatch.setattr(orders, "MAX_WITHHELD_SECONDS", 0.0)
     Trainer(store, every=10**9, **linked).run(until=6).crash()
     assert committed(store) == []
     trainer = Trainer(store, **linked)
@@ -877,7 +877,7 @@ def test_the_rules_of_an_operator_hold_before_the_first_boundary(store, linked, 
     Trainer(store, every=1, retention="last 9").run(until=9).crash()
     monkeypatch.setattr(FakeLink, "first", Desired(version=3, retention="last 9"))
     trainer = Trainer(store, every=1, retention="last 1", **linked)
-    assert str(trainer.session._checkpoints.retention) == "last 9"
+    assert str(trainer.session._checkpoints.retention_queue.rules) == "last 9"
     trainer.crash()
     assert len(committed(store)) == 9
 
@@ -1021,7 +1021,7 @@ def test_a_setting_of_the_environment_that_makes_no_sense_is_named_by_its_variab
         ({"budget": -1}, "outside 0.01% to 100%"), ({"budget": 0}, "outside"), ({"budget": "300"}, "outside"),
         ({"budget": "abc"}, "budget 'abc' is not a number"), ({"every": 0}, "outside 1 to"),
         ({"policy": "weekly"}, "is not one of checkfreq"), ({"keep": 0}, "keep=0"),
-        ({"slots": "two"}, "slots='two': give a whole number of snapshots in flight"),
+        ({"max_in_flight": "two"}, "max_in_flight='two': give a whole number of snapshots in flight"),
         ({"backend": "magic"}, "backend 'magic': choose one of thread, process"),
         ({"debug": "perhaps"}, "debug='perhaps': give one of 1, true"),
         ({"spread": 2}, "spread=2: give a share"),
@@ -1091,7 +1091,7 @@ def test_resume_is_exact_whatever_writes_with_several_in_flight(store, uninterru
         assert trainer.session._checkpoints.snapshots.wait_free(60)
 
     monkeypatch.setattr(Trainer, "settle", free)
-    trainer = Trainer(store, every=1, slots=3, backend=backend).run(until=12)
+    trainer = Trainer(store, every=1, max_in_flight=3, backend=backend).run(until=12)
     assert trainer.session._checkpoints.wait_settled(300)
     assert trainer.session._checkpoints.head == trainer.session._checkpoints.store.checkpoints("job")[-1]
     trainer.crash()
@@ -1109,7 +1109,7 @@ def test_what_is_about_to_be_restored_outlives_retention(store, uninterrupted):
     trainer = Trainer(store, keep=1)
     monkey = trainer.session._checkpoints
     trainer.run(until=4)
-    monkey.want(checkpoints.Protector.VERIFICATION, "000000000003-1")
+    monkey.retention_queue.protect(checkpoints.Protector.VERIFICATION, "000000000003-1")
     trainer.run(until=11, after=back_once).crash()
     assert trainer.session.lineage == 2
     assert 3 in committed(store)  # where lineage 2 began
@@ -1213,8 +1213,10 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
     assert [name for name, _ in before] == ["a"] * 12 + ["b"] * 3
     assert [name for name, _ in after] == ["b"] * 3
     assert not {tuple(y) for _, y in before[12:]} & {tuple(y) for _, y in after}
-    assert "drew from another loader" in second.session._boundary.rewinder._no_way_back("000000000005-1")
-    assert second.session._boundary.rewinder._no_way_back("000000000015-1") is None
+    assert "drew from another loader" in second.session._boundary.in_place_restore._why_not_in_place(
+        "000000000005-1"
+    )
+    assert second.session._boundary.in_place_restore._why_not_in_place("000000000015-1") is None
     second.crash()
 
 
@@ -1293,7 +1295,7 @@ def test_training_does_not_wait_for_a_store_that_does_not_say_whether_it_is_back
     trainer.run(until=12)
     assert trainer.session.iteration == 12
     answer.set()
-    late = trainer.session._checkpoints._late
+    late = trainer.session._checkpoints._late_attempt
     assert late.result(300) is None
     assert [thread.name.startswith("holdfast-io-") for thread in asking] == [True]
     trainer.crash()

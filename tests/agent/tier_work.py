@@ -14,7 +14,7 @@ import torch.distributed as dist
 from parallel import Job
 
 from holdfast import supervision
-from holdfast.persist.sealed import sealed_in
+from holdfast.persist.sealed import complete_snapshots_in
 from holdfast.slots import Slot
 from holdfast.store.local import LocalWriter
 
@@ -45,7 +45,7 @@ def ends_and_goes_on(
                 break
         first.crash()
     if damage is not None and dist.get_rank() == 0:
-        newest, *_ = sealed_in(Path(folder), "job")
+        newest, *_ = complete_snapshots_in(Path(folder), "job")
         flip(Slot(Path(folder), newest.numbers[damage]))
     dist.barrier()
     told: list[str] = []

@@ -158,7 +158,7 @@ def killed(crowd: Crowd, root: Path, undisturbed: States, death: Death) -> list[
     if death.phase == "rewind":
         options |= {"rewind_at": 6}
     if death.phase == "haste":
-        options |= {"every": 1, "options": {"slots": 2}}
+        options |= {"every": 1, "options": {"max_in_flight": 2}}
     if death.phase == "resume":
         with started(crowd, root, until=6) as ranks:
             assert ended(ranks) == [0] * WORLD

@@ -133,7 +133,7 @@ class Agent:
     def hear(self) -> None:
         """The long poll is answered."""
         self.desired = self.world.desired()
-        self.orders.arrived(self.desired)
+        self.orders.on_received(self.desired)
 
     def step(self) -> None:
         """On with what it is doing; else to the next boundary between two iterations."""
@@ -170,7 +170,7 @@ class Agent:
     def _boundary(self) -> Iterator[None]:
         self.standing.iteration += 1
         if self.desired is not None:
-            self.orders.news(self.desired)
+            self.orders.has_changed(self.desired)
         order = self.orders.restore()
         if order is None:
             return

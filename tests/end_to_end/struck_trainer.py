@@ -140,7 +140,7 @@ def watch_restores() -> None:
         when=lambda store, job, record: isinstance(record, Lineage) and record.order is not None,
     )  # fmt: skip
     watch(Training, "apply", after="applied", when=ordered)
-    for owner, name in ((Rewinder, "rewind"), (Starter, "_carried_out")):
+    for owner, name in ((Rewinder, "rewind"), (Starter, "_restore_for_order")):
         _tell_of_order(owner, name)
 
 

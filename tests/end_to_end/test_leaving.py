@@ -235,12 +235,12 @@ def test_the_grace_runs_from_the_signal() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "a session was left open by another test"
     leaving = Leaving(10.0, clock=lambda: now[0])
     try:
-        assert not leaving.asked
+        assert not leaving.is_requested
         signal.raise_signal(signal.SIGTERM)  # to this thread, and heard before it returns
-        assert leaving.asked
-        assert leaving.left_seconds == 10.0 - SPARE_SECONDS
+        assert leaving.is_requested
+        assert leaving.grace_left_seconds == 10.0 - SPARE_SECONDS
         now[0] += 3.0
-        assert leaving.left_seconds == 10.0 - 3.0 - SPARE_SECONDS
+        assert leaving.grace_left_seconds == 10.0 - 3.0 - SPARE_SECONDS
     finally:
         leaving.close()
         leaving.cancel()

@@ -74,7 +74,7 @@ def test_a_script_that_cannot_be_taken_back_is_started_again_for_an_order_and_fo
     tmp_path: Path, server: Client
 ) -> None:
     ledger, log, job = tmp_path / "ledger.txt", tmp_path / "run.log", "relaunched"
-    env = environment(tmp_path / "store", server.server) | {"HOLDFAST_REWINDS": "no"}
+    env = environment(tmp_path / "store", server.server) | {"HOLDFAST_RESTORABLE_IN_PLACE": "no"}
     command = supervised(ledger, job, trainer=("--epochs", "400", "--slowly"))
     with spawned(command, log, env) as supervisor:
         until(lambda: len(read_ledger(ledger)) > 25, "the job to train")

@@ -60,17 +60,17 @@ def dies_at(stage, trainer):
 
     match stage:
         case "unsealing":
-            before(Slot, "unseal", act)
-        case "unsealed":
-            after(Slot, "unseal", act)
+            before(Slot, "remove_marker", act)
+        case "unmarked":
+            after(Slot, "remove_marker", act)
         case "copying":
             before(Layout, "copy_host", act)
         case "copied":
-            before(sealing, "seal", act)
+            before(sealing, "marker", act)
         case "half sealed":
             before(Path, "rename", lambda path, *_: act() if path.name.startswith("slot-") else None)
         case "sealed":
-            after(sealing, "seal", act)
+            after(sealing, "marker", act)
         case "committing":
             # the digests are made beside the write: both are over by then
             before(LocalWriter, "commit", act)
@@ -122,14 +122,16 @@ class Trainer:
 
     def wait_sealed(self, iteration):
         held = slots_in(FOLDER)
-        while held and not any(seal.task.iteration == iteration for seal in sealing.seals_of(FOLDER, "tier")):
+        while held and not any(
+            marker.task.iteration == iteration for marker in sealing.markers_of(FOLDER, "tier")
+        ):
             threading.Event().wait(0.005)
 
 
 def scribble():
     """As a bug of native code might: one bit of what is in memory."""
     for slot in slots_in(FOLDER):
-        if slot.seal.exists():
+        if slot.marker.exists():
             fd = slot.open()
             found = os.pread(fd, 1, 4096)
             os.pwrite(fd, bytes([found[0] ^ 1]), 4096)

@@ -25,7 +25,7 @@ from holdfast.reports import Reporter
 from holdfast.retention_queue import Protector
 from holdfast.rewind import WRITE_SECONDS, Rewinder
 from holdfast.starting import Start, Starter
-from holdfast.steering import MEETING_SECONDS, Adrift, Decision, RestoreTarget, steering_of
+from holdfast.steering import AGREE_EVERY_SECONDS, Adrift, Decision, RestoreTarget, steering_of
 from holdfast.training import Training
 from holdfast.verifier import Verifier
 
@@ -57,7 +57,7 @@ class Boundary:
         self._reporter, self._ranks, self._orders = reporter, ranks, orders
         self._meter, self._leaving = meter, leaving
         self._lifecycle, self._spread = lifecycle, options.spread
-        self._position = reporter.standing
+        self._position = reporter.position
         self.requests = Requests()
         self._starter = Starter(
             training,
@@ -71,7 +71,7 @@ class Boundary:
             token=options.token,
         )
         self._starter.open()
-        self.rewinder = Rewinder(training, checkpoints, reporter, ranks)
+        self.in_place_restore = Rewinder(training, checkpoints, reporter, ranks)
         self._prober = Prober(training, meter, reporter)
         self.progress = supervision.ProgressFile(None if ranks.leads else "")
         self._steering = steering_of(ranks, self._choose)
@@ -121,7 +121,7 @@ class Boundary:
             if not self._steering.end(self._position.iteration):
                 return
             self.settle()
-            self._checkpoints.find_lineage()
+            self._checkpoints.update_lineage()
             if self._ranks.decide(lambda: self._checkpoints.head != self._here, bool):
                 self._take(Decision(checkpoint="final", at_once=True))
         except RanksLost as error:
@@ -131,7 +131,9 @@ class Boundary:
         """Note in the store how the attempt ends."""
         checkpoints = self._checkpoints
         if self._ranks.leads and checkpoints.attempt:
-            endings.note(checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained)
+            endings.record_ending(
+                checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained
+            )
 
     def report_unsaved(self) -> None:
         """Log which iterations are in no checkpoint."""
@@ -147,7 +149,7 @@ class Boundary:
     def settings_changed(self) -> None:
         """Apply the settings of the script and of operators as they are now."""
         self._controller.change(self._orders.settings())
-        self._reporter.pace(self._controller, changed=True)
+        self._reporter.report_interval(self._controller, changed=True)
 
     # The four steps
 
@@ -163,15 +165,15 @@ class Boundary:
 
     def _measure(self, metrics: dict[str, Any]) -> None:
         """What the iteration took, and what operators want by now."""
-        if self._leaving.asked and not self._ranks.leads:
+        if self._leaving.is_requested and not self._ranks.leads:
             self._ranks.ask_to_end()
         if self._reporter.link.fenced and self._is_replaced():
             self._give_way()
-        if self._leaving.asked and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
+        if self._leaving.is_requested and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
             self._lifecycle.enter(Life.PREEMPTED)  # there is no decision to wait for
         self._meter.end_iteration(metrics)
         self._follow_operators()
-        self.rewinder.tell_mode()
+        self.in_place_restore.report_mode()
         self.progress.update(self._position.iteration)
 
     def _act(self, decision: Decision) -> None:
@@ -196,7 +198,7 @@ class Boundary:
             self._orders.accept(decision.restore[1])
         elif decision.checkpoint is not None and not decision.end:
             if situation.withheld and not (situation.requested or situation.retry):
-                self._orders.tell_withheld()
+                self._orders.report_withheld()
             self.requests.checkpoint = self.requests.retry = False
         return decision
 
@@ -207,7 +209,7 @@ class Boundary:
             return Situation(
                 lineage=lineage,
                 end_requested=True,
-                grace_left_seconds=self._leaving.left_seconds,
+                grace_left_seconds=self._leaving.grace_left_seconds,
                 checkpoint_seconds=profile.snapshot_seconds + profile.persist_seconds if profile else None,
             )
         checkpoints, controller, plan = self._checkpoints, self._controller, self._controller.plan
@@ -219,7 +221,7 @@ class Boundary:
             requested=self.requests.checkpoint,
             retry=self.requests.retry,
             due=self._is_due(iteration),
-            withheld=self._orders.withhold(time.monotonic() - self._taken_at),
+            withheld=self._orders.is_withheld_too_long(time.monotonic() - self._taken_at),
             memory_ready=not (checkpoints.unprepared and is_early),
             has_room=snapshots.free if iteration == self._position.iteration else snapshots.has_room,
             in_flight=checkpoints.under_way,
@@ -237,30 +239,30 @@ class Boundary:
     def _is_due(self, iteration: int) -> bool:
         if not self._controller.due(iteration):
             return False
-        self._meter.learn()  # after which it may not be
+        self._meter.update_controller()  # after which it may not be
         return self._controller.due(iteration)
 
     def _is_asked_to_end(self) -> bool:
-        if self._leaving.asked or self._ranks.world_size == 1:
-            return self._leaving.asked
+        if self._leaving.is_requested or self._ranks.world_size == 1:
+            return self._leaving.is_requested
         now = time.monotonic()
-        if now - self._ranks_asked_at < MEETING_SECONDS:
+        if now - self._ranks_asked_at < AGREE_EVERY_SECONDS:
             return False
         self._ranks_asked_at = now
         return self._ranks.asked_to_end
 
     def _follow_operators(self) -> None:
         desired = self._reporter.link.desired
-        if desired is None or not self._orders.news(desired):
+        if desired is None or not self._orders.has_changed(desired):
             return
         self._controller.change(self._orders.settings())
-        self._checkpoints.retention = self._orders.retention()
+        self._checkpoints.retention_queue.rules = self._orders.retention()
         if self._orders.checkpoint_requested:
             self.requests.checkpoint = True
         if self._orders.probe_requested:
-            self._prober.ask()
+            self._prober.request()
         self._reporter.applied(desired.version)
-        self._reporter.pace(self._controller, changed=True)
+        self._reporter.report_interval(self._controller, changed=True)
 
     # Acting on a decision
 
@@ -270,7 +272,7 @@ class Boundary:
         if decision.lineage:
             self._checkpoints.follow_lineage(decision.lineage)
         try:
-            self._meter.learn()  # what came before belongs to the time before
+            self._meter.update_controller()  # what came before belongs to the time before
         finally:  # the other ranks count on this one
             self._checkpoints.take(
                 self._training.capture,
@@ -292,16 +294,16 @@ class Boundary:
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
 
     def _restore(self, target: RestoreTarget) -> None:
-        self._meter.learn()
+        self._meter.update_controller()
         relaunches = False
         self._lifecycle.enter(Life.RESTORING)
         try:
-            relaunches = self.rewinder.rewind(*self._ranks.decide(lambda: target, RestoreTarget))
+            relaunches = self.in_place_restore.restore(*self._ranks.decide(lambda: target, RestoreTarget))
         finally:
             after = Life.RELAUNCHED if relaunches else Life.TRAINING
-            self._lifecycle.enter(Life.HALF_RESTORED if self.rewinder.half_applied else after)
-        self._checkpoints.want(Protector.SCRIPT, None)
-        self._starter.introduce()
+            self._lifecycle.enter(Life.HALF_RESTORED if self.in_place_restore.half_applied else after)
+        self._checkpoints.retention_queue.protect(Protector.SCRIPT, None)
+        self._starter.publish_attempt()
         self._meter.clock.restart()
         self._steering.begin(self._position.iteration)
 
@@ -310,10 +312,10 @@ class Boundary:
         checkpoints, saved = self._checkpoints, "there is no time for a checkpoint"
         try:
             if decision.checkpoint is not None:
-                if checkpoints.wait_settled(self._leaving.left_seconds):
+                if checkpoints.wait_settled(self._leaving.grace_left_seconds):
                     self.settle()
                     self._take(decision)
-                durable = checkpoints.wait_settled(self._leaving.left_seconds)
+                durable = checkpoints.wait_settled(self._leaving.grace_left_seconds)
                 is_saved = durable and checkpoints.head == self._here
                 saved = f"saved as {self._here}" if is_saved else "it could not be saved in time"
             message = f"told to end by SIGTERM after iteration {self._position.iteration:,}: {saved}"
@@ -330,7 +332,7 @@ class Boundary:
     def _begin_afresh(self) -> None:
         """The loop neither resumes nor draws its batches from the session: it wants a fresh start."""
         try:
-            unused = self._starter.unused()
+            unused = self._starter.unused_checkpoints()
             self._begin(Start())
         except RanksLost as error:
             self._detach(error)

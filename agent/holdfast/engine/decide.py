@@ -47,7 +47,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     memory_ready: bool = True
     """Memory for the copy is allocated, or training has waited long enough for that."""
     has_room: bool = True
-    """A snapshot may begin: fewer than `slots` are in memory."""
+    """A snapshot may begin: fewer than `max_in_flight` are in memory."""
     in_flight: int = 0
     """Checkpoints that are being copied or written."""
     max_in_flight: int = 1

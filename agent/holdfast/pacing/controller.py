@@ -45,11 +45,11 @@ class Controller:
         settings: Settings,
         *,
         world_size: int = 1,
-        slots: int = 1,
+        max_in_flight: int = 1,
         warmup_iterations: int = 5,
         profile_iterations: int = 15,
     ) -> None:
-        """`slots`: how many checkpoints may be under way at the same time."""
+        """`max_in_flight`: how many checkpoints may be under way at the same time."""
         self._settings = settings
         self.life = JobHistory(world_size)
         self._planned_with = self.life.history
@@ -60,8 +60,8 @@ class Controller:
         self.trained_seconds = 0.0
         """By this attempt, in finished iterations."""
         self._ledger = Ledger()
-        self._known = Measured(self._ledger, max(1, slots))
-        self.in_flight = max(1, slots)
+        self._known = Measured(self._ledger, max(1, max_in_flight))
+        self.in_flight = max(1, max_in_flight)
         """How many checkpoints may be under way at the same time."""
         self._gap = Gap(self._ledger)
         self._over_windows = self._low_windows = self._long_run_windows = 0

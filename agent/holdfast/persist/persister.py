@@ -13,18 +13,18 @@ from holdfast.checkpoint_run import SETTLED, CheckpointRun, RunState, WriteResul
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.io_pool import lower_cpu_priority
 from holdfast.persist.commit import NotPrepared, RankChannel, commit, decline
-from holdfast.persist.process import Lost, ProcessBackend, refusal
+from holdfast.persist.process import HelperLost, ProcessBackend, refusal
 from holdfast.persist.task import Task, Written
 from holdfast.persist.writing import RateLimiter, write_checkpoint
 from holdfast.protocol import RankSpan
-from holdfast.remote import told
+from holdfast.remote import describe_error
 from holdfast.store import Store
 
 logger = logging.getLogger("holdfast")
 
 
 class Persister:
-    """Writes up to `slots` runs at the same time, begun in the order submitted, on threads of lower priority.
+    """Writes up to `max_in_flight` runs at the same time, in the order submitted, on threads of lower priority.
 
     Args:
         backend: "thread" writes from this process; "process" from a helper that also survives a killed trainer.
@@ -32,16 +32,16 @@ class Persister:
     """
 
     def __init__(
-        self, store: Store, *, slots: int = 1, backend: str = "thread", channel: RankChannel | None = None
+        self, store: Store, *, max_in_flight: int = 1, backend: str = "thread", channel: RankChannel | None = None
     ) -> None:
-        self._store, self._slots, self._channel = store, slots, channel
+        self._store, self._max_in_flight, self._channel = store, max_in_flight, channel
         self.refusal = refusal(store) if backend == "process" else None
         """Why no helper process can write, where one was asked for; a thread writes then."""
         self._helpers = ProcessBackend(store) if backend == "process" and self.refusal is None else None
         self._threads: list[threading.Thread] = []
         self._work: queue.SimpleQueue[CheckpointRun | tuple[int, str] | None] = queue.SimpleQueue()
         """Runs to write, and (number, reason) of those to decline; `None` ends one thread."""
-        self._hurry = threading.Event()
+        self._rate_limit_lifted = threading.Event()
 
     @property
     def shares_memory(self) -> bool:
@@ -50,7 +50,7 @@ class Persister:
 
     def submit(self, run: CheckpointRun) -> None:
         """Write a run once it is copied; RuntimeError where no thread can be started."""
-        if len(self._threads) < self._slots:
+        if len(self._threads) < self._max_in_flight:
             self._start_thread()
         self._work.put(run)
 
@@ -64,11 +64,11 @@ class Persister:
         if not self._threads:
             self._start_thread()
 
-    def hurry(self) -> None:
+    def lift_rate_limit(self) -> None:
         """Hold nothing back any more: somebody waits for the end."""
-        self._hurry.set()
+        self._rate_limit_lifted.set()
         if self._helpers is not None:
-            self._helpers.hurry()
+            self._helpers.lift_rate_limit()
 
     def close(self, timeout_seconds: float | None = None) -> bool:
         """Finish what was submitted, at full speed; False when `timeout_seconds` was not enough.
@@ -77,7 +77,7 @@ class Persister:
         """
         for _ in self._threads:
             self._work.put(None)
-        self.hurry()
+        self.lift_rate_limit()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -130,7 +130,7 @@ class Persister:
                 backend = "process"
                 return self._helpers.write(task, arena, size_bytes)
             backend = "thread"
-            limiter = RateLimiter(task.origin.bytes_per_second, self._hurry.wait)
+            limiter = RateLimiter(task.origin.bytes_per_second, self._rate_limit_lifted.wait)
             return write_checkpoint(self._store, task, arena.bytes(size_bytes), pace=limiter)
 
         try:
@@ -143,16 +143,20 @@ class Persister:
                 write(task)
             else:
                 number = run.request.number
-                stored_bytes = commit(self._channel, number, self._store, task, problem, write, told=spans.extend)
+                stored_bytes = commit(
+                    self._channel, number, self._store, task, problem, write, on_durable=spans.extend
+                )
         except NotPrepared as error:
             return RunState.TORN if error.torn else RunState.FAILED, WriteResult(reason=str(error))
         except Exception as error:  # the job trains on; the event says what broke
-            if isinstance(error, Lost):  # nobody else clears away what it had half-done before the next attempt
+            if isinstance(
+                error, HelperLost
+            ):  # nobody else clears away what it had half-done before the next attempt
                 with contextlib.suppress(OSError):
                     self._store.forsake(run.request.origin.job, run.id, run.request.origin.attempt)
             elif not isinstance(error, (HoldfastError, OSError)):
                 logger.error("persisting checkpoint %s failed", run.id, exc_info=error)
-            reason = str(error) if isinstance(error, Lost) else told(error)
+            reason = str(error) if isinstance(error, HelperLost) else describe_error(error)
             return RunState.FAILED, WriteResult(reason=reason, backend=backend, fenced=isinstance(error, Fenced))
         return RunState.DURABLE, WriteResult(backend=backend, stored_bytes=stored_bytes, ranks=spans)
 
@@ -174,5 +178,5 @@ def _problem(run: CheckpointRun) -> NotPrepared | None:
     try:
         contents.round_trip.require_same(contents.trees, contents.slots, contents.views, contents.shards)
     except Exception as error:  # whatever it is, a resume would meet it as well
-        return NotPrepared(f"a checkpoint of this state could not be loaded: {told(error)}")
+        return NotPrepared(f"a checkpoint of this state could not be loaded: {describe_error(error)}")
     return None

@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.hostmemory import can_share
 from holdfast.persist.task import Task, Written
-from holdfast.persist.worker import Beat, Channel, Hurry, Reply, Write
+from holdfast.persist.worker import Channel, Heartbeat, LiftRateLimit, Reply, Write
 from holdfast.processes import MEANT_FOR_THE_TRAINER, blocked
 from holdfast.remote import Failed
 from holdfast.store import Store
@@ -36,7 +36,7 @@ START_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 
 
-class Lost(Exception):
+class HelperLost(Exception):
     """The process that wrote died, hung or did not start: no fault of the store's. This checkpoint is lost."""
 
 
@@ -71,14 +71,14 @@ class ProcessBackend:
         self._helpers: dict[int, Helper] = {}
         self._busy: set[Helper] = set()
         self._lock = threading.Lock()
-        self._hurried = self._closed = False
+        self._is_unthrottled = self._closed = False
 
     def write(self, task: Task, arena: Arena, size_bytes: int) -> Written:
         """Write from shared memory, on a helper. Returns when the checkpoint is durable.
 
         Raises:
             Fenced, OSError, MemoryError: as they happened over there.
-            Lost: the helper is gone.
+            HelperLost: the helper is gone.
         """
         helper = self._take(arena)
         try:
@@ -86,11 +86,11 @@ class ProcessBackend:
         finally:
             self._put_back(helper)
 
-    def hurry(self) -> None:
+    def lift_rate_limit(self) -> None:
         with self._lock:
-            self._hurried = True
+            self._is_unthrottled = True
             for helper in self._busy:
-                helper.hurry()
+                helper.lift_rate_limit()
 
     def close(self) -> None:
         with self._lock:
@@ -106,8 +106,8 @@ class ProcessBackend:
         helper = helper or Helper(self._store, arena, self._hung_seconds)
         with self._lock:
             self._busy.add(helper)
-            if self._hurried:
-                helper.hurry()
+            if self._is_unthrottled:
+                helper.lift_rate_limit()
         return helper
 
     def _put_back(self, helper: Helper) -> None:
@@ -134,25 +134,25 @@ class Helper:
             except OSError as error:
                 ours.close()
                 self._errors.close()
-                raise Lost(f"a process to write with could not be started: {error}") from error
+                raise HelperLost(f"a process to write with could not be started: {error}") from error
         ours.settimeout(hung_seconds)  # for a message that breaks off; until one comes it is polled for
         self._channel = Channel(ours)
         self.alive = True
 
     def write(self, task: Task, size_bytes: int) -> Written:
-        """Raises what went wrong over there, or Lost."""
+        """Raises what went wrong over there, or HelperLost."""
         try:
             self._ask(task, size_bytes)
             return await_reply(self._channel, gone=self._gone, hung_seconds=self._hung_seconds)
         except EOFError:
             self._kill()
-            raise Lost(f"the process that wrote it {self._ended()}") from None
+            raise HelperLost(f"the process that wrote it {self._ended()}") from None
         except TimeoutError:
             self._kill()
-            raise Lost("the process that wrote it hung and was killed") from None
+            raise HelperLost("the process that wrote it hung and was killed") from None
 
-    def hurry(self) -> None:
-        self._channel.tell(Hurry())
+    def lift_rate_limit(self) -> None:
+        self._channel.try_send(LiftRateLimit())
 
     def end(self) -> None:
         """It ends when the socket does."""
@@ -227,7 +227,7 @@ def await_reply(channel: Channel, *, gone: Callable[[], bool], hung_seconds: flo
         if received is None:
             raise EOFError
         match _replies.decode(received[0]):
-            case Beat():
+            case Heartbeat():
                 silent_since, patience_seconds = time.monotonic(), hung_seconds
             case Written() as written:
                 return written

@@ -1,4 +1,4 @@
-"""Checkpoints that lie in memory: which seals, of one rank or of several, make one together. Knows no torch."""
+"""Checkpoints that lie in memory: which markers, of one rank or of several, make one together. Knows no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast import format as fmt
-from holdfast.persist.commit import require_alike
-from holdfast.persist.sealing import Seal, seals_of
+from holdfast.persist.commit import require_agreement
+from holdfast.persist.sealing import CompletionMarker, markers_of
 from holdfast.persist.task import Task
 from holdfast.persist.writing import manifest_of
 from holdfast.protocol import parse_checkpoint_id
@@ -19,13 +19,13 @@ from holdfast.shards import together
 class Sealed:
     """A checkpoint of which every rank of its job has sealed its part."""
 
-    seals: tuple[Seal, ...]
+    markers: tuple[CompletionMarker, ...]
     """By rank."""
 
     @property
     def task(self) -> Task:
         """Rank 0's."""
-        return self.seals[0].task
+        return self.markers[0].task
 
     @property
     def place(self) -> tuple[int, int]:
@@ -36,7 +36,7 @@ class Sealed:
     @property
     def numbers(self) -> list[int]:
         """Of the slots that it lies in, by rank."""
-        return [seal.number for seal in self.seals]
+        return [marker.number for marker in self.markers]
 
     def manifest(self) -> fmt.Manifest:
         """As it would be committed.
@@ -44,31 +44,31 @@ class Sealed:
         Raises:
             NotPrepared, IncompleteParts: the parts do not belong together.
         """
-        require_alike({seal.task.origin.rank: seal.task.alike for seal in self.seals})
-        parts = [seal.part for seal in self.seals]
+        require_agreement({marker.task.origin.rank: marker.task.alike for marker in self.markers})
+        parts = [marker.part for marker in self.markers]
         return manifest_of(self.task, together(parts, self.task.origin.world_size), 0.0)
 
 
-def complete(seals: Iterable[Seal]) -> list[Sealed]:
+def complete(markers: Iterable[CompletionMarker]) -> list[Sealed]:
     """What these make, the newest lineage's latest iteration first; a rank's part by itself makes nothing.
 
     Parts of one checkpoint are told by where rank 0 began it in the store: an attempt may try the same iteration
     twice, and two attempts may both come to it.
     """
-    groups: dict[object, list[Seal]] = {}
-    for seal in seals:
-        origin = seal.task.origin
-        alone = seal.number if origin.world_size == 1 else None
-        key = seal.task.id, origin.uid, origin.attempt, origin.world_size, origin.place, alone
-        groups.setdefault(key, []).append(seal)
+    groups: dict[object, list[CompletionMarker]] = {}
+    for marker in markers:
+        origin = marker.task.origin
+        alone = marker.number if origin.world_size == 1 else None
+        key = marker.task.id, origin.uid, origin.attempt, origin.world_size, origin.place, alone
+        groups.setdefault(key, []).append(marker)
     found = [
-        Sealed(tuple(sorted(group, key=lambda seal: seal.task.origin.rank)))
+        Sealed(tuple(sorted(group, key=lambda marker: marker.task.origin.rank)))
         for group in groups.values()
-        if sorted(seal.task.origin.rank for seal in group) == list(range(group[0].task.origin.world_size))
+        if sorted(marker.task.origin.rank for marker in group) == list(range(group[0].task.origin.world_size))
     ]
     return sorted(found, key=lambda each: each.place, reverse=True)
 
 
-def sealed_in(folder: Path, job: str) -> list[Sealed]:
+def complete_snapshots_in(folder: Path, job: str) -> list[Sealed]:
     """The checkpoints of a job that lie in the slots of a supervisor, best first."""
-    return complete(seals_of(folder, job))
+    return complete(markers_of(folder, job))

@@ -32,7 +32,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     timings: dict[str, float]
     fingerprint: dict[str, str] = {}
     """Where and how it was trained, as far as the bits of a result depend on it."""
-    seal: str | None = None
+    marker: str | None = None
     """The file that says what the memory holds, where that outlives its process; see `sealing`."""
 
     @classmethod
@@ -58,7 +58,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             timings={"snapshot_seconds": run.copy.seconds, "stall_seconds": run.stall_seconds},
             fingerprint=dict(request.fingerprint),
             # a survivor is sealed: while ranks did so once more, one after the other, it would be in pieces
-            seal=None if request.survived else contents.arena.seal,
+            marker=None if request.survived else contents.arena.marker,
         )
 
 

@@ -26,8 +26,8 @@ from holdfast.store import Store
 LOOK_SECONDS = 5.0
 """How often an idle helper looks whether its trainer is there: a socket that others inherited stays open."""
 LENGTH_BYTES = 8
-MOST_FDS = 1
-BEAT_SECONDS = 1.0
+MAX_FDS = 1
+HEARTBEAT_INTERVAL_SECONDS = 1.0
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True, tag="write"):
@@ -37,16 +37,16 @@ class Write(msgspec.Struct, frozen=True, kw_only=True, tag="write"):
     """Of the memory, whose file comes along unless it is the one before."""
 
 
-class Hurry(msgspec.Struct, frozen=True, tag="hurry"):
+class LiftRateLimit(msgspec.Struct, frozen=True, tag="lift_rate_limit"):
     """Hold back no longer."""
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat"):
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Still at it."""
 
 
-Request = Write | Hurry
-Reply = Beat | Written | Failed
+Request = Write | LiftRateLimit
+Reply = Heartbeat | Written | Failed
 
 
 class Channel:
@@ -55,7 +55,7 @@ class Channel:
     def __init__(self, endpoint: socket.socket) -> None:
         self.socket = endpoint
         self._sending = threading.Lock()
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
 
     def send(self, message: Request | Reply, *fds: int) -> None:
         data = msgspec.msgpack.encode(message)
@@ -70,7 +70,7 @@ class Channel:
     def receive(self) -> tuple[bytes, list[int]] | None:
         """A message and the files that came with it; None when the other side is gone."""
         try:
-            opening, fds, _, _ = socket.recv_fds(self.socket, LENGTH_BYTES, MOST_FDS)
+            opening, fds, _, _ = socket.recv_fds(self.socket, LENGTH_BYTES, MAX_FDS)
             rest = self._exactly(LENGTH_BYTES - len(opening)) if opening else None
             data = None if rest is None else self._exactly(int.from_bytes(opening + rest, "little"))
         except ConnectionResetError:  # it went without hearing our last word
@@ -83,14 +83,14 @@ class Channel:
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Say about once a second that there is progress."""
         now = time.monotonic()
-        if now - self._beat_at >= BEAT_SECONDS:
-            self._beat_at = now
-            self.tell(Beat())
+        if now - self._heartbeat_at >= HEARTBEAT_INTERVAL_SECONDS:
+            self._heartbeat_at = now
+            self.try_send(Heartbeat())
 
-    def tell(self, message: Request | Reply) -> None:
+    def try_send(self, message: Request | Reply) -> None:
         """Send to whoever is still there; the work is worth doing without."""
         try:
             self.send(message)
@@ -121,7 +121,7 @@ class Worker:
         self._store, self._channel = store, channel
         self._map: mmap.mmap | None = None
         self._memory = memoryview(b"")
-        self._hurried = False
+        self._is_unthrottled = False
 
     def run(self) -> None:
         """Until the trainer is gone."""
@@ -135,33 +135,33 @@ class Worker:
             if received is None:
                 return
             match _requests.decode(received[0]):
-                case Hurry():
-                    self._hurried = True
+                case LiftRateLimit():
+                    self._is_unthrottled = True
                 case Write() as request:
-                    self._channel.beat()
-                    self._channel.tell(self._answer(request, received[1]))
+                    self._channel.send_heartbeat()
+                    self._channel.try_send(self._answer(request, received[1]))
 
     def _answer(self, request: Write, fds: list[int]) -> Written | Failed:
         try:
             if fds:
-                self._map_anew(fds[0], request.arena_bytes)
+                self._map_arena(fds[0], request.arena_bytes)
             return self._write(request)
         except Exception as error:  # the process's edge: it is told to the trainer, and the next one may do
             return Failed.of(error)
 
     def _write(self, request: Write) -> Written:
-        # while a checkpoint is written the trainer says nothing but "hurry", or goes: either ends the waiting
-        rate = None if self._hurried else request.task.origin.bytes_per_second
+        # while a checkpoint is written the trainer sends nothing but LiftRateLimit, or exits: either ends the wait
+        rate = None if self._is_unthrottled else request.task.origin.bytes_per_second
         limiter = RateLimiter(rate, self._channel.poll)
 
         def pace(size_bytes: int) -> None:
-            self._channel.beat()
+            self._channel.send_heartbeat()
             limiter(size_bytes)
 
         payload = self._memory[: request.size_bytes]
         return write_checkpoint(self._store, request.task, payload, pace=pace)
 
-    def _map_anew(self, fd: int, size_bytes: int) -> None:
+    def _map_arena(self, fd: int, size_bytes: int) -> None:
         self._memory = memoryview(b"")
         self._map = None  # unmapped before the new one comes: it may have been large
         try:

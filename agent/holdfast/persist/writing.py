@@ -150,7 +150,7 @@ class _Writing:
     def _sealed(self) -> list[fmt.Tensor]:
         tensors = self._describe() if self._known is None else self._known
         with contextlib.suppress(OSError):  # a death finds no memory of it then; it is written all the same
-            sealing.seal(self._task, self._part(tensors))
+            sealing.write_marker(self._task, self._part(tensors))
         return tensors
 
     def _describe(self) -> list[fmt.Tensor]:

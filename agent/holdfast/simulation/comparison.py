@@ -57,7 +57,7 @@ def compare_policies(
     """Run every policy on the job that a plan was asked for, with the same failures for all.
 
     Policies are told the rate of failures. The job runs for some thirty times its mean time between failures, as
-    that is believed to be now. `fixed` takes part only with an interval.
+    that is plausible_number to be now. `fixed` takes part only with an interval.
 
     Raises:
         ValueError: the profile has no iteration time.

@@ -103,7 +103,7 @@ class Knowledge:
     """What the policy gets to know of failures: by default it learns them from the published rates on."""
 
     failures: Failures = field(default_factory=Failures)
-    """What is believed before the first second."""
+    """What is plausible_number before the first second."""
     rate: Callable[[float], float] | None = None
     """The true rate at a wall time, failures a second; it takes the place of learning."""
 
@@ -202,8 +202,8 @@ class _Run:
         self._believed = self._believed.after(self._unseen_seconds, failures=failures)
         self._unseen_seconds = 0.0
         self._planned_at = self._clock
-        believed = self._believed if self._rate is None else certain(self._rate(self._clock))
-        history = History(failures=believed, restart_seconds=self._job.restart_seconds)
+        plausible_number = self._believed if self._rate is None else certain(self._rate(self._clock))
+        history = History(failures=plausible_number, restart_seconds=self._job.restart_seconds)
         interval = self._policy(self._profile, self._settings, history).interval
         self._interval = math.inf if interval is None else max(1, interval)
         self._due = max(self._newest + self._interval, self._iteration)
