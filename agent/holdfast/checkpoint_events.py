@@ -1,4 +1,4 @@
-"""Telemetry of checkpoints: an event for each step of a run, and a warning once a reason."""
+"""Checkpoint telemetry: an event for each transition of a run, and one warning for each new reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.reports import Reporter, text
 from holdfast.store import Store
 
 MAX_FREE_BYTES = 2**53
-"""What a JSON number holds exactly; more room than that interests no reader."""
+"""Largest integer that a JSON number holds exactly."""
 REPORTED: dict[RunState, CheckpointState] = {
     RunState.DURABLE: "durable",
     RunState.TORN: "torn",
@@ -30,7 +30,7 @@ class CheckpointEvents:
         """Guards `_last_reason`; held for no I/O."""
         self._last_reason: str | None = None
         self._implausible: set[str] = set()
-        """Kinds of numbers that a server sent, and that were ignored and reported."""
+        """Kinds of server numbers that were reported as implausible."""
 
     def run_changed(self, run: CheckpointRun, state: RunState) -> None:
         if state is RunState.COPYING and not run.request.survived:
@@ -41,7 +41,7 @@ class CheckpointEvents:
             self._report_settled(run, state)
 
     def fail(self, reason: str, kind: CheckpointKind) -> None:
-        """Report a checkpoint that never became one: as an event each time, in the log once a reason."""
+        """Report a checkpoint that could not begin: an event each time, a log line for each new reason."""
         self.warn(reason)
         position = self._reporter.position
         self._reporter.event(
@@ -56,26 +56,26 @@ class CheckpointEvents:
             )
         )
 
-    def warn(self, reason: str, consequence: str = "training goes on") -> None:
+    def warn(self, reason: str, consequence: str = "training continues") -> None:
         with self._lock:
             is_new, self._last_reason = reason != self._last_reason, reason
         if is_new:
             self._reporter.notice("warning", "checkpoint", f"{reason}; {consequence}")
 
-    def plausible_number(self, what: str, told: int, known: int) -> int:
-        """The highest number that a server has sent, or 0 where the store makes it implausible.
+    def plausible_number(self, what: str, reported: int, known: int) -> int:
+        """Return the highest number that a server has reported, or 0 where the store makes it implausible.
 
-        A number that is noted in the store holds for good: one mistaken report must not use all of them up.
+        A number recorded in the store is permanent: one wrong report must not exhaust the range.
         """
-        if told <= known + PLAUSIBLE_STEP:
-            return told
+        if reported <= known + PLAUSIBLE_STEP:
+            return reported
         if what not in self._implausible:
             self._implausible.add(what)
-            said = f"{what} {told:,}" if told < 2**63 else f"a number of {what}s beyond all bounds"
+            number = f"{what} {reported:,}" if reported < 2**63 else f"an impossible {what} number"
             self._reporter.notice(
                 "warning",
                 "numbers",
-                f"the server has seen {said}, and the newest in store {self._store.url} is {known:,}: the "
+                f"the server reports {number}, but the newest in store {self._store.url} is {known:,}: the "
                 "server's number is ignored. Unless the store was emptied, a wrong number was reported",
             )
         return 0

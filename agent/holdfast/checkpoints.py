@@ -45,9 +45,9 @@ from holdfast.tier import Tier
 logger = logging.getLogger("holdfast")
 
 FREE_SECONDS = 10.0
-"""How long a rank waits for memory that the one that decides already had: far longer than that takes."""
+"""How long a rank waits for a free buffer when rank 0 already had one: far longer than that takes."""
 RETURN_SECONDS = 0.05
-"""Training waits no longer to learn whether a store that was away is back."""
+"""How long training waits to learn whether an unavailable store is back."""
 
 
 class Checkpointer:
@@ -73,13 +73,13 @@ class Checkpointer:
     ) -> None:
         self._ranks = ranks
         self._number = 0
-        """How many were begun by this attempt: the same on all ranks."""
+        """Number of checkpoints that this attempt began, the same on all ranks."""
         self.store, self.job, self.uid = store, job, uid
         self.attempt = 0
         """0 while the store could not be written to."""
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
         self.latest_lineage = 0
-        """The highest number a server says that it has seen."""
+        """The highest lineage number that the server reports."""
         self._reporter, self._position = reporter, reporter.position
         self.versions = {
             "holdfast": importlib.metadata.version("holdfast"),
@@ -87,13 +87,13 @@ class Checkpointer:
             "python": platform.python_version(),
         }
         self._minimum_attempt = 1
-        """The number that this attempt must have at least."""
+        """The lowest number that this attempt may have."""
         self._open_order: str | None = None
         """The order that was open when the attempt began."""
         self._unrecorded_order: str | None = None
-        """An order that was carried out while the store could not be written to."""
+        """A restore request that was carried out while the store could not be written to."""
         self._late_attempt: Future[tuple[int, Lineage] | None] | None = None
-        """Asks a store that was away whether it is back, for an attempt and a lineage."""
+        """Attempt and lineage, acquired in the background once an unavailable store is back."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._head: str | None = None
@@ -102,7 +102,7 @@ class Checkpointer:
         self._runs: list[CheckpointRun] = []
         """Runs that have not settled."""
         self._settled: list[CheckpointRun] = []
-        """Runs that have, since `drain`."""
+        """Runs that have settled since `drain`."""
         self._damaged: set[str] = set()
         self._events = CheckpointEvents(reporter, store)
         self.retention_queue = RetentionQueue(store, job, retention, reporter, self._training_head)
@@ -121,7 +121,7 @@ class Checkpointer:
 
     @property
     def under_way(self) -> int:
-        """How many copies and writes are."""
+        """Number of runs that have not settled."""
         return len(self._runs)
 
     @property
@@ -131,21 +131,21 @@ class Checkpointer:
             return self._head
 
     def acquire_attempt(self, at_least: int, *, order: str | None = None) -> None:
-        """Fence all earlier attempts, and note the order that is open; of several ranks, rank 0 does.
+        """Fence all earlier attempts, and record the open restore request; rank 0 does it for all ranks.
 
-        Where the store cannot be written to, there are no checkpoints for now.
+        Where the store cannot be written to, no checkpoints are taken for now.
         """
         self._minimum_attempt, self._open_order = at_least, order
         try:
             self.attempt = self._ranks.decide(lambda: self._acquire_number(at_least), int)
         except OSError as error:
-            # whether training starts without it is not known yet: that takes a store that can be read, or is new
-            self._events.warn(not_writable(self.store, error), "no checkpoint is taken until it is")
+            # training may still start, if the store can be read or is new
+            self._events.warn(not_writable(self.store, error), "checkpoints start when it is")
 
     def begin_lineage(
         self, iteration: int, parent: str | None, order: str | None = None, *, left: str | None = None
     ) -> None:
-        """Note a new lineage durably; only then is training on it. OSError or Fenced when the store refuses."""
+        """Record a new lineage durably, then switch to it. OSError or Fenced when the store refuses."""
 
         def noted() -> Lineage:
             lineage = self._new_lineage(self.attempt, iteration, parent, order, left)
@@ -158,30 +158,30 @@ class Checkpointer:
 
     @property
     def fenced(self) -> bool:
-        """A newer attempt of the job has begun, as far as the store can be asked."""
+        """A newer attempt of the job has begun; `False` where the store cannot be read."""
         try:
             return 0 < self.attempt < self.store.latest_attempt(self.job)
         except OSError:
             return False
 
     def continue_lineage(self, lineage: Lineage, head: str | None) -> None:
-        """Go on along a lineage, from the checkpoint `head`."""
+        """Continue a lineage from the checkpoint `head`."""
         with self._lock:
             self.lineage, self._head = lineage, head
         self._position.lineage = lineage.number
 
     def follow_lineage(self, number: int) -> None:
-        """Rank 0 has begun another one since the store is back."""
+        """Switch to the lineage that rank 0 began when the store came back."""
         if number != self.lineage.number:
             self.continue_lineage(msgspec.structs.replace(self.lineage, number=number), self.head)
 
     def mark_damaged(self, checkpoint: str, *, damaged: bool = True) -> None:
-        """Note what a reading found; a sound checkpoint may take the name of a damaged one. For any thread."""
+        """Record that a checkpoint is damaged, so that a sound one may replace it. For any thread."""
         with self._lock:
             (self._damaged.add if damaged else self._damaged.discard)(checkpoint)
 
     def update_lineage(self) -> None:
-        """Before a checkpoint that nobody announced: that which rank 0 is on, of a store that is back perhaps."""
+        """Switch to rank 0's lineage before an unannounced checkpoint: the store may be back."""
 
         def current() -> int:
             if not self.attempt:
@@ -197,7 +197,11 @@ class Checkpointer:
             self.snapshots.prepare(capture())
             self.persister.prepare()
             if self.persister.refusal is not None:
-                self._reporter.notice("info", "backend", f"a thread writes checkpoints: {self.persister.refusal}")
+                self._reporter.notice(
+                    "info",
+                    "backend",
+                    f"a thread writes checkpoints, not a helper process: {self.persister.refusal}",
+                )
 
     def take(
         self,
@@ -208,10 +212,9 @@ class Checkpointer:
         over_seconds: float = 0.0,
         at_once: bool = False,
     ) -> CheckpointRun | None:
-        """Begin a checkpoint of this instant; None when it could not even begin, which is then an event.
+        """Begin a checkpoint of this instant; `None` when it could not begin, which is reported.
 
-        The bytes are written over `over_seconds` rather than as fast as they can. Of several ranks all call it at
-        the same boundary.
+        The write is spread over `over_seconds`. All ranks call it at the same boundary.
         """
         self._number += 1
         if self._ranks.leads and not self.attempt and not self._acquire_late():
@@ -244,7 +247,7 @@ class Checkpointer:
         try:
             self._follow(run)
             if not self.snapshots.wait_free(FREE_SECONDS):  # another rank's was free a moment ago
-                raise HoldfastError("the snapshot before is still being written")
+                raise HoldfastError("the previous snapshot is still being written")
             self.snapshots.begin(run, capture())
             run.add_stall(time.perf_counter() - started)
             self.persister.submit(run)
@@ -263,9 +266,9 @@ class Checkpointer:
         return run
 
     def save_survivor(self, committed: list[str]) -> None:
-        """Make durable what this attempt goes on from, where the one before it did not live to.
+        """Commit the snapshot in memory that this attempt resumed from, where the previous attempt had not.
 
-        All ranks do it, each with its part, or none does. `committed` is rank 0's to know.
+        All ranks do it, each with its part, or none does. Only rank 0 needs `committed`.
         """
 
         def unsaved() -> tuple[bool, str | None]:
@@ -287,8 +290,8 @@ class Checkpointer:
             run.begin_copy(contents)
             run.end_copy(copied)
             self.persister.submit(run)
-        except Exception as error:  # training goes on without; the other ranks wait for a word of this one
-            reason = f"what lay in memory is not saved: {describe_error(error)}"
+        except Exception as error:  # training continues without it; the other ranks wait for a message
+            reason = f"the snapshot in memory is not saved: {describe_error(error)}"
             self._decline(describe_error(error))
             if run is None:
                 self.fail(reason)
@@ -296,7 +299,7 @@ class Checkpointer:
                 run.end(RunState.FAILED, WriteResult(reason=reason))
 
     def wait_settled(self, timeout_seconds: float) -> bool:
-        """Wait until nothing is under way and `head` is known; False when that takes too long."""
+        """Wait until all runs have settled; `False` on timeout."""
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
             if not self._changed.wait_for(lambda: not self._runs, timeout_seconds):
@@ -304,7 +307,7 @@ class Checkpointer:
         return self.snapshots.wait_idle(max(0.0, deadline - time.monotonic()))
 
     def drain(self) -> list[CheckpointRun]:
-        """What settled since the last call."""
+        """Return the runs that settled since the last call."""
         if not self._settled:  # as after most iterations
             return []
         with self._lock:
@@ -312,11 +315,11 @@ class Checkpointer:
         return found
 
     def close(self, timeout_seconds: float, *, finished: bool = True) -> None:
-        """Let go of everything; unless training has `finished`, what lies in the memory tier stays there."""
+        """Release everything; unless training has `finished`, snapshots stay in the memory tier."""
         deadline = time.monotonic() + timeout_seconds
         settled = self.persister.close(timeout_seconds)
         if not settled:
-            logger.warning("gave up waiting for the last checkpoint after %g s", timeout_seconds)
+            logger.warning("the final checkpoint was not durable after %g s; closing without it", timeout_seconds)
         self.retention_queue.close(max(0.0, deadline - time.monotonic()) if finished else 0.0)
         self.snapshots.close()
         if finished and settled:
@@ -325,11 +328,11 @@ class Checkpointer:
             self.tier.release()
 
     def fail(self, reason: str, kind: CheckpointKind = "scheduled") -> None:
-        """Report a checkpoint that never became one."""
+        """Report a checkpoint that could not begin."""
         self._events.fail(reason, kind)
 
     def run_changed(self, run: CheckpointRun, state: RunState) -> None:
-        """A settled run moves the head, asks for retention and waits for `drain`."""
+        """Move the head, request retention, and keep the run for `drain`, once it has settled."""
         if state not in SETTLED:
             return
         is_durable = state is RunState.DURABLE
@@ -380,7 +383,7 @@ class Checkpointer:
         )
 
     def _acquire_number(self, at_least: int) -> int:
-        """The number of this attempt, which from now on keeps what was asked for before it."""
+        """Acquire the attempt number, and load the checkpoints that earlier attempts keep."""
         if at_least > 1:
             at_least = (
                 self._events.plausible_number("attempt", at_least - 1, self.store.latest_attempt(self.job)) + 1
@@ -391,10 +394,9 @@ class Checkpointer:
         return number
 
     def _acquire_late(self) -> bool:
-        """A store that was full or away may be back; what it holds is another history, so begin beside it.
+        """Begin an attempt and a lineage if the store is available again; it may hold another history.
 
-        It is asked in the background, for one that is away may take half a minute to say so; a directory answers
-        while this waits.
+        The pool asks, since an unavailable store may take half a minute to answer; a directory answers at once.
         """
         if self._late_attempt is None:
             self._late_attempt = io_pool.submit(self._acquire_in_background)
@@ -426,6 +428,6 @@ class Checkpointer:
 def _fingerprint() -> dict[str, str]:
     try:
         return fingerprint()
-    except RuntimeError as error:  # a device that has failed: the other ranks wait for this one all the same
+    except RuntimeError as error:  # a failed device; the other ranks still wait for this one
         logger.debug("no fingerprint of this process: %s", error)
         return of_thread()

@@ -180,4 +180,4 @@ class RetentionQueue:
     def _warn(self, reason: str) -> None:
         if reason != self._last_reason:
             self._last_reason = reason
-            self._reporter.notice("warning", "checkpoint", f"{reason}; training goes on")
+            self._reporter.notice("warning", "checkpoint", f"{reason}; training continues")

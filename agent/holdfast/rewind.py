@@ -1,4 +1,4 @@
-"""Restore in place: take a running script back to a checkpoint, without restarting it."""
+"""Restore in place: restore a running script to a checkpoint without restarting it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from holdfast.training import Training
 logger = logging.getLogger("holdfast")
 
 MODE_CHECK_SECONDS = 5.0
-"""A loop shows what it is by its first iteration as a rule; one that begins to draw otherwise is seen so soon."""
-RESTART_ADVICE = "start the script again, or have `holdfast run` do that by itself"
+"""Interval at which the kind of loop is checked; a loop usually shows it in its first iteration."""
+RESTART_ADVICE = "restart the script, or run it under `holdfast run`, which does"
 ORDER_ADVICE = (
-    "order it by `holdfast restore`, which the next start carries out, or give loop=holdfast.Variables() when the "
-    "loop counts session.iteration"
+    "run `holdfast restore`, which the next start carries out, or give loop=holdfast.Variables() if the loop "
+    "counts session.iteration"
 )
 WRITE_SECONDS = 600.0
-"""How long a restore waits for the checkpoint of the state it leaves."""
+"""How long a restore waits for the checkpoint of the current state."""
 
 
 class Rewinder:
-    """Takes training back at the boundary between two iterations, on all ranks of a job or on none."""
+    """Restores training at a boundary, on all ranks of a job or on none."""
 
     def __init__(self, training: Training, checkpoints: Checkpointer, reporter: Reporter, ranks: Ranks) -> None:
         self._training, self._checkpoints, self._reporter = training, checkpoints, reporter
@@ -43,7 +43,7 @@ class Rewinder:
         """The state may be half of one checkpoint and half of another."""
 
     def report_mode(self) -> None:
-        """How an order would be carried out, at the first boundary and when it is another way than before."""
+        """Report how a restore would be carried out, first and whenever it changes."""
         now = time.monotonic()
         if not self._reporter.heard or now < self._check_mode_at:
             return
@@ -57,33 +57,33 @@ class Rewinder:
             self._reporter.restore_mode(mode, reason or "", start_seconds)
 
     def restore(self, checkpoint: str, order: str | None) -> bool:
-        """Save what is left, verify, note the new lineage, apply.
+        """Save the current state, verify the target, record the new lineage, apply.
 
-        Until the lineage is noted nothing has changed, and a failure leaves training as it is.
+        Until the lineage is recorded nothing has changed, and a failure leaves training as it is.
 
         Returns:
-            Whether this process is to end now: it cannot be taken back, and is started again for the order.
+            Whether this process must end now, to be restarted for the restore.
 
         Raises:
-            RestoreFailed: applying broke half-way, and so did putting the state back.
+            RestoreFailed: applying failed half-way, and so did going back.
             RanksLost: another rank is gone, and nothing has changed on this one.
         """
         started = time.perf_counter()
         self._checkpoints.retention_queue.protect(
             Protector.RESTORE, checkpoint
-        )  # also where its order is cancelled meanwhile
+        )  # even if its order is cancelled meanwhile
         try:
             reason = self._ranks.decide(lambda: self._why_not_in_place(checkpoint), str | None)
             if reason is not None:
                 return self._at_next_start(checkpoint, order, reason)
             self._reporter.order(order, "restoring")
             safety = self._save_current_state(checkpoint)
-            # what is written by now leaves memory to read into, and a restore needs none beyond it
+            # read into a free snapshot buffer: a restore then allocates no memory
             with self._checkpoints.snapshots.borrowed_memory() as room:
                 loaded, restored = self._take_back(checkpoint, safety, order, room)
-        except (RanksLost, RestoreFailed):  # the order stays open: the next start carries it out
+        except (RanksLost, RestoreFailed):  # the order stays open for the next start
             raise
-        except Exception as error:  # training goes on as it was, whatever is wrong with a restore
+        except Exception as error:  # a failed restore leaves training as it was
             self._refuse(checkpoint, order, error)
             return False
         finally:
@@ -94,7 +94,7 @@ class Rewinder:
         if restored:
             if self._ranks.leads:
                 logger.info(
-                    "%s: restored to iteration %d, lineage %d; the state that was left is kept as %s",
+                    "%s: restored to iteration %d, lineage %d; the previous state is kept as %s",
                     *(self._checkpoints.job, position.iteration, position.lineage, safety),
                 )
             self._reporter.trained_elsewhere(loaded.manifest.fingerprint)
@@ -104,20 +104,20 @@ class Rewinder:
     def _take_back(
         self, checkpoint: str, safety: str, order: str | None, room: memoryview | None
     ) -> tuple[Loaded, bool]:
-        """Load, note the new lineage, apply; whether it was applied, or the state put back."""
+        """Load, record the new lineage, apply; return whether it was applied, not reverted."""
         loaded = self._ranks.together(lambda: self._load(checkpoint, room))
         self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
-        self.half_applied = True  # whatever ends what follows, Ctrl-C included
+        self.half_applied = True  # also where Ctrl-C interrupts it
         restored = self._apply_or_return(loaded, safety, order)
         self.half_applied = False
         return loaded, restored
 
     def _at_next_start(self, checkpoint: str, order: str | None, reason: str) -> bool:
-        """Not while it runs. Under a supervisor it saves what is left and ends; without one the order waits."""
+        """Under a supervisor, save the current state and end; without one, leave the order for the next start."""
         if order is None:
             raise HoldfastError(f"{reason}; {ORDER_ADVICE}")
         if not self._ranks.decide(supervision.is_supervised, bool):
-            message = f"the order to restore {checkpoint} waits for the next start: {reason}; {RESTART_ADVICE}"
+            message = f"the requested restore of {checkpoint} waits for the next start: {reason}; {RESTART_ADVICE}"
             self._reporter.notice("warning", "restore", message)
             return False
         safety = self._save_current_state(checkpoint)
@@ -130,7 +130,7 @@ class Rewinder:
         return True
 
     def _refuse(self, checkpoint: str, order: str | None, error: Exception) -> None:
-        if not self._checkpoints.fenced:  # else the order is the newer attempt's
+        if not self._checkpoints.fenced:  # else the newer attempt carries out the order
             self._reporter.order(order, "failed", reason=str(error))
         self._reporter.notice("error", "restore", f"restore of {checkpoint} refused: {error}")
 
@@ -141,10 +141,9 @@ class Rewinder:
         return self._training.why_not_in_place(loader)
 
     def _save_current_state(self, checkpoint: str) -> str:
-        """The checkpoint of the state about to be left.
+        """Make the current state durable, and return its checkpoint.
 
-        Nothing is written for a target that does not fit; that its bytes are damaged shows later, when there is
-        memory to read them into.
+        Nothing is written if the target does not fit. Damage of its bytes shows later, when they are read.
         """
         self._ranks.together(lambda: self._training.check(self._manifest(checkpoint)))
         self._ranks.together(self._await_settled)
@@ -159,30 +158,30 @@ class Rewinder:
 
     def _await_settled(self) -> None:
         if not self._checkpoints.wait_settled(WRITE_SECONDS):
-            raise HoldfastError("the checkpoint before is still being written")
+            raise HoldfastError("the previous checkpoint is still being written")
 
     def _take_safety(self) -> str:
-        """The state about to be left, durable, so that the restore can be undone."""
+        """Take a durable safety checkpoint, so that the restore can be undone."""
         run = self._checkpoints.take(self._training.capture, "safety", at_once=True)
         if run is None or not run.wait_settled(WRITE_SECONDS) or run.state != "durable":
             reason = run.result.reason if run is not None else "it could not be taken"
-            raise HoldfastError(f"no safety checkpoint of the state to be left: {reason}")
+            raise HoldfastError(f"no safety checkpoint of the current state: {reason}")
         return run.id
 
     def _apply_or_return(self, loaded: Loaded, safety: str, order: str | None) -> bool:
-        """False when it broke half-way: such a state must not be trained on, so the one before is put back."""
+        """Apply the checkpoint; if that fails half-way, go back to the safety checkpoint and return `False`."""
         try:
             self._ranks.together(lambda: self._training.apply(loaded))
         except RanksLost:
-            return True  # on this rank it is in place, and the lineage is noted
+            return True  # it is applied on this rank, and the lineage is recorded
         except Exception as error:  # a user's load_state_dict may raise anything
             try:
                 self._checkpoints.begin_lineage(parse_checkpoint_id(safety)[0], safety, None, left=loaded.id)
                 self._ranks.together(lambda: self._training.apply(self._load(safety)))
-            except Exception as worse:  # the state is half of either: no rank may train on it
+            except Exception as worse:  # the state is a mixture: no rank may train on it
                 raise RestoreFailed(
                     f"restoring {loaded.id} failed ({error}), and so did going back to {safety} ({worse}); "
-                    f"start the script again: it goes on from {safety}"
+                    f"restart the script: it resumes from {safety}"
                 ) from error
             self._reporter.order(order, "failed", reason=f"{error}; training went back to {safety}")
             return False

@@ -1,4 +1,4 @@
-"""How an attempt starts: from which checkpoint, on which lineage, and what is told of it."""
+"""Startup of an attempt: chooses the checkpoint and lineage, loads, and reports the start."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ logger = logging.getLogger("holdfast")
 PATIENCE_SECONDS = 30.0
 """How long a start waits for a store that does not answer."""
 FIRST_CONTACT_SECONDS = 2.0
-"""How long a starting job waits for a server to say whether a restore is wanted."""
+"""How long a starting job waits for the server's first answer."""
 HEARTBEAT_SECONDS = 3600.0
-"""The server does not ask whether ranks other than 0 live: they send when there is something to report."""
+"""Ranks other than 0 send only reports: the server does not monitor them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Starter:
         self._patience = Patience(self._warn_unavailable)
 
     def open(self) -> None:
-        """Become the newest attempt, and learn what is wanted before training starts."""
+        """Become the newest attempt, and read the desired state before training starts."""
         supervision.expose(self._ranks.rank)
         checkpoints, leads = self._checkpoints, self._ranks.leads  # rank 0 reports and listens, for all
         if leads:
@@ -164,14 +164,14 @@ class Starter:
         return first
 
     def _follow(self, desired: protocol.Desired) -> None:
-        """What holds as soon as it is known, also between two boundaries."""
+        """Apply what takes effect at once, also between two boundaries."""
         checkpoints = self._checkpoints
         self._protect(desired)
         checkpoints.retention_queue.pinned.follow(desired.pins, checkpoints.attempt)
         self._verifier.follow(desired.verify)
 
     def _on_desired(self, desired: protocol.Desired) -> None:
-        """Called by the link's thread, before the boundary that acts on it."""
+        """Receive desired state, on the polling thread, before a boundary acts on it."""
         self._protect(desired)
         self._orders.on_received(desired)
         self._follow(desired)
@@ -182,7 +182,7 @@ class Starter:
         )
 
     def _report_this_rank(self, at_least: int) -> None:
-        """Have each rank report what its own iterations took, and nothing else."""
+        """Have each rank report its own iteration times."""
         checkpoints, rank = self._checkpoints, self._ranks.rank
         uid, attempt = self._ranks.decide(
             lambda: (checkpoints.uid, checkpoints.attempt or at_least), tuple[str, int]
@@ -200,7 +200,7 @@ class Starter:
         self._training.after_gradients(self._meter.clock.gradients_end)
 
     def publish_attempt(self) -> None:
-        """Tell the supervisor, if there is one, what is trained here."""
+        """Publish the attempt to the supervisor, if there is one."""
         if self._ranks.leads:
             checkpoints = self._checkpoints
             supervision.introduce(
@@ -215,30 +215,30 @@ class Starter:
             )
 
     def unused_checkpoints(self) -> str | None:
-        """In words: the checkpoints that a start at iteration 0 leaves aside; None where there are none."""
+        """Return a warning if a start at iteration 0 ignores existing checkpoints."""
         unused: list[str] = []
         with contextlib.suppress(OSError):  # what cannot be listed cannot be reported
             unused = self._checkpoints.store.checkpoints(self._checkpoints.job)
         if not unused:
             return None
         return (
-            f"training starts at iteration 0 although the job has {len(unused)} checkpoints, the newest "
+            f"training starts at iteration 0, but the job has {len(unused)} checkpoints, the newest "
             f"{unused[-1]}: to resume from it, call session.resume() or draw from session.batches(...) before "
             "the first step"
         )
 
     def choose(self) -> Start:
-        """Load what an open order asks for, else the best sound checkpoint, and put it in place.
+        """Load what an open restore request names, else the best sound checkpoint, and apply it.
 
         Raises:
-            IncompatibleCheckpoint, UnknownFormat: the best one is sound, but cannot be used here.
-            OSError: the store does not answer, and has not for PATIENCE_SECONDS.
+            IncompatibleCheckpoint, UnknownFormat: the best one is sound, but cannot be loaded here.
+            OSError: the store has not answered for PATIENCE_SECONDS.
         """
-        self._patience = Patience(self._warn_unavailable)  # anew, where a script tries once more after an error
+        self._patience = Patience(self._warn_unavailable)  # a script may retry after an error
         return self._start_from_order() or self._newest()
 
     def begin(self, start: Start) -> None:
-        """Training starts here; what it starts from is noted durably and told."""
+        """Record durably where training starts, and report it."""
         checkpoints, store = self._checkpoints, self._checkpoints.store
         loaded = start.loaded.id if start.loaded else None
         committed: list[str] = []
@@ -283,26 +283,28 @@ class Starter:
             self._reporter.notice("info", "inventory", what)
 
     def _report_earlier_orders(self) -> None:
-        """Of orders that attempts before this one carried out, and perhaps did not live to say so."""
+        """Re-report orders that earlier attempts may have completed without reporting."""
         if not self._ranks.leads:
             return
         checkpoints = self._checkpoints
         try:
-            told = ordered(checkpoints.store, checkpoints.job)
-        except OSError:  # the next start tells it
+            lineages = ordered(checkpoints.store, checkpoints.job)
+        except OSError:  # the next start reports them
             return
-        for lineage in told:
+        for lineage in lineages:
             if lineage.number != checkpoints.lineage.number:
                 self._reporter.lineage_began(lineage, at=lineage.created_at)
 
     def _start_from_order(self) -> Start | None:
-        """None where no order is open, or none that can be carried out now."""
+        """Restore what an open order requests; `None` where none is open or possible now."""
         try:
             order = self._ask_store(self._orders.restore_at_start, RestoreOrder | None)
             return self._restore_for_order(order) if order is not None else None
         except OSError as error:
             self._orders.reopen()
-            self._reporter.notice("warning", "restore", f"the order to restore waits, the store is away: {error}")
+            self._reporter.notice(
+                "warning", "restore", f"the requested restore waits: the store is unavailable: {error}"
+            )
             return None
 
     def _restore_for_order(self, order: RestoreOrder) -> Start | None:
@@ -314,15 +316,15 @@ class Starter:
             self._put_in_place(loaded)
         except RanksLost:
             raise
-        except Exception as error:  # whatever is wrong with an order, the job starts
+        except Exception as error:  # a failed order must not keep the job from starting
             if loaded is None and isinstance(error, OSError):
-                raise  # the store's: it says nothing of the order, which a boundary may carry out later
+                raise  # the store is unavailable; a later boundary may carry out the order
             self._reporter.order(order.id, "failed", reason=str(error))
             return None
         return Start(loaded, order=order.id, left=left if left != order.checkpoint else None)
 
     def _head(self) -> str | None:
-        """What the job would go on from."""
+        """Return the checkpoint that the job would resume from without an order."""
         chain = restore.candidates(self._checkpoints.store, self._checkpoints.job)
         return next((checkpoint for checkpoint, continues in chain if continues), None)
 
@@ -338,24 +340,26 @@ class Starter:
             except IncompatibleCheckpoint as error:
                 raise IncompatibleCheckpoint(
                     f"{error}. The checkpoint is {checkpoint} of job {job} in {store.url}. If the script changes "
-                    "its objects while it trains, make that change before session.resume(); if the script itself "
-                    "has changed, give it another job name, or another store"
+                    "its objects while it trains, make that change before session.resume(). If the script itself "
+                    "has changed, give the job another name, or another store"
                 ) from error
             except DamagedCheckpoint as error:
                 self._checkpoints.mark_damaged(checkpoint)
                 self._reporter.damaged(checkpoint, error)
                 continue
             if not continues:
-                self._reporter.notice("error", "stray", f"nothing else is sound: going on from {checkpoint}")
+                self._reporter.notice(
+                    "error", "stray", f"no other checkpoint is sound: resuming from {checkpoint}"
+                )
                 return Start(loaded)
             lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
             return Start(loaded, lineage=lineages[-1] if lineages else None)
         return Start()
 
     def _from_memory(self, candidates: list[tuple[str, bool]]) -> Start | None:
-        """Go on from what the attempt before this one left in memory, if nothing durable is newer.
+        """Resume from the snapshot that the previous attempt left in memory, if nothing durable is newer.
 
-        On all ranks, or on none: where one of them cannot, the store has what all can go on from.
+        All ranks do or none: where one cannot, all load from the store.
         """
         store, job, tier = self._checkpoints.store, self._checkpoints.job, self._checkpoints.tier
         if not tier.may_hold_snapshots:
@@ -367,7 +371,7 @@ class Starter:
                 self._put_in_place(loaded)
             except RanksLost:
                 raise
-            except Exception as error:  # whatever is wrong with it, of whichever rank, the store is as good
+            except Exception as error:  # load from the store instead
                 tier.damaged(found, error)
                 continue
             lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
@@ -375,32 +379,32 @@ class Starter:
         return None
 
     def _ask_store(self, question: Callable[[], T], kind: Any) -> T:
-        """What the store says to rank 0."""
+        """Ask the store on rank 0, and share the answer."""
         return self._ranks.decide(lambda: self._patience.ask(question), kind)
 
     def _load(self, checkpoint: str) -> Loaded:
-        """Verified on every rank before anything is put in place on any."""
+        """Load on every rank; all have verified it before any applies it."""
         store, job = self._checkpoints.store, self._checkpoints.job
         load = functools.partial(self._training.load, store, job, checkpoint)
         return self._ranks.together(lambda: self._patience.ask(load))
 
     def _put_in_place(self, loaded: Loaded) -> None:
         self._ranks.together(lambda: self._training.check(loaded.manifest))
-        for told in self._training.warm_up(loaded):
-            self._reporter.notice("warning", "reducer", told)
+        for warning in self._training.warm_up(loaded):
+            self._reporter.notice("warning", "reducer", warning)
         if (what := left_out(loaded, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
         self._ranks.together(lambda: self._training.apply(loaded))
 
     def _warn_unavailable(self, error: OSError) -> None:
         url, seconds = self._checkpoints.store.url, PATIENCE_SECONDS
-        message = f"store {url} does not answer: {error}; the start asks it again, for up to {seconds:.0f} s"
+        message = f"store {url} does not answer: {error}; retrying for up to {seconds:.0f} s"
         self._reporter.notice("warning", "store", message)
 
     def _start_message(self, start: str | None) -> str:
         checkpoints, position = self._checkpoints, self._reporter.position
         where = f"resumed from iteration {position.iteration:,} ({start})" if start else "starts at iteration 0"
-        if not checkpoints.attempt:  # why not, and in which store, has been said
+        if not checkpoints.attempt:  # the reason and the store were reported
             return f"training {where}, without checkpoints for now"
         store = checkpoints.store.url
         return f"attempt {checkpoints.attempt} {where}, lineage {position.lineage}; checkpoints in {store}"

@@ -279,7 +279,7 @@ def test_a_loop_that_nothing_is_known_of_is_not_taken_back_while_it_runs(tmp_pat
         if session.iteration == 3:
             session.restore(1)
     assert session.iteration == 5
-    assert "give loop=holdfast.Variables() when the loop counts session.iteration" in caplog.text
+    assert "give loop=holdfast.Variables() if the loop counts session.iteration" in caplog.text
     session._close("SIGKILL")
 
 

@@ -291,7 +291,7 @@ def test_a_helper_that_died_is_replaced_with_the_next_checkpoint(store):
         (helper,) = job.persister._helpers._helpers.values()
         os.kill(helper._process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, helper._process.pid, os.WEXITED | os.WNOWAIT)
-        assert job.checkpoint().result.reason == "the process that wrote it was killed by SIGKILL"
+        assert job.checkpoint().result.reason == "the helper process was killed by SIGKILL"
         assert job.checkpoint().state == "durable"
 
 
@@ -320,7 +320,7 @@ def test_a_helper_that_cannot_start_says_why(store, monkeypatch):
     monkeypatch.setattr("sys.executable", "/no/python")
     with running(store, "process") as job:
         reason = job.checkpoint().result.reason
-    assert reason.startswith("a process to write with could not be started: [Errno 2] No such file or directory")
+    assert reason.startswith("the helper process could not be started: [Errno 2] No such file or directory")
 
 
 def test_signals_for_the_trainer_do_not_stop_the_writing(tmp_path):
@@ -365,7 +365,7 @@ def test_a_helper_that_does_not_even_begin_is_given_up_soon(store, tmp_path, mon
     hangs.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(hangs))
     with running(store, "process") as job:
-        assert job.checkpoint().result.reason == "the process that wrote it hung and was killed"
+        assert job.checkpoint().result.reason == "the helper process hung and was killed"
 
 
 def test_a_store_that_no_other_process_can_open_is_written_to_by_a_thread(store, monkeypatch):

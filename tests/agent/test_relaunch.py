@@ -147,9 +147,9 @@ def test_without_a_supervisor_the_order_waits_for_the_next_start(store, linked, 
     assert states(trainer) == ["delivered"]
     (told,) = notices(trainer, "restore")
     assert told.startswith(
-        f"the order to restore {POINT} waits for the next start: the script sets restorable_in_place=False"
+        f"the requested restore of {POINT} waits for the next start: the script sets restorable_in_place=False"
     )
-    assert told.endswith("start the script again, or have `holdfast run` do that by itself")
+    assert told.endswith("restart the script, or run it under `holdfast run`, which does")
     assert 6 in committed(store)
     trainer.crash()
     FakeLink.first = Desired(version=2, restore=ORDER)

@@ -211,7 +211,7 @@ def test_a_store_that_cannot_be_written_to_is_reported_once(store, caplog):
     Trainer(store).run(until=8).crash()
     messages = [record.getMessage() for record in caplog.records]
     reason = f"store {store} is not writable: Not a directory"
-    assert [each for each in messages if reason in each] == [f"job: {reason}; no checkpoint is taken until it is"]
+    assert [each for each in messages if reason in each] == [f"job: {reason}; checkpoints start when it is"]
     assert "job: training starts at iteration 0, without checkpoints for now" in messages
     assert (
         messages[-1] == "job: the iterations after 0 are in no checkpoint: the next attempt starts at iteration 0"
@@ -476,7 +476,7 @@ def test_an_order_that_ends_every_start_is_given_up(store, linked):
     assert (trainer.session.resume(), trainer.session.lineage) == (9, 1)
     ((state, reason),) = moves_of(trainer)
     assert (state, reason) == (
-        "failed", "3 starts that were to carry it out ended before they had: none tries it again",
+        "failed", "3 starts ended before they carried it out; it is not tried again",
     )  # fmt: skip
     assert reason in notices(trainer, "restore")[0]
     trainer.crash()
@@ -487,7 +487,7 @@ def test_an_order_whose_time_is_over_is_not_carried_out(store, linked, uninterru
     FakeLink.first = wanted_at_start(expires_in_seconds=0.0)
     trainer = Trainer(store, **linked)
     assert (trainer.session.resume(), trainer.session.lineage) == (9, 1)
-    assert moves_of(trainer) == [("expired", "its time was over when the job came to it")]
+    assert moves_of(trainer) == [("expired", "it expired before the job could carry it out")]
     trainer.run(until=12).crash()
     assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(10, 13)}
 
@@ -609,7 +609,7 @@ def test_a_restore_without_room_for_the_safety_checkpoint_is_refused(store, link
     assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 9)}
     failed = trainer.link.of(protocol.OrderMoved)[-1]
     assert failed.state == "failed"
-    assert "no safety checkpoint of the state to be left: No space left" in failed.reason
+    assert "no safety checkpoint of the current state: No space left" in failed.reason
 
 
 def test_a_restore_that_breaks_half_way_goes_back_to_where_it_was(store, linked, uninterrupted, monkeypatch):
@@ -738,7 +738,7 @@ def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked)
         deletes.go.set()
     assert ended.value.code == 143
     notices = [each.message for each in session._reporter.link.of(protocol.Notice) if each.code == "preempted"]
-    assert notices == ["told to end by SIGTERM after iteration 4: saved as 000000000004-1"]
+    assert notices == ["SIGTERM received; ending after iteration 4: saved as 000000000004-1"]
 
 
 def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monkeypatch):
@@ -798,7 +798,7 @@ def test_an_operators_rules_hold_from_the_next_boundary_on_until_they_are_taken_
     assert len(committed(store)) == 6
     (told,) = [each.message for each in trainer.link.of(protocol.Notice) if each.code == "retention"]
     assert "'first 2' is no rule" in told
-    assert told.endswith("the script's own retention holds")
+    assert told.endswith("the script's retention stays in force")
 
 
 @pytest.mark.parametrize("rules", ["last 1", "size 1B", "every 1000000", "spaced 1", "last 1, per lineage"])
@@ -826,7 +826,7 @@ def test_a_setting_that_cannot_be_leaves_the_scripts_own_in_force(store, linked,
     trainer.run(until=7).crash()
     assert committed(store) == [3, 6]
     (told,) = notices(trainer, name)
-    assert told.endswith(f"the script's own {name} holds")
+    assert told.endswith(f"the script's {name} stays in force")
 
 
 @pytest.mark.parametrize("order", [{"paused": True}, {"every": 10**9}])
@@ -843,7 +843,7 @@ def test_a_server_withholds_checkpoints_for_a_day_at_most(store, linked, monkeyp
     trainer.crash()
     assert committed(store) == [3, 8]
     (told,) = notices(trainer, "withheld")
-    assert told.startswith("settings from the server have kept this job from checkpoints for a day")
+    assert told.startswith("settings from the server have suppressed checkpoints for a day")
 
 
 def test_what_the_script_withholds_itself_is_not_taken(store, linked, monkeypatch):
@@ -1410,7 +1410,7 @@ def test_an_order_that_the_start_could_not_read_stays_open_and_is_carried_out_la
     assert outage.seconds == pytest.approx(30)
     assert not trainer.link.of(protocol.OrderMoved)
     (told,) = notices(trainer, "restore")
-    assert "the order to restore waits, the store is away: [Errno 5]" in told
+    assert "the requested restore waits: the store is unavailable: [Errno 5]" in told
     away = False
     trainer.link.desired = FakeLink.first
     trainer.run(until=12).crash()
@@ -1441,8 +1441,8 @@ def test_a_load_state_dict_that_raises_an_error_of_the_system_fails_the_order(st
 def test_where_the_store_is_away_at_the_start_nothing_is_said_of_training(store, caplog):
     store.write_text("not mounted")
     trainer = Trainer(store)
-    assert f"store {store} is not writable: Not a directory; no checkpoint is taken until it is" in caplog.text
-    assert "training goes on" not in caplog.text
+    assert f"store {store} is not writable: Not a directory; checkpoints start when it is" in caplog.text
+    assert "training continues" not in caplog.text
     trainer.crash()
 
 
@@ -1478,7 +1478,7 @@ def test_a_full_disk_is_a_notice_once_and_so_is_its_end(store, linked, monkeypat
     trainer = Trainer(store, **linked).run(until=16).crash()
     notices = [(n.level, n.message) for n in trainer.link.of(protocol.Notice)]
     assert notices == [
-        ("warning", "No space left on device; training goes on"),
+        ("warning", "No space left on device; training continues"),
         ("info", "checkpoints are durable again, from 000000000012-1"),
     ]
 

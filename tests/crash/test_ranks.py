@@ -25,7 +25,7 @@ pytestmark = pytest.mark.crash
 
 WORLD = 3
 WORK = "ranks_crash_work.train"
-LOST = "no checkpoint is taken any more"
+LOST = "checkpoints stop, training continues"
 LEADS = [
     "before begin", "after begin", "before send begun", "after send begun", "before write", "before sync",
     "after sync", "after write", "after settle", "before receive vote", "after receive vote", "before commit",

@@ -58,7 +58,7 @@ def test_a_trainer_that_is_told_to_end_saves_and_ends(tmp_path: Path, server: Cl
     assert found is not None
     assert (found.status, found.iteration) == ("stopped", last)
     told = [notice.message for notice in server.notices(job) if notice.code == "preempted"]
-    assert told == [f"told to end by SIGTERM after iteration {last}: saved as {last:012d}-1"]
+    assert told == [f"SIGTERM received; ending after iteration {last}: saved as {last:012d}-1"]
 
 
 @pytest.mark.parametrize("told", [0, 2])

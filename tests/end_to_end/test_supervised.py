@@ -158,7 +158,7 @@ def _wakes_up(folder: Path, server: Client, job: str, chance: random.Random) -> 
         assert old.wait(PATIENCE_SECONDS) == EXIT_FENCED
     assert _contents(store / job) == before
     assert _seen(server, job, stopped_at) == seen
-    assert "takes no more checkpoints and reports nothing" in log.read_text()
+    assert "stops taking checkpoints and reporting" in log.read_text()
     assert "starts the trainer no more" in log.read_text()
 
 

@@ -32,7 +32,7 @@ from holdfast.verifier import Verifier
 logger = logging.getLogger("holdfast")
 
 ASK_STORE_SECONDS = 60.0
-"""Between two questions whether a newer attempt has begun, to a store that may be away."""
+"""Least time between two checks in the store whether a newer attempt has begun."""
 
 
 class Boundary:
@@ -86,7 +86,7 @@ class Boundary:
         )
 
     def resume(self) -> None:
-        """Go on from the checkpoint that an open order asks for, else from the best one."""
+        """Resume from the checkpoint that an open request names, else from the best one."""
         self._begin(self._starter.choose())
 
     def _begin(self, start: Start) -> None:
@@ -97,7 +97,7 @@ class Boundary:
         self._lifecycle.enter(Life.TRAINING)
 
     def run(self, metrics: dict[str, Any]) -> None:
-        """End an iteration: begin a checkpoint and carry out orders, where there are any."""
+        """End an iteration: begin a checkpoint and carry out requests, if any."""
         self._training.boundary()
         for what in self._training.unknown_loaders():
             self._reporter.notice("warning", "loader", what)
@@ -106,16 +106,16 @@ class Boundary:
         try:
             self.settle()
             self._measure(metrics)
-        finally:  # also after a fault of this rank: the others reach the same boundary and count on it
+        finally:  # even after an error here: the other ranks reach the same boundary and wait for this one
             self._act_with_other_ranks()
         self._prober.at_boundary(busy=self._checkpoints.active)
 
     def take_final(self) -> None:
-        """Checkpoint the end of training, so that a job that is started again finds all its work done."""
+        """Checkpoint the end of training, so that a restarted job does not repeat work."""
         if not self._position.iteration or not self._checkpoints.wait_settled(WRITE_SECONDS):
             return
         if not self._training.at_boundary:
-            logger.info("%s: the loop ended within an iteration; no last checkpoint was taken", self._reporter.job)
+            logger.info("%s: the loop ended within an iteration; no final checkpoint is taken", self._reporter.job)
             return
         try:
             if not self._steering.end(self._position.iteration):
@@ -125,10 +125,10 @@ class Boundary:
             if self._ranks.decide(lambda: self._checkpoints.head != self._here, bool):
                 self._take(Decision(checkpoint="final", at_once=True))
         except RanksLost as error:
-            self._reporter.notice("warning", "ranks", f"no last checkpoint: {error}")
+            self._reporter.notice("warning", "ranks", f"no final checkpoint: {error}")
 
     def note_ending(self, reason: str) -> None:
-        """Note in the store how the attempt ends."""
+        """Record in the store how the attempt ends."""
         checkpoints = self._checkpoints
         if self._ranks.leads and checkpoints.attempt:
             endings.record_ending(
@@ -154,7 +154,7 @@ class Boundary:
     # The four steps
 
     def settle(self) -> None:
-        """Learn from the checkpoints that ended since the last iteration."""
+        """Process the checkpoints that settled since the last iteration."""
         for run in self._checkpoints.drain():
             self._meter.checkpoint_settled(run)
             if run.result.fenced:
@@ -164,7 +164,7 @@ class Boundary:
                 self._reporter.notice("warning", "torn", f"{run.result.reason}; taken again at once")
 
     def _measure(self, metrics: dict[str, Any]) -> None:
-        """What the iteration took, and what operators want by now."""
+        """Measure the iteration, and read the settings of operators."""
         if self._leaving.is_requested and not self._ranks.leads:
             self._ranks.ask_to_end()
         if self._reporter.link.fenced and self._is_replaced():
@@ -287,8 +287,8 @@ class Boundary:
             self._reporter.notice(
                 "warning",
                 "structure",
-                "the objects have changed since training began, so that the checkpoints from iteration "
-                f"{self._position.iteration:,} on are refused when this script starts again. Compared with a "
+                "the objects have changed since training began: checkpoints from iteration "
+                f"{self._position.iteration:,} on cannot be loaded when this script restarts. Compared with a "
                 f"checkpoint of the start: {change}. Have the script make this change before session.resume()",
             )
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
@@ -308,8 +308,8 @@ class Boundary:
         self._steering.begin(self._position.iteration)
 
     def _end(self, decision: Decision) -> None:
-        """SIGTERM: save, where there is time for it, at the last boundary."""
-        checkpoints, saved = self._checkpoints, "there is no time for a checkpoint"
+        """Take the final checkpoint after SIGTERM, if there is time."""
+        checkpoints, saved = self._checkpoints, "no time for a checkpoint"
         try:
             if decision.checkpoint is not None:
                 if checkpoints.wait_settled(self._leaving.grace_left_seconds):
@@ -317,8 +317,8 @@ class Boundary:
                     self._take(decision)
                 durable = checkpoints.wait_settled(self._leaving.grace_left_seconds)
                 is_saved = durable and checkpoints.head == self._here
-                saved = f"saved as {self._here}" if is_saved else "it could not be saved in time"
-            message = f"told to end by SIGTERM after iteration {self._position.iteration:,}: {saved}"
+                saved = f"saved as {self._here}" if is_saved else "the checkpoint was not durable in time"
+            message = f"SIGTERM received; ending after iteration {self._position.iteration:,}: {saved}"
             self._reporter.notice("warning", "preempted", message)
         finally:
             self._lifecycle.enter(Life.PREEMPTED)
@@ -330,7 +330,7 @@ class Boundary:
         return checkpoint_id(self._position.iteration, self._position.lineage)
 
     def _begin_afresh(self) -> None:
-        """The loop neither resumes nor draws its batches from the session: it wants a fresh start."""
+        """Begin at iteration 0: the loop has neither resumed nor drawn batches from the session."""
         try:
             unused = self._starter.unused_checkpoints()
             self._begin(Start())
@@ -360,13 +360,11 @@ class Boundary:
         self._stop_coordinating()
         if self._lifecycle.state in (Life.STARTING, Life.TRAINING):
             self._lifecycle.enter(Life.DETACHED)
-        self._reporter.notice(
-            "error", "ranks", f"{error}; no checkpoint is taken any more, training goes on as far as it can"
-        )
+        self._reporter.notice("error", "ranks", f"{error}; checkpoints stop, training continues as far as it can")
 
     def _is_replaced(self) -> bool:
-        """Whether a newer attempt has begun, as the server says. The store decides; it is asked seldom, since it
-        may take its time."""
+        """Check in the store whether a newer attempt has begun, as the server reports; seldom, since it may be
+        slow."""
         now = time.monotonic()
         if self._lifecycle.state is Life.REPLACED or now < self._store_asked_at + ASK_STORE_SECONDS:
             return False
@@ -374,7 +372,7 @@ class Boundary:
         return self._checkpoints.fenced
 
     def _give_way(self) -> None:
-        """Save and report nothing any more: a newer attempt of the job has begun."""
+        """Stop saving and reporting: a newer attempt of the job has begun."""
         if self._lifecycle.state is Life.REPLACED:
             return
         self._lifecycle.enter(Life.REPLACED)
@@ -382,7 +380,7 @@ class Boundary:
         self._reporter.link = NoLink()
         self._stop_coordinating()
         logger.error(
-            "%s: a newer attempt of this job has begun: attempt %d takes no more checkpoints and reports nothing",
+            "%s: a newer attempt of this job has begun: attempt %d stops taking checkpoints and reporting",
             *(self._reporter.job, self._checkpoints.attempt),
         )
 
@@ -391,8 +389,8 @@ class Boundary:
         self._ranks.close()
 
     def _before_update(self) -> None:
-        """An optimizer is about to change what is being copied: let the copy finish first."""
-        if self._lifecycle.state is Life.FORKED:  # nobody copies here
+        """Before an optimizer step: wait until the copy under way allows it."""
+        if self._lifecycle.state is Life.FORKED:  # this process has no copying thread
             return
         waited = self._checkpoints.snapshots.wait_copied()
         if waited:

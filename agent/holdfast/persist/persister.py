@@ -1,4 +1,4 @@
-"""Phase 2: writes copied runs, several at a time, and moves each to its end."""
+"""Phase 2: writes copied runs, several at a time, and settles each."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Persister:
     """Writes up to `max_in_flight` runs at the same time, in the order submitted, on threads of lower priority.
 
     Args:
-        backend: "thread" writes from this process; "process" from a helper that also survives a killed trainer.
-        channel: leads to the other ranks of the job.
+        backend: "thread" writes from this process, "process" from a helper process that survives a killed trainer.
+        channel: messages to the other ranks of the job.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Persister:
     ) -> None:
         self._store, self._max_in_flight, self._channel = store, max_in_flight, channel
         self.refusal = refusal(store) if backend == "process" else None
-        """Why no helper process can write, where one was asked for; a thread writes then."""
+        """Why no helper process can write, where one was requested; a thread writes then."""
         self._helpers = ProcessBackend(store) if backend == "process" and self.refusal is None else None
         self._threads: list[threading.Thread] = []
         self._work: queue.SimpleQueue[CheckpointRun | tuple[int, str] | None] = queue.SimpleQueue()
@@ -65,15 +65,15 @@ class Persister:
             self._start_thread()
 
     def lift_rate_limit(self) -> None:
-        """Hold nothing back any more: somebody waits for the end."""
+        """Write at full speed from now on: a caller waits for the end."""
         self._rate_limit_lifted.set()
         if self._helpers is not None:
             self._helpers.lift_rate_limit()
 
     def close(self, timeout_seconds: float | None = None) -> bool:
-        """Finish what was submitted, at full speed; False when `timeout_seconds` was not enough.
+        """Finish all submitted runs at full speed; `False` on timeout.
 
-        Helper processes finish what they have in hand even then.
+        Helper processes finish the current write even then.
         """
         for _ in self._threads:
             self._work.put(None)
@@ -113,7 +113,7 @@ class Persister:
             started = time.perf_counter()
             state, result = self._persist(run)
             run.end(state, dataclasses.replace(result, seconds=time.perf_counter() - started))
-        except Exception:  # a defect of ours must not end the thread, or no further checkpoint would be written
+        except Exception:  # keep the thread alive: a defect must not stop later checkpoints
             logger.exception("checkpoint %s did not settle", run.id)
 
     def _persist(self, run: CheckpointRun) -> tuple[RunState, WriteResult]:
@@ -148,10 +148,8 @@ class Persister:
                 )
         except NotPrepared as error:
             return RunState.TORN if error.torn else RunState.FAILED, WriteResult(reason=str(error))
-        except Exception as error:  # the job trains on; the event says what broke
-            if isinstance(
-                error, HelperLost
-            ):  # nobody else clears away what it had half-done before the next attempt
+        except Exception as error:  # training continues; the event reports the error
+            if isinstance(error, HelperLost):  # the dead helper cannot discard its partial checkpoint
                 with contextlib.suppress(OSError):
                     self._store.forsake(run.request.origin.job, run.id, run.request.origin.attempt)
             elif not isinstance(error, (HoldfastError, OSError)):
@@ -164,12 +162,12 @@ class Persister:
         assert self._channel is not None
         try:
             decline(self._channel, number, reason)
-        except Exception as error:  # who talks to the other ranks next meets it again
+        except Exception as error:  # the next exchange with the other ranks fails the same way
             logger.debug("checkpoint %d was not declined: %s", number, error)
 
 
 def _problem(run: CheckpointRun) -> NotPrepared | None:
-    """Why it cannot become durable, if so."""
+    """Return why the run cannot become durable, if so."""
     if (problem := run.copy.problem) is not None:
         return NotPrepared(problem, torn=run.copy.is_torn)
     contents = run.contents
@@ -177,6 +175,6 @@ def _problem(run: CheckpointRun) -> NotPrepared | None:
         return None
     try:
         contents.round_trip.require_same(contents.trees, contents.slots, contents.views, contents.shards)
-    except Exception as error:  # whatever it is, a resume would meet it as well
+    except Exception as error:  # a resume would fail the same way
         return NotPrepared(f"a checkpoint of this state could not be loaded: {describe_error(error)}")
     return None

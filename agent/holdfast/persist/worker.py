@@ -24,7 +24,7 @@ from holdfast.remote import Failed
 from holdfast.store import Store
 
 LOOK_SECONDS = 5.0
-"""How often an idle helper looks whether its trainer is there: a socket that others inherited stays open."""
+"""Interval at which an idle helper checks its parent: an inherited socket stays open without it."""
 LENGTH_BYTES = 8
 MAX_FDS = 1
 HEARTBEAT_INTERVAL_SECONDS = 1.0
@@ -34,15 +34,15 @@ class Write(msgspec.Struct, frozen=True, kw_only=True, tag="write"):
     task: Task
     size_bytes: int
     arena_bytes: int
-    """Of the memory, whose file comes along unless it is the one before."""
+    """Size of the memory file, whose descriptor is sent if it is a new one."""
 
 
 class LiftRateLimit(msgspec.Struct, frozen=True, tag="lift_rate_limit"):
-    """Hold back no longer."""
+    """Write at full speed from now on."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """Still at it."""
+    """The write makes progress."""
 
 
 Request = Write | LiftRateLimit
@@ -50,7 +50,7 @@ Reply = Heartbeat | Written | Failed
 
 
 class Channel:
-    """Messages over a stream socket, each behind its length; a file may travel along."""
+    """Length-prefixed messages over a stream socket, optionally with a file descriptor."""
 
     def __init__(self, endpoint: socket.socket) -> None:
         self.socket = endpoint
@@ -68,30 +68,30 @@ class Channel:
             self.socket.sendall(data)
 
     def receive(self) -> tuple[bytes, list[int]] | None:
-        """A message and the files that came with it; None when the other side is gone."""
+        """Receive a message and its file descriptors; `None` when the peer is gone."""
         try:
             opening, fds, _, _ = socket.recv_fds(self.socket, LENGTH_BYTES, MAX_FDS)
             rest = self._exactly(LENGTH_BYTES - len(opening)) if opening else None
             data = None if rest is None else self._exactly(int.from_bytes(opening + rest, "little"))
-        except ConnectionResetError:  # it went without hearing our last word
+        except ConnectionResetError:  # the peer exited with unread data
             return None
         return None if data is None else (data, list(fds))
 
     def poll(self, seconds: float) -> bool:
-        """Whether the other side says something, or goes, within so many seconds."""
+        """Wait for a message or the end of the peer; `False` on timeout."""
         poll = select.poll()  # select() knows no descriptors from 1,024 on
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
     def send_heartbeat(self) -> None:
-        """Say about once a second that there is progress."""
+        """Report progress, about once a second."""
         now = time.monotonic()
         if now - self._heartbeat_at >= HEARTBEAT_INTERVAL_SECONDS:
             self._heartbeat_at = now
             self.try_send(Heartbeat())
 
     def try_send(self, message: Request | Reply) -> None:
-        """Send to whoever is still there; the work is worth doing without."""
+        """Send if the peer is still there; its death does not stop the work."""
         try:
             self.send(message)
         except OSError:
@@ -115,7 +115,7 @@ _requests = msgspec.msgpack.Decoder(Request)
 
 
 class Worker:
-    """Writes one checkpoint after the other, from the arena of its trainer."""
+    """Writes checkpoints one after the other, from the arena of the trainer."""
 
     def __init__(self, store: Store, channel: Channel) -> None:
         self._store, self._channel = store, channel
@@ -124,7 +124,7 @@ class Worker:
         self._is_unthrottled = False
 
     def run(self) -> None:
-        """Until the trainer is gone."""
+        """Serve requests until the trainer is gone."""
         trainer = os.getppid()
         while True:
             if not self._channel.poll(LOOK_SECONDS):
@@ -146,7 +146,7 @@ class Worker:
             if fds:
                 self._map_arena(fds[0], request.arena_bytes)
             return self._write(request)
-        except Exception as error:  # the process's edge: it is told to the trainer, and the next one may do
+        except Exception as error:  # the trainer raises it; the next request may succeed
             return Failed.of(error)
 
     def _write(self, request: Write) -> Written:
@@ -163,7 +163,7 @@ class Worker:
 
     def _map_arena(self, fd: int, size_bytes: int) -> None:
         self._memory = memoryview(b"")
-        self._map = None  # unmapped before the new one comes: it may have been large
+        self._map = None  # unmap before mapping the new one: both may be large
         try:
             self._map = mmap.mmap(fd, size_bytes) if size_bytes else None
         finally:
@@ -172,7 +172,7 @@ class Worker:
 
 
 def main(fd: str, opener: str, url: str) -> None:
-    become_background_process()  # it ends with the socket, and so with the checkpoint in hand
+    become_background_process()  # it ends when the socket closes, after the current write
     open_store: Callable[[str], Store] = pkgutil.resolve_name(opener)
     Worker(open_store(url), Channel(socket.socket(fileno=int(fd)))).run()
 
