@@ -322,7 +322,7 @@ def break_within(stage, store, rank, what):
         job.step(8)
         owner, method = {
             "learn": (session._meter, "end_iteration"),
-            "prices": (session._meter, "learn"),
+            "prices": (session._meter, "update_controller"),
             "choose": (session._controller, "due"),
             "capture": (session._training, "capture"),
         }[what]

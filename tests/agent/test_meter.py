@@ -32,7 +32,9 @@ class Loop:
         monkeypatch.setattr(profile.time, "time", lambda: self.now)
         self.standing, self.controller = Standing(), FakeController()
         self.meter = Meter(self.controller, Reporter("job", self.standing))
-        monkeypatch.setattr(self.meter._reporter, "pace", lambda *_, **__: self.controller.portions.append([]))
+        monkeypatch.setattr(
+            self.meter._reporter, "report_interval", lambda *_, **__: self.controller.portions.append([])
+        )
         self.controller.portions.append([])
         self.meter.clock.begin()
 

@@ -124,7 +124,7 @@ class Script:
         self.training = types.SimpleNamespace(restore_count=0, loader=loader or [1], batches_an_iteration=batches)
         controller = types.SimpleNamespace(plan=None, observe=lambda _: None)
         reporter = Reporter("job", Standing())
-        monkeypatch.setattr(reporter, "pace", lambda *_, **__: None)
+        monkeypatch.setattr(reporter, "report_interval", lambda *_, **__: None)
         monkeypatch.setattr(reporter, "notice", lambda *said: self.told.append(said))
         self.meter = Meter(controller, reporter)
         self.meter.clock = IterationClock(self.clock)

@@ -101,7 +101,7 @@ class Told(Reporter):
         self._world, self._outgoing = world, outgoing
 
     def event(self, event: Event) -> None:
-        self._outgoing.write(event, self.standing, self._world.now)
+        self._outgoing.write(event, self.position, self._world.now)
 
 
 class Agent:
