@@ -1,4 +1,4 @@
-"""Measures iterations, lets the pacing controller learn from them, and tells the server."""
+"""Iteration metrics: measures iterations for the pacing controller and the server."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from holdfast.reports import Reporter
 BATCH_ITERATIONS = 16
 RECENT_ITERATIONS = 64
 BATCH_SECONDS = 1.0
-"""At most so many iterations, and about so long, before the controller learns of them."""
+"""Limits after which the controller is given the measured iterations."""
 
 LEAST_SECONDS = 10.0
-"""Between two reports of a rank."""
+"""Least time between two reports of a rank."""
 REPORTS_PER_SECOND = 10
-"""Of all ranks of a job together, at most: a thousand ranks tell of themselves every 100 seconds each."""
+"""Most reports of all ranks of a job together: each of a thousand ranks reports every 100 seconds."""
 
 
 class Meter:
-    """What an iteration took and what of it was a checkpoint's doing. For the training thread only."""
+    """Measures iterations, and their share of checkpoint cost. For the training thread only."""
 
     def __init__(self, controller: Controller, reporter: Reporter) -> None:
         self.clock = IterationClock()
@@ -38,12 +38,12 @@ class Meter:
         """Iterations, and whether a checkpoint was under way."""
         self._learned_at = 0.0
         self.recent: deque[Iteration] = deque(maxlen=RECENT_ITERATIONS)
-        """The newest that the controller has learnt of."""
+        """The newest iterations that the controller was given."""
         self.rank_reporter: RankReporter | None = None
-        """Of this rank, where there are several and a server."""
+        """Reporter of this rank, where there are several ranks and a server."""
 
     def end_iteration(self, metrics: Mapping[str, Any]) -> None:
-        """Book the iteration that ends here. What a checkpoint begun now costs falls into the next one."""
+        """End the iteration. The cost of a checkpoint begun now counts in the next one."""
         position = self._reporter.position
         measured = self.clock.end(position.iteration, position.lineage)
         if measured is None:
@@ -65,10 +65,10 @@ class Meter:
             self.update_controller()
 
     def update_controller(self) -> None:
-        """Let the controller have what was measured since it last did.
+        """Give the controller the iterations measured since the last call.
 
-        Iterations wait for each other until something hangs on them: each drives all that was run before out of
-        the processor's caches, and to run it again for each takes as long as for several.
+        They are collected until a decision needs them: each iteration evicts this code from the CPU caches,
+        so that one call for several costs as much as a call for one.
         """
         if not self._unlearned:
             return
@@ -94,8 +94,8 @@ class Meter:
         request, copy = run.request, run.copy
         if request.survived:
             return
-        self.update_controller()  # what came before, before it
-        # copied while training waited, those taken for safety or at the end say nothing of the others' cost
+        self.update_controller()  # in chronological order
+        # safety and final checkpoints are copied while training waits: they do not show the cost of others
         if run.state is RunState.DURABLE and request.kind in ("scheduled", "requested"):
             device_copy_seconds = copy.device_copy_seconds
             self._controller.measured(
@@ -123,12 +123,12 @@ class Meter:
 
 
 class RankReporter:
-    """Of a rank's iterations since its last report. For the training thread; a report is a few hundred bytes."""
+    """Reports totals of one rank's iterations. For the training thread; a report is a few hundred bytes."""
 
     def __init__(self, link: Link, rank: int, world_size: int) -> None:
         self._link, self._rank = link, rank
         self.every_seconds = max(LEAST_SECONDS, world_size / REPORTS_PER_SECOND)
-        # The first report comes the sooner the lower the rank, so that they do not all come at once ever after.
+        # stagger the first reports by rank, so that later ones do not coincide either
         self._due_after = self.every_seconds * (rank + 1) / world_size
         self._seconds_since = 0.0
         self._work: protocol.RankWork | None = None
@@ -163,13 +163,13 @@ class RankReporter:
             self.send()
 
     def send(self) -> None:
-        """Report what was added since the last report."""
+        """Send what was added since the last report."""
         if self._work is not None:
             self._link.event(self._work)
             self._work = None
 
     def close(self) -> None:
-        """The last report. The link of rank 0 is the session's own, and closed with it."""
+        """Send the last report. The link of rank 0 belongs to the session, which closes it."""
         self.send()
         if self._rank != 0:
             self._link.close()

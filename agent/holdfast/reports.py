@@ -1,4 +1,4 @@
-"""What a session has to say to the server, in the protocol's words, from where training stands."""
+"""Reports of a session to the server and to the log."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from holdfast.store import Lineage
 logger = logging.getLogger("holdfast")
 
 PER_RANK_NOTICES = ("internal", "ranks")
-"""Notices that are about one rank of several."""
+"""Codes of notices that every rank logs; others are logged by rank 0 alone."""
 LOGGED_RATIO = 2.0
-"""The factor by which an interval has to change for another line in the log at INFO."""
+"""Change of the interval, as a factor, from which it is logged at INFO."""
 NEARLY = 1.1
-"""A predicted overhead of at most so many budgets is rounding."""
+"""Predicted overhead, in budgets, up to which the excess is rounding."""
 DURABLE_EVERY_SECONDS = 60.0
-"""The least time between two lines in the log, at INFO, that say that a checkpoint is durable."""
+"""Least time between two INFO lines about durable checkpoints."""
 LOG_FORMAT = "%(asctime)s %(levelname)s holdfast: %(message)s"
 INTERVAL_REPORT_SECONDS = 5.0
-"""How often the measured overhead is told while the plan does not change."""
+"""Interval of reports of the measured overhead while the plan does not change."""
 
 
 @dataclass(slots=True)
 class Standing:
-    """Where training stands. The background threads read it to say when something happened."""
+    """Position of training, which background threads read for their events."""
 
     iteration: int = 0
     lineage: int = 1
 
 
 class Reporter:
-    """Writes events to the link, and those that a person must not miss to the log as well.
+    """Sends events to the server, and logs the important ones.
 
-    A `quiet` one logs what went wrong with it alone: the rest is told by another rank of the job.
+    A `quiet` reporter, of a rank other than 0, logs only problems of its own rank.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class Reporter:
 
     @property
     def heard(self) -> bool:
-        """There is a server to report to: what is told in every iteration need not be put together without one."""
+        """A server is configured; reports of every iteration are not built without one."""
         return self.link.heard
 
     def event(self, event: protocol.Event) -> None:
         self.link.event(event)
 
     def _here(self) -> dict[str, Any]:
-        """When and where in training an event happens."""
+        """Return the time and position fields of an event."""
         return {"at": time.time(), "iteration": self.position.iteration, "lineage": self.position.lineage}
 
     def sample(self, measured: Iteration, metrics: dict[str, float]) -> None:
@@ -142,9 +142,9 @@ class Reporter:
         safety: str | None = None,
         began: Lineage | None = None,
     ) -> None:
-        """An order moved on; nothing to say of a restore that the script itself asked for.
+        """Report the state of an order; does nothing for a restore that the script requested.
 
-        `began` is the lineage that it has begun, where that was not here and now.
+        `began` is the lineage that it began, if that was earlier.
         """
         if order is None:
             return
@@ -207,7 +207,7 @@ class Reporter:
         )
 
     def _log_interval(self, plan: Plan, budget: float) -> None:
-        """Log a new interval; why the policy chose it is on the dashboard, and here at DEBUG."""
+        """Log a new interval, with the reason at DEBUG; the dashboard shows it as well."""
         before, now = self._logged_interval, plan.interval
         if before == now:
             return
@@ -225,7 +225,7 @@ class Reporter:
         logger.debug("%s: checkpoint interval: %s", self.job, plan.reason)
 
     def durable(self, checkpoint: str, seconds: float) -> None:
-        """Log that a checkpoint is durable, at most every minute; the server hears of each."""
+        """Log a durable checkpoint, at INFO at most once a minute."""
         if self._quiet:
             return
         level, now = logging.DEBUG, time.monotonic()
@@ -251,7 +251,7 @@ class Reporter:
         )
 
     def trained_elsewhere(self, then: dict[str, str]) -> None:
-        """Said where a checkpoint was taken under another `then` than training goes on under."""
+        """Warn if the checkpoint was taken in another environment, `then`."""
         if (difference := fingerprint.difference(then, fingerprint.fingerprint())) is not None:
             self.notice("warning", "fingerprint", difference)
 
@@ -270,14 +270,14 @@ class Reporter:
 
 
 class ConsoleLog:
-    """Shows the log on stderr while a session is open, unless the script sets up logging, before or meanwhile."""
+    """Logs to stderr while a session is open, unless the script configures logging."""
 
     def __init__(self) -> None:
         self._sessions, self._level = 0, logging.NOTSET
         self._handler: logging.Handler | None = None
 
     def open(self) -> None:
-        """A session begins."""
+        """Open for one more session."""
         self._sessions += 1
         if logger.hasHandlers():
             return
@@ -288,7 +288,7 @@ class ConsoleLog:
         logger.setLevel(self._level or logging.INFO)
 
     def close(self) -> None:
-        """A session ends; after the last one the logger is as it was found."""
+        """Close for one session; after the last, restore the logger."""
         self._sessions -= 1
         if self._handler is not None and not self._sessions:
             logger.removeHandler(self._handler)
@@ -300,12 +300,12 @@ console_log = ConsoleLog()
 
 
 def text(value: str) -> str:
-    """As it can be sent: the path in an error of the operating system need not be text."""
+    """Replace what cannot be encoded, such as bytes of a path in an OSError."""
     return value.encode(errors="replace").decode()
 
 
 def _reported_from_seconds(kind: StallKind, iteration_seconds: float) -> float:
-    """From when a wait is told by itself; the samples hold every wait anyway."""
+    """Return the length from which a stall is reported as an event; samples hold all stalls."""
     if kind in DATA_STALLS:
         return max(0.05, 0.2 * iteration_seconds)
     return max(0.005, 0.01 * iteration_seconds)

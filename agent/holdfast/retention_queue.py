@@ -1,6 +1,6 @@
-"""Retention of one job: deletes what its rules no longer want, on the thread pool.
+"""Retention of one job: deletes checkpoints that its rules do not keep, on the thread pool.
 
-No checkpoint, and no SIGTERM, waits for a store's deletes.
+Neither checkpoints nor SIGTERM wait for deletions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.store.records import ASKED_FOR, held, protected
 logger = logging.getLogger("holdfast")
 
 MIN_KEPT = 3
-"""So many of the newest sound checkpoints stay under rules of retention that a server has sent."""
+"""Number of newest sound checkpoints that server-sent rules never delete."""
 
 
 class Protector(enum.Enum):
@@ -39,7 +39,7 @@ class Protector(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingHead:
-    """Where an attempt stands among the checkpoints of its job."""
+    """Attempt, lineage, newest durable checkpoint and known damage of the running job."""
 
     attempt: int
     lineage: int
@@ -48,7 +48,7 @@ class TrainingHead:
 
 
 class RetentionQueue:
-    """Runs retention once for all requests that arrive while the run before is going on. For any thread.
+    """Runs retention once for all requests that arrive during the previous run. For any thread.
 
     Two runs never overlap, and one stops between two deletes once the queue closes.
     """
@@ -68,7 +68,7 @@ class RetentionQueue:
         self._protected_by: dict[Protector, str | None] = {}
         self._requested_ids: collections.deque[str] = collections.deque(maxlen=ASKED_FOR)
         self._requested_loaded = False
-        """Those that attempts before this one took are among them."""
+        """Requested checkpoints of earlier attempts are loaded."""
         self._last_reason: str | None = None
 
     def protect(self, protector: Protector, checkpoint: str | None) -> None:
@@ -77,12 +77,12 @@ class RetentionQueue:
             self._protected_by[protector] = checkpoint
 
     def add_requested(self, checkpoint: str) -> None:
-        """Keep a checkpoint that was taken on request, until newer ones were."""
+        """Keep a requested checkpoint, until newer requested ones replace it."""
         with self._lock:
             self._requested_ids.append(checkpoint)
 
     def load_requested(self) -> None:
-        """Look up what attempts before this one keep. OSError: the store cannot say; a later run asks again."""
+        """Load the requested checkpoints and pins of earlier attempts. OSError: a later run tries again."""
         found = restore.of_kind(self._store, self._job, "requested")
         with self._lock:
             newer = [each for each in self._requested_ids if each not in found]
@@ -91,7 +91,7 @@ class RetentionQueue:
         self.pinned.learn()
 
     def request(self) -> None:
-        """Ask for retention; returns at once."""
+        """Request a run; returns at once."""
         with self._lock:
             if self._closing:
                 return
@@ -101,7 +101,7 @@ class RetentionQueue:
             io_pool.submit(self._run)
 
     def wait_idle(self, timeout_seconds: float) -> bool:
-        """Wait until every request so far is carried out; False when that takes too long."""
+        """Wait until no run is requested or under way; `False` on timeout."""
         with self._lock:
             return self._changed.wait_for(lambda: not self._running, timeout_seconds)
 
@@ -120,7 +120,7 @@ class RetentionQueue:
                 self._last_reason = None
             except (OSError, HoldfastError) as error:
                 self._warn(f"could not remove old checkpoints: {error}")
-            except Exception:  # a defect of ours must not mark retention as running for ever
+            except Exception:  # a defect must not leave retention marked as running
                 logger.exception("retention failed; it runs again after the next checkpoint")
 
     def _next(self) -> bool:
@@ -133,7 +133,7 @@ class RetentionQueue:
             return False
 
     def _retire(self) -> None:
-        """Delete what retention no longer wants; only ever after a newer checkpoint is durable."""
+        """Delete what the rules do not keep; only after a newer checkpoint is durable."""
         if not self._requested_loaded:
             self.load_requested()
         self.pinned.learn()
@@ -150,7 +150,7 @@ class RetentionQueue:
             self._reporter.inventory([each for each in committed if each not in deleted], pins)
 
     def _delete(self, checkpoints: Iterable[str]) -> set[str]:
-        """Delete one after the other, except what a restore or a pin asked for meanwhile; the names deleted."""
+        """Delete one by one, except those protected or pinned meanwhile; return the deleted names."""
         deleted = set()
         for checkpoint in checkpoints:
             with self._lock:
@@ -163,7 +163,7 @@ class RetentionQueue:
         return deleted
 
     def _protected(self) -> set[str]:
-        """Where the lineages that training descends from began, the ways back, what is to be restored."""
+        """Return checkpoints that no rule deletes: lineage starts, safety checkpoints, restore targets."""
         at = self._head()
         with self._lock:
             asked_for, wanted = list(self._requested_ids), list(self._protected_by.values())
@@ -171,7 +171,7 @@ class RetentionQueue:
         return kept | {each for each in (at.head, *wanted) if each is not None}
 
     def _minimum_kept(self, committed: Iterable[str], damaged: Collection[str]) -> set[str]:
-        """What rules from a server leave, whatever they say; the script's own may keep fewer."""
+        """Return the newest checkpoints that server-sent rules keep; rules of the script may keep fewer."""
         if self.rules == self._own_rules:
             return set()
         sound = (each for each in committed if each not in damaged)
