@@ -271,7 +271,7 @@ def test_a_writing_process_that_is_killed_costs_one_checkpoint(tmp_path):
         os.kill(writer, signal.SIGKILL)
         assert snapshot.wait_settled(300)
         assert snapshot.state == "failed"
-        assert snapshot.result.reason.endswith("that wrote it was killed by SIGKILL")
+        assert snapshot.result.reason.endswith("helper process was killed by SIGKILL")
         assert job.store.checkpoints(JOB) == []
         assert job.checkpoint().state == "durable"
 
@@ -281,7 +281,7 @@ def test_its_death_is_seen_even_where_another_process_holds_its_socket_open(tmp_
         snapshot = job.take()
         hear(tmp_path / "reached")
         assert snapshot.wait_settled(300)
-        assert snapshot.result.reason.endswith("that wrote it was killed by SIGKILL")
+        assert snapshot.result.reason.endswith("helper process was killed by SIGKILL")
         tell(tmp_path / "go", "on")
 
 
@@ -303,7 +303,7 @@ def test_a_writing_process_that_hangs_is_given_up(tmp_path):
         snapshot = job.take()
         writer = int(hear(tmp_path / "reached"))
         assert snapshot.wait_settled(300)
-        assert snapshot.result.reason.endswith("that wrote it hung and was killed")
+        assert snapshot.result.reason.endswith("helper process hung and was killed")
         with pytest.raises(ProcessLookupError):  # waited for, too: no zombie answers either
             os.kill(writer, 0)
     finally:

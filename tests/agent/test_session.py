@@ -19,6 +19,7 @@ from holdfast.copying import HostCopies
 from holdfast.forking import fork
 from holdfast.protocol import Desired, RestoreOrder, checkpoint_id
 from holdfast.retention import parse_retention
+from holdfast.retention_queue import Protector
 from holdfast.snapshot import Snapshotter
 from holdfast.store import Lineage, Pins, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
@@ -751,7 +752,7 @@ def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monk
     session._checkpoints.retention_queue.rules = parse_retention("last 1")
     iterate(model, optimizer, session)
     assert deletes.begun.wait(60)
-    session._checkpoints.retention_queue.protect(checkpoints.Protector.SCRIPT, checkpoint_id(3, 1))
+    session._checkpoints.retention_queue.protect(Protector.SCRIPT, checkpoint_id(3, 1))
     deletes.go.set()
     session.close()
     assert committed(store, "m") == [3, 4]
@@ -1109,7 +1110,7 @@ def test_what_is_about_to_be_restored_outlives_retention(store, uninterrupted):
     trainer = Trainer(store, keep=1)
     monkey = trainer.session._checkpoints
     trainer.run(until=4)
-    monkey.retention_queue.protect(checkpoints.Protector.VERIFICATION, "000000000003-1")
+    monkey.retention_queue.protect(Protector.VERIFICATION, "000000000003-1")
     trainer.run(until=11, after=back_once).crash()
     assert trainer.session.lineage == 2
     assert 3 in committed(store)  # where lineage 2 began
@@ -1341,7 +1342,7 @@ def test_a_start_waits_for_a_store_that_is_away_for_a_moment(
     assert (trainer.session.resume(), trainer.session.lineage) == (6, 1)
     assert 20 <= outage.seconds <= 30
     (told,) = notices(trainer, "store")
-    assert f"store {store} does not answer: [Errno {errno.ESTALE}] Stale file handle; the start asks it" in told
+    assert f"store {store} does not answer: [Errno {errno.ESTALE}] Stale file handle; retrying for up to" in told
     assert not notices(trainer, "damaged")
     trainer.run(until=10).crash()
     assert trainer.losses == [(i, uninterrupted[i]) for i in range(7, 11)]
