@@ -9,12 +9,12 @@ import torch
 from small_session import iterate, session_of
 
 import holdfast
-from holdfast import supervision
-from holdfast.checkpoints import Checkpointer
+from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.lifecycle import TRANSITIONS, Life, Lifecycle
-from holdfast.leaving import EXIT_ASKED
-from holdfast.starting import Starter
-from holdfast.training import Training
+from holdfast.engine.startup import Startup
+from holdfast.engine.training import Training
+from holdfast.system import supervisor_channel
+from holdfast.system.preemption import EXIT_ASKED
 
 
 def at(state):
@@ -48,11 +48,11 @@ def test_only_listed_transitions_are_made(before, after):
 @pytest.mark.parametrize("supervised", [False, True])
 @pytest.mark.parametrize("state", [each for each in Life if each is not Life.FORKED])
 def test_how_the_process_ends(state, supervised, monkeypatch):
-    monkeypatch.delenv(supervision.VARIABLE, raising=False)
+    monkeypatch.delenv(supervisor_channel.VARIABLE, raising=False)
     if supervised:
-        monkeypatch.setenv(supervision.VARIABLE, "/nowhere")
-    replaced = supervision.EXIT_FENCED if supervised else None
-    ends = {Life.PREEMPTED: EXIT_ASKED, Life.RELAUNCHED: supervision.EXIT_RELAUNCH, Life.REPLACED: replaced}
+        monkeypatch.setenv(supervisor_channel.VARIABLE, "/nowhere")
+    replaced = supervisor_channel.EXIT_FENCED if supervised else None
+    ends = {Life.PREEMPTED: EXIT_ASKED, Life.RELAUNCHED: supervisor_channel.EXIT_RELAUNCH, Life.REPLACED: replaced}
     assert at(state).exit_status == ends.get(state)
 
 
@@ -72,7 +72,7 @@ def test_a_session_that_cannot_begin_leaves_logging_and_signals_as_they_were(tmp
     def fail(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Starter, "open", fail)
+    monkeypatch.setattr(Startup, "open", fail)
     handlers, before = list(logging.getLogger("holdfast").handlers), signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(logging.getLogger("holdfast"), "propagate", False)
     with pytest.raises(KeyboardInterrupt):

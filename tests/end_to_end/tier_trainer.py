@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import holdfast
-from holdfast.layout import Layout
-from holdfast.persist import sealing
-from holdfast.slots import Slot, slots_in
+from holdfast.persist import completion_marker
+from holdfast.snapshot.layout import Layout
+from holdfast.snapshot.shared_buffers import SharedBuffer, slots_in
 from holdfast.store.local import LocalWriter
 
 FOLDER = Path(os.environ.get("HOLDFAST_SUPERVISION", "."))
@@ -60,17 +60,17 @@ def dies_at(stage, trainer):
 
     match stage:
         case "unsealing":
-            before(Slot, "remove_marker", act)
+            before(SharedBuffer, "remove_marker", act)
         case "unmarked":
-            after(Slot, "remove_marker", act)
+            after(SharedBuffer, "remove_marker", act)
         case "copying":
             before(Layout, "copy_host", act)
         case "copied":
-            before(sealing, "marker", act)
+            before(completion_marker, "marker", act)
         case "half sealed":
             before(Path, "rename", lambda path, *_: act() if path.name.startswith("slot-") else None)
         case "sealed":
-            after(sealing, "marker", act)
+            after(completion_marker, "marker", act)
         case "committing":
             # the digests are made beside the write: both are over by then
             before(LocalWriter, "commit", act)
@@ -123,7 +123,7 @@ class Trainer:
     def wait_sealed(self, iteration):
         held = slots_in(FOLDER)
         while held and not any(
-            marker.task.iteration == iteration for marker in sealing.markers_of(FOLDER, "tier")
+            marker.task.iteration == iteration for marker in completion_marker.markers_of(FOLDER, "tier")
         ):
             threading.Event().wait(0.005)
 

@@ -6,28 +6,35 @@ import logging
 import time
 from typing import Any
 
-from holdfast import endings, supervision
-from holdfast.checkpoint_run import RunState
-from holdfast.checkpoints import Checkpointer
+from holdfast.checkpoint.retention_queue import Protector
+from holdfast.config import Config
+from holdfast.distributed.ranks import Ranks, RanksLost
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.coordination import (
+    AGREE_EVERY_SECONDS,
+    Decision,
+    DetachedCoordinator,
+    RestoreTarget,
+    steering_of,
+)
 from holdfast.engine.decide import Requests, Situation, decide
+from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore
 from holdfast.engine.lifecycle import Life, Lifecycle
+from holdfast.engine.orders import Orders
+from holdfast.engine.probing import Prober
+from holdfast.engine.startup import Start, Startup
+from holdfast.engine.training import Training
+from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
-from holdfast.leaving import Leaving
-from holdfast.link import NoLink
-from holdfast.meter import Meter
-from holdfast.options import Options
-from holdfast.orders import Orders
 from holdfast.pacing import FIRST_SECONDS, Controller
-from holdfast.probing import Prober
-from holdfast.protocol import checkpoint_id, parse_checkpoint_id
-from holdfast.ranks import Ranks, RanksLost
-from holdfast.reports import Reporter
-from holdfast.retention_queue import Protector
-from holdfast.rewind import WRITE_SECONDS, Rewinder
-from holdfast.starting import Start, Starter
-from holdfast.steering import AGREE_EVERY_SECONDS, Adrift, Decision, RestoreTarget, steering_of
-from holdfast.training import Training
-from holdfast.verifier import Verifier
+from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
+from holdfast.server_link.connection import OfflineConnection
+from holdfast.snapshot.checkpoint_run import RunState
+from holdfast.store import attempt_log
+from holdfast.system import supervisor_channel
+from holdfast.system.preemption import PreemptionHandler
+from holdfast.telemetry.iteration_metrics import IterationMetrics
+from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
@@ -48,10 +55,10 @@ class Boundary:
         ranks: Ranks,
         orders: Orders,
         verifier: Verifier,
-        meter: Meter,
-        leaving: Leaving,
+        meter: IterationMetrics,
+        leaving: PreemptionHandler,
         lifecycle: Lifecycle,
-        options: Options,
+        options: Config,
     ) -> None:
         self._training, self._controller, self._checkpoints = training, controller, checkpoints
         self._reporter, self._ranks, self._orders = reporter, ranks, orders
@@ -59,7 +66,7 @@ class Boundary:
         self._lifecycle, self._spread = lifecycle, options.spread
         self._position = reporter.position
         self.requests = Requests()
-        self._starter = Starter(
+        self._starter = Startup(
             training,
             checkpoints,
             orders,
@@ -71,9 +78,9 @@ class Boundary:
             token=options.token,
         )
         self._starter.open()
-        self.in_place_restore = Rewinder(training, checkpoints, reporter, ranks)
+        self.in_place_restore = InPlaceRestore(training, checkpoints, reporter, ranks)
         self._prober = Prober(training, meter, reporter)
-        self.progress = supervision.ProgressFile(None if ranks.leads else "")
+        self.progress = supervisor_channel.ProgressFile(None if ranks.leads else "")
         self._steering = steering_of(ranks, self._choose)
         self._taken_at = time.monotonic()
         """When this attempt began, or began its last checkpoint."""
@@ -131,7 +138,7 @@ class Boundary:
         """Record in the store how the attempt ends."""
         checkpoints = self._checkpoints
         if self._ranks.leads and checkpoints.attempt:
-            endings.record_ending(
+            attempt_log.record_ending(
                 checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained
             )
 
@@ -377,7 +384,7 @@ class Boundary:
             return
         self._lifecycle.enter(Life.REPLACED)
         self._reporter.link.silence()
-        self._reporter.link = NoLink()
+        self._reporter.link = OfflineConnection()
         self._stop_coordinating()
         logger.error(
             "%s: a newer attempt of this job has begun: attempt %d stops taking checkpoints and reporting",
@@ -385,7 +392,7 @@ class Boundary:
         )
 
     def _stop_coordinating(self) -> None:
-        self._steering = Adrift()
+        self._steering = DetachedCoordinator()
         self._ranks.close()
 
     def _before_update(self) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from holdfast.engine.coordination import Decision, RestoreTarget
 from holdfast.pacing.profile import SnapshotMode
-from holdfast.steering import Decision, RestoreTarget
 
 FACTOR = 1.5
 """Allowance for a final checkpoint over the usual duration: many jobs may be preempted at once."""

@@ -1,0 +1,242 @@
+"""The state machine of one checkpoint. Imports no torch.
+
+    requested → copying → copied → writing → durable
+                                           ↘ failed | torn | abandoned
+
+`CheckpointRun` is the only place that changes the state, under one lock. Listeners are called after each
+transition, on the thread that made it and without the lock. Waits for a state end when they have returned.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from holdfast.format.manifest import Shard, TensorRange
+from holdfast.protocol.messages import CheckpointKind, RankSpan, checkpoint_id
+
+if TYPE_CHECKING:
+    from holdfast.pacing.profile import SnapshotMode
+    from holdfast.snapshot.host_buffers import Arena
+    from holdfast.state.round_trip import RoundTrip
+
+logger = logging.getLogger("holdfast")
+
+
+class RunState(enum.StrEnum):
+    REQUESTED = "requested"
+    COPYING = "copying"
+    """What the forward pass changes is copied; the copying thread copies the rest."""
+    COPIED = "copied"
+    """The copy is over; `CopyResult.problem` says why it cannot become durable, if so."""
+    WRITING = "writing"
+    DURABLE = "durable"
+    FAILED = "failed"
+    TORN = "torn"
+    """Training changed tensors while they were copied; nothing was written."""
+    ABANDONED = "abandoned"
+    """Interrupted before a writer had it."""
+
+
+SETTLED = frozenset({RunState.DURABLE, RunState.FAILED, RunState.TORN, RunState.ABANDONED})
+BEFORE_COPIED = frozenset({RunState.REQUESTED, RunState.COPYING})
+NEXT: Mapping[RunState, frozenset[RunState]] = {
+    RunState.REQUESTED: frozenset({RunState.COPYING, RunState.FAILED, RunState.ABANDONED}),
+    RunState.COPYING: frozenset({RunState.COPIED, RunState.FAILED, RunState.ABANDONED}),
+    RunState.COPIED: frozenset({RunState.WRITING, RunState.FAILED, RunState.TORN}),
+    RunState.WRITING: frozenset({RunState.DURABLE, RunState.FAILED, RunState.TORN}),
+} | dict.fromkeys(SETTLED, frozenset())
+
+
+class IllegalTransition(RuntimeError):
+    """A defect of Holdfast. The checkpoint threads catch and log it; training continues."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """The writer of a checkpoint, and its parent checkpoint."""
+
+    job: str
+    attempt: int
+    uid: str = ""
+    """The attempt's identifier in its own store."""
+    parent: str | None
+    rank: int = 0
+    world_size: int = 1
+    place: str | None = None
+    """Place in the store where rank 0 began the checkpoint; `None` if this process writes all of it."""
+    versions: dict[str, str]
+    replaces: bool = False
+    """Replaces a damaged checkpoint of the same name."""
+    bytes_per_second: float | None = None
+    """Rate limit of the write; `None` for full speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What to save and how; fixed before anything is copied."""
+
+    iteration: int
+    lineage: int
+    kind: CheckpointKind
+    origin: Origin
+    number: int = 0
+    """Sequence number within the attempt, the same on all ranks."""
+    mode: SnapshotMode = "cpu"
+    at_once: bool = False
+    """Copy everything while training waits."""
+    over_seconds: float = 0.0
+    """Time to spread the write over; 0 writes at full speed."""
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    """Environment that the state was trained in."""
+    started_at: float = field(default_factory=time.time)
+    survived: bool = False
+    """Copied into the memory tier by an earlier attempt, which ended before it was durable."""
+
+    @property
+    def id(self) -> str:
+        return checkpoint_id(self.iteration, self.lineage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotContents:
+    """A state and where in host memory its tensors lie."""
+
+    arena: Arena
+    trees: dict[str, Any] = field(default_factory=dict)
+    slots: list[TensorRange] = field(default_factory=list)
+    views: dict[str, str] = field(default_factory=dict)
+    shards: dict[str, Shard] = field(default_factory=dict)
+    """Tensors that are parts of larger ones."""
+    own: set[str] = field(default_factory=set)
+    """Names of tensors that may differ between ranks."""
+    alike: dict[str, str] = field(default_factory=dict)
+    """Values that other ranks must agree on."""
+    round_trip: RoundTrip | None = None
+    """Checks that what is written decodes to what was captured; None where that is known."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.slots[-1].end if self.slots else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyResult:
+    """Duration and outcome of the copy."""
+
+    seconds: float = 0.0
+    device_copy_seconds: float | None = None
+    """Tg, of this copy or of the last one that was first made within a device's memory."""
+    device_memory: tuple[int, int] = (0, 0)
+    """(M, Mmax) in bytes of the device with the least room; zeros where there is none."""
+    torn: Sequence[str] = ()
+    """Names of the tensors that changed while they were copied."""
+    failure: BaseException | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the copy cannot become durable; None where it can."""
+        if self.failure is not None:
+            return f"the copy failed: {self.failure}"
+        if self.torn:
+            return f"{len(self.torn)} tensors changed while they were copied: {', '.join(self.torn[:3])}"
+        return None
+
+    @property
+    def is_torn(self) -> bool:
+        return self.failure is None and bool(self.torn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteResult:
+    """Duration and outcome of the write."""
+
+    reason: str | None = None
+    """None for a durable checkpoint."""
+    seconds: float = 0.0
+    """From the end of the copy, or the start of a writer if that was later."""
+    backend: str | None = None
+    """`thread` or `process`; None when nothing was written."""
+    fenced: bool = False
+    """It failed because a newer attempt of the job has begun."""
+    stored_bytes: int = 0
+    """Size of all ranks' files; 0 where that is not known."""
+    ranks: Sequence[RankSpan] = ()
+    """Durations of the slowest ranks, on rank 0 once the checkpoint is durable."""
+
+
+class RunListener(Protocol):
+    """Telemetry, pacing, retention and buffers listen to runs."""
+
+    def run_changed(self, run: CheckpointRun, state: RunState) -> None: ...
+
+
+class CheckpointRun:
+    """One checkpoint on this rank. Thread-safe: training, copying and writing threads share it."""
+
+    def __init__(self, request: RunRequest, *listeners: RunListener) -> None:
+        self.request = request
+        self._listeners = listeners
+        self._lock = threading.Lock()
+        self.state = RunState.REQUESTED
+        self._copied, self._settled = threading.Event(), threading.Event()
+        """Set when the listeners have returned from the transition."""
+        # set with the transition that they belong to, and only read by others
+        self.contents: SnapshotContents | None = None
+        self.copy, self.result = CopyResult(), WriteResult()
+        self.write_started_at = 0.0
+        self.stall_seconds = 0.0
+        """Time that training has waited for the copy so far."""
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def size_bytes(self) -> int:
+        return self.contents.size_bytes if self.contents is not None else 0
+
+    def add_stall(self, seconds: float) -> None:
+        with self._lock:
+            self.stall_seconds += seconds
+
+    def begin_copy(self, contents: SnapshotContents) -> None:
+        self._move(RunState.COPYING, contents=contents)
+
+    def end_copy(self, result: CopyResult) -> None:
+        self._move(RunState.COPIED, copy=result)
+
+    def begin_write(self) -> None:
+        self._move(RunState.WRITING, write_started_at=time.time())
+
+    def end(self, state: RunState, result: WriteResult) -> None:
+        self._move(state, result=result)
+
+    def wait_copied(self, timeout_seconds: float | None = None) -> bool:
+        return self._copied.wait(timeout_seconds)
+
+    def wait_settled(self, timeout_seconds: float | None = None) -> bool:
+        return self._settled.wait(timeout_seconds)
+
+    def _move(self, to: RunState, **measured: Any) -> None:
+        with self._lock:
+            if to not in NEXT[self.state]:
+                raise IllegalTransition(f"checkpoint {self.id} cannot go from {self.state} to {to}")
+            for name, value in measured.items():
+                setattr(self, name, value)
+            self.state = to
+        for listener in self._listeners:
+            try:
+                listener.run_changed(self, to)
+            except Exception:  # a listener that fails must not stop the run, nor the runs after it
+                logger.exception("could not report checkpoint %s as %s", self.id, to)
+        if to not in BEFORE_COPIED:
+            self._copied.set()
+        if to in SETTLED:
+            self._settled.set()

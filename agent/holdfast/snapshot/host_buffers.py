@@ -1,0 +1,171 @@
+"""Host memory for snapshots, allocated once and page-aligned for direct I/O."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+from collections.abc import Callable
+
+import torch
+
+from holdfast.snapshot.shared_buffers import SharedBuffer
+from holdfast.system.host_memory import can_share, populate
+
+GRAIN_BYTES = 2 << 20
+"""Allocation granularity: a state that grows by a few bytes needs no new arena."""
+MADV_WIPEONFORK = 18
+ADVICE = [mmap.MADV_HUGEPAGE, MADV_WIPEONFORK] if hasattr(mmap, "MADV_HUGEPAGE") else []
+"""Empty in children: a loader's workers would hold each page that a snapshot overwrites after they were forked.
+Not MADV_DONTFORK: what a child maps into such a hole is unmapped when the child drops the arena."""
+
+
+class Arena:
+    """Memory for one snapshot.
+
+    Shared, it is a memory file (memfd), which another process can map. Kernels as a rule give such files small
+    pages. Private memory is in huge ones, which a device takes from in a fraction of the requests: measured, a
+    direct write of it takes half as long.
+
+    Args:
+        slot: supervisor memory to use, which outlives this process and is always shared.
+        on_fallback: called once, with the reason, when the slot cannot be used and private memory is.
+    """
+
+    def __init__(
+        self, slot: SharedBuffer | None = None, on_fallback: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.slot, self._on_fallback = slot, on_fallback
+        self.fd = -1
+        """Descriptor of the memory file; -1 for private memory."""
+        self.size_bytes = 0
+        self.generation = 0
+        """Changes when the memory is replaced: other processes must map it again."""
+        self._map: mmap.mmap | None = None
+        self._memory: memoryview = memoryview(b"")
+        self.address = 0
+        self.pinned = False
+
+    def reserve(self, size_bytes: int, *, shared: bool = True, pinned: bool = False) -> None:
+        """Grow to `size_bytes` if needed; pages are touched here, not during the first copy.
+
+        Raises:
+            MemoryError: the memory cannot be allocated; nothing is held then.
+        """
+        shared = (shared or self.slot is not None) and can_share()
+        if self.size_bytes < size_bytes or shared != (self.fd >= 0):
+            self.close()  # free the old memory before allocating
+            self._allocate(_in_grains(size_bytes), shared)
+        if pinned and not self.pinned and self.size_bytes:
+            self._pin()
+
+    @property
+    def marker(self) -> str | None:
+        """Path of the completion marker, for readers after this process is gone."""
+        return str(self.slot.marker) if self.slot is not None else None
+
+    def remove_marker(self) -> None:
+        """Remove the completion marker before the content changes. OSError: then it must not change."""
+        if self.slot is not None:
+            self.slot.remove_marker()
+
+    def adopt(self, size_bytes: int) -> None:
+        """Map its slot with the snapshot of an earlier process. OSError when it cannot be mapped."""
+        assert self.slot is not None
+        self.close()
+        self.fd = self.slot.open()
+        self._hold(self._mapped(_in_grains(size_bytes)))
+
+    def free_pages(self) -> None:
+        """Free the pages of an unneeded snapshot; views show zeros from then on."""
+        if self.slot is not None and self._map is not None and hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):
+                self._map.madvise(mmap.MADV_REMOVE)
+
+    def bytes(self, size_bytes: int) -> memoryview:
+        return self._memory[:size_bytes]
+
+    def tensor(self, start: int, end: int) -> torch.Tensor:
+        """Return the bytes from `start` to `end` as a tensor that shares the memory."""
+        if start == end:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(self._memory, dtype=torch.uint8, count=end - start, offset=start)
+
+    def close(self) -> None:
+        """Release the memory; existing views keep it alive."""
+        if self.pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
+            self.pinned = False
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd, self.size_bytes, self.address = -1, 0, 0
+        self._memory, self._map = memoryview(b""), None  # unmapped with its last view
+
+    def _allocate(self, size_bytes: int, shared: bool) -> None:
+        if self.slot is not None and self._allocated_in(self.slot, size_bytes):
+            return
+        try:
+            if shared:
+                self.fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
+            self._hold(self._mapped(size_bytes) if shared else _private_memory(size_bytes))
+        except OSError as error:
+            self.close()
+            size = f"{size_bytes / 1e6:,.0f} MB"
+            raise MemoryError(f"no memory for a snapshot of {size}: {error.strerror}") from error
+        ctypes.memset(self.address, 0, size_bytes)  # without the interpreter lock
+
+    def _allocated_in(self, slot: SharedBuffer, size_bytes: int) -> bool:
+        """Try to allocate in the slot, keeping its content; return whether it worked."""
+        try:
+            self.fd = slot.open()
+            self._hold(self._mapped(size_bytes))
+        except OSError as error:
+            self.close()
+            self.slot = None
+            free_slot_pages(slot)
+            self._on_fallback(f"{size_bytes / 1e6:,.0f} MB: {error.strerror or error}")
+            return False
+        populate(self.address, size_bytes)
+        return True
+
+    def _hold(self, memory: mmap.mmap) -> None:
+        self._map, self._memory, self.size_bytes = memory, memoryview(memory), len(memory)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.generation += 1
+
+    def _mapped(self, size_bytes: int) -> mmap.mmap:
+        # reserve the pages: a lack of memory is an error here, not a bus error later
+        os.posix_fallocate(self.fd, 0, size_bytes)
+        return mmap.mmap(self.fd, size_bytes)
+
+    def _pin(self) -> None:
+        """Pin the memory for fast copies from devices; they work without, but slower."""
+        error = torch.cuda.cudart().cudaHostRegister(self.address, self.size_bytes, 0)  # type: ignore[no-untyped-call]
+        self.pinned = int(error) == 0
+
+
+def _in_grains(size_bytes: int) -> int:
+    return max(1, -(-size_bytes // GRAIN_BYTES)) * GRAIN_BYTES
+
+
+def free_slot_pages(slot: SharedBuffer) -> None:
+    """Free the pages of a slot, unless it holds a complete snapshot, maybe the only copy."""
+    if slot.marker.exists() or not hasattr(mmap, "MADV_REMOVE"):
+        return
+    with contextlib.suppress(OSError):
+        fd = slot.open()
+        try:
+            if size_bytes := os.fstat(fd).st_size:
+                with mmap.mmap(fd, size_bytes) as memory:
+                    memory.madvise(mmap.MADV_REMOVE)
+        finally:
+            os.close(fd)
+
+
+def _private_memory(size_bytes: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in ADVICE:
+        with contextlib.suppress(OSError):  # unsupported by the kernel: slower, but correct
+            memory.madvise(advice)
+    return memory

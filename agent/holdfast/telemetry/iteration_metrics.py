@@ -1,0 +1,175 @@
+"""Iteration metrics: measures iterations for the pacing controller and the server."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.pacing import Controller, Observation, Profile
+from holdfast.protocol import messages
+from holdfast.server_link.connection import ServerConnection
+from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
+from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader
+from holdfast.telemetry.reporter import Reporter
+
+BATCH_ITERATIONS = 16
+RECENT_ITERATIONS = 64
+BATCH_SECONDS = 1.0
+"""Limits after which the controller is given the measured iterations."""
+
+LEAST_SECONDS = 10.0
+"""Least time between two reports of a rank."""
+REPORTS_PER_SECOND = 10
+"""Most reports of all ranks of a job together: each of a thousand ranks reports every 100 seconds."""
+
+
+class IterationMetrics:
+    """Measures iterations, and their share of checkpoint cost. For the training thread only."""
+
+    def __init__(self, controller: Controller, reporter: Reporter) -> None:
+        self.clock = IterationClock()
+        self._controller, self._reporter = controller, reporter
+        self._metrics = MetricReader()
+        self.in_flight = False
+        """A checkpoint is under way at the start of this iteration."""
+        self._unlearned: list[tuple[Iteration, bool]] = []
+        """Iterations, and whether a checkpoint was under way."""
+        self._learned_at = 0.0
+        self.recent: deque[Iteration] = deque(maxlen=RECENT_ITERATIONS)
+        """The newest iterations that the controller was given."""
+        self.rank_reporter: RankReporter | None = None
+        """Reporter of this rank, where there are several ranks and a server."""
+
+    def end_iteration(self, metrics: Mapping[str, Any]) -> None:
+        """End the iteration. The cost of a checkpoint begun now counts in the next one."""
+        position = self._reporter.position
+        measured = self.clock.end(position.iteration, position.lineage)
+        if measured is None:
+            return
+        if self._reporter.heard:
+            self._metrics.add(measured, metrics)
+            self.send_samples(wait=False)
+            self._reporter.stalls(measured)
+        else:
+            self._metrics.check(metrics)
+        if self.rank_reporter is not None:
+            self.rank_reporter.add(measured)
+        self._unlearned.append((measured, self.in_flight))
+        if (
+            len(self._unlearned) >= BATCH_ITERATIONS
+            or measured.at - self._learned_at >= BATCH_SECONDS
+            or self._controller.plan is None
+        ):
+            self.update_controller()
+
+    def update_controller(self) -> None:
+        """Give the controller the iterations measured since the last call.
+
+        They are collected until a decision needs them: each iteration evicts this code from the CPU caches,
+        so that one call for several costs as much as a call for one.
+        """
+        if not self._unlearned:
+            return
+        changed = False
+        for measured, in_flight in self._unlearned:
+            self._learned_at = measured.at
+            self.recent.append(measured)
+            plan = self._controller.observe(
+                Observation(
+                    iteration=measured.iteration,
+                    seconds=measured.seconds,
+                    checkpoint_stall_seconds=measured.checkpoint_stall_seconds,
+                    data_seconds=measured.data_seconds,
+                    in_flight=in_flight,
+                    update_seconds=measured.update_seconds,
+                )
+            )
+            changed = changed or plan is not None
+        self._unlearned.clear()
+        self._reporter.report_interval(self._controller, changed=changed)
+
+    def checkpoint_settled(self, run: CheckpointRun) -> None:
+        request, copy = run.request, run.copy
+        if request.survived:
+            return
+        self.update_controller()  # in chronological order
+        # safety and final checkpoints are copied while training waits: they do not show the cost of others
+        if run.state is RunState.DURABLE and request.kind in ("scheduled", "requested"):
+            device_copy_seconds = copy.device_copy_seconds
+            self._controller.measured(
+                Profile(
+                    iteration_seconds=math.nan,
+                    snapshot_seconds=copy.seconds,
+                    persist_seconds=run.result.seconds,
+                    checkpoint_bytes=run.size_bytes,
+                    device_copy_seconds=math.inf if device_copy_seconds is None else device_copy_seconds,
+                    memory_used_bytes=copy.device_memory[0],
+                    memory_total_bytes=copy.device_memory[1],
+                )
+            )
+
+    def send_samples(self, *, wait: bool) -> None:
+        """Send the iterations whose metrics have arrived from the device; with `wait`, all of them."""
+        for measured, metrics in self._metrics.ready(wait=wait):
+            self._reporter.sample(measured, metrics)
+
+    def close(self) -> None:
+        """Send all samples, and what this rank has not reported yet."""
+        self.send_samples(wait=True)
+        if self.rank_reporter is not None:
+            self.rank_reporter.close()
+
+
+class RankReporter:
+    """Reports totals of one rank's iterations. For the training thread; a report is a few hundred bytes."""
+
+    def __init__(self, link: ServerConnection, rank: int, world_size: int) -> None:
+        self._link, self._rank = link, rank
+        self.every_seconds = max(LEAST_SECONDS, world_size / REPORTS_PER_SECOND)
+        # stagger the first reports by rank, so that later ones do not coincide either
+        self._due_after = self.every_seconds * (rank + 1) / world_size
+        self._seconds_since = 0.0
+        self._work: messages.RankWork | None = None
+
+    def add(self, measured: Iteration) -> None:
+        work = self._work
+        if work is not None and work.lineage != measured.lineage:
+            self.send()
+            work = None
+        if work is None:
+            work = self._work = messages.RankWork(
+                at=measured.at,
+                lineage=measured.lineage,
+                first_iteration=measured.iteration,
+                last_iteration=measured.iteration,
+                iterations=0,
+                seconds=0.0,
+                longest_seconds=0.0,
+            )
+        work.at, work.last_iteration = measured.at, measured.iteration
+        work.iterations += 1
+        work.seconds += measured.seconds
+        work.longest_seconds = max(work.longest_seconds, measured.seconds)
+        work.stall_seconds += measured.checkpoint_stall_seconds
+        work.data_seconds += measured.data_seconds
+        if measured.barrier_seconds is not None and math.isfinite(measured.barrier_seconds):
+            work.barrier_iterations += 1
+            work.barrier_seconds += measured.barrier_seconds
+        self._seconds_since += measured.seconds
+        if self._seconds_since >= self._due_after:
+            self._seconds_since, self._due_after = 0.0, self.every_seconds
+            self.send()
+
+    def send(self) -> None:
+        """Send what was added since the last report."""
+        if self._work is not None:
+            self._link.event(self._work)
+            self._work = None
+
+    def close(self) -> None:
+        """Send the last report. The link of rank 0 belongs to the session, which closes it."""
+        self.send()
+        if self._rank != 0:
+            self._link.close()

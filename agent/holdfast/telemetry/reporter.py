@@ -1,0 +1,320 @@
+"""Reports of a session to the server and to the log."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from holdfast.pacing import Controller, Plan, Profile
+from holdfast.pacing.policy import duration, percent
+from holdfast.protocol import messages
+from holdfast.protocol.messages import OrderState, RestoreMode, StallKind, parse_checkpoint_id
+from holdfast.server_link.connection import OfflineConnection, ServerConnection
+from holdfast.store import Lineage
+from holdfast.system import supervisor_channel
+from holdfast.telemetry import fingerprint
+from holdfast.telemetry.iteration_clock import DATA_STALLS, Iteration
+
+logger = logging.getLogger("holdfast")
+
+PER_RANK_NOTICES = ("internal", "ranks")
+"""Codes of notices that every rank logs; others are logged by rank 0 alone."""
+LOGGED_RATIO = 2.0
+"""Change of the interval, as a factor, from which it is logged at INFO."""
+NEARLY = 1.1
+"""Predicted overhead, in budgets, up to which the excess is rounding."""
+DURABLE_EVERY_SECONDS = 60.0
+"""Least time between two INFO lines about durable checkpoints."""
+LOG_FORMAT = "%(asctime)s %(levelname)s holdfast: %(message)s"
+INTERVAL_REPORT_SECONDS = 5.0
+"""Interval of reports of the measured overhead while the plan does not change."""
+
+
+@dataclass(slots=True)
+class TrainingPosition:
+    """Position of training, which background threads read for their events."""
+
+    iteration: int = 0
+    lineage: int = 1
+
+
+class Reporter:
+    """Sends events to the server, and logs the important ones.
+
+    A `quiet` reporter, of a rank other than 0, logs only problems of its own rank.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        position: TrainingPosition,
+        *,
+        quiet: bool = False,
+        owner: str = "",
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        self.job, self.position, self._quiet = job, position, quiet
+        self._owner, self._labels = owner, dict(labels or {})
+        self.link: ServerConnection | OfflineConnection = OfflineConnection()
+        self._interval_reported_at = 0.0
+        self._logged_interval: int | None = None
+        self._durable_logged_at = -math.inf
+
+    @property
+    def heard(self) -> bool:
+        """A server is configured; reports of every iteration are not built without one."""
+        return self.link.heard
+
+    def event(self, event: messages.Event) -> None:
+        self.link.event(event)
+
+    def _here(self) -> dict[str, Any]:
+        """Return the time and position fields of an event."""
+        return {"at": time.time(), "iteration": self.position.iteration, "lineage": self.position.lineage}
+
+    def sample(self, measured: Iteration, metrics: dict[str, float]) -> None:
+        self.link.sample(measured, metrics)
+
+    def lineage_began(self, lineage: Lineage, *, at: float | None = None) -> None:
+        self.event(
+            messages.LineageStarted(
+                at=time.time() if at is None else at,
+                lineage=lineage.number,
+                iteration=lineage.iteration,
+                parent=lineage.parent,
+                order=lineage.order,
+                left=lineage.left,
+                origin=lineage.origin,
+            )
+        )
+
+    def attempt_began(
+        self,
+        resumed_from: str | None,
+        versions: dict[str, str],
+        committed: list[str],
+        world_size: int,
+        pinned: Iterable[str] = (),
+    ) -> None:
+        self.event(
+            messages.AttemptStarted(
+                **self._here() | {"at": supervisor_channel.attempt_began_at()},
+                resumed_from=resumed_from,
+                host=platform.node(),
+                pid=os.getpid(),
+                world_size=world_size,
+                supervised="HOLDFAST_SUPERVISED" in os.environ,
+                previous_exit=os.environ.get(supervisor_channel.PREVIOUS_EXIT) or None,
+                versions=versions,
+                owner=text(self._owner),
+                labels={text(key): text(value) for key, value in self._labels.items()},
+            )
+        )
+        self.inventory(committed, pinned)
+
+    def inventory(self, checkpoints: list[str], pinned: Iterable[str]) -> None:
+        self.event(messages.Inventory(at=time.time(), checkpoints=checkpoints, pinned=list(pinned)))
+
+    def attempt_ended(self, reason: str) -> None:
+        self.event(messages.AttemptFinished(**self._here(), reason=reason))
+
+    def applied(self, version: int) -> None:
+        self.event(
+            messages.Applied(
+                at=time.time(),
+                version=version,
+                iteration=self.position.iteration,
+                lineage=self.position.lineage,
+            )
+        )
+
+    def order(
+        self,
+        order: str | None,
+        state: OrderState,
+        *,
+        reason: str | None = None,
+        seconds: float | None = None,
+        safety: str | None = None,
+        began: Lineage | None = None,
+    ) -> None:
+        """Report the state of an order; does nothing for a restore that the script requested.
+
+        `began` is the lineage that it began, if that was earlier.
+        """
+        if order is None:
+            return
+        position = (
+            self.position if began is None else TrainingPosition(iteration=began.iteration, lineage=began.number)
+        )
+        self.event(
+            messages.OrderMoved(
+                at=time.time(),
+                order=order,
+                state=state,
+                iteration=position.iteration,
+                lineage=position.lineage,
+                reason=text(reason) if reason else None,
+                seconds=seconds,
+                safety_checkpoint=safety,
+            )
+        )
+
+    def restore_mode(self, mode: RestoreMode, reason: str, start_seconds: float | None) -> None:
+        self.event(
+            messages.Restores(
+                **self._here(),
+                mode=mode,
+                reason=text(reason),
+                start_seconds=start_seconds,
+            )
+        )
+
+    def stalls(self, measured: Iteration) -> None:
+        for kind, seconds in measured.stalls.items():
+            if seconds >= _reported_from_seconds(kind, measured.seconds):
+                self.stall(kind, seconds, measured.iteration, measured.lineage)
+
+    def stall(self, kind: StallKind, seconds: float, iteration: int, lineage: int) -> None:
+        self.event(
+            messages.Stall(at=time.time(), iteration=iteration, lineage=lineage, kind=kind, seconds=seconds)
+        )
+
+    def report_interval(self, controller: Controller, *, changed: bool) -> None:
+        now = time.time()
+        if not changed and now - self._interval_reported_at < INTERVAL_REPORT_SECONDS:
+            return
+        self._interval_reported_at = now
+        plan, profile = controller.plan, controller.profile
+        if changed and plan is not None and not self._quiet:
+            self._log_interval(plan, controller.settings.budget)
+        self.event(
+            messages.Paced(
+                **self._here(),
+                policy=plan.policy if plan else controller.settings.policy,
+                interval=plan.interval if plan else None,
+                budget=controller.settings.budget,
+                predicted_overhead=plan.overhead if plan else None,
+                measured_overhead=controller.measured_overhead,
+                measured_window_iterations=controller.measured_window_iterations,
+                reason=plan.reason if plan else "measuring the first iterations",
+                profile=_measured(profile) if profile else {},
+                spread=controller.spread,
+                mtbf_seconds=controller.settings.mtbf_seconds,
+            )
+        )
+
+    def _log_interval(self, plan: Plan, budget: float) -> None:
+        """Log a new interval, with the reason at DEBUG; the dashboard shows it as well."""
+        before, now = self._logged_interval, plan.interval
+        if before == now:
+            return
+        near = before is not None and now is not None and before / LOGGED_RATIO <= now <= before * LOGGED_RATIO
+        if not near:
+            self._logged_interval = now
+        every = "none for now" if now is None else f"every {now:,} iterations" if now > 1 else "every iteration"
+        figures = f"policy {plan.policy}"
+        if plan.overhead is not None:
+            figures += f", predicted overhead {percent(plan.overhead)}, budget {percent(budget)}"
+            if plan.policy != "fixed" and plan.overhead > NEARLY * budget:
+                figures += ", until further checkpoints confirm their cost"
+        level = logging.DEBUG if near else logging.INFO
+        logger.log(level, "%s: checkpoint interval: %s (%s)", self.job, every, figures)
+        logger.debug("%s: checkpoint interval: %s", self.job, plan.reason)
+
+    def durable(self, checkpoint: str, seconds: float) -> None:
+        """Log a durable checkpoint, at INFO at most once a minute."""
+        if self._quiet:
+            return
+        level, now = logging.DEBUG, time.monotonic()
+        if now - self._durable_logged_at >= DURABLE_EVERY_SECONDS:
+            level, self._durable_logged_at = logging.INFO, now
+        iteration, _ = parse_checkpoint_id(checkpoint)
+        what = f"checkpoint of iteration {iteration:,} is durable, written in {duration(seconds)}"
+        logger.log(level, "%s: %s", self.job, what)
+
+    def damaged(self, checkpoint: str, error: Exception | str, what: str = "damaged and passed over") -> None:
+        self.notice("warning", "damaged", f"checkpoint {checkpoint} is {what}: {error}")
+        iteration, lineage = parse_checkpoint_id(checkpoint)
+        self.event(
+            messages.Checkpoint(
+                at=time.time(),
+                id=checkpoint,
+                iteration=iteration,
+                lineage=lineage,
+                kind="scheduled",
+                state="damaged",
+                reason=text(str(error)),
+            )
+        )
+
+    def trained_elsewhere(self, then: dict[str, str]) -> None:
+        """Warn if the checkpoint was taken in another environment, `then`."""
+        if (difference := fingerprint.difference(then, fingerprint.fingerprint())) is not None:
+            self.notice("warning", "fingerprint", difference)
+
+    def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
+        message = text(message)
+        if not self._quiet or code in PER_RANK_NOTICES:
+            logger.log(getattr(logging, level.upper()), "%s: %s", self.job, message)
+        self.event(
+            messages.Notice(
+                **self._here(),
+                level=level,
+                code=code,
+                message=message,
+            )
+        )
+
+
+class ConsoleLog:
+    """Logs to stderr while a session is open, unless the script configures logging."""
+
+    def __init__(self) -> None:
+        self._sessions, self._level = 0, logging.NOTSET
+        self._handler: logging.Handler | None = None
+
+    def open(self) -> None:
+        """Open for one more session."""
+        self._sessions += 1
+        if logger.hasHandlers():
+            return
+        self._handler, self._level = logging.StreamHandler(), logger.level
+        self._handler.setFormatter(logging.Formatter(LOG_FORMAT, supervisor_channel.LOG_TIME))
+        self._handler.addFilter(lambda _: not logging.getLogger().handlers)  # which show it as well
+        logger.addHandler(self._handler)
+        logger.setLevel(self._level or logging.INFO)
+
+    def close(self) -> None:
+        """Close for one session; after the last, restore the logger."""
+        self._sessions -= 1
+        if self._handler is not None and not self._sessions:
+            logger.removeHandler(self._handler)
+            logger.setLevel(self._level)
+            self._handler = None
+
+
+console_log = ConsoleLog()
+
+
+def text(value: str) -> str:
+    """Replace what cannot be encoded, such as bytes of a path in an OSError."""
+    return value.encode(errors="replace").decode()
+
+
+def _reported_from_seconds(kind: StallKind, iteration_seconds: float) -> float:
+    """Return the length from which a stall is reported as an event; samples hold all stalls."""
+    if kind in DATA_STALLS:
+        return max(0.05, 0.2 * iteration_seconds)
+    return max(0.005, 0.01 * iteration_seconds)
+
+
+def _measured(profile: Profile) -> dict[str, float]:
+    values = {field.name: getattr(profile, field.name) for field in fields(profile)}
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
