@@ -135,10 +135,10 @@ class Config:
         parse_retention,
         shown="as `keep` says",
     )
-    slots: int = setting(
+    max_in_flight: int = setting(
         1,
         "how many snapshots may be in flight, each in host memory of the state's size",
-        _count("slots", "snapshots in flight"),
+        _count("max_in_flight", "snapshots in flight"),
     )
     backend: str = setting(
         "thread",
@@ -167,11 +167,11 @@ class Config:
         shown="none",
         computed=dict,
     )
-    rewinds: bool | None = setting(
+    restorable_in_place: bool | None = setting(
         None,
         "whether a restore may happen [while the script runs](training.md#three-shapes-of-loop); "
         "one that cannot is started again for it",
-        partial(_parse_flag, "rewinds"),
+        partial(_parse_flag, "restorable_in_place"),
         shown="as the loop looks",
     )
     grace: float = setting(

@@ -1,4 +1,4 @@
-"""`Session`: the object that a training loop holds. It builds the parts and delegates to them."""
+"""`Session`: the public object of a training loop. It builds the components and delegates to them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _END = object()
 
 
 class Session:
-    """Checkpoints a training loop, brings it back where it left off, and takes orders for it.
+    """Checkpoints a training loop, resumes it where it ended, and carries out requests of operators.
 
     Args:
         job: the job's name, under which its checkpoints and its history are kept.
@@ -54,8 +54,8 @@ class Session:
         keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
         retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, size 200GB, per lineage".
             Default: HOLDFAST_RETENTION.
-        slots: how many snapshots may be in flight, each in host memory of the state's size. Default:
-            HOLDFAST_SLOTS, else 1.
+        max_in_flight: how many snapshots may be in flight, each in host memory of the state's size. Default:
+            HOLDFAST_MAX_IN_FLIGHT, else 1.
         backend: what writes checkpoints: "thread" of this process, or "process", a helper that finishes the
             checkpoint in hand even when this process is killed. Default: HOLDFAST_BACKEND, else "thread".
         spread: the share of the interval over which the writing of a checkpoint is spread, so that it takes less
@@ -63,14 +63,13 @@ class Session:
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
             element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
         owner: who launched the job, as the fleet shows it. Default: HOLDFAST_OWNER, else the user it runs as.
-        labels: what to tell it by, {"team": "vision"}. Default: HOLDFAST_LABELS, as in "team=vision, data=v3".
+        labels: labels of the job, {"team": "vision"}. Default: HOLDFAST_LABELS, as in "team=vision, data=v3".
         grace: seconds from SIGTERM to the kill. On SIGTERM all ranks end at the same boundary, with a last
             checkpoint if there is time for one, and exit status 143; unless the script handles the signal itself.
             0 leaves SIGTERM alone. Default: HOLDFAST_GRACE, else 30.
-        rewinds: whether the loop can be taken back while it runs, if the session should not judge that. One that
-            cannot is started again for an order to restore. Default: HOLDFAST_REWINDS, else as it looks.
-        state: further objects to checkpoint, under any names: {"policy": policy_net}, which as a keyword would be
-            the setting.
+        restorable_in_place: whether a restore may happen while the loop runs. A loop that is not is restarted to
+            carry out a restore. Default: HOLDFAST_RESTORABLE_IN_PLACE, else detected.
+        state: further objects to checkpoint, under any names: {"policy": policy_net}, whose keyword is a setting.
         **objects: what makes up the training state, by keyword: model, optimizer, scheduler, scaler …
             Anything with `state_dict` and `load_state_dict`, and random generators of torch, NumPy and Python.
 
@@ -97,14 +96,14 @@ class Session:
         mtbf: float | str | None = None,
         keep: int | None = None,
         retention: str | Retention | None = None,
-        slots: int | None = None,
+        max_in_flight: int | None = None,
         backend: str | None = None,
         spread: float | None = None,
         debug: bool | None = None,
         owner: str | None = None,
         labels: Mapping[str, str] | None = None,
         grace: float | None = None,
-        rewinds: bool | None = None,
+        restorable_in_place: bool | None = None,
         state: Mapping[str, Any] | None = None,
         **objects: Any,
     ) -> None:
@@ -119,22 +118,24 @@ class Session:
         atexit.register(self._at_exit)
 
     def _build(self, options: Config, objects: Mapping[str, Any]) -> None:
-        """Make the parts, each from those before it."""
+        """Build the components, each from those before it."""
         self._ranks = ranks.join()
-        self._standing = TrainingPosition()
+        self._position = TrainingPosition()
         self._controller = Controller(
-            options.pacing, world_size=self._ranks.world_size, max_in_flight=options.slots
+            options.pacing, world_size=self._ranks.world_size, max_in_flight=options.max_in_flight
         )
-        self._training = Training(objects, self._standing, self._controller, self._ranks, rewinds=options.rewinds)
+        self._training = Training(
+            objects, self._position, self._controller, self._ranks, restorable_in_place=options.restorable_in_place
+        )
         self._reporter = Reporter(
-            self.job, self._standing, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
+            self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
         self._checkpoints = Checkpointer(
             open_store(options.store),
             self.job,
             uuid.uuid4().hex,
             retention=options.retention_rules,
-            slots=options.slots,
+            max_in_flight=options.max_in_flight,
             backend=options.backend,
             debug=options.debug,
             reporter=self._reporter,
@@ -149,27 +150,34 @@ class Session:
         self._leaving = PreemptionHandler(options.grace)
         self._lifecycle = Lifecycle()
         self._reported: str | None = None
-        """The last fault that `step` has reported: each is logged once, or it would bury all else."""
-        self._boundary = Boundary(
-            training=self._training,
-            controller=self._controller,
-            checkpoints=self._checkpoints,
-            reporter=self._reporter,
-            ranks=self._ranks,
-            orders=self._orders,
-            verifier=self._verifier,
-            meter=self._meter,
-            leaving=self._leaving,
-            lifecycle=self._lifecycle,
-            options=options,
-        )
+        """The last error that `step` reported: a repeated one is logged once."""
+        try:
+            self._boundary = Boundary(
+                training=self._training,
+                controller=self._controller,
+                checkpoints=self._checkpoints,
+                reporter=self._reporter,
+                ranks=self._ranks,
+                orders=self._orders,
+                verifier=self._verifier,
+                meter=self._meter,
+                leaving=self._leaving,
+                lifecycle=self._lifecycle,
+                options=options,
+            )
+        except BaseException:  # leave the process as it was found
+            for close in (self._reporter.link.close, self._ranks.close, self._training.close, self._leaving.close):
+                with contextlib.suppress(Exception):
+                    close()
+            console_log.close()
+            raise
 
     # What a loop uses
 
     @property
     def iteration(self) -> int:
         """The last finished iteration; 0 before the first."""
-        return self._standing.iteration
+        return self._position.iteration
 
     @property
     def epoch(self) -> int:
@@ -178,24 +186,24 @@ class Session:
 
     @property
     def lineage(self) -> int:
-        """The line of iterations that training is on; a restore begins a new one."""
-        return self._standing.lineage
+        """The current lineage; a restore begins a new one."""
+        return self._position.lineage
 
     @property
     def attempt(self) -> int:
-        """How many times the job has been started, this time included; 0 while its store cannot be written to."""
+        """The number of this start of the job, from 1; 0 while its store cannot be written to."""
         return self._checkpoints.attempt
 
     def resume(self) -> int:
-        """Go on from the newest durable checkpoint, or from the one an operator asked for.
+        """Resume from the newest durable checkpoint, or from the one that an operator requested.
 
         Returns:
             The iteration it resumed from, 0 for a fresh start.
 
         Raises:
-            IncompatibleCheckpoint: the checkpoint is sound, but the script's objects are others now.
+            IncompatibleCheckpoint: the checkpoint is sound, but does not fit the script's objects.
             UnknownFormat: a newer Holdfast wrote it.
-            OSError: the store was asked for half a minute, and could not be read.
+            OSError: the store could not be read for half a minute.
             RanksLost: another rank of this job is gone.
         """
         if self._lifecycle.state is Life.STARTING:
@@ -203,18 +211,18 @@ class Session:
         return self.iteration
 
     def batches(self, loader: Iterable[Any], epochs: int | None = 1) -> Iterator[Any]:
-        """The batches of `epochs` epochs in all, from where training stands; rewinds in place when told to.
+        """Yield the batches of `epochs` epochs in all, from the current position; follow restores in place.
 
-        None is without end, for a loop that counts iterations: `batch = next(batches)`.
+        `None` never ends, for a loop that counts iterations: `batch = next(batches)`.
         """
         self.resume()
         cursor = self._training.cursor_for(loader)
         if cursor.limitation:
             self._reporter.notice("warning", "loader", cursor.limitation)
         while epochs is None or cursor.epoch < epochs:
-            rewinds = self._training.rewinds
+            restores = self._training.restore_count
             source = cursor.batches()
-            while self._training.rewinds == rewinds:
+            while self._training.restore_count == restores:
                 started = time.perf_counter()
                 batch = next(source, _END)
                 if batch is _END:
@@ -224,17 +232,17 @@ class Session:
                 yield batch
 
     def step(self, **metrics: Any) -> None:
-        """The end of an iteration: call it after `optimizer.step()`, with the loss and any other metric.
+        """End an iteration: call it after `optimizer.step()`, with the loss and any other metric.
 
-        It may begin a checkpoint and carry out orders. A restore takes effect here: model, optimizer, loader,
+        It may begin a checkpoint and carry out requests. A restore takes effect here: model, optimizer, loader,
         `Variables` and `iteration` go back together.
 
         Raises:
-            RestoreFailed: a restore broke half-way and the state could not be put back.
-            SystemExit: SIGTERM told the job to end; or under `holdfast run`, when a newer attempt of the job has
-                begun elsewhere, or to be started again for an order to restore.
+            RestoreFailed: a restore failed half-way, and the previous state could not be put back.
+            SystemExit: the job received SIGTERM; or, under `holdfast run`, a newer attempt of the job has begun
+                elsewhere, or the supervisor is to restart the script for a restore.
         """
-        self._standing.iteration += 1
+        self._position.iteration += 1
         if self._lifecycle.only_counts:
             if self._reported != self._lifecycle.state.value:
                 self._reported = self._lifecycle.state.value
@@ -245,7 +253,7 @@ class Session:
                 self._boundary.run(metrics)
         except RestoreFailed:
             raise
-        except Exception as error:  # a fault of ours must not end the user's job
+        except Exception as error:  # a defect of Holdfast must not end the user's job
             what = f"{type(error).__name__}: {error}"
             if what != self._reported:
                 self._reported = what
@@ -257,20 +265,19 @@ class Session:
     def checkpoint(self) -> None:
         """Take a checkpoint at the end of this iteration, whatever the interval.
 
-        Of several ranks rank 0's call counts, and it takes effect where the ranks next agree on something: an
-        iteration later as a rule.
+        With several ranks, only the call on rank 0 counts, and usually takes effect an iteration later.
         """
         self._boundary.requests.checkpoint = True
 
     def every(self, iterations: int | None) -> None:
-        """Take a checkpoint every so many iterations; None leaves it to the policy again."""
+        """Take a checkpoint every `iterations`; `None` returns to the policy."""
         every = parse_every(iterations) if iterations is not None else None
         self._orders.base = dataclasses.replace(self._orders.base, every=every)
         self._boundary.settings_changed()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """No checkpoints inside the `with` block, other than those that a restore takes for safety."""
+        """Take no checkpoints inside the `with` block, except those that protect a restore."""
         self._orders.pauses += 1
         self._boundary.settings_changed()
         try:
@@ -280,22 +287,21 @@ class Session:
             self._boundary.settings_changed()
 
     def restore(self, iteration: int) -> None:
-        """Go back to the checkpoint of `iteration` at the end of this one, in the next `step`.
+        """Restore the checkpoint of `iteration` in the next `step`.
 
-        Of several ranks rank 0's call counts, and it takes effect where the ranks next agree on something: an
-        iteration later as a rule.
+        With several ranks, only the call on rank 0 counts, and usually takes effect an iteration later.
 
         Raises:
-            NoSuchCheckpoint: there is none there; it names the nearest earlier one.
+            NoSuchCheckpoint: that iteration has no checkpoint; the error names the nearest earlier one.
         """
         if not self._ranks.leads:
             return
         checkpoint = restore.find(self._checkpoints.store, self.job, iteration)
-        self._checkpoints.want(Protector.SCRIPT, checkpoint)
+        self._checkpoints.retention_queue.protect(Protector.SCRIPT, checkpoint)
         self._boundary.requests.restore = checkpoint
 
     def close(self) -> None:
-        """Take a last checkpoint, wait until it is durable, tell the server, let go. Called at exit as well."""
+        """Take a final checkpoint, wait until it is durable, report the end. Also runs at interpreter exit."""
         self._close("finished")
 
     def __enter__(self) -> Self:
@@ -308,12 +314,13 @@ class Session:
         life = self._lifecycle
         if life.is_over:
             return
-        if life.state is Life.HALF_RESTORED and reason == "finished":  # by a `finally` of the script's
+        if life.state is Life.HALF_RESTORED and reason == "finished":  # the script closes in a `finally`
             reason = RestoreFailed.__name__
         reason = life.state.value if life.is_ending else reason
+        has_begun = life.state is not Life.STARTING  # after an interrupted resume the state may be half-loaded
+        finished = reason == "finished" and has_begun
         life.enter(Life.CLOSING)
         atexit.unregister(self._at_exit)
-        finished = reason == "finished"
         parts: tuple[Callable[[], object], ...] = (
             self._boundary.progress.rest,
             self._verifier.close,
@@ -327,14 +334,14 @@ class Session:
             self._reporter.link.close,
             self._boundary.progress.close,
             self._training.close,
-            self._boundary.report_unsaved,
+            lambda: self._boundary.report_unsaved() if has_begun else None,
             console_log.close,
-            self._leaving.close,  # last: a SIGTERM that comes a second time must not cut the last checkpoint short
+            self._leaving.close,  # last: a second SIGTERM must not interrupt the final checkpoint
         )
         for part in parts:
             try:
                 part()
-            except Exception:  # the loop may be ending with an error of its own, which must not be hidden
+            except Exception:  # must not hide the error that ends the loop
                 logger.exception("%s: while closing", self.job)
         life.enter(Life.CLOSED)
 

@@ -26,7 +26,7 @@ class Contender:
     """A note below the table."""
     reads_in_place = False
     """Whether `restore` reads into existing tensors, so that the optimizer needs its moments first."""
-    slots = 1
+    max_in_flight = 1
     """Number of checkpoints that its memory can hold."""
     hook_seconds = 0.0
     """Time in its own optimizer hooks, which `before_step` does not include."""

@@ -102,12 +102,12 @@ class CheckpointBenchmark:
                 worker.call("iterate", 2)
             results.notes[name] = worker.call("prepare")
             with PeakMemory(worker.pid) as together:
-                slots = worker.call("one", 2)
+                max_in_flight = worker.call("one", 2)
         except ContenderExcluded as reason:
             self._leave_out(name, reason)
             return True
         results.samples[name] = {}
-        results.memory_bytes[name] = together.bytes - alone.bytes, slots
+        results.memory_bytes[name] = together.bytes - alone.bytes, max_in_flight
         self.say(f"{name}: ready, {(together.bytes - alone.bytes) / 1e6:,.0f} MB for checkpoints")
         return True
 

@@ -102,8 +102,8 @@ def _medians_of(name: str, results: Results) -> Medians:
         samples["slowdown_share"] = [slowdown / iteration for slowdown, iteration in pairs]
     found = medians(samples)
     if name in results.memory_bytes:
-        extra, slots = results.memory_bytes[name]
-        found |= {"memory_mb": extra / 1e6, "slot_bytes": extra / slots}
+        extra, max_in_flight = results.memory_bytes[name]
+        found |= {"memory_mb": extra / 1e6, "slot_bytes": extra / max_in_flight}
     if name == PLAIN:  # it saves nothing: its figures are noise of the clock
         found = {
             key: found[key] for key in ("iteration", "slowdown", "slowdown_share", "memory_mb") if key in found

@@ -28,13 +28,13 @@ class HoldfastContender(Contender):
 
     note = "digests, and deletes old checkpoints, while the slow-down is measured"
 
-    def __init__(self, *arguments: Any, slots: int = 1, **options: Any) -> None:
+    def __init__(self, *arguments: Any, max_in_flight: int = 1, **options: Any) -> None:
         super().__init__(*arguments)
-        self.slots = slots
+        self.max_in_flight = max_in_flight
         # Around the session's own hook, which blocks the optimizer: hooks run in the order of registration.
         self._hook_began = self.hook_seconds = 0.0
         self.training.optimizer.register_step_pre_hook(self._hooks_begin)
-        self._session = open_session(self.folder, self.training, slots=slots, **options)
+        self._session = open_session(self.folder, self.training, max_in_flight=max_in_flight, **options)
         self.training.optimizer.register_step_pre_hook(self._hooks_end)
         self._saved: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._durable: queue.SimpleQueue[float] = queue.SimpleQueue()

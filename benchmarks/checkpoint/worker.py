@@ -67,7 +67,7 @@ class WorkerCalls:
             self._contender.end_iteration()
         self._contender.finish()
         self._contender.prune()
-        return self._contender.slots
+        return self._contender.max_in_flight
 
     def pair(self, k: int) -> Measured:
         """Measure two checkpoints, each with the k iterations after it, between k iterations without one.
@@ -111,7 +111,7 @@ class WorkerCalls:
         """Measure iterations with a checkpoint after each, and without."""
         self._training.iterate()
         plain = self.iterate(count)
-        for _ in range(self._contender.slots):  # until the maximum is in flight
+        for _ in range(self._contender.max_in_flight):  # until the maximum is in flight
             self._iterate()
             self._save()
         started = time.perf_counter()

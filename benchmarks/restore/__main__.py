@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.ingest.running import free_port, running
 from holdfast.client import CheckpointRow, Client, ServerError
-from holdfast.snapshot.shared_buffers import Held
+from holdfast.snapshot.shared_buffers import SupervisorMemory
 
 from . import raw
 from .job import JOB
@@ -118,14 +118,14 @@ def memory(folder: Path, megabytes: float, rounds: int) -> dict[str, float]:
     """Measure a start from memory, and one from disk with a cold cache."""
     disk_lines, memory_lines = [], []
     with _fresh(folder) as store, tempfile.TemporaryDirectory() as shared:
-        held = Held(Path(shared))
+        held = SupervisorMemory(Path(shared))
         try:
             tier = store / "tier"
             _run("seed", megabytes, tier, HOLDFAST_SUPERVISION=shared)
             _run("seed", megabytes, store / "disk")
             disk = store / "disk"
             for number in range(rounds):
-                held.unclaim()
+                held.release_claims()
                 # alternate the order: a virtual machine must request idle memory from its host
                 for part in ("memory", "disk") if number % 2 else ("disk", "memory"):
                     if part == "memory":

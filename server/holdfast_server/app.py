@@ -49,7 +49,9 @@ BACKGROUND_JOBS: tuple[BackgroundJob, ...] = (
     BackgroundJob("accounts", expiry.TIDY_SECONDS, expiry.delete_expired),
     BackgroundJob("audit anchor", expiry.ANCHOR_SECONDS, expiry.log_audit_head),
     BackgroundJob("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
-    BackgroundJob("alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)),
+    BackgroundJob(
+        "alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)
+    ),
     BackgroundJob("compaction", compaction.EVERY_SECONDS, compaction.compact),
     BackgroundJob("orders", restore_orders.EVERY_SECONDS, restore_orders.check_timeouts),
     BackgroundJob("overrides", desired_state.OVERRIDES_EVERY_SECONDS, desired_state.end_overrides),

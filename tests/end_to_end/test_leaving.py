@@ -67,7 +67,7 @@ def test_a_trainer_that_is_told_to_end_saves_and_ends(tmp_path: Path, server: Cl
     assert found is not None
     assert (found.status, found.iteration) == ("stopped", last)
     told = [notice.message for notice in server.notices(job) if notice.code == "preempted"]
-    assert told == [f"told to end by SIGTERM after iteration {last}: saved as {last:012d}-1"]
+    assert told == [f"SIGTERM received; ending after iteration {last}: saved as {last:012d}-1"]
 
 
 @pytest.mark.parametrize("told", [0, 2])
@@ -244,12 +244,12 @@ def test_the_grace_runs_from_the_signal() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "a session was left open by another test"
     leaving = PreemptionHandler(10.0, clock=lambda: now[0])
     try:
-        assert not leaving.asked
+        assert not leaving.is_requested
         signal.raise_signal(signal.SIGTERM)  # to this thread, and heard before it returns
-        assert leaving.asked
-        assert leaving.left_seconds == 10.0 - SPARE_SECONDS
+        assert leaving.is_requested
+        assert leaving.grace_left_seconds == 10.0 - SPARE_SECONDS
         now[0] += 3.0
-        assert leaving.left_seconds == 10.0 - 3.0 - SPARE_SECONDS
+        assert leaving.grace_left_seconds == 10.0 - 3.0 - SPARE_SECONDS
     finally:
         leaving.close()
         leaving.cancel()

@@ -97,7 +97,7 @@ def test_a_snapshot_that_was_scribbled_on_is_not_trusted(tmp_path: Path, expecte
 
 
 STAGES = {
-    "unsealing": (10, True), "unsealed": (10, False), "copying": (10, False), "copied": (10, False),
+    "unsealing": (10, True), "unmarked": (10, False), "copying": (10, False), "copied": (10, False),
     "half sealed": (10, False), "sealed": (15, True), "committing": (15, True), "committed": (15, True),
 }  # fmt: skip
 """Of the checkpoint at 15: what the next start goes on from, and whether it finds that in memory."""

@@ -83,7 +83,7 @@ def test_a_script_that_cannot_be_taken_back_is_started_again_for_an_order_and_fo
     tmp_path: Path, server: Client
 ) -> None:
     ledger, log, job = tmp_path / "ledger.txt", tmp_path / "run.log", "relaunched"
-    env = environment(tmp_path / "store", server.server) | {"HOLDFAST_REWINDS": "no"}
+    env = environment(tmp_path / "store", server.server) | {"HOLDFAST_RESTORABLE_IN_PLACE": "no"}
     command = supervised(ledger, job, trainer=("--epochs", "400", "--slowly"))
     with spawned(command, log, env) as supervisor:
         until(lambda: len(read_ledger(ledger)) > 25, "the job to train")
@@ -167,8 +167,8 @@ def _wakes_up(folder: Path, server: Client, job: str, chance: random.Random) -> 
         assert old.wait(PATIENCE_SECONDS) == EXIT_FENCED
     assert _contents(store / job) == before
     assert _seen(server, job, stopped_at) == seen
-    assert "takes no more checkpoints and reports nothing" in log.read_text()
-    assert "this supervisor ends" in log.read_text()
+    assert "stops taking checkpoints and reporting" in log.read_text()
+    assert "starts the trainer no more" in log.read_text()
 
 
 def _stop(pids: list[int], lock: Path) -> None:

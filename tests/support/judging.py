@@ -42,9 +42,9 @@ def violations(root: Path, told: Sequence[str], *, leftovers_allowed: int = 1, j
         return found
     if (promised := max(acknowledged(told), default=(0, 0))) > (best := safe(root, job)):
         found.append(f"lost ground: {promised} was acknowledged, {best} is there: {listed}")
-    retiring = {line.split()[1] for line in told if line.startswith("retiring ")}
+    retention_queue = {line.split()[1] for line in told if line.startswith("retention_queue ")}
     durable = {line.split()[1] for line in told if line.startswith("durable ")}
-    if gone := durable - retiring - set(listed):
+    if gone := durable - retention_queue - set(listed):
         found.append(f"lost {sorted(gone)}, which nobody deleted; there is {listed}")
     if len(left := leftovers(root, job)) > leftovers_allowed:
         found.append(f"too many leftovers: {left}")

@@ -105,7 +105,7 @@ class Told(Reporter):
         self._world, self._outgoing = world, outgoing
 
     def event(self, event: Event) -> None:
-        self._outgoing.write(event, self.standing, self._world.now)
+        self._outgoing.write(event, self.position, self._world.now)
 
 
 class Agent:
@@ -137,7 +137,7 @@ class Agent:
     def hear(self) -> None:
         """The long poll is answered."""
         self.desired = self.world.desired()
-        self.orders.arrived(self.desired)
+        self.orders.on_received(self.desired)
 
     def step(self) -> None:
         """On with what it is doing; else to the next boundary between two iterations."""
@@ -174,7 +174,7 @@ class Agent:
     def _boundary(self) -> Iterator[None]:
         self.standing.iteration += 1
         if self.desired is not None:
-            self.orders.news(self.desired)
+            self.orders.has_changed(self.desired)
         order = self.orders.restore()
         if order is None:
             return

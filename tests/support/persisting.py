@@ -68,12 +68,12 @@ class Settled:
 class Job:
     """Live tensors, a store, and what takes checkpoints of the ones to the other."""
 
-    def __init__(self, store, backend, *, slots=1, tensors=None):
+    def __init__(self, store, backend, *, max_in_flight=1, tensors=None):
         self.store, self.iteration = store, 0
         self.tensors = tensors if tensors is not None else small_state()
-        self.snapshots = Snapshotter(slots)
+        self.snapshots = Snapshotter(max_in_flight)
         self._settled = Settled()
-        self.persister = Persister(store, slots=slots, backend=backend)
+        self.persister = Persister(store, max_in_flight=max_in_flight, backend=backend)
         self.snapshots.shared = self.persister.shares_memory
 
     @property

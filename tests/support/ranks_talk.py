@@ -161,7 +161,7 @@ def destroy(stage):
 def let_go_while_stuck(stage):
     """What those are told who wait while gloo, stuck, tells nobody that the group is closed."""
     talk._part = lambda group, others: threading.Event().wait()
-    talk.PARTING_SECONDS = 0.01
+    talk.CLOSE_SECONDS = 0.01
     group = SideGroup()
     outcomes = {}
 
@@ -201,7 +201,7 @@ def hear_late(stage):
                 raise RuntimeError("Operation timed out!")
 
     group = SideGroup()
-    group.heard(Late())
+    group.wait_for(Late())
     return group.together(lambda: 5)
 
 
@@ -249,7 +249,7 @@ def own_error_first(stage):
 
 def wait_long(stage):
     """What is told where another rank does not come, until it does."""
-    talk.TOLD_AFTER_SECONDS = 0.01
+    talk.WARN_AFTER_SECONDS = 0.01
     told = threading.Event()
     talk.logger.warning = lambda *words: (stage.tell("told", words[0] % words[1:]), told.set())
     if dist.get_rank() == 0:
@@ -258,7 +258,7 @@ def wait_long(stage):
     group.together(lambda: None)
     if dist.get_rank() == 0:
         stage.ready()
-    group.heard(group.announce(torch.zeros(2, dtype=torch.int64)))
+    group.wait_for(group.announce(torch.zeros(2, dtype=torch.int64)))
     return told.is_set()
 
 
@@ -322,7 +322,7 @@ def break_within(stage, store, rank, what):
         job.step(8)
         owner, method = {
             "learn": (session._meter, "end_iteration"),
-            "prices": (session._meter, "learn"),
+            "prices": (session._meter, "update_controller"),
             "choose": (session._controller, "due"),
             "capture": (session._training, "capture"),
         }[what]
@@ -407,7 +407,7 @@ def ordered(stage, store):
 
 def relaunched(stage, store):
     """An order for a script that cannot be taken back, under a supervisor: how and where each rank ends."""
-    job = Job(store, every=10**6, rewinds=False)
+    job = Job(store, every=10**6, restorable_in_place=False)
     leads, folder = dist.get_rank() == 0, os.path.join(store, "supervision")
     if leads:
         os.makedirs(folder, exist_ok=True)

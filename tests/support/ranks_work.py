@@ -227,7 +227,7 @@ def _fellows() -> list[int]:
 def _meet(always: bool) -> None:
     """Have ranks hear of each other at every boundary, however quick iterations are."""
     if always:
-        coordination.MEETING_SECONDS = 0.0
+        coordination.AGREE_EVERY_SECONDS = 0.0
 
 
 def _tell(stage: Stage, job: Job) -> None:

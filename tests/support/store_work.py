@@ -133,5 +133,5 @@ def _save(stage: Stage, store: Store, attempt: int, saved: list[str], checkpoint
 def _retire(stage: Stage, store: Store, attempt: int, saved: list[str], keep: int) -> None:
     while len(saved) > keep + 1:  # one more than asked for, so that a lineage's parent outlives the first save
         gone = saved.pop(0)
-        stage.tell("retiring", gone)
+        stage.tell("retention_queue", gone)
         store.delete(JOB, gone, attempt)

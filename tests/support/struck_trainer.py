@@ -126,7 +126,7 @@ def watch_restores() -> None:
     def brings_order(orders: Any, desired: Any) -> bool:
         return desired.restore is not None
 
-    watch(Orders, "arrived", before="heard", after="delivered", when=brings_order)
+    watch(Orders, "on_received", before="heard", after="delivered", when=brings_order)
     watch(LocalStore, "acquire_attempt", after="attempt begun", when=lambda *_, order=None: order is not None)
     for wanted, point in (("restoring", "taken up"), ("restored", "told")):
         watch(
@@ -141,7 +141,7 @@ def watch_restores() -> None:
         when=lambda store, job, record: isinstance(record, Lineage) and record.order is not None,
     )  # fmt: skip
     watch(Training, "apply", after="applied", when=ordered)
-    for owner, name in ((InPlaceRestore, "rewind"), (Startup, "_carried_out")):
+    for owner, name in ((InPlaceRestore, "restore"), (Startup, "_restore_for_order")):
         _tell_of_order(owner, name)
 
 

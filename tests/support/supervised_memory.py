@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from holdfast.snapshot.shared_buffers import COUNT, Held
+from holdfast.snapshot.shared_buffers import SLOT_COUNT, SupervisorMemory
 from holdfast.store import Lineage
 
 
@@ -13,8 +13,8 @@ def folder(tmp_path):
     """Of a supervisor that holds memory."""
     made = tmp_path / "supervision"
     made.mkdir()
-    held = Held(made)
-    assert len(held) == COUNT
+    held = SupervisorMemory(made)
+    assert len(held) == SLOT_COUNT
     yield made
     held.close()
 

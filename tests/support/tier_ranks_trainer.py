@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from holdfast.memory_tier.complete_snapshot import sealed_in
+from holdfast.memory_tier.complete_snapshot import complete_snapshots_in
 from holdfast.persist import completion_marker
 from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
@@ -32,7 +32,7 @@ from tests.support.tier_trainer import before
 JOB = "tier"
 ITERATIONS, EVERY, AT = 30, 5, 15
 """The checkpoint at AT is the first that does not become durable, for the disk is full then."""
-ENDS = ("killed", "damaged", "unsealed")
+ENDS = ("killed", "damaged", "unmarked")
 """Of rank 1: killed once all have sealed it; with a bit of rank 0's that is another; or before it has sealed."""
 FOLDER = Path(os.environ.get("HOLDFAST_SUPERVISION", "."))
 
@@ -83,10 +83,12 @@ def die_unsealed() -> None:
 
     def act(task: Any, _: object) -> None:
         if task.iteration == AT:
-            await_that(lambda: any(seal.task.iteration == AT for seal in completion_marker.seals_of(FOLDER, JOB)))
+            await_that(
+                lambda: any(marker.task.iteration == AT for marker in completion_marker.markers_of(FOLDER, JOB))
+            )
             die()
 
-    before(completion_marker, "seal", act)
+    before(completion_marker, "marker", act)
 
 
 def await_that(happened: Any) -> None:
@@ -97,7 +99,7 @@ def await_that(happened: Any) -> None:
 
 def end_at_once(end: str) -> None:
     def found() -> Any:
-        return next((each for each in sealed_in(FOLDER, JOB) if each.task.iteration == AT), None)
+        return next((each for each in complete_snapshots_in(FOLDER, JOB) if each.task.iteration == AT), None)
 
     await_that(found)
     if end == "damaged":
@@ -116,7 +118,7 @@ def train(folder: Path, kind: str, end: str) -> None:
     )
     if first:
         fill_disk()
-    if first and rank == 1 and end == "unsealed":
+    if first and rank == 1 and end == "unmarked":
         die_unsealed()
     session.resume()
     ledger = os.open(folder / f"ledger-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -60,17 +60,17 @@ def dies_at(stage, trainer):
 
     match stage:
         case "unsealing":
-            before(SharedBuffer, "unseal", act)
-        case "unsealed":
-            after(SharedBuffer, "unseal", act)
+            before(SharedBuffer, "remove_marker", act)
+        case "unmarked":
+            after(SharedBuffer, "remove_marker", act)
         case "copying":
             before(Layout, "copy_host", act)
         case "copied":
-            before(completion_marker, "seal", act)
+            before(completion_marker, "marker", act)
         case "half sealed":
             before(Path, "rename", lambda path, *_: act() if path.name.startswith("slot-") else None)
         case "sealed":
-            after(completion_marker, "seal", act)
+            after(completion_marker, "marker", act)
         case "committing":
             # the digests are made beside the write: both are over by then
             before(LocalWriter, "commit", act)
@@ -123,7 +123,7 @@ class Trainer:
     def wait_sealed(self, iteration):
         held = slots_in(FOLDER)
         while held and not any(
-            seal.task.iteration == iteration for seal in completion_marker.seals_of(FOLDER, "tier")
+            marker.task.iteration == iteration for marker in completion_marker.markers_of(FOLDER, "tier")
         ):
             threading.Event().wait(0.005)
 
@@ -131,7 +131,7 @@ class Trainer:
 def scribble():
     """As a bug of native code might: one bit of what is in memory."""
     for slot in slots_in(FOLDER):
-        if slot.seal.exists():
+        if slot.marker.exists():
             fd = slot.open()
             found = os.pread(fd, 1, 4096)
             os.pwrite(fd, bytes([found[0] ^ 1]), 4096)

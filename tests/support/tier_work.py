@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from holdfast.memory_tier.complete_snapshot import sealed_in
+from holdfast.memory_tier.complete_snapshot import complete_snapshots_in
 from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
 from holdfast.system import supervisor_channel
@@ -45,7 +45,7 @@ def ends_and_goes_on(
                 break
         first.crash()
     if damage is not None and dist.get_rank() == 0:
-        newest, *_ = sealed_in(Path(folder), "job")
+        newest, *_ = complete_snapshots_in(Path(folder), "job")
         flip(SharedBuffer(Path(folder), newest.numbers[damage]))
     dist.barrier()
     told: list[str] = []

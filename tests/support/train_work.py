@@ -174,12 +174,12 @@ def _size(directory: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in directory.iterdir())
 
 
-def overwrite(stage: Stage, root: str, rounds: int, backend: str, slots: int) -> None:
+def overwrite(stage: Stage, root: str, rounds: int, backend: str, max_in_flight: int) -> None:
     """As soon as a checkpoint has been taken, change everything it is made of, in the order a loop would."""
     torch.set_num_threads(1)
     stage.ready()
     for number in range(1, rounds + 1):
-        model, optimizer, session = _large(root, backend, slots)
+        model, optimizer, session = _large(root, backend, max_in_flight)
         session.resume()
         _train(model, optimizer)
         expected = _everything(model, optimizer)
@@ -194,7 +194,7 @@ def overwrite(stage: Stage, root: str, rounds: int, backend: str, slots: int) ->
         assert session._checkpoints.wait_settled(300)
         durable = session._checkpoints.head
         session._close("killed")
-        model, optimizer, session = _large(root, backend, slots)
+        model, optimizer, session = _large(root, backend, max_in_flight)
         assert (session.resume(), durable) == (number, f"{number:012d}-1"), "the checkpoint was not durable"
         found = _everything(model, optimizer)
         session._close("killed")
@@ -203,14 +203,21 @@ def overwrite(stage: Stage, root: str, rounds: int, backend: str, slots: int) ->
 
 
 def _large(
-    root: str, backend: str, slots: int
+    root: str, backend: str, max_in_flight: int
 ) -> tuple[torch.nn.Sequential, torch.optim.Optimizer, holdfast.Session]:
     model = torch.nn.Sequential(
         torch.nn.Linear(1024, 1024), torch.nn.BatchNorm1d(1024), torch.nn.Linear(1024, 512)
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     session = holdfast.Session(
-        "job", store=root, model=model, optimizer=optimizer, every=10**9, keep=2, backend=backend, slots=slots
+        "job",
+        store=root,
+        model=model,
+        optimizer=optimizer,
+        every=10**9,
+        keep=2,
+        backend=backend,
+        max_in_flight=max_in_flight,
     )
     return model, optimizer, session
 

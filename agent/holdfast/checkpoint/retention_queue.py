@@ -1,6 +1,6 @@
-"""Retention of one job: deletes what its rules no longer want, on the thread pool.
+"""Retention of one job: deletes checkpoints that its rules do not keep, on the thread pool.
 
-No checkpoint, and no SIGTERM, waits for a store's deletes.
+Neither checkpoints nor SIGTERM wait for deletions.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
-LEAST_KEPT = 3
-"""So many of the newest sound checkpoints stay under rules of retention that a server has sent."""
+MIN_KEPT = 3
+"""Number of newest sound checkpoints that server-sent rules never delete."""
 
 
 class Protector(enum.Enum):
@@ -40,7 +40,7 @@ class Protector(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingHead:
-    """Where an attempt stands among the checkpoints of its job."""
+    """Attempt, lineage, newest durable checkpoint and known damage of the running job."""
 
     attempt: int
     lineage: int
@@ -49,7 +49,7 @@ class TrainingHead:
 
 
 class RetentionQueue:
-    """Runs retention once for all requests that arrive while the run before is going on. For any thread.
+    """Runs retention once for all requests that arrive during the previous run. For any thread.
 
     Two runs never overlap, and one stops between two deletes once the queue closes.
     """
@@ -62,37 +62,38 @@ class RetentionQueue:
         """The rules in force, and those of the script."""
         self.pinned = Pinned(store, job, reporter)
         self._sizes = restore.Sizes(store, job)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         """Guards what follows; held for no I/O."""
         self._requested = self._running = self._closing = False
-        self._wanted: dict[Protector, str | None] = {}
-        self._asked_for: collections.deque[str] = collections.deque(maxlen=ASKED_FOR)
-        self._knows_asked_for = False
-        """Those that attempts before this one took are among them."""
+        self._protected_by: dict[Protector, str | None] = {}
+        self._requested_ids: collections.deque[str] = collections.deque(maxlen=ASKED_FOR)
+        self._requested_loaded = False
+        """Requested checkpoints of earlier attempts are loaded."""
         self._last_reason: str | None = None
 
-    def want(self, protector: Protector, checkpoint: str | None) -> None:
+    def protect(self, protector: Protector, checkpoint: str | None) -> None:
         """Protect a checkpoint from retention, until `protector` protects another one or none."""
-        with self._changed:
-            self._wanted[protector] = checkpoint
+        with self._lock:
+            self._protected_by[protector] = checkpoint
 
-    def add_asked_for(self, checkpoint: str) -> None:
-        """Keep a checkpoint that was taken on request, until newer ones were."""
-        with self._changed:
-            self._asked_for.append(checkpoint)
+    def add_requested(self, checkpoint: str) -> None:
+        """Keep a requested checkpoint, until newer requested ones replace it."""
+        with self._lock:
+            self._requested_ids.append(checkpoint)
 
-    def learn(self) -> None:
-        """Look up what attempts before this one keep. OSError: the store cannot say; a later run asks again."""
+    def load_requested(self) -> None:
+        """Load the requested checkpoints and pins of earlier attempts. OSError: a later run tries again."""
         found = restore.of_kind(self._store, self._job, "requested")
-        with self._changed:
-            newer = [each for each in self._asked_for if each not in found]
-            self._asked_for = collections.deque([*found, *newer], maxlen=ASKED_FOR)
-            self._knows_asked_for = True
+        with self._lock:
+            newer = [each for each in self._requested_ids if each not in found]
+            self._requested_ids = collections.deque([*found, *newer], maxlen=ASKED_FOR)
+            self._requested_loaded = True
         self.pinned.learn()
 
     def request(self) -> None:
-        """Ask for retention; returns at once."""
-        with self._changed:
+        """Request a run; returns at once."""
+        with self._lock:
             if self._closing:
                 return
             self._requested, starts = True, not self._running
@@ -101,15 +102,15 @@ class RetentionQueue:
             io_pool.submit(self._run)
 
     def wait_idle(self, timeout_seconds: float) -> bool:
-        """Wait until every request so far is carried out; False when that takes too long."""
-        with self._changed:
+        """Wait until no run is requested or under way; `False` on timeout."""
+        with self._lock:
             return self._changed.wait_for(lambda: not self._running, timeout_seconds)
 
     def close(self, timeout_seconds: float = 0.0) -> None:
         """Finish what was requested if `timeout_seconds` is enough, then stop; the next start resumes the rest."""
         deadline = time.monotonic() + timeout_seconds
         self.wait_idle(timeout_seconds)
-        with self._changed:
+        with self._lock:
             self._closing = True
         self.wait_idle(max(0.0, deadline - time.monotonic()))
 
@@ -120,11 +121,11 @@ class RetentionQueue:
                 self._last_reason = None
             except (OSError, HoldfastError) as error:
                 self._warn(f"could not remove old checkpoints: {error}")
-            except Exception:  # a defect of ours must not mark retention as running for ever
+            except Exception:  # a defect must not leave retention marked as running
                 logger.exception("retention failed; it runs again after the next checkpoint")
 
     def _next(self) -> bool:
-        with self._changed:
+        with self._lock:
             if self._requested and not self._closing:
                 self._requested = False
                 return True
@@ -133,16 +134,16 @@ class RetentionQueue:
             return False
 
     def _retire(self) -> None:
-        """Delete what retention no longer wants; only ever after a newer checkpoint is durable."""
-        if not self._knows_asked_for:
-            self.learn()
+        """Delete what the rules do not keep; only after a newer checkpoint is durable."""
+        if not self._requested_loaded:
+            self.load_requested()
         self.pinned.learn()
         at = self._head()
         self.pinned.note(at.attempt)
         committed = self._store.checkpoints(self._job)
         pins = self.pinned.checkpoints
         sizes = self._sizes.of(committed) if self.rules.size_bytes is not None else {}
-        never = self._protected() | self._least(committed, at.damaged)
+        never = self._protected() | self._minimum_kept(committed, at.damaged)
         gone = expendable(committed, self.rules, never=never, pinned=pins, sizes=sizes)
         waits = held(self._store, self._job) if gone else set()
         deleted = self._delete(each for each in gone if each not in waits)
@@ -150,34 +151,34 @@ class RetentionQueue:
             self._reporter.inventory([each for each in committed if each not in deleted], pins)
 
     def _delete(self, checkpoints: Iterable[str]) -> set[str]:
-        """Delete one after the other, except what a restore or a pin asked for meanwhile; the names deleted."""
+        """Delete one by one, except those protected or pinned meanwhile; return the deleted names."""
         deleted = set()
         for checkpoint in checkpoints:
-            with self._changed:
+            with self._lock:
                 if self._closing:
                     break
-                is_wanted = checkpoint in self._wanted.values()
+                is_wanted = checkpoint in self._protected_by.values()
             if not is_wanted and checkpoint not in self.pinned.checkpoints:
                 self._store.delete(self._job, checkpoint, self._head().attempt)
                 deleted.add(checkpoint)
         return deleted
 
     def _protected(self) -> set[str]:
-        """Where the lineages that training descends from began, the ways back, what is to be restored."""
+        """Return checkpoints that no rule deletes: lineage starts, safety checkpoints, restore targets."""
         at = self._head()
-        with self._changed:
-            asked_for, wanted = list(self._asked_for), list(self._wanted.values())
+        with self._lock:
+            asked_for, wanted = list(self._requested_ids), list(self._protected_by.values())
         kept = protected(self._store.records(self._job, Lineage), at.lineage, asked_for)
         return kept | {each for each in (at.head, *wanted) if each is not None}
 
-    def _least(self, committed: Iterable[str], damaged: Collection[str]) -> set[str]:
-        """What rules from a server leave, whatever they say; the script's own may keep fewer."""
+    def _minimum_kept(self, committed: Iterable[str], damaged: Collection[str]) -> set[str]:
+        """Return the newest checkpoints that server-sent rules keep; rules of the script may keep fewer."""
         if self.rules == self._own_rules:
             return set()
         sound = (each for each in committed if each not in damaged)
-        return set(sorted(sound, key=lambda each: parse_checkpoint_id(each)[::-1])[-LEAST_KEPT:])
+        return set(sorted(sound, key=lambda each: parse_checkpoint_id(each)[::-1])[-MIN_KEPT:])
 
     def _warn(self, reason: str) -> None:
         if reason != self._last_reason:
             self._last_reason = reason
-            self._reporter.notice("warning", "checkpoint", f"{reason}; training goes on")
+            self._reporter.notice("warning", "checkpoint", f"{reason}; training continues")

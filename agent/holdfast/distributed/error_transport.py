@@ -47,19 +47,19 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     @classmethod
     def of(cls, error: BaseException) -> Failed:
         if isinstance(error, OSError):
-            place = sayable(str(error.filename)) if error.filename else None
-            return cls(kind="os", text=sayable(error.strerror or str(error)), errno=error.errno, filename=place)
+            place = printable(str(error.filename)) if error.filename else None
+            return cls(kind="os", text=printable(error.strerror or str(error)), errno=error.errno, filename=place)
         if isinstance(error, DamagedCheckpoint):
-            return cls(kind="damaged", text=sayable(error.reason), filename=sayable(error.file))
+            return cls(kind="damaged", text=printable(error.reason), filename=printable(error.file))
         if isinstance(error, NoSuchCheckpoint):
             return cls(kind="no such", text=str(error), filename=error.nearest)
         for kind, made in _PLAIN.items():
             if isinstance(made, type) and isinstance(error, made):
-                return cls(kind=kind, text=sayable(str(error)))  # type: ignore[arg-type]
-        trace = sayable("".join(traceback.format_exception(error)))
+                return cls(kind=kind, text=printable(str(error)))  # type: ignore[arg-type]
+        trace = printable("".join(traceback.format_exception(error)))
         if isinstance(error, MemoryError):
             return cls(kind="memory", text=str(error), trace=trace)
-        return cls(kind="other", text=sayable(f"{type(error).__name__}: {error}"), trace=trace)
+        return cls(kind="other", text=printable(f"{type(error).__name__}: {error}"), trace=trace)
 
     def error(self, where: str = "") -> Exception:
         """As it was raised; `where` goes before its text."""
@@ -77,16 +77,16 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
         return error
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error in a sentence's place, for people."""
     if isinstance(error, OSError):
         place = f" ({error.filename})" if error.filename else ""
-        return sayable(f"{error.strerror or error}{place}")
+        return printable(f"{error.strerror or error}{place}")
     if isinstance(error, (HoldfastError, RemoteError)):
         return str(error)
-    return sayable(f"{type(error).__name__}: {error}")
+    return printable(f"{type(error).__name__}: {error}")
 
 
-def sayable(text: str) -> str:
+def printable(text: str) -> str:
     """A file's name may hold bytes that are no text."""
     return text.encode(errors="replace").decode()

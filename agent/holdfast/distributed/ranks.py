@@ -33,13 +33,13 @@ PATIENCE_SECONDS = 3600.0
 """A rank that is away for so long does not come back. One that dies is noticed when its connections close: at
 once, or with the last process that it forked, which holds them, too (a worker of a DataLoader looks for its parent
 every few seconds)."""
-NEVER_SENT_TAG = 1 << 30
+UNUSED_TAG = 1 << 30
 """No number of a checkpoint comes to that."""
-TOLD_AFTER_SECONDS = 20.0
+WARN_AFTER_SECONDS = 20.0
 """From when a person wants to know what a start waits for."""
 SLICE_SECONDS = 1.0
 """A wait within gloo is at most so long: it takes no notice of a signal, nor of a group that is closed."""
-PARTING_SECONDS = 1.0
+CLOSE_SECONDS = 1.0
 """Closing connections takes milliseconds; what has not ended by then is stuck in gloo, and left behind."""
 
 
@@ -110,7 +110,7 @@ class SideGroup(Ranks):
         """Those of `_workers` that run nothing; never more are made than exchanges run at the same time."""
         worker, group = self._new_worker(), Future[dist.ProcessGroup]()
         worker.submit(_connected, group)
-        with told_while_waiting(
+        with warn_while_waiting(
             f"rank {self.rank} waits for the other ranks: each of them makes the session, and they connect over "
             "the network interface that GLOO_SOCKET_IFNAME names"
         ):
@@ -166,10 +166,10 @@ class SideGroup(Ranks):
         with self._noticing(), self._lock:
             return self._open.broadcast(numbers, 0)
 
-    def heard(self, work: dist.Work) -> None:
+    def wait_for(self, work: dist.Work) -> None:
         """Wait until what was announced is here."""
         with self._noticing():
-            if not self._has_ended(work, within_seconds=TOLD_AFTER_SECONDS):
+            if not self._has_ended(work, within_seconds=WARN_AFTER_SECONDS):
                 logger.warning(
                     "rank %d waits for the other ranks: each of them has to call session.step() equally often",
                     self.rank,
@@ -256,7 +256,7 @@ class SideGroup(Ranks):
                 outcome.set_exception(self._lost())
         for worker in workers:
             worker.end()
-        deadline = time.monotonic() + PARTING_SECONDS
+        deadline = time.monotonic() + CLOSE_SECONDS
         for thread in (parting, *workers):  # one that ends while the interpreter does would abort the process
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -337,9 +337,9 @@ class SideGroup(Ranks):
 
     def _broadcast(self, data: bytes) -> bytes:
         length = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
-        self.heard(self.announce(length))
+        self.wait_for(self.announce(length))
         content = _bytes(data) if self.leads else torch.empty(int(length), dtype=torch.uint8, device="cpu")
-        self.heard(self.announce(content))
+        self.wait_for(self.announce(content))
         return data if self.leads else content.numpy().tobytes()
 
 
@@ -361,8 +361,8 @@ def join() -> Ranks:
     return SideGroup()
 
 
-def told_while_waiting(message: str) -> contextlib.AbstractContextManager[None]:
-    return _unless_done_within(TOLD_AFTER_SECONDS, lambda: logger.warning(message))
+def warn_while_waiting(message: str) -> contextlib.AbstractContextManager[None]:
+    return _unless_done_within(WARN_AFTER_SECONDS, lambda: logger.warning(message))
 
 
 @contextlib.contextmanager
@@ -425,7 +425,7 @@ def _part(group: dist.ProcessGroup, others: list[int]) -> None:
         # waits, a group that is destroyed goes on
         with contextlib.suppress(RuntimeError):
             nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
-            group.recv([nothing], rank, NEVER_SENT_TAG).wait(timedelta(milliseconds=1))
+            group.recv([nothing], rank, UNUSED_TAG).wait(timedelta(milliseconds=1))
     with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the script was there before
         dist.destroy_process_group(group)
 

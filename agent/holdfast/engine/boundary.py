@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.config import Config
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.checkpointer import Checkpointer
-from holdfast.engine.coordination import MEETING_SECONDS, Decision, DetachedCoordinator, RestoreTarget, steering_of
+from holdfast.engine.coordination import (
+    AGREE_EVERY_SECONDS,
+    Decision,
+    DetachedCoordinator,
+    RestoreTarget,
+    steering_of,
+)
 from holdfast.engine.decide import Requests, Situation, decide
 from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore
 from holdfast.engine.lifecycle import Life, Lifecycle
@@ -35,7 +39,7 @@ from holdfast.telemetry.reporter import Reporter
 logger = logging.getLogger("holdfast")
 
 ASK_STORE_SECONDS = 60.0
-"""Between two questions whether a newer attempt has begun, to a store that may be away."""
+"""Least time between two checks in the store whether a newer attempt has begun."""
 
 
 class Boundary:
@@ -60,7 +64,7 @@ class Boundary:
         self._reporter, self._ranks, self._orders = reporter, ranks, orders
         self._meter, self._leaving = meter, leaving
         self._lifecycle, self._spread = lifecycle, options.spread
-        self._position = reporter.standing
+        self._position = reporter.position
         self.requests = Requests()
         self._starter = Startup(
             training,
@@ -74,7 +78,7 @@ class Boundary:
             token=options.token,
         )
         self._starter.open()
-        self.rewinder = InPlaceRestore(training, checkpoints, reporter, ranks)
+        self.in_place_restore = InPlaceRestore(training, checkpoints, reporter, ranks)
         self._prober = Prober(training, meter, reporter)
         self.progress = supervisor_channel.ProgressFile(None if ranks.leads else "")
         self._steering = steering_of(ranks, self._choose)
@@ -89,18 +93,18 @@ class Boundary:
         )
 
     def resume(self) -> None:
-        """Go on from the checkpoint that an open order asks for, else from the best one."""
+        """Resume from the checkpoint that an open request names, else from the best one."""
         self._begin(self._starter.choose())
 
     def _begin(self, start: Start) -> None:
-        """Training begins, from what is in place."""
-        self._lifecycle.enter(Life.TRAINING)
+        """Begin training from what is in place; after an interruption the session can still resume."""
         self._starter.begin(start)
         self._steering.begin(self._position.iteration)
         self._meter.clock.begin()
+        self._lifecycle.enter(Life.TRAINING)
 
     def run(self, metrics: dict[str, Any]) -> None:
-        """End an iteration: begin a checkpoint and carry out orders, where there are any."""
+        """End an iteration: begin a checkpoint and carry out requests, if any."""
         self._training.boundary()
         for what in self._training.unknown_loaders():
             self._reporter.notice("warning", "loader", what)
@@ -109,33 +113,32 @@ class Boundary:
         try:
             self.settle()
             self._measure(metrics)
-        finally:  # also after a fault of this rank: the others reach the same boundary and count on it
-            with self._in_step():
-                self._act(self._decide())
+        finally:  # even after an error here: the other ranks reach the same boundary and wait for this one
+            self._act_with_other_ranks()
         self._prober.at_boundary(busy=self._checkpoints.active)
 
     def take_final(self) -> None:
-        """Checkpoint the end of training, so that a job that is started again finds all its work done."""
+        """Checkpoint the end of training, so that a restarted job does not repeat work."""
         if not self._position.iteration or not self._checkpoints.wait_settled(WRITE_SECONDS):
             return
         if not self._training.at_boundary:
-            logger.info("%s: the loop ended within an iteration; no last checkpoint was taken", self._reporter.job)
+            logger.info("%s: the loop ended within an iteration; no final checkpoint is taken", self._reporter.job)
             return
         try:
             if not self._steering.end(self._position.iteration):
                 return
             self.settle()
-            self._checkpoints.find_lineage()
+            self._checkpoints.update_lineage()
             if self._ranks.decide(lambda: self._checkpoints.head != self._here, bool):
                 self._take(Decision(checkpoint="final", at_once=True))
         except RanksLost as error:
-            self._reporter.notice("warning", "ranks", f"no last checkpoint: {error}")
+            self._reporter.notice("warning", "ranks", f"no final checkpoint: {error}")
 
     def note_ending(self, reason: str) -> None:
-        """Note in the store how the attempt ends."""
+        """Record in the store how the attempt ends."""
         checkpoints = self._checkpoints
         if self._ranks.leads and checkpoints.attempt:
-            attempt_log.note(
+            attempt_log.record_ending(
                 checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained
             )
 
@@ -153,12 +156,12 @@ class Boundary:
     def settings_changed(self) -> None:
         """Apply the settings of the script and of operators as they are now."""
         self._controller.change(self._orders.settings())
-        self._reporter.pace(self._controller, changed=True)
+        self._reporter.report_interval(self._controller, changed=True)
 
     # The four steps
 
     def settle(self) -> None:
-        """Learn from the checkpoints that ended since the last iteration."""
+        """Process the checkpoints that settled since the last iteration."""
         for run in self._checkpoints.drain():
             self._meter.checkpoint_settled(run)
             if run.result.fenced:
@@ -168,21 +171,17 @@ class Boundary:
                 self._reporter.notice("warning", "torn", f"{run.result.reason}; taken again at once")
 
     def _measure(self, metrics: dict[str, Any]) -> None:
-        """What the iteration took, and what operators want by now."""
-        if self._leaving.asked and not self._ranks.leads:
+        """Measure the iteration, and read the settings of operators."""
+        if self._leaving.is_requested and not self._ranks.leads:
             self._ranks.ask_to_end()
         if self._reporter.link.is_fenced and self._is_replaced():
             self._give_way()
-        if self._leaving.asked and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
+        if self._leaving.is_requested and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
             self._lifecycle.enter(Life.PREEMPTED)  # there is no decision to wait for
         self._meter.end_iteration(metrics)
         self._follow_operators()
-        self.rewinder.tell_mode()
+        self.in_place_restore.report_mode()
         self.progress.update(self._position.iteration)
-
-    def _decide(self) -> Decision:
-        """What to do here. With several ranks it was decided at an earlier boundary, by rank 0."""
-        return self._steering.decision(self._position.iteration)
 
     def _act(self, decision: Decision) -> None:
         if decision.end:
@@ -206,7 +205,7 @@ class Boundary:
             self._orders.accept(decision.restore[1])
         elif decision.checkpoint is not None and not decision.end:
             if situation.withheld and not (situation.requested or situation.retry):
-                self._orders.tell_withheld()
+                self._orders.report_withheld()
             self.requests.checkpoint = self.requests.retry = False
         return decision
 
@@ -217,7 +216,7 @@ class Boundary:
             return Situation(
                 lineage=lineage,
                 end_requested=True,
-                grace_left_seconds=self._leaving.left_seconds,
+                grace_left_seconds=self._leaving.grace_left_seconds,
                 checkpoint_seconds=profile.snapshot_seconds + profile.persist_seconds if profile else None,
             )
         checkpoints, controller, plan = self._checkpoints, self._controller, self._controller.plan
@@ -229,7 +228,7 @@ class Boundary:
             requested=self.requests.checkpoint,
             retry=self.requests.retry,
             due=self._is_due(iteration),
-            withheld=self._orders.withhold(time.monotonic() - self._taken_at),
+            withheld=self._orders.is_withheld_too_long(time.monotonic() - self._taken_at),
             memory_ready=not (checkpoints.unprepared and is_early),
             has_room=snapshots.free if iteration == self._position.iteration else snapshots.has_room,
             in_flight=checkpoints.under_way,
@@ -247,30 +246,30 @@ class Boundary:
     def _is_due(self, iteration: int) -> bool:
         if not self._controller.due(iteration):
             return False
-        self._meter.learn()  # after which it may not be
+        self._meter.update_controller()  # after which it may not be
         return self._controller.due(iteration)
 
     def _is_asked_to_end(self) -> bool:
-        if self._leaving.asked or self._ranks.world_size == 1:
-            return self._leaving.asked
+        if self._leaving.is_requested or self._ranks.world_size == 1:
+            return self._leaving.is_requested
         now = time.monotonic()
-        if now - self._ranks_asked_at < MEETING_SECONDS:
+        if now - self._ranks_asked_at < AGREE_EVERY_SECONDS:
             return False
         self._ranks_asked_at = now
         return self._ranks.asked_to_end
 
     def _follow_operators(self) -> None:
         desired = self._reporter.link.desired
-        if desired is None or not self._orders.news(desired):
+        if desired is None or not self._orders.has_changed(desired):
             return
         self._controller.change(self._orders.settings())
-        self._checkpoints.retention = self._orders.retention()
+        self._checkpoints.retention_queue.rules = self._orders.retention()
         if self._orders.checkpoint_requested:
             self.requests.checkpoint = True
         if self._orders.probe_requested:
-            self._prober.ask()
+            self._prober.request()
         self._reporter.applied(desired.version)
-        self._reporter.pace(self._controller, changed=True)
+        self._reporter.report_interval(self._controller, changed=True)
 
     # Acting on a decision
 
@@ -280,7 +279,7 @@ class Boundary:
         if decision.lineage:
             self._checkpoints.follow_lineage(decision.lineage)
         try:
-            self._meter.learn()  # what came before belongs to the time before
+            self._meter.update_controller()  # what came before belongs to the time before
         finally:  # the other ranks count on this one
             self._checkpoints.take(
                 self._training.capture,
@@ -295,38 +294,38 @@ class Boundary:
             self._reporter.notice(
                 "warning",
                 "structure",
-                "the objects have changed since training began, so that the checkpoints from iteration "
-                f"{self._position.iteration:,} on are refused when this script starts again. Compared with a "
+                "the objects have changed since training began: checkpoints from iteration "
+                f"{self._position.iteration:,} on cannot be loaded when this script restarts. Compared with a "
                 f"checkpoint of the start: {change}. Have the script make this change before session.resume()",
             )
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
 
     def _restore(self, target: RestoreTarget) -> None:
-        self._meter.learn()
+        self._meter.update_controller()
         relaunches = False
         self._lifecycle.enter(Life.RESTORING)
         try:
-            relaunches = self.rewinder.rewind(*self._ranks.decide(lambda: target, RestoreTarget))
+            relaunches = self.in_place_restore.restore(*self._ranks.decide(lambda: target, RestoreTarget))
         finally:
             after = Life.RELAUNCHED if relaunches else Life.TRAINING
-            self._lifecycle.enter(Life.HALF_RESTORED if self.rewinder.half_applied else after)
-        self._checkpoints.want(Protector.SCRIPT, None)
-        self._starter.introduce()
+            self._lifecycle.enter(Life.HALF_RESTORED if self.in_place_restore.half_applied else after)
+        self._checkpoints.retention_queue.protect(Protector.SCRIPT, None)
+        self._starter.publish_attempt()
         self._meter.clock.restart()
         self._steering.begin(self._position.iteration)
 
     def _end(self, decision: Decision) -> None:
-        """SIGTERM: save, where there is time for it, at the last boundary."""
-        checkpoints, saved = self._checkpoints, "there is no time for a checkpoint"
+        """Take the final checkpoint after SIGTERM, if there is time."""
+        checkpoints, saved = self._checkpoints, "no time for a checkpoint"
         try:
             if decision.checkpoint is not None:
-                if checkpoints.wait_settled(self._leaving.left_seconds):
+                if checkpoints.wait_settled(self._leaving.grace_left_seconds):
                     self.settle()
                     self._take(decision)
-                durable = checkpoints.wait_settled(self._leaving.left_seconds)
+                durable = checkpoints.wait_settled(self._leaving.grace_left_seconds)
                 is_saved = durable and checkpoints.head == self._here
-                saved = f"saved as {self._here}" if is_saved else "it could not be saved in time"
-            message = f"told to end by SIGTERM after iteration {self._position.iteration:,}: {saved}"
+                saved = f"saved as {self._here}" if is_saved else "the checkpoint was not durable in time"
+            message = f"SIGTERM received; ending after iteration {self._position.iteration:,}: {saved}"
             self._reporter.notice("warning", "preempted", message)
         finally:
             self._lifecycle.enter(Life.PREEMPTED)
@@ -338,9 +337,9 @@ class Boundary:
         return checkpoint_id(self._position.iteration, self._position.lineage)
 
     def _begin_afresh(self) -> None:
-        """The loop neither resumes nor draws its batches from the session: it wants a fresh start."""
+        """Begin at iteration 0: the loop has neither resumed nor drawn batches from the session."""
         try:
-            unused = self._starter.unused()
+            unused = self._starter.unused_checkpoints()
             self._begin(Start())
         except RanksLost as error:
             self._detach(error)
@@ -348,12 +347,12 @@ class Boundary:
         if unused:
             self._reporter.notice("warning", "afresh", unused)
 
-    @contextlib.contextmanager
-    def _in_step(self) -> Iterator[None]:
+    def _act_with_other_ranks(self) -> None:
         """Act at this boundary, and let the ranks agree on the next."""
+        iteration = self._position.iteration
         try:
             try:
-                yield
+                self._act(self._steering.decision(iteration))
             except RestoreFailed:  # no rank goes on
                 raise
             except BaseException:  # the other ranks wait for what comes next
@@ -366,15 +365,13 @@ class Boundary:
     def _detach(self, error: RanksLost) -> None:
         """Stop coordinating with the other ranks: one of them is lost. The others notice when the group closes."""
         self._stop_coordinating()
-        if self._lifecycle.state is Life.TRAINING:
+        if self._lifecycle.state in (Life.STARTING, Life.TRAINING):
             self._lifecycle.enter(Life.DETACHED)
-        self._reporter.notice(
-            "error", "ranks", f"{error}; no checkpoint is taken any more, training goes on as far as it can"
-        )
+        self._reporter.notice("error", "ranks", f"{error}; checkpoints stop, training continues as far as it can")
 
     def _is_replaced(self) -> bool:
-        """Whether a newer attempt has begun, as the server says. The store decides; it is asked seldom, since it
-        may take its time."""
+        """Check in the store whether a newer attempt has begun, as the server reports; seldom, since it may be
+        slow."""
         now = time.monotonic()
         if self._lifecycle.state is Life.REPLACED or now < self._store_asked_at + ASK_STORE_SECONDS:
             return False
@@ -382,7 +379,7 @@ class Boundary:
         return self._checkpoints.fenced
 
     def _give_way(self) -> None:
-        """Save and report nothing any more: a newer attempt of the job has begun."""
+        """Stop saving and reporting: a newer attempt of the job has begun."""
         if self._lifecycle.state is Life.REPLACED:
             return
         self._lifecycle.enter(Life.REPLACED)
@@ -390,7 +387,7 @@ class Boundary:
         self._reporter.link = OfflineConnection()
         self._stop_coordinating()
         logger.error(
-            "%s: a newer attempt of this job has begun: attempt %d takes no more checkpoints and reports nothing",
+            "%s: a newer attempt of this job has begun: attempt %d stops taking checkpoints and reporting",
             *(self._reporter.job, self._checkpoints.attempt),
         )
 
@@ -399,8 +396,8 @@ class Boundary:
         self._ranks.close()
 
     def _before_update(self) -> None:
-        """An optimizer is about to change what is being copied: let the copy finish first."""
-        if self._lifecycle.state is Life.FORKED:  # nobody copies here
+        """Before an optimizer step: wait until the copy under way allows it."""
+        if self._lifecycle.state is Life.FORKED:  # this process has no copying thread
             return
         waited = self._checkpoints.snapshots.wait_copied()
         if waited:

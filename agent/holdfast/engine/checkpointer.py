@@ -14,8 +14,8 @@ from concurrent.futures import Future
 import msgspec
 import torch
 
-from holdfast.checkpoint.retention_queue import Protector, RetentionQueue, TrainingHead
-from holdfast.distributed.error_transport import told
+from holdfast.checkpoint.retention_queue import RetentionQueue, TrainingHead
+from holdfast.distributed.error_transport import describe_error
 from holdfast.distributed.ranks import Ranks, SideGroup
 from holdfast.errors import HoldfastError
 from holdfast.memory_tier.tier import MemoryTier
@@ -35,9 +35,9 @@ from holdfast.telemetry.reporter import Reporter
 logger = logging.getLogger("holdfast")
 
 FREE_SECONDS = 10.0
-"""How long a rank waits for memory that the one that decides already had: far longer than that takes."""
+"""How long a rank waits for a free buffer when rank 0 already had one: far longer than that takes."""
 RETURN_SECONDS = 0.05
-"""Training waits no longer to learn whether a store that was away is back."""
+"""How long training waits to learn whether an unavailable store is back."""
 
 
 class Checkpointer:
@@ -55,7 +55,7 @@ class Checkpointer:
         uid: str,
         *,
         retention: Retention,
-        slots: int = 1,
+        max_in_flight: int = 1,
         backend: str = "thread",
         debug: bool = False,
         reporter: Reporter,
@@ -63,43 +63,43 @@ class Checkpointer:
     ) -> None:
         self._ranks = ranks
         self._number = 0
-        """How many were begun by this attempt: the same on all ranks."""
+        """Number of checkpoints that this attempt began, the same on all ranks."""
         self.store, self.job, self.uid = store, job, uid
         self.attempt = 0
         """0 while the store could not be written to."""
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
         self.latest_lineage = 0
-        """The highest number a server says that it has seen."""
-        self._reporter, self._standing = reporter, reporter.standing
+        """The highest lineage number that the server reports."""
+        self._reporter, self._position = reporter, reporter.position
         self.versions = {
             "holdfast": importlib.metadata.version("holdfast"),
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         }
-        self._at_least = 1
-        """The number that this attempt must have at least."""
+        self._minimum_attempt = 1
+        """The lowest number that this attempt may have."""
         self._open_order: str | None = None
         """The order that was open when the attempt began."""
-        self._unnoted: str | None = None
-        """An order that was carried out while the store could not be written to."""
-        self._late: Future[tuple[int, Lineage] | None] | None = None
-        """Asks a store that was away whether it is back, for an attempt and a lineage."""
-        self._changed = threading.Condition()
+        self._unrecorded_order: str | None = None
+        """A restore request that was carried out while the store could not be written to."""
+        self._late_attempt: Future[tuple[int, Lineage] | None] | None = None
+        """Attempt and lineage, acquired in the background once an unavailable store is back."""
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._head: str | None = None
         self._newest_durable = 0
         """The number of the run that the head is from."""
         self._runs: list[CheckpointRun] = []
         """Runs that have not settled."""
         self._settled: list[CheckpointRun] = []
-        """Runs that have, since `drain`."""
+        """Runs that have settled since `drain`."""
         self._damaged: set[str] = set()
         self._events = CheckpointEvents(reporter, store)
-        self.retiring = RetentionQueue(store, job, retention, reporter, self._training_head)
-        self.pinned = self.retiring.pinned
-        self.tier = MemoryTier(job, uid, slots, ranks, reporter)
-        self.snapshots = Snapshotter(slots, debug=debug, arenas=self.tier.arenas)
+        self.retention_queue = RetentionQueue(store, job, retention, reporter, self._training_head)
+        self.tier = MemoryTier(job, uid, max_in_flight, ranks, reporter)
+        self.snapshots = Snapshotter(max_in_flight, debug=debug, arenas=self.tier.arenas)
         channel = ranks if isinstance(ranks, SideGroup) else None
-        self.persister = Persister(store, slots=slots, backend=backend, channel=channel)
+        self.persister = Persister(store, max_in_flight=max_in_flight, backend=backend, channel=channel)
         self.snapshots.shared = self.persister.shares_memory
         self.unprepared = True
         """`prepare` was not called yet."""
@@ -111,81 +111,67 @@ class Checkpointer:
 
     @property
     def under_way(self) -> int:
-        """How many copies and writes are."""
-        with self._changed:
-            return len(self._runs)
+        """Number of runs that have not settled."""
+        return len(self._runs)
 
     @property
     def head(self) -> str | None:
         """The newest durable checkpoint on this lineage."""
-        with self._changed:
+        with self._lock:
             return self._head
 
-    @property
-    def retention(self) -> Retention:
-        """The rules in force."""
-        return self.retiring.rules
-
-    @retention.setter
-    def retention(self, rules: Retention) -> None:
-        self.retiring.rules = rules
-
     def acquire_attempt(self, at_least: int, *, order: str | None = None) -> None:
-        """Fence all earlier attempts, and note the order that is open; of several ranks, rank 0 does.
+        """Fence all earlier attempts, and record the open restore request; rank 0 does it for all ranks.
 
-        Where the store cannot be written to, there are no checkpoints for now.
+        Where the store cannot be written to, no checkpoints are taken for now.
         """
-        self._at_least, self._open_order = at_least, order
+        self._minimum_attempt, self._open_order = at_least, order
         try:
-            self.attempt = self._ranks.decide(lambda: self._become_newest(at_least), int)
+            self.attempt = self._ranks.decide(lambda: self._acquire_number(at_least), int)
         except OSError as error:
-            # whether training starts without it is not known yet: that takes a store that can be read, or is new
-            self._events.warn(not_writable(self.store, error), "no checkpoint is taken until it is")
+            # training may still start, if the store can be read or is new
+            self._events.warn(not_writable(self.store, error), "checkpoints start when it is")
 
     def begin_lineage(
         self, iteration: int, parent: str | None, order: str | None = None, *, left: str | None = None
     ) -> None:
-        """Note a new lineage durably; only then is training on it. OSError or Fenced when the store refuses."""
+        """Record a new lineage durably, then switch to it. OSError or Fenced when the store refuses."""
 
         def noted() -> Lineage:
             lineage = self._new_lineage(self.attempt, iteration, parent, order, left)
             if self.attempt:
                 self.store.append(self.job, lineage)
-            self._unnoted = None if self.attempt else order
+            self._unrecorded_order = None if self.attempt else order
             return lineage
 
         self.continue_lineage(self._ranks.decide(noted, Lineage), parent)
 
     @property
     def fenced(self) -> bool:
-        """A newer attempt of the job has begun, as far as the store can be asked."""
+        """A newer attempt of the job has begun; `False` where the store cannot be read."""
         try:
             return 0 < self.attempt < self.store.latest_attempt(self.job)
         except OSError:
             return False
 
     def continue_lineage(self, lineage: Lineage, head: str | None) -> None:
-        """Go on along a lineage, from the checkpoint `head`."""
-        with self._changed:
+        """Continue a lineage from the checkpoint `head`."""
+        with self._lock:
             self.lineage, self._head = lineage, head
-        self._standing.lineage = lineage.number
+        self._position.lineage = lineage.number
 
     def follow_lineage(self, number: int) -> None:
-        """Rank 0 has begun another one since the store is back."""
+        """Switch to the lineage that rank 0 began when the store came back."""
         if number != self.lineage.number:
             self.continue_lineage(msgspec.structs.replace(self.lineage, number=number), self.head)
 
-    def want(self, protector: Protector, checkpoint: str | None) -> None:
-        """Protect a checkpoint from retention, until `protector` protects another one or none. For any thread."""
-        self.retiring.want(protector, checkpoint)
-
     def mark_damaged(self, checkpoint: str, *, damaged: bool = True) -> None:
-        """Note what a reading found; a sound checkpoint may take the name of a damaged one. For any thread."""
-        with self._changed:
+        """Record that a checkpoint is damaged, so that a sound one may replace it. For any thread."""
+        with self._lock:
             (self._damaged.add if damaged else self._damaged.discard)(checkpoint)
 
-    def find_lineage(self) -> None:
-        """Before a checkpoint that nobody announced: that which rank 0 is on, of a store that is back perhaps."""
+    def update_lineage(self) -> None:
+        """Switch to rank 0's lineage before an unannounced checkpoint: the store may be back."""
 
         def current() -> int:
             if not self.attempt:
@@ -201,7 +187,11 @@ class Checkpointer:
             self.snapshots.prepare(capture())
             self.persister.prepare()
             if self.persister.refusal is not None:
-                self._reporter.notice("info", "backend", f"a thread writes checkpoints: {self.persister.refusal}")
+                self._reporter.notice(
+                    "info",
+                    "backend",
+                    f"a thread writes checkpoints, not a helper process: {self.persister.refusal}",
+                )
 
     def take(
         self,
@@ -212,17 +202,16 @@ class Checkpointer:
         over_seconds: float = 0.0,
         at_once: bool = False,
     ) -> CheckpointRun | None:
-        """Begin a checkpoint of this instant; None when it could not even begin, which is then an event.
+        """Begin a checkpoint of this instant; `None` when it could not begin, which is reported.
 
-        The bytes are written over `over_seconds` rather than as fast as they can. Of several ranks all call it at
-        the same boundary.
+        The write is spread over `over_seconds`. All ranks call it at the same boundary.
         """
         self._number += 1
         if self._ranks.leads and not self.attempt and not self._acquire_late():
             self._decline("the store is not writable")
             return None
         started = time.perf_counter()
-        iteration, lineage = self._standing.iteration, self._standing.lineage
+        iteration, lineage = self._position.iteration, self._position.lineage
         request = RunRequest(
             iteration=iteration,
             lineage=lineage,
@@ -244,26 +233,32 @@ class Checkpointer:
             fingerprint=_fingerprint(),
         )
         run = CheckpointRun(request, self.snapshots, self._events, self)
+        is_submitted = False
         try:
             self._follow(run)
             if not self.snapshots.wait_free(FREE_SECONDS):  # another rank's was free a moment ago
-                raise HoldfastError("the snapshot before is still being written")
+                raise HoldfastError("the previous snapshot is still being written")
             self.snapshots.begin(run, capture())
             run.add_stall(time.perf_counter() - started)
             self.persister.submit(run)
+            is_submitted = True
             self.snapshots.copy(run)
-        except Exception as error:  # a checkpoint that cannot be taken must not end training
-            self._drop(run, type(error).__name__, f"could not copy the state: {error}", RunState.FAILED)
-            return None
-        except BaseException as error:  # Ctrl-C: the other ranks wait for a word of this one
-            self._drop(run, type(error).__name__, "interrupted", RunState.ABANDONED)
-            raise
+        except BaseException as error:
+            if is_submitted:  # the persister settles it
+                self.snapshots.give_up(run, type(error).__name__)
+            elif isinstance(error, Exception):
+                self._drop(run, f"could not copy the state: {error}", RunState.FAILED)
+            else:  # Ctrl-C; also where the persister has it already, which then leaves it as it is
+                self._drop(run, "interrupted", RunState.ABANDONED)
+            if not isinstance(error, Exception):
+                raise
+            return None  # a checkpoint that cannot be taken must not end training
         return run
 
     def save_survivor(self, committed: list[str]) -> None:
-        """Make durable what this attempt goes on from, where the one before it did not live to.
+        """Commit the snapshot in memory that this attempt resumed from, where the previous attempt had not.
 
-        All ranks do it, each with its part, or none does. `committed` is rank 0's to know.
+        All ranks do it, each with its part, or none does. Only rank 0 needs `committed`.
         """
 
         def unsaved() -> tuple[bool, str | None]:
@@ -281,39 +276,41 @@ class Checkpointer:
             )
             run = CheckpointRun(request, self.snapshots, self._events, self)
             self._follow(run)
-            self.snapshots.hold(contents.arena)
+            self.snapshots.reserve(contents.arena)
             run.begin_copy(contents)
             run.end_copy(copied)
             self.persister.submit(run)
-        except Exception as error:  # training goes on without; the other ranks wait for a word of this one
-            reason = f"what lay in memory is not saved: {told(error)}"
-            self._decline(told(error))
+        except Exception as error:  # training continues without it; the other ranks wait for a message
+            reason = f"the snapshot in memory is not saved: {describe_error(error)}"
+            self._decline(describe_error(error))
             if run is None:
                 self.fail(reason)
             else:
                 run.end(RunState.FAILED, WriteResult(reason=reason))
 
     def wait_settled(self, timeout_seconds: float) -> bool:
-        """Wait until nothing is under way and `head` is known; False when that takes too long."""
+        """Wait until all runs have settled; `False` on timeout."""
         deadline = time.monotonic() + timeout_seconds
-        with self._changed:
+        with self._lock:
             if not self._changed.wait_for(lambda: not self._runs, timeout_seconds):
                 return False
         return self.snapshots.wait_idle(max(0.0, deadline - time.monotonic()))
 
     def drain(self) -> list[CheckpointRun]:
-        """What settled since the last call."""
-        with self._changed:
+        """Return the runs that settled since the last call."""
+        if not self._settled:  # as after most iterations
+            return []
+        with self._lock:
             found, self._settled = self._settled, []
         return found
 
     def close(self, timeout_seconds: float, *, finished: bool = True) -> None:
-        """Let go of everything; unless training has `finished`, what lies in the memory tier stays there."""
+        """Release everything; unless training has `finished`, snapshots stay in the memory tier."""
         deadline = time.monotonic() + timeout_seconds
         settled = self.persister.close(timeout_seconds)
         if not settled:
-            logger.warning("gave up waiting for the last checkpoint after %g s", timeout_seconds)
-        self.retiring.close(max(0.0, deadline - time.monotonic()) if finished else 0.0)
+            logger.warning("the final checkpoint was not durable after %g s; closing without it", timeout_seconds)
+        self.retention_queue.close(max(0.0, deadline - time.monotonic()) if finished else 0.0)
         self.snapshots.close()
         if finished and settled:
             self.tier.close(self.head)
@@ -321,43 +318,40 @@ class Checkpointer:
             self.tier.release()
 
     def fail(self, reason: str, kind: CheckpointKind = "scheduled") -> None:
-        """Report a checkpoint that never became one."""
+        """Report a checkpoint that could not begin."""
         self._events.fail(reason, kind)
 
     def run_changed(self, run: CheckpointRun, state: RunState) -> None:
-        """A settled run moves the head, asks for retention and waits for `drain`."""
+        """Move the head, request retention, and keep the run for `drain`, once it has settled."""
         if state not in SETTLED:
             return
         is_durable = state is RunState.DURABLE
-        with self._changed:
+        with self._lock:
             if is_durable and run.request.number > self._newest_durable:  # a slow one may settle after newer ones
                 self._newest_durable, self._head = run.request.number, run.id
             self._runs = [each for each in self._runs if each is not run]
             self._settled.append(run)
             self._changed.notify_all()
         if is_durable and run.request.kind == "requested":
-            self.retiring.add_asked_for(run.id)
+            self.retention_queue.add_requested(run.id)
         if is_durable and self._ranks.leads:
-            self.retiring.request()
+            self.retention_queue.request()
 
     def _follow(self, run: CheckpointRun) -> None:
-        with self._changed:
+        with self._lock:
             self._runs.append(run)
 
-    def _drop(self, run: CheckpointRun, error: str, reason: str, state: RunState) -> None:
-        """End a run that could not begin; one that the persister has is brought to its end there."""
-        if self.persister.has(run):
-            self.snapshots.give_up(run, error)
-        else:
-            self._decline(reason)
-            run.end(state, WriteResult(reason=reason))
+    def _drop(self, run: CheckpointRun, reason: str, state: RunState) -> None:
+        """End a run that no writer has; the other ranks wait for a message about it."""
+        self._decline(reason)
+        run.end(state, WriteResult(reason=reason))
 
     def _decline(self, reason: str) -> None:
         if self._ranks.world_size > 1:
             self.persister.decline(self._number, reason)
 
     def _training_head(self) -> TrainingHead:
-        with self._changed:
+        with self._lock:
             return TrainingHead(
                 attempt=self.attempt, lineage=self.lineage.number, head=self._head, damaged=set(self._damaged)
             )
@@ -369,7 +363,7 @@ class Checkpointer:
         known += [parse_checkpoint_id(checkpoint)[1] for checkpoint in self.store.checkpoints(self.job)]
         newest = max(known, default=0)
         return Lineage(
-            number=max(newest, self._events.believed("lineage", self.latest_lineage, newest)) + 1,
+            number=max(newest, self._events.plausible_number("lineage", self.latest_lineage, newest)) + 1,
             iteration=iteration,
             parent=parent,
             order=order,
@@ -378,28 +372,29 @@ class Checkpointer:
             left=left,
         )
 
-    def _become_newest(self, at_least: int) -> int:
-        """The number of this attempt, which from now on keeps what was asked for before it."""
+    def _acquire_number(self, at_least: int) -> int:
+        """Acquire the attempt number, and load the checkpoints that earlier attempts keep."""
         if at_least > 1:
-            at_least = self._events.believed("attempt", at_least - 1, self.store.latest_attempt(self.job)) + 1
+            at_least = (
+                self._events.plausible_number("attempt", at_least - 1, self.store.latest_attempt(self.job)) + 1
+            )
         number = self.store.acquire_attempt(self.job, self.uid, at_least, order=self._open_order).number
         with contextlib.suppress(OSError):  # asked again before anything is deleted
-            self.retiring.learn()
+            self.retention_queue.load_requested()
         return number
 
     def _acquire_late(self) -> bool:
-        """A store that was full or away may be back; what it holds is another history, so begin beside it.
+        """Begin an attempt and a lineage if the store is available again; it may hold another history.
 
-        It is asked in the background, for one that is away may take half a minute to say so; a directory answers
-        while this waits.
+        The pool asks, since an unavailable store may take half a minute to answer; a directory answers at once.
         """
-        if self._late is None:
-            self._late = io_pool.submit(self._return)
+        if self._late_attempt is None:
+            self._late_attempt = io_pool.submit(self._acquire_in_background)
         try:
-            found = self._late.result(RETURN_SECONDS)
+            found = self._late_attempt.result(RETURN_SECONDS)
         except TimeoutError:
             return False
-        self._late = None
+        self._late_attempt = None
         if found is None:
             return False
         self.attempt, lineage = found
@@ -407,12 +402,12 @@ class Checkpointer:
         self._reporter.lineage_began(self.lineage)
         return True
 
-    def _return(self) -> tuple[int, Lineage] | None:
+    def _acquire_in_background(self) -> tuple[int, Lineage] | None:
         try:
-            attempt = self._become_newest(self._at_least)
+            attempt = self._acquire_number(self._minimum_attempt)
             head = self.head
             start = parse_checkpoint_id(head)[0] if head is not None else self.lineage.iteration
-            lineage = self._new_lineage(attempt, start, head, self._unnoted)
+            lineage = self._new_lineage(attempt, start, head, self._unrecorded_order)
             self.store.append(self.job, lineage)
         except Exception as error:  # the next checkpoint that is due tries again
             self.fail(not_writable(self.store, error))
@@ -423,6 +418,6 @@ class Checkpointer:
 def _fingerprint() -> dict[str, str]:
     try:
         return fingerprint()
-    except RuntimeError as error:  # a device that has failed: the other ranks wait for this one all the same
+    except RuntimeError as error:  # a failed device; the other ranks still wait for this one
         logger.debug("no fingerprint of this process: %s", error)
         return of_thread()

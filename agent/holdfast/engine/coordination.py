@@ -1,7 +1,7 @@
-"""What is to be done at the boundary between two iterations, at the same one on all ranks of a job.
+"""Coordination of ranks: all act on the same decision at the same boundary between two iterations.
 
-Rank 0 decides. It tells the others at a boundary what is to be done at a later one, the next as a rule: while that
-iteration runs the word gets round, and nobody waits for it.
+Rank 0 decides. At one boundary it broadcasts the decision for a later one, usually the next, so that the message
+travels while the iteration runs and no rank waits for it.
 """
 
 from __future__ import annotations
@@ -16,75 +16,75 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from holdfast.distributed.ranks import Ranks, RanksLost, SideGroup, told_while_waiting
+from holdfast.distributed.ranks import Ranks, RanksLost, SideGroup, warn_while_waiting
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.protocol.messages import CheckpointKind
 
 logger = logging.getLogger("holdfast")
 
-MEETING_SECONDS = 0.1
-"""Ranks that train in quick iterations hear of each other about so often."""
+AGREE_EVERY_SECONDS = 0.1
+"""Interval between two broadcasts where iterations are shorter."""
 MOST_ITERATIONS = 64
-"""... but at least once in so many."""
+"""Most iterations between two broadcasts."""
 END_SECONDS = 60.0
-"""A rank that has ended waits no longer for the others: one of them may be waiting for it, in a collective."""
+"""How long a rank that has ended waits for the others: one may be waiting for it in a collective."""
 KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
 NUMBERS = 9
 RestoreTarget = tuple[str, str | None]
-"""A checkpoint to go back to, and the order that asks for it; None: the script does."""
+"""(checkpoint, order): the order is `None` where the script requests the restore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A checkpoint, or a restore; by itself: nothing."""
+    """What to do at a boundary; by default nothing."""
 
     checkpoint: CheckpointKind | None = None
     at_once: bool = False
     """Training waits for the copy."""
     mode: SnapshotMode = "cpu"
     over_seconds: float = 0.0
-    """Over which its bytes are written."""
+    """Time to spread the write over; 0 for full speed."""
     lineage: int = 0
-    """The one that rank 0 is on."""
+    """The lineage of rank 0."""
     restore: RestoreTarget | None = None
-    """On ranks other than 0 a placeholder: they learn the target when it comes to that."""
+    """A placeholder on ranks other than 0, which learn the target when they restore."""
     end: bool = False
-    """Somebody told a rank to end: all do, here, after the checkpoint."""
+    """A rank has received SIGTERM: all ranks end here, after the checkpoint."""
     waits: bool = False
-    """Nothing, since what is due cannot be done yet."""
+    """A checkpoint is due, but cannot begin yet."""
 
     def __bool__(self) -> bool:
         return self.checkpoint is not None or self.restore is not None or self.end
 
 
 class BoundaryCoordinator:
-    """Of a job with one rank: whatever `choose` says of the boundary after an iteration."""
+    """Coordinator of a job with one rank: every boundary asks `choose`."""
 
     def __init__(self, choose: Callable[[int], Decision]) -> None:
         self._choose = choose
 
     def begin(self, iteration: int) -> None:
-        """Training goes on from here, on all ranks."""
+        """Begin to coordinate, on all ranks, after this iteration."""
 
     def decision(self, iteration: int) -> Decision:
-        """What to do at the boundary after `iteration`."""
+        """Return what to do at the boundary after `iteration`."""
         return self._choose(iteration)
 
     def look_ahead(self, iteration: int) -> None:
-        """To be called when what was decided of this boundary is done."""
+        """Agree on the next decision; call it when this boundary is done."""
 
     def may_act_after(self, iteration: int) -> bool | None:
-        """Whether something may be decided of that boundary; None: as the pacing has it."""
+        """Return whether that boundary may act; `None` leaves it to pacing."""
         return None
 
     def end(self, iteration: int) -> bool:
-        """Training has ended on this rank; whether all ranks may take a last checkpoint, after this iteration."""
+        """End training on this rank; return whether all ranks may take a final checkpoint."""
         return True
 
 
 class DetachedCoordinator(BoundaryCoordinator):
-    """Of a rank that has lost the others: nothing is decided any more."""
+    """Coordinator of a rank that has lost the others: it decides nothing."""
 
     def __init__(self) -> None:
         super().__init__(lambda _: Decision())
@@ -101,34 +101,33 @@ def steering_of(ranks: Ranks, choose: Callable[[int], Decision]) -> BoundaryCoor
 
 
 class DistributedCoordinator(BoundaryCoordinator):
-    """Of one of several ranks.
+    """Coordinator of one of several ranks.
 
     Raises:
-        RanksLost: another rank is gone, or does not count iterations as this one does. There are no further
-            decisions.
+        RanksLost: another rank is gone, or counts other iterations. There are no further decisions.
     """
 
     def __init__(self, ranks: SideGroup, choose: Callable[[int], Decision]) -> None:
         super().__init__(choose)
         self._ranks = ranks
         self._numbers = torch.zeros(NUMBERS, dtype=torch.int64, device="cpu")
-        self._word: dist.Work | None = None
-        """On its way, or unheard."""
+        self._announcement: dist.Work | None = None
+        """A broadcast that is not received yet."""
         self._at = 0
-        """The boundary that the last word is of."""
+        """The boundary that the last broadcast is about."""
         self._next = Decision()
         self._ended = False
-        """The last word is that rank 0 has ended."""
-        self._met = (0, 0.0)
-        """When the ranks last met: the iteration, and the time."""
+        """Rank 0 has ended, says the last broadcast."""
+        self._last_agreement = (0, 0.0)
+        """Iteration and time of the last broadcast."""
 
     def begin(self, iteration: int) -> None:
-        self._met = iteration, time.perf_counter()
+        self._last_agreement = iteration, time.perf_counter()
         self._announce(iteration)
 
     def decision(self, iteration: int) -> Decision:
-        if self._word is not None:
-            self._hear()
+        if self._announcement is not None:
+            self._receive_announcement()
         if self._ended or iteration > self._at:
             done = "has ended after" if self._ended else "decided for"
             raise RanksLost(
@@ -142,13 +141,13 @@ class DistributedCoordinator(BoundaryCoordinator):
             self._announce(iteration)
 
     def may_act_after(self, iteration: int) -> bool | None:
-        return self._word is not None or iteration == self._at
+        return self._announcement is not None or iteration == self._at
 
     def end(self, iteration: int) -> bool:
         rank, patience = self._ranks.rank, f"{END_SECONDS:.0f} s"
-        told = f"rank {rank} has ended; for a last checkpoint it waits for the other ranks, up to {patience}"
+        message = f"rank {rank} has ended; it waits up to {patience} for the other ranks, for a final checkpoint"
         with (
-            told_while_waiting(told),
+            warn_while_waiting(message),
             self._ranks.within(
                 END_SECONDS,
                 f"the other ranks have not ended within {patience} of this one: do all of them call "
@@ -156,9 +155,9 @@ class DistributedCoordinator(BoundaryCoordinator):
             ),
         ):
             if self._ranks.leads:
-                self._tell_end(iteration)
+                self._announce_end(iteration)
             else:
-                self._hear_end(iteration)
+                self._receive_end(iteration)
             ends = [
                 msgspec.msgpack.decode(data, type=int)
                 for data in self._ranks.gather(msgspec.msgpack.encode(iteration))
@@ -170,18 +169,18 @@ class DistributedCoordinator(BoundaryCoordinator):
             )
         return True
 
-    def _tell_end(self, iteration: int) -> None:
-        if self._word is not None:
-            self._hear()
-        self._ranks.heard(self._ranks.announce(_encoded(iteration, Decision(), ended=True)))
+    def _announce_end(self, iteration: int) -> None:
+        if self._announcement is not None:
+            self._receive_announcement()
+        self._ranks.wait_for(self._ranks.announce(_encoded(iteration, Decision(), ended=True)))
 
-    def _hear_end(self, iteration: int) -> None:
-        """What rank 0 said at this boundary or before; then it says that it has ended, or has trained on."""
-        if self._word is not None:
-            self._hear()
+    def _receive_end(self, iteration: int) -> None:
+        """Receive whether rank 0 has ended or trains on."""
+        if self._announcement is not None:
+            self._receive_announcement()
         if not self._ended:
             self._announce(iteration)
-            self._hear()
+            self._receive_announcement()
         if not self._ended:
             raise RanksLost(
                 f"this rank has ended after iteration {iteration:,}, and rank 0 trains on: "
@@ -194,31 +193,31 @@ class DistributedCoordinator(BoundaryCoordinator):
             self._numbers = _encoded(self._at, self._next)
         else:
             self._at = -1  # not known yet
-        self._word = self._ranks.announce(self._numbers)
+        self._announcement = self._ranks.announce(self._numbers)
 
-    def _hear(self) -> None:
-        assert self._word is not None
-        word, self._word = self._word, None
-        self._ranks.heard(word)
+    def _receive_announcement(self) -> None:
+        assert self._announcement is not None
+        word, self._announcement = self._announcement, None
+        self._ranks.wait_for(word)
         if not self._ranks.leads:
             self._at, self._next, self._ended = _decoded(self._numbers)
 
     def _chosen(self, iteration: int) -> tuple[int, Decision]:
-        """The next boundary at which there is something to do, or to be told."""
-        (before, then), now = self._met, time.perf_counter()
-        self._met = iteration, now
+        """Choose the next boundary to act or to broadcast at."""
+        (before, then), now = self._last_agreement, time.perf_counter()
+        self._last_agreement = iteration, now
         each_seconds = (now - then) / max(1, iteration - before)
-        ahead = min(max(1, int(MEETING_SECONDS / max(each_seconds, 1e-9))), MOST_ITERATIONS)
+        ahead = min(max(1, int(AGREE_EVERY_SECONDS / max(each_seconds, 1e-9))), MOST_ITERATIONS)
         if before == iteration:
-            ahead = 1  # nothing is known of them yet
+            ahead = 1  # no measurement yet
         try:
             for later in range(iteration + 1, iteration + ahead + 1):
                 if decision := self._choose(later):
                     return later, decision
-                if decision.waits:  # asked again when the ranks can still do it there
+                if decision.waits:  # ask again while the ranks can still act there
                     return max(iteration + 1, later - 1), Decision()
-        except Exception:  # the others wait for a word, whatever it is
-            logger.exception("nothing is decided after iteration %d", iteration)
+        except Exception:  # the other ranks wait for a broadcast
+            logger.exception("no decision after iteration %d", iteration)
         return iteration + ahead, Decision()
 
 

@@ -1,4 +1,4 @@
-"""What to do at the boundary after an iteration: a pure function of everything that has a say in it."""
+"""The decision at the boundary after an iteration, as a pure function of its inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.engine.coordination import Decision, RestoreTarget
 from holdfast.pacing.profile import SnapshotMode
 
 FACTOR = 1.5
-"""How much longer than usual a last checkpoint may take: it may be written while many jobs are being preempted."""
+"""Allowance for a final checkpoint over the usual duration: many jobs may be preempted at once."""
 
 
 NOTHING = Decision()
@@ -18,18 +18,18 @@ NOTHING = Decision()
 
 @dataclass(slots=True)
 class Requests:
-    """Requests that wait for a decision; each is cleared when it was decided on."""
+    """Requests that wait for a decision, which clears them."""
 
     checkpoint: bool = False
-    """The script or an operator requests a checkpoint whatever the interval."""
+    """Requested by the script or an operator, whatever the interval."""
     restore: str | None = None
-    """The checkpoint that the script goes back to."""
+    """The checkpoint that the script restores."""
     retry: bool = False
-    """The last copy was torn: take another one at once, while training waits."""
+    """The last copy was torn: take another at once, while training waits."""
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted and what is possible at the boundary after an iteration."""
+    """Inputs of a decision: what is requested and what is possible at a boundary."""
 
     lineage: int = 1
     end_requested: bool = False
@@ -47,7 +47,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     memory_ready: bool = True
     """Memory for the copy is allocated, or training has waited long enough for that."""
     has_room: bool = True
-    """A snapshot may begin: fewer than `slots` are in memory."""
+    """A snapshot may begin: fewer than `max_in_flight` are in memory."""
     in_flight: int = 0
     """Checkpoints that are being copied or written."""
     max_in_flight: int = 1

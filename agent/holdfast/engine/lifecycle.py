@@ -11,31 +11,31 @@ from holdfast.system.preemption import EXIT_ASKED
 
 
 class Life(Enum):
-    """What a session is at; always exactly one of these."""
+    """State of a session."""
 
     STARTING = "starting"
-    """Made; training has not begun, so that a resume can still be tried again."""
+    """Training has not begun: a failed resume can be retried."""
     TRAINING = "training"
     RESTORING = "restoring"
-    """Going back to a checkpoint in place, at a boundary."""
+    """Restoring a checkpoint in place, at a boundary."""
     DETACHED = "detached from the other ranks"
-    """Another rank is gone: training goes on without checkpoints."""
+    """Another rank is lost: training continues without checkpoints."""
     REPLACED = "replaced by a newer attempt"
-    """Training goes on without checkpoints and reports; under a supervisor it ends."""
+    """Training continues without checkpoints and reports; under a supervisor it ends."""
     PREEMPTED = "preempted"
-    """Requested to end by SIGTERM; what there was time for is saved."""
+    """Ending after SIGTERM."""
     RELAUNCHED = "relaunched"
-    """Ends so that the supervisor starts it again at another checkpoint."""
+    """Ending, so that the supervisor restarts it at another checkpoint."""
     HALF_RESTORED = "half restored"
-    """A restore broke or was interrupted while it was applied: no state to save, nor to train on."""
+    """A restore failed or was interrupted while it was applied: the state is unusable."""
     CLOSING = "closing"
     CLOSED = "closed"
     FORKED = "forked"
-    """In a child process, which has neither the threads of the session nor the right to save."""
+    """In a forked child process, which has none of the session's threads and must not save."""
 
 
 TRANSITIONS: Mapping[Life, frozenset[Life]] = {
-    Life.STARTING: frozenset({Life.TRAINING, Life.CLOSING}),
+    Life.STARTING: frozenset({Life.TRAINING, Life.DETACHED, Life.CLOSING}),
     Life.TRAINING: frozenset({Life.RESTORING, Life.DETACHED, Life.REPLACED, Life.PREEMPTED, Life.CLOSING}),
     Life.RESTORING: frozenset({Life.TRAINING, Life.RELAUNCHED, Life.HALF_RESTORED, Life.CLOSING}),
     Life.DETACHED: frozenset({Life.REPLACED, Life.PREEMPTED, Life.CLOSING}),
@@ -47,14 +47,14 @@ TRANSITIONS: Mapping[Life, frozenset[Life]] = {
     Life.CLOSED: frozenset(),
     Life.FORKED: frozenset(),
 }
-"""Beside these, any state becomes FORKED in a forked child."""
+"""In addition, any state becomes FORKED in a forked child."""
 
 
 class Lifecycle:
     """The state of one session. For the training thread only.
 
     Raises:
-        RuntimeError: `enter` was asked for a state that cannot follow the present one, which is a fault of ours.
+        RuntimeError: `enter` was called with a state that cannot follow, a defect of Holdfast.
     """
 
     def __init__(self) -> None:
@@ -74,12 +74,12 @@ class Lifecycle:
 
     @property
     def is_over(self) -> bool:
-        """There is nothing left to close."""
+        """Nothing is left to close."""
         return self.state in (Life.CLOSING, Life.CLOSED, Life.FORKED)
 
     @property
     def only_counts(self) -> bool:
-        """Iterations are counted, and nothing else."""
+        """Iterations are counted only."""
         return self.is_over or self._state is Life.HALF_RESTORED
 
     def why_uncounted(self, iteration: int) -> str:
@@ -91,7 +91,7 @@ class Lifecycle:
             )
         if self.state is Life.HALF_RESTORED:
             return (
-                f"a restore broke while it was applied: iteration {iteration:,} and those after it are in no "
+                f"a restore failed while it was applied: iteration {iteration:,} and those after it are in no "
                 "checkpoint; start the script again"
             )
         return (

@@ -22,9 +22,9 @@ class Prober:
     def __init__(self, training: Training, meter: IterationMetrics, reporter: Reporter) -> None:
         self._training, self._meter, self._reporter = training, meter, reporter
         self._asked_at: float | None = None
-        self._rewinds = training.rewinds
+        self._restore_count = training.restore_count
 
-    def ask(self) -> None:
+    def request(self) -> None:
         self._asked_at = time.monotonic()
 
     def at_boundary(self, *, busy: bool) -> None:
@@ -33,15 +33,16 @@ class Prober:
             return
         if busy and time.monotonic() - self._asked_at < PATIENCE_SECONDS:
             return
-        if self._rewinds != self._training.rewinds:  # the loader moves to its new position at the next batch
-            self._rewinds = self._training.rewinds
+        if self._restore_count != self._training.restore_count:
+            # the loader moves to its new position at the next batch
+            self._restore_count = self._training.restore_count
             return
         self._asked_at = None
         began = time.perf_counter()
         try:
             level, message = self._found()
         finally:
-            self._meter.clock.leave_out(time.perf_counter() - began)
+            self._meter.clock.exclude(time.perf_counter() - began)
         self._reporter.notice(level, "data", message + MEANWHILE * busy)
 
     def _found(self) -> tuple[Literal["info", "warning"], str]:

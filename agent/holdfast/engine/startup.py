@@ -1,4 +1,4 @@
-"""How an attempt starts: from which checkpoint, on which lineage, and what is told of it."""
+"""Startup of an attempt: chooses the checkpoint and lineage, loads, and reports the start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.engine.orders import Orders
 from holdfast.engine.training import Training, dropped_gradients
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
-from holdfast.memory_tier.tier import Found
+from holdfast.memory_tier.tier import MemoryCheckpoint
 from holdfast.protocol import messages
 from holdfast.protocol.messages import RestoreOrder
 from holdfast.server_link.connection import ServerConnection
@@ -28,7 +28,7 @@ from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
 from holdfast.server_link.spool import spool_directory
 from holdfast.store import Lineage, Store, attempt_log
 from holdfast.system import supervisor_channel
-from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReport
+from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReporter
 from holdfast.telemetry.reporter import Reporter
 
 T = TypeVar("T")
@@ -37,9 +37,9 @@ logger = logging.getLogger("holdfast")
 PATIENCE_SECONDS = 30.0
 """How long a start waits for a store that does not answer."""
 FIRST_CONTACT_SECONDS = 2.0
-"""How long a starting job waits for a server to say whether a restore is wanted."""
+"""How long a starting job waits for the server's first answer."""
 HEARTBEAT_SECONDS = 3600.0
-"""The server does not ask whether ranks other than 0 live: they send when there is something to report."""
+"""Ranks other than 0 send only reports: the server does not monitor them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Patience:
         self._tell, self._clock, self._wait = tell, clock, wait
         self._backoff = Backoff()
         self._until: float | None = None
-        self._told = False
+        self._start_message = False
 
     def ask(self, question: Callable[[], T]) -> T:
         """The answer, or the OSError of the last try."""
@@ -91,8 +91,8 @@ class Patience:
                 self._until = now + PATIENCE_SECONDS if self._until is None else self._until
                 if now >= self._until:
                     raise
-                if not self._told:
-                    self._told = True
+                if not self._start_message:
+                    self._start_message = True
                     self._tell(error)
                 self._wait(min(self._until - now, self._backoff.next_seconds()))
             else:
@@ -123,10 +123,10 @@ class Startup:
         self._training, self._checkpoints, self._orders = training, checkpoints, orders
         self._reporter, self._ranks, self._verifier, self._meter = reporter, ranks, verifier, meter
         self._server, self._token = server, token
-        self._patience = Patience(self._tell_away)
+        self._patience = Patience(self._warn_unavailable)
 
     def open(self) -> None:
-        """Become the newest attempt, and learn what is wanted before training starts."""
+        """Become the newest attempt, and read the desired state before training starts."""
         supervisor_channel.enable_stack_dump(self._ranks.rank)
         checkpoints, leads = self._checkpoints, self._ranks.leads  # rank 0 reports and listens, for all
         if leads:
@@ -143,15 +143,15 @@ class Startup:
             spool = spool_directory(checkpoints.store.url, checkpoints.job) if checkpoints.attempt else None
             self._reporter.link = ServerConnection(
                 server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid,
-                attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._arrived,
+                attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._on_desired,
             )  # fmt: skip
             self._reporter.link.start()
         if first is not None:
             self._follow(first)
-            checkpoints.retention = self._orders.retention(first)
+            checkpoints.retention_queue.rules = self._orders.retention(first)
         if self._ranks.world_size > 1:
             self._report_this_rank(at_least)
-        self.introduce()
+        self.publish_attempt()
 
     def _first_desired(self) -> messages.Desired | None:
         assert self._server is not None
@@ -164,23 +164,25 @@ class Startup:
         return first
 
     def _follow(self, desired: messages.Desired) -> None:
-        """What holds as soon as it is known, also between two boundaries."""
+        """Apply what takes effect at once, also between two boundaries."""
         checkpoints = self._checkpoints
         self._protect(desired)
-        checkpoints.pinned.follow(desired.pins, checkpoints.attempt)
+        checkpoints.retention_queue.pinned.follow(desired.pins, checkpoints.attempt)
         self._verifier.follow(desired.verify)
 
-    def _arrived(self, desired: messages.Desired) -> None:
-        """Called by the link's thread, before the boundary that acts on it."""
+    def _on_desired(self, desired: messages.Desired) -> None:
+        """Receive desired state, on the polling thread, before a boundary acts on it."""
         self._protect(desired)
-        self._orders.arrived(desired)
+        self._orders.on_received(desired)
         self._follow(desired)
 
     def _protect(self, desired: messages.Desired) -> None:
-        self._checkpoints.want(Protector.ORDER, desired.restore.checkpoint if desired.restore else None)
+        self._checkpoints.retention_queue.protect(
+            Protector.ORDER, desired.restore.checkpoint if desired.restore else None
+        )
 
     def _report_this_rank(self, at_least: int) -> None:
-        """Have each rank report what its own iterations took, and nothing else."""
+        """Have each rank report its own iteration times."""
         checkpoints, rank = self._checkpoints, self._ranks.rank
         uid, attempt = self._ranks.decide(
             lambda: (checkpoints.uid, checkpoints.attempt or at_least), tuple[str, int]
@@ -194,11 +196,11 @@ class Startup:
                 spool=None, flush_seconds=HEARTBEAT_SECONDS, send_only=True,
             )  # fmt: skip
             link.start()
-        self._meter.tally = RankReport(link, rank, self._ranks.world_size)
+        self._meter.rank_reporter = RankReporter(link, rank, self._ranks.world_size)
         self._training.after_gradients(self._meter.clock.gradients_end)
 
-    def introduce(self) -> None:
-        """Tell the supervisor, if there is one, what is trained here."""
+    def publish_attempt(self) -> None:
+        """Publish the attempt to the supervisor, if there is one."""
         if self._ranks.leads:
             checkpoints = self._checkpoints
             supervisor_channel.publish_attempt(
@@ -206,37 +208,37 @@ class Startup:
                     job=checkpoints.job,
                     uid=checkpoints.uid,
                     attempt=checkpoints.attempt,
-                    lineage=self._reporter.standing.lineage,
+                    lineage=self._reporter.position.lineage,
                     store=checkpoints.store.url,
                     server=self._server,
                 )
             )
 
-    def unused(self) -> str | None:
-        """In words: the checkpoints that a start at iteration 0 leaves aside; None where there are none."""
+    def unused_checkpoints(self) -> str | None:
+        """Return a warning if a start at iteration 0 ignores existing checkpoints."""
         unused: list[str] = []
         with contextlib.suppress(OSError):  # what cannot be listed cannot be reported
             unused = self._checkpoints.store.checkpoints(self._checkpoints.job)
         if not unused:
             return None
         return (
-            f"training starts at iteration 0 although the job has {len(unused)} checkpoints, the newest "
+            f"training starts at iteration 0, but the job has {len(unused)} checkpoints, the newest "
             f"{unused[-1]}: to resume from it, call session.resume() or draw from session.batches(...) before "
             "the first step"
         )
 
     def choose(self) -> Start:
-        """Load what an open order asks for, else the best sound checkpoint, and put it in place.
+        """Load what an open restore request names, else the best sound checkpoint, and apply it.
 
         Raises:
-            IncompatibleCheckpoint, UnknownFormat: the best one is sound, but cannot be used here.
-            OSError: the store does not answer, and has not for PATIENCE_SECONDS.
+            IncompatibleCheckpoint, UnknownFormat: the best one is sound, but cannot be loaded here.
+            OSError: the store has not answered for PATIENCE_SECONDS.
         """
-        self._patience = Patience(self._tell_away)  # anew, where a script tries once more after an error
-        return self._ordered() or self._newest()
+        self._patience = Patience(self._warn_unavailable)  # a script may retry after an error
+        return self._start_from_order() or self._newest()
 
     def begin(self, start: Start) -> None:
-        """Training starts here; what it starts from is noted durably and told."""
+        """Record durably where training starts, and report it."""
         checkpoints, store = self._checkpoints, self._checkpoints.store
         loaded = start.loaded.id if start.loaded else None
         committed: list[str] = []
@@ -244,14 +246,14 @@ class Startup:
             if start.lineage is not None:
                 checkpoints.continue_lineage(start.lineage, loaded)
             else:
-                checkpoints.begin_lineage(self._reporter.standing.iteration, loaded, start.order, left=start.left)
+                checkpoints.begin_lineage(self._reporter.position.iteration, loaded, start.order, left=start.left)
             if self._ranks.leads:
                 committed = store.checkpoints(checkpoints.job)
         except RanksLost:
             raise
         except (OSError, HoldfastError) as error:
             checkpoints.fail(f"store {store.url}: {error}")
-        checkpoints.tier.tell(committed)
+        checkpoints.tier.report_start(committed)
         checkpoints.save_survivor(committed)
         if checkpoints.attempt:
             checkpoints.tier.tidy()
@@ -259,22 +261,22 @@ class Startup:
             first, present = start.loaded.manifest.attempt, checkpoints.attempt
             last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
             self._training.failed(attempt_log.failures_between(store, checkpoints.job, first, present, last))
-        self._retell()
+        self._report_earlier_orders()
         self._reporter.lineage_began(checkpoints.lineage)
-        pinned, world_size = checkpoints.pinned.checkpoints, self._ranks.world_size
+        pinned, world_size = checkpoints.retention_queue.pinned.checkpoints, self._ranks.world_size
         self._reporter.attempt_began(loaded, checkpoints.versions, committed, world_size, pinned)
         self._reporter.order(start.order, "restored", safety=start.left)
         if start.loaded is not None:
             self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)
         self._training.begin()
         if self._ranks.leads:
-            logger.info("%s: %s", checkpoints.job, self._told(loaded))
+            logger.info("%s: %s", checkpoints.job, self._start_message(loaded))
             page = self._reporter.link.page
             if (
                 page is not None and not supervisor_channel.is_supervised()
             ):  # which says it, and whether a server answers
                 logger.info("%s: dashboard: %s", checkpoints.job, page)
-        self.introduce()
+        self.publish_attempt()
         for limitation in self._training.limitations():
             self._reporter.notice("warning", "loader", limitation)
         for what in self._training.missing(start.loaded):
@@ -282,53 +284,55 @@ class Startup:
         for what in self._training.registry.stored_by_each_rank():
             self._reporter.notice("info", "inventory", what)
 
-    def _retell(self) -> None:
-        """Of orders that attempts before this one carried out, and perhaps did not live to say so."""
+    def _report_earlier_orders(self) -> None:
+        """Re-report orders that earlier attempts may have completed without reporting."""
         if not self._ranks.leads:
             return
         checkpoints = self._checkpoints
         try:
-            told = ordered(checkpoints.store, checkpoints.job)
-        except OSError:  # the next start tells it
+            lineages = ordered(checkpoints.store, checkpoints.job)
+        except OSError:  # the next start reports them
             return
-        for lineage in told:
+        for lineage in lineages:
             if lineage.number != checkpoints.lineage.number:
                 self._reporter.lineage_began(lineage, at=lineage.created_at)
 
-    def _ordered(self) -> Start | None:
-        """None where no order is open, or none that can be carried out now."""
+    def _start_from_order(self) -> Start | None:
+        """Restore what an open order requests; `None` where none is open or possible now."""
         try:
-            order = self._asked(self._orders.restore_at_start, RestoreOrder | None)
-            return self._carried_out(order) if order is not None else None
+            order = self._ask_store(self._orders.restore_at_start, RestoreOrder | None)
+            return self._restore_for_order(order) if order is not None else None
         except OSError as error:
             self._orders.reopen()
-            self._reporter.notice("warning", "restore", f"the order to restore waits, the store is away: {error}")
+            self._reporter.notice(
+                "warning", "restore", f"the requested restore waits: the store is unavailable: {error}"
+            )
             return None
 
-    def _carried_out(self, order: RestoreOrder) -> Start | None:
+    def _restore_for_order(self, order: RestoreOrder) -> Start | None:
         loaded, left = None, None
         try:
-            left = self._asked(self._head, str | None)
+            left = self._ask_store(self._head, str | None)
             loaded = self._load(order.checkpoint)
             self._reporter.order(order.id, "restoring")
             self._put_in_place(loaded)
         except RanksLost:
             raise
-        except Exception as error:  # whatever is wrong with an order, the job starts
+        except Exception as error:  # a failed order must not keep the job from starting
             if loaded is None and isinstance(error, OSError):
-                raise  # the store's: it says nothing of the order, which a boundary may carry out later
+                raise  # the store is unavailable; a later boundary may carry out the order
             self._reporter.order(order.id, "failed", reason=str(error))
             return None
         return Start(loaded, order=order.id, left=left if left != order.checkpoint else None)
 
     def _head(self) -> str | None:
-        """What the job would go on from."""
+        """Return the checkpoint that the job would resume from without an order."""
         chain = restore.candidates(self._checkpoints.store, self._checkpoints.job)
         return next((checkpoint for checkpoint, continues in chain if continues), None)
 
     def _newest(self) -> Start:
         store, job = self._checkpoints.store, self._checkpoints.job
-        candidates = self._asked(lambda: list(restore.candidates(store, job)), list[tuple[str, bool]])
+        candidates = self._ask_store(lambda: list(restore.candidates(store, job)), list[tuple[str, bool]])
         if (start := self._from_memory(candidates)) is not None:
             return start
         for checkpoint, continues in candidates:
@@ -338,69 +342,71 @@ class Startup:
             except IncompatibleCheckpoint as error:
                 raise IncompatibleCheckpoint(
                     f"{error}. The checkpoint is {checkpoint} of job {job} in {store.url}. If the script changes "
-                    "its objects while it trains, make that change before session.resume(); if the script itself "
-                    "has changed, give it another job name, or another store"
+                    "its objects while it trains, make that change before session.resume(). If the script itself "
+                    "has changed, give the job another name, or another store"
                 ) from error
             except DamagedCheckpoint as error:
                 self._checkpoints.mark_damaged(checkpoint)
                 self._reporter.damaged(checkpoint, error)
                 continue
             if not continues:
-                self._reporter.notice("error", "stray", f"nothing else is sound: going on from {checkpoint}")
+                self._reporter.notice(
+                    "error", "stray", f"no other checkpoint is sound: resuming from {checkpoint}"
+                )
                 return Start(loaded)
-            lineages = self._asked(lambda: store.records(job, Lineage), list[Lineage])
+            lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
             return Start(loaded, lineage=lineages[-1] if lineages else None)
         return Start()
 
     def _from_memory(self, candidates: list[tuple[str, bool]]) -> Start | None:
-        """Go on from what the attempt before this one left in memory, if nothing durable is newer.
+        """Resume from the snapshot that the previous attempt left in memory, if nothing durable is newer.
 
-        On all ranks, or on none: where one of them cannot, the store has what all can go on from.
+        All ranks do or none: where one cannot, all load from the store.
         """
         store, job, tier = self._checkpoints.store, self._checkpoints.job, self._checkpoints.tier
-        if not tier.may_have:
+        if not tier.may_hold_snapshots:
             return None
-        for found in self._asked(lambda: tier.candidates(store, candidates), list[Found]):
+        for found in self._ask_store(lambda: tier.candidates(store, candidates), list[MemoryCheckpoint]):
             load = functools.partial(tier.load, found, self._training.regions)
             try:
                 loaded = self._ranks.together(load)
                 self._put_in_place(loaded)
             except RanksLost:
                 raise
-            except Exception as error:  # whatever is wrong with it, of whichever rank, the store is as good
+            except Exception as error:  # load from the store instead
                 tier.damaged(found, error)
                 continue
-            lineages = self._asked(lambda: store.records(job, Lineage), list[Lineage])
+            lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
             return Start(loaded, lineage=lineages[-1])
         return None
 
-    def _asked(self, question: Callable[[], T], kind: Any) -> T:
-        """What the store says to rank 0."""
+    def _ask_store(self, question: Callable[[], T], kind: Any) -> T:
+        """Ask the store on rank 0, and share the answer."""
         return self._ranks.decide(lambda: self._patience.ask(question), kind)
 
     def _load(self, checkpoint: str) -> Loaded:
-        """Verified on every rank before anything is put in place on any."""
+        """Load on every rank; all have verified it before any applies it."""
         store, job = self._checkpoints.store, self._checkpoints.job
         load = functools.partial(self._training.load, store, job, checkpoint)
         return self._ranks.together(lambda: self._patience.ask(load))
 
     def _put_in_place(self, loaded: Loaded) -> None:
         self._ranks.together(lambda: self._training.check(loaded.manifest))
-        for told in self._training.restore_buckets(loaded):
-            self._reporter.notice("warning", "reducer", told)
+        for warning in self._training.restore_buckets(loaded):
+            self._reporter.notice("warning", "reducer", warning)
         if (what := dropped_gradients(loaded, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
         self._ranks.together(lambda: self._training.apply(loaded))
 
-    def _tell_away(self, error: OSError) -> None:
+    def _warn_unavailable(self, error: OSError) -> None:
         url, seconds = self._checkpoints.store.url, PATIENCE_SECONDS
-        message = f"store {url} does not answer: {error}; the start asks it again, for up to {seconds:.0f} s"
+        message = f"store {url} does not answer: {error}; retrying for up to {seconds:.0f} s"
         self._reporter.notice("warning", "store", message)
 
-    def _told(self, start: str | None) -> str:
-        checkpoints, standing = self._checkpoints, self._reporter.standing
-        where = f"resumed from iteration {standing.iteration:,} ({start})" if start else "starts at iteration 0"
-        if not checkpoints.attempt:  # why not, and in which store, has been said
+    def _start_message(self, start: str | None) -> str:
+        checkpoints, position = self._checkpoints, self._reporter.position
+        where = f"resumed from iteration {position.iteration:,} ({start})" if start else "starts at iteration 0"
+        if not checkpoints.attempt:  # the reason and the store were reported
             return f"training {where}, without checkpoints for now"
         store = checkpoints.store.url
-        return f"attempt {checkpoints.attempt} {where}, lineage {standing.lineage}; checkpoints in {store}"
+        return f"attempt {checkpoints.attempt} {where}, lineage {position.lineage}; checkpoints in {store}"

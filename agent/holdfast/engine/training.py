@@ -39,19 +39,19 @@ class Training:
     def __init__(
         self,
         objects: Mapping[str, Any],
-        standing: TrainingPosition,
+        position: TrainingPosition,
         controller: Controller,
         ranks: Ranks,
         *,
-        rewinds: bool | None = None,
+        restorable_in_place: bool | None = None,
     ) -> None:
         self._ranks = ranks
-        self._restorable = rewinds
+        self._restorable_in_place = restorable_in_place
         """The script's setting of whether it can be restored in place, if it has one."""
         self.registry = Registry(objects, ranks.rank, ranks.world_size)
-        self.rewinds = 0
+        self.restore_count = 0
         """Number of restores, so that iterators over batches notice one."""
-        self._standing, self._controller = standing, controller
+        self._position, self._controller = position, controller
         self._loaders: list[tuple[Iterable[Any], Cursor]] = []
         """Loaders with their cursors, in the order in which the script first used them."""
         self._given_loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
@@ -109,7 +109,7 @@ class Training:
         gradients, controller = self.registry.gradients, self._controller
 
         def is_capture_expected() -> bool:
-            following = self._standing.iteration + 1
+            following = self._position.iteration + 1
             if (known := may_act_after(following)) is not None:
                 return known
             return controller.plan is None or controller.due(following)
@@ -269,8 +269,8 @@ class Training:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
         return self.registry.capture(
             {
-                "iteration": self._standing.iteration,
-                "lineage": self._standing.lineage,
+                "iteration": self._position.iteration,
+                "lineage": self._position.lineage,
                 "loaders": [*positions, *self._loaded[len(positions) :]],
                 "loader": self._current,
                 "controller": self._controller.state_dict(),
@@ -314,8 +314,8 @@ class Training:
 
         `loader` is the index of the one in use when the checkpoint was taken; `None` for the current one.
         """
-        if self._restorable is not None:
-            return None if self._restorable else "the script sets rewinds=False"
+        if self._restorable_in_place is not None:
+            return None if self._restorable_in_place else "the script sets restorable_in_place=False"
         if any(loader.is_iterated_directly for loader in self._given_loaders):
             return (
                 "this script iterates over its loader itself; a loop over session.batches(...) can be restored in "
@@ -367,12 +367,12 @@ class Training:
         restarted = not self.trained
         self._drawn = self._updates = self._ended = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
-        self._standing.iteration = loaded.manifest.iteration
+        self._position.iteration = loaded.manifest.iteration
         self._loaded = state["loaders"]
         if restarted:  # in place, the current measurements are better
             self._controller.load_state_dict(state["controller"])
-        self._controller.restored(self._standing.iteration)
-        self.rewinds += 1
+        self._controller.restored(self._position.iteration)
+        self.restore_count += 1
         for i, (_, cursor) in enumerate(self._loaders):
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
 

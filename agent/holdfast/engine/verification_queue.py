@@ -76,13 +76,13 @@ class Verifier:
                 if request is None:
                     self._is_running = False
                     return
-            self._checkpoints.want(Protector.VERIFICATION, request.checkpoint)
+            self._checkpoints.retention_queue.protect(Protector.VERIFICATION, request.checkpoint)
             try:
                 self._verify(request)
             except Exception as error:  # a thread's edge: one that cannot be verified must not cost the next one
                 logger.exception("%s: %s was not verified", self._reporter.job, request.checkpoint)
                 self._tell(request, verdict="failed", reason=f"{type(error).__name__}: {error}")
-            self._checkpoints.want(Protector.VERIFICATION, None)
+            self._checkpoints.retention_queue.protect(Protector.VERIFICATION, None)
             with self._lock:
                 self._done.add(request)
 

@@ -1,4 +1,4 @@
-"""Checkpoints that lie in memory: which seals, of one rank or of several, make one together. Knows no torch."""
+"""Checkpoints that lie in memory: which markers, of one rank or of several, make one together. Knows no torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import together
-from holdfast.persist.completion_marker import Seal, seals_of
+from holdfast.persist.completion_marker import CompletionMarker, markers_of
 from holdfast.persist.task import Task
-from holdfast.persist.two_phase_commit import require_alike
+from holdfast.persist.two_phase_commit import require_agreement
 from holdfast.persist.writer import manifest_of
 from holdfast.protocol.messages import parse_checkpoint_id
 
@@ -19,13 +19,13 @@ from holdfast.protocol.messages import parse_checkpoint_id
 class CompleteSnapshot:
     """A checkpoint of which every rank of its job has sealed its part."""
 
-    seals: tuple[Seal, ...]
+    markers: tuple[CompletionMarker, ...]
     """By rank."""
 
     @property
     def task(self) -> Task:
         """Rank 0's."""
-        return self.seals[0].task
+        return self.markers[0].task
 
     @property
     def place(self) -> tuple[int, int]:
@@ -36,7 +36,7 @@ class CompleteSnapshot:
     @property
     def numbers(self) -> list[int]:
         """Of the slots that it lies in, by rank."""
-        return [seal.number for seal in self.seals]
+        return [marker.number for marker in self.markers]
 
     def manifest(self) -> fmt.Manifest:
         """As it would be committed.
@@ -44,31 +44,31 @@ class CompleteSnapshot:
         Raises:
             NotPrepared, IncompleteParts: the parts do not belong together.
         """
-        require_alike({seal.task.origin.rank: seal.task.alike for seal in self.seals})
-        parts = [seal.part for seal in self.seals]
+        require_agreement({marker.task.origin.rank: marker.task.alike for marker in self.markers})
+        parts = [marker.part for marker in self.markers]
         return manifest_of(self.task, together(parts, self.task.origin.world_size), 0.0)
 
 
-def complete(seals: Iterable[Seal]) -> list[CompleteSnapshot]:
+def complete(markers: Iterable[CompletionMarker]) -> list[CompleteSnapshot]:
     """What these make, the newest lineage's latest iteration first; a rank's part by itself makes nothing.
 
     Parts of one checkpoint are told by where rank 0 began it in the store: an attempt may try the same iteration
     twice, and two attempts may both come to it.
     """
-    groups: dict[object, list[Seal]] = {}
-    for seal in seals:
-        origin = seal.task.origin
-        alone = seal.number if origin.world_size == 1 else None
-        key = seal.task.id, origin.uid, origin.attempt, origin.world_size, origin.place, alone
-        groups.setdefault(key, []).append(seal)
+    groups: dict[object, list[CompletionMarker]] = {}
+    for marker in markers:
+        origin = marker.task.origin
+        alone = marker.number if origin.world_size == 1 else None
+        key = marker.task.id, origin.uid, origin.attempt, origin.world_size, origin.place, alone
+        groups.setdefault(key, []).append(marker)
     found = [
-        CompleteSnapshot(tuple(sorted(group, key=lambda seal: seal.task.origin.rank)))
+        CompleteSnapshot(tuple(sorted(group, key=lambda marker: marker.task.origin.rank)))
         for group in groups.values()
-        if sorted(seal.task.origin.rank for seal in group) == list(range(group[0].task.origin.world_size))
+        if sorted(marker.task.origin.rank for marker in group) == list(range(group[0].task.origin.world_size))
     ]
     return sorted(found, key=lambda each: each.place, reverse=True)
 
 
-def sealed_in(folder: Path, job: str) -> list[CompleteSnapshot]:
+def complete_snapshots_in(folder: Path, job: str) -> list[CompleteSnapshot]:
     """The checkpoints of a job that lie in the slots of a supervisor, best first."""
-    return complete(seals_of(folder, job))
+    return complete(markers_of(folder, job))

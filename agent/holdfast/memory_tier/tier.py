@@ -18,11 +18,11 @@ from holdfast.checkpoint.restore import Loaded, Regions
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, complete, sealed_in
-from holdfast.persist.completion_marker import mapped, read_seal, seals_of, verify
+from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, complete, complete_snapshots_in
+from holdfast.persist.completion_marker import mapped, markers_of, read_marker, verify
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.snapshot.checkpoint_run import CopyResult, RunRequest, SnapshotContents
-from holdfast.snapshot.host_buffers import Arena, punch
+from holdfast.snapshot.host_buffers import Arena, free_slot_pages
 from holdfast.snapshot.shared_buffers import SharedBuffer, claim, slots_in
 from holdfast.store import Attempt, Lineage, Store
 from holdfast.system import supervisor_channel
@@ -33,7 +33,7 @@ CODE = "memory"
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that lies in memory, as rank 0 tells the others of it."""
 
     id: str
@@ -54,12 +54,12 @@ class MemoryTier:
     """Empty where no supervisor holds memory for this process; then snapshots lie in memory of its own.
 
     Args:
-        slots: how many snapshots may be in flight.
+        max_in_flight: how many snapshots may be in flight.
     """
 
-    def __init__(self, job: str, uid: str, slots: int, ranks: Ranks, reporter: Reporter) -> None:
+    def __init__(self, job: str, uid: str, max_in_flight: int, ranks: Ranks, reporter: Reporter) -> None:
         self._job, self._uid, self._ranks, self._reporter = job, uid, ranks, reporter
-        self._untold: str | None = None
+        self._unreported: str | None = None
         """Why there is none, though a supervisor would hold it."""
         self._before: supervisor_channel.PublishedAttempt | None = None
         """The attempt that was the supervisor's last, and has left what there is."""
@@ -68,15 +68,15 @@ class MemoryTier:
         self._found: list[CompleteSnapshot] = []
         self._loaded: CompleteSnapshot | None = None
         self._folder = _supervisor()
-        claimed = self._claim(slots)
+        claimed = self._claim(max_in_flight)
         if self._folder is not None:
             self._before = supervisor_channel.published_attempt(self._folder)
             self._announced = supervisor_channel.published_uids(self._folder) - {uid}
-            self._found = sealed_in(self._folder, job)
+            self._found = complete_snapshots_in(self._folder, job)
         self.arenas = [Arena(slot, self._fall_back) for slot in claimed]
-        self.arenas += [Arena() for _ in range(slots - len(claimed))]
+        self.arenas += [Arena() for _ in range(max_in_flight - len(claimed))]
 
-    def candidates(self, store: Store, durable: Sequence[tuple[str, bool]]) -> list[Found]:
+    def candidates(self, store: Store, durable: Sequence[tuple[str, bool]]) -> list[MemoryCheckpoint]:
         """What may be gone on from rather than from the checkpoints that are `durable` (as `restore.candidates`
         has them), best first: of the current lineage, and none older than the newest of them.
 
@@ -94,21 +94,21 @@ class MemoryTier:
         )
         here = {arena.slot.number for arena in self.arenas if arena.slot is not None}
         return [
-            Found(id=sealed.task.id, numbers=sealed.numbers)
+            MemoryCheckpoint(id=sealed.task.id, numbers=sealed.numbers)
             for sealed in self._found
             if sealed.numbers[0] in here
-            and len(sealed.seals) == self._ranks.world_size
+            and len(sealed.markers) == self._ranks.world_size
             and sealed.task.origin.uid in others
             and sealed.place >= newest
             and sealed.place[0] == lineages[-1].number
         ]
 
     @property
-    def may_have(self) -> bool:
+    def may_hold_snapshots(self) -> bool:
         """An attempt before this one may have left something; rank 0 knows."""
         return bool(self._found) or self._ranks.world_size > 1
 
-    def load(self, found: Found, regions: Regions | None) -> Loaded:
+    def load(self, found: MemoryCheckpoint, regions: Regions | None) -> Loaded:
         """What this rank needs of it, verified where it lies. To be put in place on all ranks before the next
         snapshot begins on any.
 
@@ -121,16 +121,16 @@ class MemoryTier:
         if folder is None:
             raise DamagedCheckpoint("memory", "no supervisor holds any for this rank")
         sealed = _sealed(folder, found)
-        own, arena = sealed.seals[rank], self._arena(sealed)
+        own, arena = sealed.markers[rank], self._arena(sealed)
         arena.adopt(own.size_bytes)
         verify(own, arena.bytes(own.size_bytes))
-        others = {seal.part.file.name: seal for seal in sealed.seals if seal is not own}
+        others = {marker.part.file.name: marker for marker in sealed.markers if marker is not own}
 
         def payload(file: fmt.File, names: Collection[str]) -> memoryview:
-            if (seal := others.get(file.name)) is None:
+            if (marker := others.get(file.name)) is None:
                 return arena.bytes(own.size_bytes)
-            with mapped(SharedBuffer(folder, seal.number), seal.size_bytes, private=True) as theirs:
-                verify(seal, theirs, only=names)
+            with mapped(SharedBuffer(folder, marker.number), marker.size_bytes, private=True) as theirs:
+                verify(marker, theirs, only=names)
                 return theirs
 
         loaded = restore.in_memory(sealed.manifest(), payload, rank=rank, regions=regions)
@@ -151,7 +151,7 @@ class MemoryTier:
     ) -> tuple[RunRequest, SnapshotContents, CopyResult]:
         """This rank's part of what was loaded, to be persisted by this attempt, as the one before it had it."""
         assert self._loaded is not None
-        task = self._loaded.seals[self._ranks.rank].task
+        task = self._loaded.markers[self._ranks.rank].task
         contents = SnapshotContents(
             arena=self._arena(self._loaded),
             trees=task.state,
@@ -176,28 +176,28 @@ class MemoryTier:
         )
         return request, contents, CopyResult(seconds=task.timings.get("snapshot_seconds", 0.0))
 
-    def tell(self, committed: Sequence[str]) -> None:
+    def report_start(self, committed: Sequence[str]) -> None:
         """Where this attempt has gone on from, and why there is no memory tier where it could be missed."""
         if not self._ranks.leads:
             return
-        if self._untold is not None:
-            self._reporter.notice("info", CODE, self._untold)
-            self._untold = None
+        if self._unreported is not None:
+            self._reporter.notice("info", CODE, self._unreported)
+            self._unreported = None
         if self._loaded is None:
             return
         task, end = self._loaded.task, os.environ.get("HOLDFAST_PREVIOUS_EXIT")
         since = f"; the last attempt ended: {end}" if end else ""
         durable = "not durable yet, being written" if self.is_unsaved(committed) else "also durable"
-        told = f"resumed from iteration {task.iteration:,} (kept in memory by `holdfast run`; {durable}){since}"
-        self._reporter.notice("info", CODE, told)
+        message = f"resumed from iteration {task.iteration:,} (kept in memory by `holdfast run`; {durable}){since}"
+        self._reporter.notice("info", CODE, message)
 
-    def damaged(self, found: Found, error: Exception) -> None:
+    def damaged(self, found: MemoryCheckpoint, error: Exception) -> None:
         """It cannot be used, on whatever rank: the store is asked instead."""
         self._loaded = None
         if self._ranks.leads:
             iteration, _ = parse_checkpoint_id(found.id)
-            told = f"the snapshot of iteration {iteration:,} in memory is not used: {error}"
-            self._reporter.notice("warning", CODE, told)
+            message = f"the snapshot of iteration {iteration:,} in memory is not used: {error}"
+            self._reporter.notice("warning", CODE, message)
 
     def tidy(self) -> None:
         """Give back what no rank has claimed, such as the parts of ranks that are no more.
@@ -206,11 +206,11 @@ class MemoryTier:
         """
         if self._folder is None or not self._ranks.leads:
             return
-        left = [seal.number for seal in seals_of(self._folder, self._job)]
-        for slot in claim(self._folder, left, len(left), unsealed=False):
+        left = [marker.number for marker in markers_of(self._folder, self._job)]
+        for slot in claim(self._folder, left, len(left), unmarked=False):
             with contextlib.suppress(OSError):
-                slot.unseal()
-                punch(slot)
+                slot.remove_marker()
+                free_slot_pages(slot)
             slot.release()
 
     def close(self, head: str | None) -> None:
@@ -219,10 +219,10 @@ class MemoryTier:
         for arena in self.arenas:
             if (slot := arena.slot) is None:
                 continue
-            seal = read_seal(slot)
-            if seal is None or seal.task.iteration <= saved:
-                slot.unseal()
-                arena.forget()
+            marker = read_marker(slot)
+            if marker is None or marker.task.iteration <= saved:
+                slot.remove_marker()
+                arena.free_pages()
             slot.release()
 
     def release(self) -> None:
@@ -231,21 +231,21 @@ class MemoryTier:
             if arena.slot is not None:
                 arena.slot.release()
 
-    def _claim(self, slots: int) -> list[SharedBuffer]:
+    def _claim(self, max_in_flight: int) -> list[SharedBuffer]:
         """Memory for this rank, where all of several have it of one supervisor."""
         claimed: list[SharedBuffer] = []
         rank, world_size = self._ranks.rank, self._ranks.world_size
         if self._folder is not None:
-            seals = seals_of(self._folder, self._job)
-            own = [seal.number for seal in seals if seal.task.origin.rank % world_size == rank]
-            claimed = claim(self._folder, own, slots)
+            markers = markers_of(self._folder, self._job)
+            own = [marker.number for marker in markers if marker.task.origin.rank % world_size == rank]
+            claimed = claim(self._folder, own, max_in_flight)
         if world_size == 1:
             return claimed
         supervisor = f"{_machine()} {self._folder}" if self._folder is not None else None
-        ours = _Claimed(supervisor=supervisor, has_all=len(claimed) == slots)
+        ours = _Claimed(supervisor=supervisor, has_all=len(claimed) == max_in_flight)
         every = [msgspec.msgpack.decode(each, type=_Claimed) for each in self._gathered(ours)]
-        self._untold = _reason(every, slots)
-        if self._untold is None and supervisor is not None:
+        self._unreported = _reason(every, max_in_flight)
+        if self._unreported is None and supervisor is not None:
             return claimed
         for slot in claimed:
             slot.release()
@@ -257,15 +257,15 @@ class MemoryTier:
 
     def _arena(self, sealed: CompleteSnapshot) -> Arena:
         """In which this rank's part lies."""
-        number = sealed.seals[self._ranks.rank].number
+        number = sealed.markers[self._ranks.rank].number
         for arena in self.arenas:
             if arena.slot is not None and arena.slot.number == number:
                 return arena
         raise DamagedCheckpoint("memory", f"slot {number} is not this rank's any more")
 
     def _fall_back(self, reason: str) -> None:
-        told = f"snapshots do not outlive this process, the supervisor's memory has no room for them: {reason}"
-        self._reporter.notice("warning", CODE, told)
+        message = f"snapshots do not outlive this process, the supervisor's memory has no room for them: {reason}"
+        self._reporter.notice("warning", CODE, message)
 
 
 def _supervisor() -> Path | None:
@@ -274,12 +274,12 @@ def _supervisor() -> Path | None:
     return Path(folder) if folder and slots_in(Path(folder)) else None
 
 
-def _sealed(folder: Path, found: Found) -> CompleteSnapshot:
+def _sealed(folder: Path, found: MemoryCheckpoint) -> CompleteSnapshot:
     """As this rank finds it."""
-    seals = complete(filter(None, (read_seal(SharedBuffer(folder, number)) for number in found.numbers)))
-    if [(each.task.id, each.numbers) for each in seals] != [(found.id, found.numbers)]:
+    markers = complete(filter(None, (read_marker(SharedBuffer(folder, number)) for number in found.numbers)))
+    if [(each.task.id, each.numbers) for each in markers] != [(found.id, found.numbers)]:
         raise DamagedCheckpoint("memory", f"{found.id} is not sealed by all ranks any more")
-    return seals[0]
+    return markers[0]
 
 
 def _machine() -> str:
@@ -290,7 +290,7 @@ def _machine() -> str:
         return ""
 
 
-def _reason(every: Sequence[_Claimed], slots: int) -> str | None:
+def _reason(every: Sequence[_Claimed], max_in_flight: int) -> str | None:
     """Why ranks that run under a supervisor have no memory of its; None where they have, or where none does."""
     supervisors = {each.supervisor for each in every}
     if supervisors == {None}:
@@ -302,7 +302,7 @@ def _reason(every: Sequence[_Claimed], slots: int) -> str | None:
         )
     if not all(each.has_all for each in every):
         return (
-            f"snapshots do not outlive this job: the supervisor holds no {len(every) * slots} pieces of memory "
-            f"that are free, {slots} for each of {len(every)} ranks"
+            f"snapshots do not outlive this job: the supervisor has fewer than {len(every) * max_in_flight} free "
+            f"buffers ({max_in_flight} for each of {len(every)} ranks)"
         )
     return None

@@ -59,6 +59,7 @@ class Controller:
         warmup_iterations: int = 5,
         profile_iterations: int = 15,
     ) -> None:
+        """`max_in_flight`: how many checkpoints may be under way at the same time."""
         self._settings = settings
         self.job_history = JobHistory(world_size)
         self._planned_with = self.job_history.history

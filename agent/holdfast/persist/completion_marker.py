@@ -1,8 +1,8 @@
-"""The seal of a snapshot in a slot: what it is, and digests of all its bytes. Knows no torch.
+"""The completion marker of a snapshot in shared memory: its description, and digests of all its bytes. No torch.
 
-Whoever writes a checkpoint digests the snapshot anyway; as soon as it has, and long before the checkpoint is
-durable, it seals the slot. The seal goes before the slot is used again. So at any instant there is either a seal
-of a whole snapshot or none. Nobody takes a seal's word for the bytes: a process that crashed may have scribbled.
+The writer of a checkpoint digests the snapshot anyway. When it has, and long before the checkpoint is durable, it
+writes the marker. The marker is removed before the memory is used again, so at any instant there is either the
+marker of a complete snapshot or none. Readers verify the bytes: a process that crashed may have overwritten them.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from holdfast.snapshot.shared_buffers import SharedBuffer, slots_in
 from holdfast.system import io_pool
 
 
-class Seal(msgspec.Struct, frozen=True, kw_only=True):
-    """All that it takes to write the checkpoint, or to go on from it, but for the bytes."""
+class CompletionMarker(msgspec.Struct, frozen=True, kw_only=True):
+    """What it takes to write the checkpoint, or to resume from it, apart from the bytes."""
 
     task: Task
     part: RankShard
     number: int = 0
-    """Of the slot."""
+    """Number of the slot."""
 
     @property
     def size_bytes(self) -> int:
         return self.task.slots[-1].end if self.task.slots else 0
 
 
-_seals = msgspec.msgpack.Decoder(Seal)
+_markers = msgspec.msgpack.Decoder(CompletionMarker)
 
 
-def seal(task: Task, part: RankShard) -> None:
-    """Say that the slot of `task` holds this whole; without one there is nothing to say.
+def write_marker(task: Task, part: RankShard) -> None:
+    """Mark the shared buffer of `task` as complete; does nothing where it has none.
 
-    OSError when it cannot be said: the checkpoint is worth as much without.
+    OSError when the marker cannot be written; the checkpoint does not depend on it.
     """
-    if task.seal is None:
+    if task.marker is None:
         return
-    path = Path(task.seal)
-    data = msgspec.msgpack.encode(Seal(task=task, part=part))
+    path = Path(task.marker)
+    data = msgspec.msgpack.encode(CompletionMarker(task=task, part=part))
     written = path.with_suffix(f".{os.getpid()}")
     try:
         written.write_bytes(bytes.fromhex(fmt.digest(data)) + data)
@@ -60,35 +60,35 @@ def seal(task: Task, part: RankShard) -> None:
         raise
 
 
-def read_seal(slot: SharedBuffer) -> Seal | None:
-    """None where there is none, or none that is as it was written."""
+def read_marker(slot: SharedBuffer) -> CompletionMarker | None:
+    """Read the marker; None where there is none or it is damaged."""
     try:
-        sealed = slot.seal.read_bytes()
+        sealed = slot.marker.read_bytes()
         digest, data = sealed[:16], sealed[16:]
         if bytes.fromhex(fmt.digest(data)) != digest:
             return None
-        return msgspec.structs.replace(_seals.decode(data), number=slot.number)
+        return msgspec.structs.replace(_markers.decode(data), number=slot.number)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def seals_of(folder: Path, job: str) -> list[Seal]:
-    """Of all slots with a snapshot of that job, the newest lineage's latest iteration first."""
-    seals = filter(None, map(read_seal, slots_in(folder)))
-    found = [each for each in seals if each.task.origin.job == job]
+def markers_of(folder: Path, job: str) -> list[CompletionMarker]:
+    """Read the markers of all snapshots of a job, the latest iteration of the newest lineage first."""
+    markers = filter(None, map(read_marker, slots_in(folder)))
+    found = [each for each in markers if each.task.origin.job == job]
     return sorted(found, key=lambda each: parse_checkpoint_id(each.task.id)[::-1], reverse=True)
 
 
 @contextlib.contextmanager
 def mapped(slot: SharedBuffer, size_bytes: int, *, private: bool = False) -> Iterator[memoryview]:
-    """The bytes in a slot. DamagedCheckpoint when there are fewer; OSError when it cannot be opened.
+    """Map the bytes in a slot. DamagedCheckpoint when there are fewer; OSError when it cannot be opened.
 
-    `private`: what is written to them, if anything is, goes to a copy; torch wants memory that can be written to.
+    `private` maps them copy-on-write: torch requires writable memory.
     """
     fd = slot.open()
     try:
         if os.fstat(fd).st_size < size_bytes:  # to read beyond its end would be a bus error
-            raise DamagedCheckpoint(f"slot {slot.number}", "is shorter than what it is to hold")
+            raise DamagedCheckpoint(f"slot {slot.number}", "is shorter than its snapshot")
         access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
         memory = mmap.mmap(fd, size_bytes, access=access) if size_bytes else None
     finally:
@@ -96,16 +96,17 @@ def mapped(slot: SharedBuffer, size_bytes: int, *, private: bool = False) -> Ite
     yield memoryview(memory or b"")
 
 
-def verify(found: Seal, payload: memoryview, *, only: Collection[str] | None = None) -> None:
-    """DamagedCheckpoint when the bytes are not those that were sealed; `only` those of tensors of these names.
+def verify(found: CompletionMarker, payload: memoryview, *, only: Collection[str] | None = None) -> None:
+    """Check the bytes against the marker's digests, of tensors named in `only` if given; DamagedCheckpoint if they
+    differ.
 
-    On several threads: the digests of large pieces are made without the interpreter lock.
+    Runs on several threads: digests of large pieces do not hold the interpreter lock.
     """
     file, opening = found.part.file, found.part.file.header_bytes
     header = header_of(found.task)
     fmt.check_digest(file, fmt.Piece("the header", 0, opening, file.header_digest), fmt.digest(header))
     if [t.name for t in found.part.tensors] != [s.name for s in found.task.slots]:
-        raise DamagedCheckpoint(file.name, "its seal names other tensors than there are")
+        raise DamagedCheckpoint(file.name, "its completion marker lists other tensors")
     tensors = [tensor for tensor in found.part.tensors if only is None or tensor.name in only]
     pieces = collections.deque(piece for tensor in tensors for piece in fmt.pieces_of(tensor))
 
@@ -122,7 +123,7 @@ def verify(found: Seal, payload: memoryview, *, only: Collection[str] | None = N
 
 
 def header_of(task: Task) -> bytes:
-    """The opening of the file that a snapshot becomes."""
+    """The safetensors header of the file that a snapshot becomes."""
     origin = task.origin
     names = {"job": origin.job, "iteration": str(task.iteration), "rank": str(origin.rank)}
     return fmt.payload_header(task.slots, names)

@@ -24,38 +24,38 @@ from holdfast.store import Store
 from holdfast.system.processes import become_background_process
 
 LOOK_SECONDS = 5.0
-"""How often an idle helper looks whether its trainer is there: a socket that others inherited stays open."""
+"""Interval at which an idle helper checks its parent: an inherited socket stays open without it."""
 LENGTH_BYTES = 8
-MOST_FDS = 1
-BEAT_SECONDS = 1.0
+MAX_FDS = 1
+HEARTBEAT_INTERVAL_SECONDS = 1.0
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True, tag="write"):
     task: Task
     size_bytes: int
     arena_bytes: int
-    """Of the memory, whose file comes along unless it is the one before."""
+    """Size of the memory file, whose descriptor is sent if it is a new one."""
 
 
-class Hurry(msgspec.Struct, frozen=True, tag="hurry"):
-    """Hold back no longer."""
+class LiftRateLimit(msgspec.Struct, frozen=True, tag="lift_rate_limit"):
+    """Write at full speed from now on."""
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """Still at it."""
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """The write makes progress."""
 
 
-Request = Write | Hurry
-Reply = Beat | Written | Failed
+Request = Write | LiftRateLimit
+Reply = Heartbeat | Written | Failed
 
 
 class Channel:
-    """Messages over a stream socket, each behind its length; a file may travel along."""
+    """Length-prefixed messages over a stream socket, optionally with a file descriptor."""
 
     def __init__(self, endpoint: socket.socket) -> None:
         self.socket = endpoint
         self._sending = threading.Lock()
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
 
     def send(self, message: Request | Reply, *fds: int) -> None:
         data = msgspec.msgpack.encode(message)
@@ -68,30 +68,30 @@ class Channel:
             self.socket.sendall(data)
 
     def receive(self) -> tuple[bytes, list[int]] | None:
-        """A message and the files that came with it; None when the other side is gone."""
+        """Receive a message and its file descriptors; `None` when the peer is gone."""
         try:
-            opening, fds, _, _ = socket.recv_fds(self.socket, LENGTH_BYTES, MOST_FDS)
+            opening, fds, _, _ = socket.recv_fds(self.socket, LENGTH_BYTES, MAX_FDS)
             rest = self._exactly(LENGTH_BYTES - len(opening)) if opening else None
             data = None if rest is None else self._exactly(int.from_bytes(opening + rest, "little"))
-        except ConnectionResetError:  # it went without hearing our last word
+        except ConnectionResetError:  # the peer exited with unread data
             return None
         return None if data is None else (data, list(fds))
 
     def poll(self, seconds: float) -> bool:
-        """Whether the other side says something, or goes, within so many seconds."""
+        """Wait for a message or the end of the peer; `False` on timeout."""
         poll = select.poll()  # select() knows no descriptors from 1,024 on
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
-    def beat(self) -> None:
-        """Say about once a second that there is progress."""
+    def send_heartbeat(self) -> None:
+        """Report progress, about once a second."""
         now = time.monotonic()
-        if now - self._beat_at >= BEAT_SECONDS:
-            self._beat_at = now
-            self.tell(Beat())
+        if now - self._heartbeat_at >= HEARTBEAT_INTERVAL_SECONDS:
+            self._heartbeat_at = now
+            self.try_send(Heartbeat())
 
-    def tell(self, message: Request | Reply) -> None:
-        """Send to whoever is still there; the work is worth doing without."""
+    def try_send(self, message: Request | Reply) -> None:
+        """Send if the peer is still there; its death does not stop the work."""
         try:
             self.send(message)
         except OSError:
@@ -115,16 +115,16 @@ _requests = msgspec.msgpack.Decoder(Request)
 
 
 class Worker:
-    """Writes one checkpoint after the other, from the arena of its trainer."""
+    """Writes checkpoints one after the other, from the arena of the trainer."""
 
     def __init__(self, store: Store, channel: Channel) -> None:
         self._store, self._channel = store, channel
         self._map: mmap.mmap | None = None
         self._memory = memoryview(b"")
-        self._hurried = False
+        self._is_unthrottled = False
 
     def run(self) -> None:
-        """Until the trainer is gone."""
+        """Serve requests until the trainer is gone."""
         trainer = os.getppid()
         while True:
             if not self._channel.poll(LOOK_SECONDS):
@@ -135,35 +135,35 @@ class Worker:
             if received is None:
                 return
             match _requests.decode(received[0]):
-                case Hurry():
-                    self._hurried = True
+                case LiftRateLimit():
+                    self._is_unthrottled = True
                 case Write() as request:
-                    self._channel.beat()
-                    self._channel.tell(self._answer(request, received[1]))
+                    self._channel.send_heartbeat()
+                    self._channel.try_send(self._answer(request, received[1]))
 
     def _answer(self, request: Write, fds: list[int]) -> Written | Failed:
         try:
             if fds:
-                self._map_anew(fds[0], request.arena_bytes)
+                self._map_arena(fds[0], request.arena_bytes)
             return self._write(request)
-        except Exception as error:  # the process's edge: it is told to the trainer, and the next one may do
+        except Exception as error:  # the trainer raises it; the next request may succeed
             return Failed.of(error)
 
     def _write(self, request: Write) -> Written:
-        # while a checkpoint is written the trainer says nothing but "hurry", or goes: either ends the waiting
-        rate = None if self._hurried else request.task.origin.bytes_per_second
+        # while a checkpoint is written the trainer sends nothing but LiftRateLimit, or exits: either ends the wait
+        rate = None if self._is_unthrottled else request.task.origin.bytes_per_second
         limiter = RateLimiter(rate, self._channel.poll)
 
         def pace(size_bytes: int) -> None:
-            self._channel.beat()
+            self._channel.send_heartbeat()
             limiter(size_bytes)
 
         payload = self._memory[: request.size_bytes]
         return write_checkpoint(self._store, request.task, payload, pace=pace)
 
-    def _map_anew(self, fd: int, size_bytes: int) -> None:
+    def _map_arena(self, fd: int, size_bytes: int) -> None:
         self._memory = memoryview(b"")
-        self._map = None  # unmapped before the new one comes: it may have been large
+        self._map = None  # unmap before mapping the new one: both may be large
         try:
             self._map = mmap.mmap(fd, size_bytes) if size_bytes else None
         finally:
@@ -172,7 +172,7 @@ class Worker:
 
 
 def main(fd: str, opener: str, url: str) -> None:
-    become_background_process()  # it ends with the socket, and so with the checkpoint in hand
+    become_background_process()  # it ends when the socket closes, after the current write
     open_store: Callable[[str], Store] = pkgutil.resolve_name(opener)
     Worker(open_store(url), Channel(socket.socket(fileno=int(fd)))).run()
 

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from holdfast.distributed.error_transport import Failed
-from holdfast.persist.helper_main import Beat, Channel, Hurry, Reply, Write
+from holdfast.persist.helper_main import Channel, Heartbeat, LiftRateLimit, Reply, Write
 from holdfast.persist.task import Task, Written
 from holdfast.store import Store
 from holdfast.system.host_memory import can_share
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from holdfast.snapshot.host_buffers import Arena
 
 HUNG_SECONDS = 600.0
-"""A process that has written nothing for so long is given up. One fsync of a slow disk may take minutes."""
+"""Progress timeout of a helper. One fsync on a slow disk may take minutes."""
 START_SECONDS = 60.0
-"""One that has not even begun by then never will: it may hold a lock that nobody is left to open."""
+"""Start timeout of a helper: a process that inherited a locked lock never starts."""
 LOOK_SECONDS = 1.0
 
 
-class Lost(Exception):
-    """The process that wrote died, hung or did not start: no fault of the store's. This checkpoint is lost."""
+class HelperLost(Exception):
+    """The helper process died, hung or did not start; its checkpoint is lost."""
 
 
 END_SECONDS = 5.0
-"""What a helper without work may take to end."""
+"""Exit timeout of an idle helper."""
 
 
 def refusal(store: Store) -> str | None:
-    """Why no other process can write to such a store here."""
+    """Return why no helper process can write to this store; `None` if one can."""
     if not can_share():
         return "this platform has no memory that another process can map"
     if opener(store) is None:
@@ -54,31 +54,31 @@ def refusal(store: Store) -> str | None:
 
 
 def opener(store: Store) -> str | None:
-    """`module:function` that opens the store by its URL in another process; a store may name one of its own."""
+    """Return the `module:function` that opens the store by its URL in another process."""
     return getattr(store, "opener", "holdfast.store:open_store")
 
 
 def environment() -> dict[str, str]:
-    """In which another Python finds what the trainer finds."""
+    """Return an environment with the module search path of the trainer."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
 
 
 class ProcessBackend:
-    """A helper for each arena, started with its first snapshot and kept for the next ones."""
+    """One helper process for each arena, started with its first snapshot and kept."""
 
     def __init__(self, store: Store, *, hung_seconds: float = HUNG_SECONDS) -> None:
         self._store, self._hung_seconds = store, hung_seconds
         self._helpers: dict[int, Helper] = {}
         self._busy: set[Helper] = set()
         self._lock = threading.Lock()
-        self._hurried = self._closed = False
+        self._is_unthrottled = self._closed = False
 
     def write(self, task: Task, arena: Arena, size_bytes: int) -> Written:
-        """Write from shared memory, on a helper. Returns when the checkpoint is durable.
+        """Write from shared memory in a helper process. Returns when the checkpoint is durable.
 
         Raises:
-            Fenced, OSError, MemoryError: as they happened over there.
-            Lost: the helper is gone.
+            Fenced, OSError, MemoryError: raised in the helper.
+            HelperLost: the helper is gone.
         """
         helper = self._take(arena)
         try:
@@ -86,11 +86,11 @@ class ProcessBackend:
         finally:
             self._put_back(helper)
 
-    def hurry(self) -> None:
+    def lift_rate_limit(self) -> None:
         with self._lock:
-            self._hurried = True
+            self._is_unthrottled = True
             for helper in self._busy:
-                helper.hurry()
+                helper.lift_rate_limit()
 
     def close(self) -> None:
         with self._lock:
@@ -106,8 +106,8 @@ class ProcessBackend:
         helper = helper or Helper(self._store, arena, self._hung_seconds)
         with self._lock:
             self._busy.add(helper)
-            if self._hurried:
-                helper.hurry()
+            if self._is_unthrottled:
+                helper.lift_rate_limit()
         return helper
 
     def _put_back(self, helper: Helper) -> None:
@@ -120,7 +120,7 @@ class ProcessBackend:
 
 
 class Helper:
-    """A helper process as its trainer sees it: writes what is in one arena, for one thread at a time."""
+    """Client of a helper process, which writes from one arena, for one thread at a time."""
 
     def __init__(self, store: Store, arena: Arena, hung_seconds: float) -> None:
         self.arena = arena
@@ -134,28 +134,28 @@ class Helper:
             except OSError as error:
                 ours.close()
                 self._errors.close()
-                raise Lost(f"a process to write with could not be started: {error}") from error
-        ours.settimeout(hung_seconds)  # for a message that breaks off; until one comes it is polled for
+                raise HelperLost(f"the helper process could not be started: {error}") from error
+        ours.settimeout(hung_seconds)  # for a truncated message; the wait for one polls
         self._channel = Channel(ours)
         self.alive = True
 
     def write(self, task: Task, size_bytes: int) -> Written:
-        """Raises what went wrong over there, or Lost."""
+        """Raise the helper's error, or HelperLost."""
         try:
             self._ask(task, size_bytes)
             return await_reply(self._channel, gone=self._gone, hung_seconds=self._hung_seconds)
         except EOFError:
             self._kill()
-            raise Lost(f"the process that wrote it {self._ended()}") from None
+            raise HelperLost(f"the helper process {self._ended()}") from None
         except TimeoutError:
             self._kill()
-            raise Lost("the process that wrote it hung and was killed") from None
+            raise HelperLost("the helper process hung and was killed") from None
 
-    def hurry(self) -> None:
-        self._channel.tell(Hurry())
+    def lift_rate_limit(self) -> None:
+        self._channel.try_send(LiftRateLimit())
 
     def end(self) -> None:
-        """It ends when the socket does."""
+        """Close the socket, which ends the helper."""
         self.alive = False
         self._channel.close()
         try:
@@ -171,7 +171,7 @@ class Helper:
             self._channel.send(Write(task=task, size_bytes=size_bytes, arena_bytes=arena.size_bytes), *fds)
         except TimeoutError:
             raise
-        except OSError as error:  # it is gone
+        except OSError as error:  # the helper is gone
             raise EOFError from error
         self._mapped = arena.generation
 
@@ -199,9 +199,9 @@ def _start(store: Store, fd: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
             env=environment(),
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # a pipe of the trainer's must end with the trainer
+            stdout=subprocess.DEVNULL,  # must not keep a pipe of the trainer open
             stderr=errors,
-            start_new_session=True,  # Ctrl-C is for the trainer, which waits for the last checkpoint
+            start_new_session=True,  # Ctrl-C goes to the trainer, which waits for the final checkpoint
         )
 
 
@@ -212,8 +212,8 @@ def await_reply(channel: Channel, *, gone: Callable[[], bool], hung_seconds: flo
     """Wait for the end of a write in another process.
 
     Raises:
-        EOFError: it is gone, as the socket says, or `gone`: a socket that somebody else has inherited stays open.
-        TimeoutError: it has not begun in time, or shown no progress for `hung_seconds`.
+        EOFError: the process is gone: its socket closed, or `gone` says so (the socket may be inherited).
+        TimeoutError: it has not begun in time, or has made no progress for `hung_seconds`.
     """
     silent_since, patience_seconds = time.monotonic(), min(START_SECONDS, hung_seconds)
     while True:
@@ -227,7 +227,7 @@ def await_reply(channel: Channel, *, gone: Callable[[], bool], hung_seconds: flo
         if received is None:
             raise EOFError
         match _replies.decode(received[0]):
-            case Beat():
+            case Heartbeat():
                 silent_since, patience_seconds = time.monotonic(), hung_seconds
             case Written() as written:
                 return written

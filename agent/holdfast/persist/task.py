@@ -1,4 +1,4 @@
-"""What writing a checkpoint needs to know besides the bytes; it goes to another process as it is."""
+"""The description of a checkpoint to write, without the bytes; it is sent to helper processes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     own: set[str] = set()
     """Names of tensors that may differ between ranks."""
     alike: dict[str, str] = {}
-    """Values that ranks which know them must agree on, or their parts do not belong together."""
+    """Values that must be equal on all ranks that have them, or their parts do not belong together."""
     state: dict[str, Any]
     timings: dict[str, float]
     fingerprint: dict[str, str] = {}
-    """Where and how it was trained, as far as the bits of a result depend on it."""
-    seal: str | None = None
-    """The file that says what the memory holds, where that outlives its process; see `sealing`."""
+    """Environment that the bits of results depend on."""
+    marker: str | None = None
+    """Path of the completion marker, where the memory outlives its process."""
 
     @classmethod
     def of(cls, run: CheckpointRun) -> Task:
@@ -57,15 +57,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             state=contents.trees,
             timings={"snapshot_seconds": run.copy.seconds, "stall_seconds": run.stall_seconds},
             fingerprint=dict(request.fingerprint),
-            # a survivor is sealed: while ranks did so once more, one after the other, it would be in pieces
-            seal=None if request.survived else contents.arena.seal,
+            # a survivor has its marker: rewriting it rank by rank would leave an incomplete set meanwhile
+            marker=None if request.survived else contents.arena.marker,
         )
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):
-    """A checkpoint is durable; or a rank's part of one, which counts once rank 0 has committed them all."""
+    """A durable checkpoint, or a rank's durable part of one."""
 
     write_seconds: float
-    """What writing the payload took."""
+    """Time to write the payload."""
     tries: int = 1
     part: RankShard | None = None

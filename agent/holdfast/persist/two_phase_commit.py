@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.distributed.error_transport import told as told_of
+from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import HoldfastError, IncompleteParts
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard, together
@@ -46,7 +46,7 @@ class NotPrepared(HoldfastError):
         self.torn = torn
 
 
-class _Elsewhere(NotPrepared):
+class _OtherRankFailed(NotPrepared):
     """On another rank, which its text names."""
 
 
@@ -91,12 +91,12 @@ def commit(
     task: Task,
     problem: NotPrepared | None,
     write: Callable[[Task], Written],
-    told: Callable[[list[RankSpan]], None] = lambda _: None,
+    on_durable: Callable[[list[RankSpan]], None] = lambda _: None,
 ) -> int:
     """Take part in making a checkpoint durable; all ranks do, under the same number. Returns when it is.
 
-    `write` writes this rank's part; `problem` says why there is nothing to write. `told` is called on rank 0 with
-    what each rank took, the slowest first, once it is durable.
+    `write` writes this rank's part; `problem` says why there is nothing to write. Rank 0 calls `on_durable` with
+    the durations of each rank, the slowest first, once the checkpoint is durable.
 
     Returns:
         The bytes of all files; on other ranks than 0, of this one's.
@@ -109,7 +109,7 @@ def commit(
     if channel.rank == 0:
         lead = _Lead(channel, number, store, task, write)
         size_bytes = lead.run(problem)
-        told(lead.spans)
+        on_durable(lead.spans)
         return size_bytes
     return _follow(channel, number, task, problem, write)
 
@@ -118,12 +118,12 @@ def decline(channel: RankChannel, number: int, reason: str) -> None:
     """Take part without a snapshot: the checkpoint fails everywhere."""
     problem = NotPrepared(reason)
     if channel.rank == 0:
-        message = msgspec.msgpack.encode(_Begun(**_why(problem, "rank 0: ")))
+        message = msgspec.msgpack.encode(_Begun(**_reason_fields(problem, "rank 0: ")))
         channel.send(range(1, channel.world_size), _tag(number, 0), message)
         return
     begun = _begun(channel, number)
     if begun.reason is None:
-        channel.send([0], _tag(number, 1), msgspec.msgpack.encode(_Vote(**_why(problem))))
+        channel.send([0], _tag(number, 1), msgspec.msgpack.encode(_Vote(**_reason_fields(problem))))
         channel.receive([0], _tag(number, 2))
 
 
@@ -158,7 +158,7 @@ class _Lead:
         self._task, self._write = task, write
         self._others = range(1, channel.world_size)
         self.spans: list[RankSpan] = []
-        """What the slowest ranks took, once all have told."""
+        """What the slowest ranks took, once all have voted."""
 
     def run(self, problem: NotPrepared | None) -> int:
         try:
@@ -167,21 +167,21 @@ class _Lead:
             origin, digests = self._task.origin, _digests(self._task.state)
             writer = self._store.begin(origin.job, self._task.id, origin.attempt, _size_bytes(self._task))
         except Exception as error:  # the others wait for a word
-            self._tell(0, _Begun(**_why(error, "rank 0: ")))
+            self._send_to_others(0, _Begun(**_reason_fields(error, "rank 0: ")))
             raise
         try:
             size_bytes = self._commit(writer, digests)
         except BaseException as error:  # whatever ends it here, the others wait for a word
             writer.abort()
-            self._tell(2, _End(**_why(error, "rank 0: ")))
+            self._send_to_others(2, _End(**_reason_fields(error, "rank 0: ")))
             raise
-        self._tell(2, _End())
+        self._send_to_others(2, _End())
         return size_bytes
 
     def _commit(self, writer: CheckpointWriter, digests: dict[str, str]) -> int:
         task = self._task
         begun = _begun_in(writer, task, digests)
-        self._tell(0, begun)
+        self._send_to_others(0, begun)
         written, error = None, None
         try:
             written = self._write(_placed(task, begun))
@@ -193,7 +193,7 @@ class _Lead:
             raise error
         for rank, vote in votes.items():
             if vote.reason is not None:
-                raise _Elsewhere(f"rank {rank}: {vote.reason}", torn=vote.torn)
+                raise _OtherRankFailed(f"rank {rank}: {vote.reason}", torn=vote.torn)
         assert written is not None
         seconds = {0: _seconds(task, written)} | {rank: vote.seconds for rank, vote in votes.items()}
         self.spans = _slowest(seconds)
@@ -207,7 +207,7 @@ class _Lead:
         same = {key: self._task.state[key] for key in vote.same}
         return msgspec.structs.replace(vote.part, state=same | vote.part.state)
 
-    def _tell(self, stage: int, message: _Begun | _End) -> None:
+    def _send_to_others(self, stage: int, message: _Begun | _End) -> None:
         try:
             self._channel.send(self._others, _tag(self._number, stage), msgspec.msgpack.encode(message))
         except Exception:
@@ -238,7 +238,7 @@ def _follow(
         )
         size_bytes = part.file.size_bytes
     except Exception as raised:  # rank 0 waits for a word
-        error, vote = raised, msgspec.msgpack.encode(_Vote(**_why(raised)))
+        error, vote = raised, msgspec.msgpack.encode(_Vote(**_reason_fields(raised)))
     channel.send([0], _tag(number, 1), vote)
     end = msgspec.msgpack.decode(channel.receive([0], _tag(number, 2))[0], type=_End)
     if error is not None:
@@ -265,10 +265,10 @@ def _begun(channel: RankChannel, number: int) -> _Begun:
     return msgspec.msgpack.decode(channel.receive([0], _tag(number, 0))[0], type=_Begun)
 
 
-def require_alike(told: Mapping[int, Mapping[str, str]]) -> None:
+def require_agreement(by_rank: Mapping[int, Mapping[str, str]]) -> None:
     """NotPrepared when the parts of two ranks are not of the same moment, or of the same job."""
     first: dict[str, tuple[int, str]] = {}
-    for rank, known in told.items():
+    for rank, known in by_rank.items():
         for key, value in sorted(known.items()):  # what is of another moment differs in the rest as well
             other, theirs = first.setdefault(key, (rank, value))
             if value == theirs:
@@ -293,7 +293,7 @@ def _conclude(
     write_seconds: float,
 ) -> int:
     """Commit what all ranks have written, if that is a whole of one moment; the bytes of all files."""
-    require_alike(alike)
+    require_agreement(alike)
     whole = together(parts, task.origin.world_size)
     manifest = manifest_of(task, whole, write_seconds)
     writer.commit(fmt.encode_manifest(manifest), replace=task.origin.replaces)
@@ -315,10 +315,10 @@ def _size_bytes(task: Task) -> int:
     return task.slots[-1].end if task.slots else 0
 
 
-def _why(error: BaseException, where: str = "") -> dict[str, Any]:
+def _reason_fields(error: BaseException, where: str = "") -> dict[str, Any]:
     """`where` goes before the reason, unless that says it."""
-    where = "" if isinstance(error, (_Elsewhere, IncompleteParts)) else where
-    return {"reason": where + told_of(error), "torn": isinstance(error, NotPrepared) and error.torn}
+    where = "" if isinstance(error, (_OtherRankFailed, IncompleteParts)) else where
+    return {"reason": where + describe_error(error), "torn": isinstance(error, NotPrepared) and error.torn}
 
 
 def _digests(state: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Writes one checkpoint to a store: the one function that every backend runs, in whatever process. No torch."""
+"""Writes one checkpoint to a store: the function that every backend runs, in any process. No torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from holdfast.store.base import Pace
 from holdfast.system import io_pool
 
 UNSURE = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
-"""Errors of a device or a file server after which nobody knows what of a file is on the disk. Asking for the
-same file's fsync again may succeed and mean nothing, so the bytes are written once more, to a new file."""
+"""Errors of a device or file server after which the content on disk is unknown. Another fsync of the same file may
+succeed without effect, so the bytes are written again, to a new file."""
 
 
 def write_checkpoint(
@@ -55,7 +55,7 @@ def write_checkpoint(
 
 
 LEAST_BYTES_PER_SECOND = 1e6
-"""No rate is lower than this: a checkpoint that never gets durable protects nobody."""
+"""Lowest rate: a checkpoint must become durable to be useful."""
 
 
 class RateLimiter:
@@ -84,7 +84,7 @@ class RateLimiter:
             begins_at = max(now, self._paid_at)
             self._paid_at = begins_at + size_bytes / self._rate
         if begins_at > now and self._wait(begins_at - now):
-            self._rate = None  # lifted: somebody waits for the end
+            self._rate = None  # lifted: a caller waits for the end
 
 
 class _Writing:
@@ -150,7 +150,7 @@ class _Writing:
     def _sealed(self) -> list[fmt.Tensor]:
         tensors = self._describe() if self._known is None else self._known
         with contextlib.suppress(OSError):  # a death finds no memory of it then; it is written all the same
-            completion_marker.seal(self._task, self._part(tensors))
+            completion_marker.write_marker(self._task, self._part(tensors))
         return tensors
 
     def _describe(self) -> list[fmt.Tensor]:
@@ -195,7 +195,7 @@ class _Writing:
 
 
 def manifest_of(task: Task, whole: Whole, write_seconds: float) -> fmt.Manifest:
-    """What is written last, of all that was written before."""
+    """Build the manifest, which is written last."""
     return fmt.Manifest(
         job=task.origin.job,
         iteration=task.iteration,
@@ -216,7 +216,7 @@ def manifest_of(task: Task, whole: Whole, write_seconds: float) -> fmt.Manifest:
 
 
 def payload_of(rank: int) -> str:
-    """The name of a rank's file."""
+    """Return the name of a rank's file."""
     return f"rank-{rank}.safetensors"
 
 

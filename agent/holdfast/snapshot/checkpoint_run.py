@@ -1,4 +1,4 @@
-"""A checkpoint from the request to its end, as one explicit state. Imports no torch.
+"""The state machine of one checkpoint. Imports no torch.
 
     requested → copying → copied → writing → durable
                                            ↘ failed | torn | abandoned
@@ -33,7 +33,7 @@ logger = logging.getLogger("holdfast")
 class RunState(enum.StrEnum):
     REQUESTED = "requested"
     COPYING = "copying"
-    """What the forward pass changes is copied; the rest follows on the thread that copies."""
+    """What the forward pass changes is copied; the copying thread copies the rest."""
     COPIED = "copied"
     """The copy is over; `CopyResult.problem` says why it cannot become durable, if so."""
     WRITING = "writing"
@@ -56,11 +56,11 @@ NEXT: Mapping[RunState, frozenset[RunState]] = {
 
 
 class IllegalTransition(RuntimeError):
-    """A defect of ours. The edges of the threads that checkpoint catch and log it; training goes on."""
+    """A defect of Holdfast. The checkpoint threads catch and log it; training continues."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Who writes a checkpoint, and after which one."""
+    """The writer of a checkpoint, and its parent checkpoint."""
 
     job: str
     attempt: int
@@ -70,34 +70,34 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     world_size: int = 1
     place: str | None = None
-    """Where in the store rank 0 has begun the checkpoint; None for one that this process writes alone."""
+    """Place in the store where rank 0 began the checkpoint; `None` if this process writes all of it."""
     versions: dict[str, str]
     replaces: bool = False
-    """A checkpoint of the same name was found to be damaged."""
+    """Replaces a damaged checkpoint of the same name."""
     bytes_per_second: float | None = None
-    """Write no faster than this, so that training goes first."""
+    """Rate limit of the write; `None` for full speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What is to be saved and how; fixed before anything is copied."""
+    """What to save and how; fixed before anything is copied."""
 
     iteration: int
     lineage: int
     kind: CheckpointKind
     origin: Origin
     number: int = 0
-    """Which checkpoint of the attempt it is: the same on all ranks."""
+    """Sequence number within the attempt, the same on all ranks."""
     mode: SnapshotMode = "cpu"
     at_once: bool = False
     """Copy everything while training waits."""
     over_seconds: float = 0.0
-    """Spread the writing over this time; 0 writes at full speed."""
+    """Time to spread the write over; 0 writes at full speed."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
-    """Where and how the state was trained."""
+    """Environment that the state was trained in."""
     started_at: float = field(default_factory=time.time)
     survived: bool = False
-    """An earlier attempt copied it into the memory tier, and ended before it was durable."""
+    """Copied into the memory tier by an earlier attempt, which ended before it was durable."""
 
     @property
     def id(self) -> str:
@@ -128,7 +128,7 @@ class SnapshotContents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyResult:
-    """What the copy took, and what went wrong with it."""
+    """Duration and outcome of the copy."""
 
     seconds: float = 0.0
     device_copy_seconds: float | None = None
@@ -155,7 +155,7 @@ class CopyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteResult:
-    """What the writing took, and why it ended as it did."""
+    """Duration and outcome of the write."""
 
     reason: str | None = None
     """None for a durable checkpoint."""
@@ -168,11 +168,11 @@ class WriteResult:
     stored_bytes: int = 0
     """Size of all ranks' files; 0 where that is not known."""
     ranks: Sequence[RankSpan] = ()
-    """What the slowest of several ranks took, on rank 0 once it is durable."""
+    """Durations of the slowest ranks, on rank 0 once the checkpoint is durable."""
 
 
 class RunListener(Protocol):
-    """Telemetry, pacing, retention, buffers: whatever follows runs."""
+    """Telemetry, pacing, retention and buffers listen to runs."""
 
     def run_changed(self, run: CheckpointRun, state: RunState) -> None: ...
 
@@ -183,31 +183,27 @@ class CheckpointRun:
     def __init__(self, request: RunRequest, *listeners: RunListener) -> None:
         self.request = request
         self._listeners = listeners
-        self._changed = threading.Condition()
-        self._state = self._reported = RunState.REQUESTED
-        """The state, and the last one that all listeners know of."""
+        self._lock = threading.Lock()
+        self.state = RunState.REQUESTED
+        self._copied, self._settled = threading.Event(), threading.Event()
+        """Set when the listeners have returned from the transition."""
         # set with the transition that they belong to, and only read by others
         self.contents: SnapshotContents | None = None
         self.copy, self.result = CopyResult(), WriteResult()
         self.write_started_at = 0.0
         self.stall_seconds = 0.0
-        """How long training has waited for the copy so far."""
+        """Time that training has waited for the copy so far."""
 
     @property
     def id(self) -> str:
         return self.request.id
 
     @property
-    def state(self) -> RunState:
-        with self._changed:
-            return self._state
-
-    @property
     def size_bytes(self) -> int:
         return self.contents.size_bytes if self.contents is not None else 0
 
     def add_stall(self, seconds: float) -> None:
-        with self._changed:
+        with self._lock:
             self.stall_seconds += seconds
 
     def begin_copy(self, contents: SnapshotContents) -> None:
@@ -223,25 +219,24 @@ class CheckpointRun:
         self._move(state, result=result)
 
     def wait_copied(self, timeout_seconds: float | None = None) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._reported not in BEFORE_COPIED, timeout_seconds)
+        return self._copied.wait(timeout_seconds)
 
     def wait_settled(self, timeout_seconds: float | None = None) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._reported in SETTLED, timeout_seconds)
+        return self._settled.wait(timeout_seconds)
 
     def _move(self, to: RunState, **measured: Any) -> None:
-        with self._changed:
-            if to not in NEXT[self._state]:
-                raise IllegalTransition(f"checkpoint {self.id} cannot go from {self._state} to {to}")
+        with self._lock:
+            if to not in NEXT[self.state]:
+                raise IllegalTransition(f"checkpoint {self.id} cannot go from {self.state} to {to}")
             for name, value in measured.items():
                 setattr(self, name, value)
-            self._state = to
+            self.state = to
         for listener in self._listeners:
             try:
                 listener.run_changed(self, to)
             except Exception:  # a listener that fails must not stop the run, nor the runs after it
                 logger.exception("could not report checkpoint %s as %s", self.id, to)
-        with self._changed:
-            self._reported = to
-            self._changed.notify_all()
+        if to not in BEFORE_COPIED:
+            self._copied.set()
+        if to in SETTLED:
+            self._settled.set()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.format.manifest import SMALL_BYTES, TensorRange, digest
-from holdfast.system.host_memory import MOST_SPANS, Gather, SafeMemoryReader, bytes_of, is_plain
+from holdfast.system.host_memory import MAX_SPANS, Gather, SafeMemoryReader, bytes_of, is_plain
 from holdfast.torch_internals import version_of
 
 EDGE_BYTES = 64
@@ -155,7 +155,7 @@ def _runs(pairs: Sequence[Pair]) -> list[list[Pair]]:
     """Pairs whose slots lie back to back, together, as many at a time as one call takes."""
     runs: list[list[Pair]] = []
     for pair in sorted(pairs, key=lambda pair: pair.slot.start):
-        if runs and runs[-1][-1].slot.end == pair.slot.start and len(runs[-1]) < MOST_SPANS:
+        if runs and runs[-1][-1].slot.end == pair.slot.start and len(runs[-1]) < MAX_SPANS:
             runs[-1].append(pair)
         else:
             runs.append([pair])

@@ -1,4 +1,4 @@
-"""Host memory for snapshots: allocated once, and page-aligned as direct I/O wants it."""
+"""Host memory for snapshots, allocated once and page-aligned for direct I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.system.host_memory import can_share, populate
 
 GRAIN_BYTES = 2 << 20
-"""Arenas grow in steps of this: a state that gains a few bytes needs no new one."""
+"""Allocation granularity: a state that grows by a few bytes needs no new arena."""
 MADV_WIPEONFORK = 18
 ADVICE = [mmap.MADV_HUGEPAGE, MADV_WIPEONFORK] if hasattr(mmap, "MADV_HUGEPAGE") else []
 """Empty in children: a loader's workers would hold each page that a snapshot overwrites after they were forked.
@@ -29,54 +29,56 @@ class Arena:
     direct write of it takes half as long.
 
     Args:
-        slot: where the memory is to lie so that it outlives this process; shared memory then, whatever is asked.
-        told: called, once, with the reason when it cannot lie there, and is this process's own after all.
+        slot: supervisor memory to use, which outlives this process and is always shared.
+        on_fallback: called once, with the reason, when the slot cannot be used and private memory is.
     """
 
-    def __init__(self, slot: SharedBuffer | None = None, told: Callable[[str], None] = lambda _: None) -> None:
-        self.slot, self._told = slot, told
+    def __init__(
+        self, slot: SharedBuffer | None = None, on_fallback: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.slot, self._on_fallback = slot, on_fallback
         self.fd = -1
-        """Of the memory file; -1 where only this process has the memory."""
+        """Descriptor of the memory file; -1 for private memory."""
         self.size_bytes = 0
         self.generation = 0
-        """Changes when the memory is replaced: who has mapped it must map it anew."""
+        """Changes when the memory is replaced: other processes must map it again."""
         self._map: mmap.mmap | None = None
         self._memory: memoryview = memoryview(b"")
         self.address = 0
         self.pinned = False
 
     def reserve(self, size_bytes: int, *, shared: bool = True, pinned: bool = False) -> None:
-        """Grow to `size_bytes` if need be, of that kind; pages are touched here, not during the first copy.
+        """Grow to `size_bytes` if needed; pages are touched here, not during the first copy.
 
         Raises:
-            MemoryError: there is no room for it; nothing is held then.
+            MemoryError: the memory cannot be allocated; nothing is held then.
         """
         shared = (shared or self.slot is not None) and can_share()
         if self.size_bytes < size_bytes or shared != (self.fd >= 0):
-            self.close()  # the old memory goes before the new comes
+            self.close()  # free the old memory before allocating
             self._allocate(_in_grains(size_bytes), shared)
         if pinned and not self.pinned and self.size_bytes:
             self._pin()
 
     @property
-    def seal(self) -> str | None:
-        """The file that is to say what is in it, for those who find it when this process is gone."""
-        return str(self.slot.seal) if self.slot is not None else None
+    def marker(self) -> str | None:
+        """Path of the completion marker, for readers after this process is gone."""
+        return str(self.slot.marker) if self.slot is not None else None
 
-    def unseal(self) -> None:
-        """What is in it is about to change. OSError where that cannot be said: then it must not."""
+    def remove_marker(self) -> None:
+        """Remove the completion marker before the content changes. OSError: then it must not change."""
         if self.slot is not None:
-            self.slot.unseal()
+            self.slot.remove_marker()
 
     def adopt(self, size_bytes: int) -> None:
-        """Take its slot as it is, with what a process before this one left there. OSError when it cannot."""
+        """Map its slot with the snapshot of an earlier process. OSError when it cannot be mapped."""
         assert self.slot is not None
         self.close()
         self.fd = self.slot.open()
         self._hold(self._mapped(_in_grains(size_bytes)))
 
-    def forget(self) -> None:
-        """Give the pages back: nobody has any use for what was in it. A view of them shows zeros from then on."""
+    def free_pages(self) -> None:
+        """Free the pages of an unneeded snapshot; views show zeros from then on."""
         if self.slot is not None and self._map is not None and hasattr(mmap, "MADV_REMOVE"):
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_REMOVE)
@@ -85,13 +87,13 @@ class Arena:
         return self._memory[:size_bytes]
 
     def tensor(self, start: int, end: int) -> torch.Tensor:
-        """The bytes from `start` to `end`, as a tensor that shares the memory."""
+        """Return the bytes from `start` to `end` as a tensor that shares the memory."""
         if start == end:
             return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=end - start, offset=start)
 
     def close(self) -> None:
-        """Let go of the memory. Whoever still holds a view of it keeps it alive until then."""
+        """Release the memory; existing views keep it alive."""
         if self.pinned:
             torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
             self.pinned = False
@@ -114,15 +116,15 @@ class Arena:
         ctypes.memset(self.address, 0, size_bytes)  # without the interpreter lock
 
     def _allocated_in(self, slot: SharedBuffer, size_bytes: int) -> bool:
-        """Whether there is room for it there. What it holds stays as it is."""
+        """Try to allocate in the slot, keeping its content; return whether it worked."""
         try:
             self.fd = slot.open()
             self._hold(self._mapped(size_bytes))
         except OSError as error:
             self.close()
             self.slot = None
-            punch(slot)
-            self._told(f"{size_bytes / 1e6:,.0f} MB: {error.strerror or error}")
+            free_slot_pages(slot)
+            self._on_fallback(f"{size_bytes / 1e6:,.0f} MB: {error.strerror or error}")
             return False
         populate(self.address, size_bytes)
         return True
@@ -133,12 +135,12 @@ class Arena:
         self.generation += 1
 
     def _mapped(self, size_bytes: int) -> mmap.mmap:
-        # reserves the pages: a full memory shows here as an error, not later as a bus error
+        # reserve the pages: a lack of memory is an error here, not a bus error later
         os.posix_fallocate(self.fd, 0, size_bytes)
         return mmap.mmap(self.fd, size_bytes)
 
     def _pin(self) -> None:
-        """Let a device copy into it at full speed; plain memory does as well, only slower."""
+        """Pin the memory for fast copies from devices; they work without, but slower."""
         error = torch.cuda.cudart().cudaHostRegister(self.address, self.size_bytes, 0)  # type: ignore[no-untyped-call]
         self.pinned = int(error) == 0
 
@@ -147,9 +149,9 @@ def _in_grains(size_bytes: int) -> int:
     return max(1, -(-size_bytes // GRAIN_BYTES)) * GRAIN_BYTES
 
 
-def punch(slot: SharedBuffer) -> None:
-    """Give back the pages of a slot that is of no use any more; not those of a snapshot, maybe the only copy."""
-    if slot.seal.exists() or not hasattr(mmap, "MADV_REMOVE"):
+def free_slot_pages(slot: SharedBuffer) -> None:
+    """Free the pages of a slot, unless it holds a complete snapshot, maybe the only copy."""
+    if slot.marker.exists() or not hasattr(mmap, "MADV_REMOVE"):
         return
     with contextlib.suppress(OSError):
         fd = slot.open()
@@ -164,6 +166,6 @@ def punch(slot: SharedBuffer) -> None:
 def _private_memory(size_bytes: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ADVICE:
-        with contextlib.suppress(OSError):  # a kernel without it: the memory is as good, only slower
+        with contextlib.suppress(OSError):  # unsupported by the kernel: slower, but correct
             memory.madvise(advice)
     return memory

@@ -71,9 +71,9 @@ class Layout:
             self._frozen.forget()  # what it holds may be among them
         return changed
 
-    def lend(self) -> memoryview:
+    def borrow(self) -> memoryview:
         """All of its memory, for something else until the next snapshot. OSError where that cannot be."""
-        self.arena.unseal()
+        self.arena.remove_marker()
         self._frozen.forget()
         return self.arena.bytes(self.arena.size_bytes)
 

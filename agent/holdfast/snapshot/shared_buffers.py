@@ -3,7 +3,7 @@
 Each slot is a memory file (memfd): no file system has a name for it, so nothing is left of it once the last
 process that holds it is gone, however that ended, and a container's small /dev/shm does not limit it. The
 supervisor keeps the descriptors; the trainer opens them by way of /proc, through links in the folder that both
-know. Beside a slot lies its seal, as long as the slot holds a whole snapshot: see `persist.sealing`.
+know. Beside a slot lies its marker, as long as the slot holds a whole snapshot: see `persist.sealing`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 
 from holdfast.system.host_memory import can_share
 
-COUNT = 64
+SLOT_COUNT = 64
 """For all ranks of a machine, each with as many as it has in flight; one that is not used takes no memory."""
-MOST_DESCRIPTORS = 4
+DESCRIPTOR_SHARE = 4
 """One in so many of those that the supervisor may have open."""
 PATIENCE_SECONDS, LOOK_SECONDS = 5.0, 0.002
 """For the turn to claim slots, which takes others a millisecond."""
-_MEMORY, _SEAL, _CLAIM = "slot-{}.memory", "slot-{}.seal", "slot-{}.claim"
-_TURN = "slots.lock"
+_MEMORY, _MARKER, _CLAIM = "slot-{}.memory", "slot-{}.marker", "slot-{}.claim"
+_CLAIM_LOCK = "slots.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,17 @@ class SharedBuffer:
         return self.folder / _MEMORY.format(self.number)
 
     @property
-    def seal(self) -> Path:
+    def marker(self) -> Path:
         """There while the memory holds a whole snapshot, which it describes."""
-        return self.folder / _SEAL.format(self.number)
+        return self.folder / _MARKER.format(self.number)
 
     def open(self) -> int:
         """A descriptor of the memory's own. OSError where the supervisor's cannot be reached."""
         return os.open(self.memory, os.O_RDWR | os.O_CLOEXEC)
 
-    def unseal(self) -> None:
-        """The memory is about to change. OSError where the seal cannot be removed: then it must not."""
-        self.seal.unlink(missing_ok=True)
+    def remove_marker(self) -> None:
+        """The memory is about to change. OSError where the marker cannot be removed: then it must not."""
+        self.marker.unlink(missing_ok=True)
 
     def claim(self) -> bool:
         """Take it for a session; False where another has it that lives. For whoever has the turn."""
@@ -89,13 +89,13 @@ def slots_in(folder: Path) -> list[SharedBuffer]:
     return [SharedBuffer(folder, number) for number in numbers]
 
 
-def claim(folder: Path, first: Sequence[int], count: int, *, unsealed: bool = True) -> list[SharedBuffer]:
-    """Take up to `count` slots for a session: those of the numbers `first`, then `unsealed` ones."""
+def claim(folder: Path, first: Sequence[int], count: int, *, unmarked: bool = True) -> list[SharedBuffer]:
+    """Take up to `count` slots for a session: those of the numbers `first`, then `unmarked` ones."""
     found = {slot.number: slot for slot in slots_in(folder)}
-    empty = [slot for slot in found.values() if unsealed and not slot.seal.exists()]
+    empty = [slot for slot in found.values() if unmarked and not slot.marker.exists()]
     wanted = [*(found[number] for number in first if number in found), *empty]
     claimed: list[SharedBuffer] = []
-    with _turn(folder) as is_ours:
+    with _claim_lock(folder) as is_ours:
         for slot in dict.fromkeys(wanted):
             if is_ours and len(claimed) < count and slot.claim():
                 claimed.append(slot)
@@ -103,10 +103,10 @@ def claim(folder: Path, first: Sequence[int], count: int, *, unsealed: bool = Tr
 
 
 @contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[bool]:
+def _claim_lock(folder: Path) -> Iterator[bool]:
     """One process at a time; False where that cannot be had."""
     try:
-        fd = os.open(folder / _TURN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(folder / _CLAIM_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         yield False
         return
@@ -151,7 +151,7 @@ def _descriptors() -> int:
     return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
-class Held:
+class SupervisorMemory:
     """The slots, as the supervisor has them: their memory lasts as long as this, or who else has opened it."""
 
     def __init__(self, folder: Path) -> None:
@@ -162,7 +162,7 @@ class Held:
         if not can_share():
             return
         try:
-            for _ in range(min(COUNT, _descriptors() // MOST_DESCRIPTORS)):
+            for _ in range(min(SLOT_COUNT, _descriptors() // DESCRIPTOR_SHARE)):
                 self._add()
         except OSError:  # too many open files, as a rule
             self.close()
@@ -173,16 +173,16 @@ class Held:
     @property
     def sealed(self) -> bool:
         """At least one holds a snapshot."""
-        return any(slot.seal.exists() for slot in self._slots())
+        return any(slot.marker.exists() for slot in self._slots())
 
-    def unclaim(self) -> None:
+    def release_claims(self) -> None:
         """Those who had claimed a slot are gone. What they left in one that is not sealed is no good to anybody.
 
-        A slot of another number takes its place: a helper of theirs may be about to seal what it held, and the
+        A slot of another number takes its place: a helper of theirs may be about to marker what it held, and the
         next start must not find that beside what it has written there itself.
         """
         for slot in self._slots():
-            if slot.claimed and not slot.seal.exists():
+            if slot.claimed and not slot.marker.exists():
                 self._remove(slot)
                 with contextlib.suppress(OSError):
                     self._add()

@@ -1,4 +1,4 @@
-"""Phase 1: a consistent copy of the state of one instant, made while training goes on.
+"""Phase 1: a consistent copy of the state of one instant, made while training continues.
 
 After iteration i, what forward mutates (buffers, random state, counters) is copied at once. What only an
 optimizer's step mutates is copied by a thread while the forward and backward pass of iteration i+1 run; the
@@ -35,52 +35,53 @@ class _Copy:
     layout: Layout
     started: float
     hold_failure: Exception | None = None
-    """Why a device's next update could not be held back."""
+    """Why the next update on a device could not be delayed."""
     update_may_begin: threading.Event = field(default_factory=threading.Event)
-    """Host tensors are copied, and the devices know what an update has to wait for."""
+    """Host tensors are copied, and devices delay the next update until theirs are."""
 
 
 class Snapshotter:
     """Takes snapshots, one at a time, into arenas that persisting gives back.
 
     Args:
-        slots: how many snapshots may be held at the same time, each in host memory of the state's size.
-        shared: into memory that another process can map; see `Arena`. It holds for those begun later.
+        max_in_flight: how many snapshots may be held at the same time, each in host memory of the state's size.
+        shared: use memory that another process can map; see `Arena`. Applies to later snapshots.
         debug: digest every tensor before and after it is copied, while training waits.
-        arenas: the memory for them, where it is to be such of a kind; by itself, this process's own.
+        arenas: memory to use instead of the process's own.
     """
 
     def __init__(
         self,
-        slots: int = 1,
+        max_in_flight: int = 1,
         *,
         shared: bool = True,
         debug: bool = False,
         arenas: Sequence[Arena] | None = None,
     ) -> None:
         self.shared, self._debug = shared, debug
-        self._layouts = [Layout(arena) for arena in arenas or [Arena() for _ in range(slots)]]
+        self._layouts = [Layout(arena) for arena in arenas or [Arena() for _ in range(max_in_flight)]]
         self._free = list(self._layouts)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._tried_on_device = False
         self._copy: _Copy | None = None
-        """The last one that began."""
+        """The last copy that began."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
     def free(self) -> bool:
-        """A snapshot can begin: there is an arena that none holds, and the copy before is complete."""
+        """A snapshot can begin: an arena is free, and the previous copy is complete."""
         return bool(self._free) and not self.copying
 
     @property
     def has_room(self) -> bool:
-        """There is an arena that none holds: a snapshot can begin when the copy before is complete."""
+        """An arena is free: a snapshot can begin when the previous copy is complete."""
         return bool(self._free)
 
     @property
     def idle(self) -> bool:
-        """No snapshot is held: the ones before are durable, or given up."""
+        """All arenas are free."""
         return len(self._free) == len(self._layouts)
 
     @property
@@ -88,23 +89,25 @@ class Snapshotter:
         return self._copy is not None and self._copy.run.state is RunState.COPYING
 
     def wait_idle(self, timeout_seconds: float) -> bool:
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: self.idle, timeout_seconds)
 
     def wait_free(self, timeout_seconds: float) -> bool:
-        """Wait until a snapshot can begin; False when that takes too long."""
-        with self._changed:
+        """Wait until a snapshot can begin; `False` on timeout."""
+        with self._lock:
             return self._changed.wait_for(lambda: self.free, timeout_seconds)
 
     def prepare(self, captured: CapturedState) -> None:
-        """Allocate what snapshots of such a state need, in the background; a failure shows in `begin`."""
+        """Allocate memory for snapshots of such a state in the background; `begin` reports a failure."""
         taken = list(self._free)
 
         def reserve() -> None:
             for layout in taken:
                 try:
                     layout.fit(captured, shared=self.shared)
-                except Exception as error:  # a thread's edge; `begin` meets it again and reports it
+                except (
+                    Exception
+                ) as error:  # keep the copying thread alive; `begin` fails the same way and reports it
                     logger.debug("no arena yet: %s", error)
                 finally:
                     self._give_back(layout)
@@ -122,12 +125,12 @@ class Snapshotter:
             MemoryError: there is no room for an arena.
             TypeError: a tensor of a kind that cannot be stored.
         """
-        assert self.free, "every arena still holds a snapshot, or the copy before is not complete"
+        assert self.free, "every arena still holds a snapshot, or the previous copy is not complete"
         started, mode = time.perf_counter(), run.request.mode
         layout = self._free[0]  # all in turn, or one that is rarely used would keep an old state's tensors
         try:
             del self._free[0]
-            layout.arena.unseal()
+            layout.arena.remove_marker()
             layout.fit(captured, shared=self.shared)
             if not (layout.copied_on_device or self._tried_on_device) and self._copy is not None:
                 mode = "gpu"  # once, where there is a device with room: Algorithm 1 wants to know what it costs
@@ -155,8 +158,7 @@ class Snapshotter:
     def copy(self, run: CheckpointRun) -> None:
         """Copy the rest in the background; at once, and before this returns, where the request says so.
 
-        Who is to write it should have it by now: the thread that copies would take the interpreter where this one
-        lets go of it.
+        Submit the run first: the copying thread takes the interpreter lock when this thread releases it.
         """
         copy = self._copy
         assert copy is not None
@@ -182,7 +184,7 @@ class Snapshotter:
         self._work.put(fail)
 
     def wait_copied(self) -> float:
-        """Hold the caller (an optimizer about to step) until it may change the state; the seconds that took."""
+        """Block an optimizer step until it may change the state; return the seconds."""
         copy = self._copy
         if copy is None or copy.run.state is not RunState.COPYING:
             return 0.0
@@ -190,16 +192,16 @@ class Snapshotter:
         copy.update_may_begin.wait()
         try:
             copy.layout.hold_update()
-        except Exception as error:  # the update goes on, and the copy is worth nothing
+        except Exception as error:  # the update proceeds, and the copy fails
             copy.hold_failure = error
         waited = time.perf_counter() - started
         copy.run.add_stall(waited)
         return waited
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[memoryview | None]:
-        """The memory of an arena that none holds, for something else meanwhile; None where there is none."""
-        with self._changed:
+    def borrowed_memory(self) -> Iterator[memoryview | None]:
+        """Lend the memory of a free arena; `None` where none is free."""
+        with self._lock:
             layout = max(self._free, key=lambda each: each.arena.size_bytes, default=None)
             if layout is not None:
                 self._free.remove(layout)
@@ -208,22 +210,22 @@ class Snapshotter:
             return
         try:
             room = None
-            with contextlib.suppress(OSError):  # the supervisor's memory cannot be unsealed
-                room = layout.lend() if layout.arena.size_bytes else None
+            with contextlib.suppress(OSError):  # the completion marker cannot be removed
+                room = layout.borrow() if layout.arena.size_bytes else None
             yield room
         finally:
             self._give_back(layout)
 
-    def hold(self, arena: Arena) -> None:
-        """Begin no snapshot in this memory, which holds one that was not taken here, until that is released."""
+    def reserve(self, arena: Arena) -> None:
+        """Reserve an arena that holds a snapshot of an earlier attempt, until its run settles."""
         self._free = [layout for layout in self._free if layout.arena is not arena]
 
     def run_changed(self, run: CheckpointRun, state: RunState) -> None:
-        """Take the memory of a run that has ended, and let `wait_free` look again."""
+        """Release the memory of a settled run, and wake `wait_free`."""
         if state in SETTLED and run.contents is not None:
             self._give_back(next(layout for layout in self._layouts if layout.arena is run.contents.arena))
         else:
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -232,7 +234,7 @@ class Snapshotter:
             self._thread.join(timeout=60)
 
     def _give_back(self, layout: Layout) -> None:
-        with self._changed:
+        with self._lock:
             self._free.append(layout)
             self._changed.notify_all()
 
@@ -250,7 +252,7 @@ class Snapshotter:
     def _copy_rest(self, copy: _Copy) -> None:
         try:
             result = self._copied(copy)
-        except Exception as error:  # the step that waits must go on, and so must this thread
+        except Exception as error:  # release the waiting step, and keep this thread alive
             result = CopyResult(failure=error)
             copy.layout.quiesce()
         finally:

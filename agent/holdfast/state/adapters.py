@@ -32,7 +32,7 @@ from holdfast.state.tree import (
 )
 from holdfast.state.variables import Variables
 from holdfast.state.wrappers import Stateful, has_plain_state, require_attributes
-from holdfast.system.host_memory import copy_plain, duplicates, is_plain, one_thread_for, populate
+from holdfast.system.host_memory import copies_of, copy_plain, is_plain, one_thread_for, populate
 from holdfast.torch_internals import metadata_of, only_copies, own_buffers, with_metadata
 
 logger = logging.getLogger("holdfast")
@@ -355,7 +355,7 @@ class OptimizerAdapter(StateAdapter):
                 refilled.setdefault(name, own)
         copy_plain([(local(own), local(large.pop(name))) for name, own in refilled.items()])
         sharded = {name: large.pop(name).clone() for name in list(large) if is_sharded(large[name])}
-        return {**refilled, **sharded, **duplicates(large)}
+        return {**refilled, **sharded, **copies_of(large)}
 
     def _moments(self, tree: Tree) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this optimizer's own tensors, with the names of the checkpoint tensors that replace them."""

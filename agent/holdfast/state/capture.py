@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import marshal
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -94,31 +94,35 @@ class WatchedState:
 
     def __init__(self, watches: Iterable[Watch]) -> None:
         self._watches = list(watches)
-        self._leaves = self._all_leaves()
+        self._leaves = list(self._all_leaves())
         # a parameter is a leaf of its module and of its optimizer, there as a key and in its group
         self._tensors = list({id(leaf): leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)}.values())
         self._sharded = [tensor for tensor in self._tensors if is_sharded(tensor)]
         self._tensors = [tensor for tensor in self._tensors if not is_sharded(tensor)]
-        self._places = self._all_places()
+        self._places = list(self._current_places())
         self.is_watchable = all(type(tensor) in PLAIN for tensor in self._tensors)
         """All tensors have their memory at `data_ptr`, so that a change of address shows."""
 
     def unchanged(self) -> bool:
-        leaves = self._all_leaves()
+        leaves = list(self._all_leaves())
         return (
             len(leaves) == len(self._leaves)
             and all(map(operator.is_, leaves, self._leaves))
-            and self._all_places() == self._places
+            and all(map(operator.eq, self._current_places(), self._places))
         )
 
-    def _all_places(self) -> tuple[list[object], ...]:
-        """Return addresses, sizes and strides: setting `data` may make a tensor another view of one memory."""
-        parts = [*self._tensors, *map(local, self._sharded)] if self._sharded else self._tensors
-        kind = torch.Tensor
-        return [*map(kind.data_ptr, parts)], [*map(kind.size, parts)], [*map(kind.stride, parts)]
+    def _current_places(self) -> Iterator[tuple[int, torch.Size, tuple[int, ...]]]:
+        """Address, shape and strides of each tensor: `data` that was set may be another view of the same memory.
 
-    def _all_leaves(self) -> list[Any]:
-        return list(itertools.chain.from_iterable(watch.leaves() for watch in self._watches))
+        One pass, since training waits for it and the tensors are not in the caches. It keeps nothing, since
+        thousands of new tuples would start the garbage collector.
+        """
+        kind = torch.Tensor
+        tensors = [*self._tensors, *map(local, self._sharded)] if self._sharded else self._tensors
+        return zip(map(kind.data_ptr, tensors), map(kind.size, tensors), map(kind.stride, tensors), strict=True)
+
+    def _all_leaves(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(watch.leaves() for watch in self._watches)
 
 
 def watch_of(item: object) -> ModuleWatch | OptimizerWatch | None:

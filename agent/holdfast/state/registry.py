@@ -161,7 +161,7 @@ class Registry:
             names = known.encoder.shared | known.encoder.sharded.keys() | encoder.shared | encoder.sharded.keys()
             captured.own = {name for name in captured.tensors if name not in names}
             witnesses = [known.witness, _witness(encoder)] if gradients else []
-            captured.alike = {f"replicas {each.key}": each.seen() for each in witnesses}
+            captured.alike = {f"replicas {each.key}": each.current_digest() for each in witnesses}
         return captured
 
     def round_trip(self, captured: CapturedState) -> RoundTrip:

@@ -29,6 +29,6 @@ class ReplicaChecksum:
         """Digest of names and places: equal on ranks that hold the same tensors or the same parts."""
         self._edges = [bytes_of(t.detach().reshape(-1).view(torch.uint8)[:EDGE_BYTES]) for _, t in found]
 
-    def seen(self) -> str:
+    def current_digest(self) -> str:
         """Return a digest of the current contents."""
         return digest(b"".join(self._edges))

@@ -17,7 +17,7 @@ STARTING_SECONDS = 60.0
 did: of those there may be many in a row."""
 
 
-def note(store: Store, job: str, attempt: int, reason: str, iterations: int) -> None:
+def record_ending(store: Store, job: str, attempt: int, reason: str, iterations: int) -> None:
     """Say in the store how `attempt` ends, having trained so many iterations."""
     try:
         store.append(job, Ending(attempt=attempt, reason=reason, iterations=iterations, at=time.time()))

@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError, IncompleteParts
-from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, sealed_in
+from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, complete_snapshots_in
 from holdfast.persist.completion_marker import mapped, verify
 from holdfast.persist.task import Task, Written
 from holdfast.persist.two_phase_commit import NotPrepared, commit_alone
@@ -38,7 +38,7 @@ HELPER_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class RescuedCheckpoint:
     """What a rescue made durable."""
 
     task: Task
@@ -49,7 +49,7 @@ class Saved:
     """The iteration of the newest durable checkpoint until then, 0 without one."""
 
 
-def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) -> Saved | None:
+def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) -> RescuedCheckpoint | None:
     """Commit the newest whole snapshot in memory, under the attempt that died. None where nothing is to be saved.
 
     Of several ranks it is whole where all have sealed their parts of it. Nothing is to be saved where it is
@@ -72,7 +72,7 @@ def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) 
     if not attempts or attempts[-1].uid not in {trained.uid, *dead}:
         return None
     known = {attempt.uid for attempt in attempts}  # a job by this name may have another store
-    for sealed in sealed_in(folder, trained.job):
+    for sealed in complete_snapshots_in(folder, trained.job):
         if sealed.task.origin.uid not in known:
             continue
         lineages = store.records(trained.job, Lineage)
@@ -87,7 +87,7 @@ def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) 
             continue
         except FileExistsError:  # a helper of the trainer's was quicker
             return None
-        return Saved(sealed.task, size_bytes, before[0])
+        return RescuedCheckpoint(sealed.task, size_bytes, before[0])
     if worst is not None:
         raise worst
     return None
@@ -97,41 +97,41 @@ def _save(store: Store, folder: Path, sealed: CompleteSnapshot, attempt: int) ->
     """The bytes of all files."""
     with contextlib.ExitStack() as held:
         payloads = []
-        for seal in sealed.seals:  # all of them, before a byte of any is written
-            payload = held.enter_context(mapped(SharedBuffer(folder, seal.number), seal.size_bytes))
-            verify(seal, payload)
+        for marker in sealed.markers:  # all of them, before a byte of any is written
+            payload = held.enter_context(mapped(SharedBuffer(folder, marker.number), marker.size_bytes))
+            verify(marker, payload)
             payloads.append(payload)
 
         def write(task: Task) -> Written:
             rank = task.origin.rank
-            known = sealed.seals[rank].part.tensors
+            known = sealed.markers[rank].part.tensors
             return write_checkpoint(store, task, payloads[rank], known=known)
 
-        tasks = [_of_attempt(seal.task, attempt) for seal in sealed.seals]
+        tasks = [_of_attempt(marker.task, attempt) for marker in sealed.markers]
         if len(tasks) > 1:
             return commit_alone(store, tasks, write)
         write(tasks[0])
-        return sealed.seals[0].part.file.size_bytes
+        return sealed.markers[0].part.file.size_bytes
 
 
 def _of_attempt(task: Task, attempt: int) -> Task:
     origin = msgspec.structs.replace(task.origin, attempt=attempt, place=None, bytes_per_second=None)
-    return msgspec.structs.replace(task, origin=origin, seal=None)
+    return msgspec.structs.replace(task, origin=origin, marker=None)
 
 
-def _tell(trained: PublishedAttempt, saved: Saved, end: str) -> None:
+def _report(trained: PublishedAttempt, saved: RescuedCheckpoint, end: str) -> None:
     """On the job's timeline, with the event of any other checkpoint; its log has a line of it."""
     iteration = saved.task.iteration
     gained = f"{iteration - saved.before:,} iterations that no checkpoint held"
-    told = f"iteration {iteration:,} was saved out of memory after the trainer ended ({end}): {gained}"
-    log_line(told)
+    message = f"iteration {iteration:,} was saved out of memory after the trainer ended ({end}): {gained}"
+    log_line(message)
     if trained.server:
         from holdfast.supervisor.supervisor_link import report_rescue
 
-        report_rescue(trained, saved.task, saved.size_bytes, told)
+        report_rescue(trained, saved.task, saved.size_bytes, message)
 
 
-def _await(pids: Iterable[int]) -> None:
+def _wait_for_exit(pids: Iterable[int]) -> None:
     """Until these processes have ended."""
     for pid in pids:
         try:
@@ -144,10 +144,10 @@ def _await(pids: Iterable[int]) -> None:
             os.close(fd)
 
 
-def main(folder: str, told: str, end: str, dead: str, *pids: str) -> None:
+def main(folder: str, trained_json: str, end: str, dead: str, *pids: str) -> None:
     become_background_process()  # whatever is sent to all processes of the job: what lies in memory is saved first
-    trained = msgspec.json.decode(told, type=PublishedAttempt)
-    _await(map(int, pids))
+    trained = msgspec.json.decode(trained_json, type=PublishedAttempt)
+    _wait_for_exit(map(int, pids))
     try:
         saved = rescue(Path(folder), trained, dead.split(","))
     except Fenced:
@@ -156,7 +156,7 @@ def main(folder: str, told: str, end: str, dead: str, *pids: str) -> None:
         log_line(f"what is in memory was not saved: {error}", logging.WARNING)
         return
     if saved is not None:
-        _tell(trained, saved, end)
+        _report(trained, saved, end)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from holdfast.protocol.messages import parse_checkpoint_id
-from holdfast.snapshot.shared_buffers import Held
+from holdfast.snapshot.shared_buffers import SupervisorMemory
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, progress_file, read_progress
 from holdfast.system import processes, supervisor_channel
 from holdfast.system.supervisor_channel import EXIT_FENCED
@@ -120,7 +120,7 @@ class Supervisor:
         self._dashboard_logged = False
         self._not_ours: frozenset[int] = frozenset()
         """Children that this process had before."""
-        self._held: Held | None = None
+        self._held: SupervisorMemory | None = None
         self._rescue: subprocess.Popen[bytes] | None = None
         """Process that saves the last start's snapshot from memory."""
 
@@ -130,7 +130,7 @@ class Supervisor:
             self._folder = folder
             self._not_ours = frozenset(processes.descendants(os.getpid()))
             processes.adopt_orphans()
-            self._held = Held(self._folder) if self.memory_tier else None
+            self._held = SupervisorMemory(self._folder) if self.memory_tier else None
             try:
                 return self._supervise(signals)
             finally:
@@ -292,7 +292,7 @@ class Supervisor:
         self.starts += 1
         supervisor_channel.remove_stack_files(self._folder)
         if self._held is not None:
-            self._held.unclaim()
+            self._held.release_claims()
         with progress_file(self._folder / "progress") as progress:
             trainer = self._start(self._folder / "progress", previous_exit)
             self.log(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")

@@ -17,7 +17,7 @@ from holdfast.system import io_pool
 if TYPE_CHECKING:
     import torch
 
-MOST_SPANS = 1024
+MAX_SPANS = 1024
 """The most that one call takes (IOV_MAX)."""
 MADV_POPULATE_WRITE = 23
 
@@ -70,7 +70,7 @@ class SafeMemoryReader:
     """Reads spans (address, bytes) that may be anybody's by now.
 
     Memory that is gone ends a process that touches it; the kernel says that it is gone. Where it may not be asked
-    (see `can_peek`) whoever reads has to know that it is there.
+    (see `can_read_safely`) whoever reads has to know that it is there.
     """
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
@@ -78,15 +78,15 @@ class SafeMemoryReader:
         self._found = (ctypes.c_ubyte * sum(size for _, size in spans))()
         self._runs: list[tuple[ctypes.Array[_Vector], _Vector]] = []
         at = ctypes.addressof(self._found)
-        for start in range(0, len(spans), MOST_SPANS):
-            run = spans[start : start + MOST_SPANS]
+        for start in range(0, len(spans), MAX_SPANS):
+            run = spans[start : start + MAX_SPANS]
             target = _Vector(at, sum(size for _, size in run))
             self._runs.append(((_Vector * len(run))(*[_Vector(*span) for span in run]), target))
             at += target.size
 
     def read(self) -> bytes | None:
         """All of them, one behind the other; None where some are gone."""
-        if not can_peek():
+        if not can_read_safely():
             return b"".join(ctypes.string_at(*span) for span in self._spans)
         for sources, target in self._runs:
             if _written(sources, target) != target.size:
@@ -95,7 +95,7 @@ class SafeMemoryReader:
 
 
 @functools.cache
-def can_peek() -> bool:
+def can_read_safely() -> bool:
     """Whether the kernel copies from this process's memory and says so where there is none."""
     one, other = ctypes.c_ubyte(7), ctypes.c_ubyte(0)
     source = (_Vector * 1)(_Vector(ctypes.addressof(one), 1))
@@ -106,13 +106,13 @@ def _written(sources: ctypes.Array[_Vector], target: _Vector) -> int:
     return -1 if _write is None else int(_write(os.getpid(), sources, len(sources), ctypes.byref(target), 1, 0))
 
 
-COPIED_BYTES = 8 << 20
+COPY_CHUNK_BYTES = 8 << 20
 """By one thread at a time."""
 ALIGNED_BYTES = 64
 """A cache line: what torch's own allocator aligns tensors to."""
 
 
-def duplicates(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def copies_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copies of plain tensors, side by side in new memory; on several threads, since touching that takes longest.
 
     torch's own threads wait for each other at each tensor, and where other cores are busy for long.
@@ -135,9 +135,9 @@ def duplicates(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def copy_plain(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy plain tensors (to, from) of equal size on several threads."""
     spans = collections.deque(
-        (target.data_ptr() + at, source.data_ptr() + at, min(COPIED_BYTES, source.nbytes - at))
+        (target.data_ptr() + at, source.data_ptr() + at, min(COPY_CHUNK_BYTES, source.nbytes - at))
         for target, source in pairs
-        for at in range(0, source.nbytes, COPIED_BYTES)
+        for at in range(0, source.nbytes, COPY_CHUNK_BYTES)
     )
 
     def copy() -> None:

@@ -62,36 +62,36 @@ class PreemptionHandler:
             multiprocessing.util.register_after_fork(self, _after_fork)
 
     @property
-    def asked(self) -> bool:
-        """This process has been told to end."""
+    def is_requested(self) -> bool:
+        """This process has received SIGTERM."""
         return self._asked_at is not None
 
     @property
-    def left_seconds(self) -> float:
-        """Of the grace; all of it where another rank was told, and not this one."""
+    def grace_left_seconds(self) -> float:
+        """Rest of the grace period; all of it where only another rank has received SIGTERM."""
         waited = 0.0 if self._asked_at is None else self._clock() - self._asked_at
         return max(0.0, self._grace_seconds - waited - SPARE_SECONDS)
 
     def close(self) -> None:
-        """Leave the signal as it was found; the grace still ends."""
+        """Restore the signal handler; the grace period still ends."""
         if self._takes and os.getpid() == self._pid and signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._takes = False
 
     def cancel(self) -> None:
-        """Whoever told this process to end takes it back: its time is not over then."""
+        """Cancel the end of the grace period."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            _end()  # a child process of the script, which has nothing to save
+            _end()  # a child process has nothing to save
         if self._asked_at is not None:
             if self._clock() - self._asked_at >= REPEAT_SECONDS:
                 _end()
             return
         self._asked_at = self._clock()
-        # where no boundary comes in time, no later than a scheduler would
+        # if no boundary comes in time, exit before a scheduler kills the process
         self._timer = threading.Timer(max(0.0, self._grace_seconds - SPARE_SECONDS / 2), _end)
         self._timer.name, self._timer.daemon = "holdfast-grace", True
         self._timer.start()

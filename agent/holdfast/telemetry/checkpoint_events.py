@@ -1,4 +1,4 @@
-"""Telemetry of checkpoints: an event for each step of a run, and a warning once a reason."""
+"""Checkpoint telemetry: an event for each transition of a run, and one warning for each new reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState
 from holdfast.store import Store
 from holdfast.telemetry.reporter import Reporter, text
 
-MOST_FREE_BYTES = 2**53
-"""What a JSON number holds exactly; more room than that interests no reader."""
+MAX_FREE_BYTES = 2**53
+"""Largest integer that a JSON number holds exactly."""
 REPORTED: dict[RunState, CheckpointState] = {
     RunState.DURABLE: "durable",
     RunState.TORN: "torn",
@@ -29,8 +29,8 @@ class CheckpointEvents:
         self._lock = threading.Lock()
         """Guards `_last_reason`; held for no I/O."""
         self._last_reason: str | None = None
-        self._disbelieved: set[str] = set()
-        """Kinds of numbers that a server sent, and that were ignored and reported."""
+        self._implausible: set[str] = set()
+        """Kinds of server numbers that were reported as implausible."""
 
     def run_changed(self, run: CheckpointRun, state: RunState) -> None:
         if state is RunState.COPYING and not run.request.survived:
@@ -41,41 +41,41 @@ class CheckpointEvents:
             self._report_settled(run, state)
 
     def fail(self, reason: str, kind: CheckpointKind) -> None:
-        """Report a checkpoint that never became one: as an event each time, in the log once a reason."""
+        """Report a checkpoint that could not begin: an event each time, a log line for each new reason."""
         self.warn(reason)
-        standing = self._reporter.standing
+        position = self._reporter.position
         self._reporter.event(
             messages.Checkpoint(
                 at=time.time(),
-                id=checkpoint_id(standing.iteration, standing.lineage),
-                iteration=standing.iteration,
-                lineage=standing.lineage,
+                id=checkpoint_id(position.iteration, position.lineage),
+                iteration=position.iteration,
+                lineage=position.lineage,
                 kind=kind,
                 state="failed",
                 reason=text(reason),
             )
         )
 
-    def warn(self, reason: str, consequence: str = "training goes on") -> None:
+    def warn(self, reason: str, consequence: str = "training continues") -> None:
         with self._lock:
             is_new, self._last_reason = reason != self._last_reason, reason
         if is_new:
             self._reporter.notice("warning", "checkpoint", f"{reason}; {consequence}")
 
-    def believed(self, what: str, told: int, known: int) -> int:
-        """The highest number that a server has sent, or 0 where the store makes it implausible.
+    def plausible_number(self, what: str, reported: int, known: int) -> int:
+        """Return the highest number that a server has reported, or 0 where the store makes it implausible.
 
-        A number that is noted in the store holds for good: one mistaken report must not use all of them up.
+        A number recorded in the store is permanent: one wrong report must not exhaust the range.
         """
-        if told <= known + PLAUSIBLE_STEP:
-            return told
-        if what not in self._disbelieved:
-            self._disbelieved.add(what)
-            said = f"{what} {told:,}" if told < 2**63 else f"a number of {what}s beyond all bounds"
+        if reported <= known + PLAUSIBLE_STEP:
+            return reported
+        if what not in self._implausible:
+            self._implausible.add(what)
+            number = f"{what} {reported:,}" if reported < 2**63 else f"an impossible {what} number"
             self._reporter.notice(
                 "warning",
                 "numbers",
-                f"the server has seen {said}, and the newest in store {self._store.url} is {known:,}: the "
+                f"the server reports {number}, but the newest in store {self._store.url} is {known:,}: the "
                 "server's number is ignored. Unless the store was emptied, a wrong number was reported",
             )
         return 0
@@ -95,7 +95,7 @@ class CheckpointEvents:
             REPORTED[state],
             persist_started_at=run.write_started_at or None,
             persist_seconds=result.seconds,
-            durable_iteration=self._reporter.standing.iteration if is_durable else None,
+            durable_iteration=self._reporter.position.iteration if is_durable else None,
             reason=text(result.reason) if result.reason else None,
             store_free_bytes=self._free_bytes() if is_durable else None,
             ranks=list(result.ranks),
@@ -125,7 +125,7 @@ class CheckpointEvents:
             free = self._store.free_bytes()
         except OSError:
             return None
-        return None if free is None else min(free, MOST_FREE_BYTES)
+        return None if free is None else min(free, MAX_FREE_BYTES)
 
 
 def not_writable(store: Store, error: Exception) -> str:

@@ -78,7 +78,7 @@ class IterationClock:
         self._began, self._stalls, self._update_seconds = self._clock(), {}, None
         self._gradients_at = self._barrier_seconds = None
 
-    def leave_out(self, seconds: float) -> None:
+    def exclude(self, seconds: float) -> None:
         """Of the time since the last iteration ended, so much was no training."""
         if self._began is not None:
             self._began += seconds

@@ -1,4 +1,4 @@
-"""Measures iterations, lets the pacing controller learn from them, and tells the server."""
+"""Iteration metrics: measures iterations for the pacing controller and the server."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from holdfast.telemetry.reporter import Reporter
 BATCH_ITERATIONS = 16
 RECENT_ITERATIONS = 64
 BATCH_SECONDS = 1.0
-"""At most so many iterations, and about so long, before the controller learns of them."""
+"""Limits after which the controller is given the measured iterations."""
 
 LEAST_SECONDS = 10.0
-"""Between two reports of a rank."""
+"""Least time between two reports of a rank."""
 REPORTS_PER_SECOND = 10
-"""Of all ranks of a job together, at most: a thousand ranks tell of themselves every 100 seconds each."""
+"""Most reports of all ranks of a job together: each of a thousand ranks reports every 100 seconds."""
 
 
 class IterationMetrics:
-    """What an iteration took and what of it was a checkpoint's doing. For the training thread only."""
+    """Measures iterations, and their share of checkpoint cost. For the training thread only."""
 
     def __init__(self, controller: Controller, reporter: Reporter) -> None:
         self.clock = IterationClock()
@@ -34,18 +34,18 @@ class IterationMetrics:
         self._metrics = MetricReader()
         self.in_flight = False
         """A checkpoint is under way at the start of this iteration."""
-        self._unlearnt: list[tuple[Iteration, bool]] = []
+        self._unlearned: list[tuple[Iteration, bool]] = []
         """Iterations, and whether a checkpoint was under way."""
-        self._learnt_at = 0.0
+        self._learned_at = 0.0
         self.recent: deque[Iteration] = deque(maxlen=RECENT_ITERATIONS)
-        """The newest that the controller has learnt of."""
-        self.tally: RankReport | None = None
-        """Of this rank, where there are several and a server."""
+        """The newest iterations that the controller was given."""
+        self.rank_reporter: RankReporter | None = None
+        """Reporter of this rank, where there are several ranks and a server."""
 
     def end_iteration(self, metrics: Mapping[str, Any]) -> None:
-        """Book the iteration that ends here. What a checkpoint begun now costs falls into the next one."""
-        standing = self._reporter.standing
-        measured = self.clock.end(standing.iteration, standing.lineage)
+        """End the iteration. The cost of a checkpoint begun now counts in the next one."""
+        position = self._reporter.position
+        measured = self.clock.end(position.iteration, position.lineage)
         if measured is None:
             return
         if self._reporter.has_server:
@@ -54,27 +54,27 @@ class IterationMetrics:
             self._reporter.stalls(measured)
         else:
             self._metrics.check(metrics)
-        if self.tally is not None:
-            self.tally.add(measured)
-        self._unlearnt.append((measured, self.in_flight))
+        if self.rank_reporter is not None:
+            self.rank_reporter.add(measured)
+        self._unlearned.append((measured, self.in_flight))
         if (
-            len(self._unlearnt) >= BATCH_ITERATIONS
-            or measured.at - self._learnt_at >= BATCH_SECONDS
+            len(self._unlearned) >= BATCH_ITERATIONS
+            or measured.at - self._learned_at >= BATCH_SECONDS
             or self._controller.plan is None
         ):
-            self.learn()
+            self.update_controller()
 
-    def learn(self) -> None:
-        """Let the controller have what was measured since it last did.
+    def update_controller(self) -> None:
+        """Give the controller the iterations measured since the last call.
 
-        Iterations wait for each other until something hangs on them: each drives all that was run before out of
-        the processor's caches, and to run it again for each takes as long as for several.
+        They are collected until a decision needs them: each iteration evicts this code from the CPU caches,
+        so that one call for several costs as much as a call for one.
         """
-        if not self._unlearnt:
+        if not self._unlearned:
             return
         changed = False
-        for measured, in_flight in self._unlearnt:
-            self._learnt_at = measured.at
+        for measured, in_flight in self._unlearned:
+            self._learned_at = measured.at
             self.recent.append(measured)
             plan = self._controller.observe(
                 Observation(
@@ -87,15 +87,15 @@ class IterationMetrics:
                 )
             )
             changed = changed or plan is not None
-        self._unlearnt.clear()
-        self._reporter.pace(self._controller, changed=changed)
+        self._unlearned.clear()
+        self._reporter.report_interval(self._controller, changed=changed)
 
     def checkpoint_settled(self, run: CheckpointRun) -> None:
         request, copy = run.request, run.copy
         if request.survived:
             return
-        self.learn()  # what came before, before it
-        # copied while training waited, those taken for safety or at the end say nothing of the others' cost
+        self.update_controller()  # in chronological order
+        # safety and final checkpoints are copied while training waits: they do not show the cost of others
         if run.state is RunState.DURABLE and request.kind in ("scheduled", "requested"):
             device_copy_seconds = copy.device_copy_seconds
             self._controller.measured(
@@ -116,30 +116,30 @@ class IterationMetrics:
             self._reporter.sample(measured, metrics)
 
     def close(self) -> None:
-        """All samples, and what this rank has not told of itself yet."""
+        """Send all samples, and what this rank has not reported yet."""
         self.send_samples(wait=True)
-        if self.tally is not None:
-            self.tally.close()
+        if self.rank_reporter is not None:
+            self.rank_reporter.close()
 
 
-class RankReport:
-    """Of a rank's iterations since its last report. For the training thread; a report is a few hundred bytes."""
+class RankReporter:
+    """Reports totals of one rank's iterations. For the training thread; a report is a few hundred bytes."""
 
     def __init__(self, link: ServerConnection, rank: int, world_size: int) -> None:
         self._link, self._rank = link, rank
         self.every_seconds = max(LEAST_SECONDS, world_size / REPORTS_PER_SECOND)
-        # The first report comes the sooner the lower the rank, so that they do not all come at once ever after.
+        # stagger the first reports by rank, so that later ones do not coincide either
         self._due_after = self.every_seconds * (rank + 1) / world_size
         self._seconds_since = 0.0
-        self._told: messages.RankWork | None = None
+        self._work: messages.RankWork | None = None
 
     def add(self, measured: Iteration) -> None:
-        told = self._told
-        if told is not None and told.lineage != measured.lineage:
-            self.tell()
-            told = None
-        if told is None:
-            told = self._told = messages.RankWork(
+        work = self._work
+        if work is not None and work.lineage != measured.lineage:
+            self.send()
+            work = None
+        if work is None:
+            work = self._work = messages.RankWork(
                 at=measured.at,
                 lineage=measured.lineage,
                 first_iteration=measured.iteration,
@@ -148,28 +148,28 @@ class RankReport:
                 seconds=0.0,
                 longest_seconds=0.0,
             )
-        told.at, told.last_iteration = measured.at, measured.iteration
-        told.iterations += 1
-        told.seconds += measured.seconds
-        told.longest_seconds = max(told.longest_seconds, measured.seconds)
-        told.stall_seconds += measured.checkpoint_stall_seconds
-        told.data_seconds += measured.data_seconds
+        work.at, work.last_iteration = measured.at, measured.iteration
+        work.iterations += 1
+        work.seconds += measured.seconds
+        work.longest_seconds = max(work.longest_seconds, measured.seconds)
+        work.stall_seconds += measured.checkpoint_stall_seconds
+        work.data_seconds += measured.data_seconds
         if measured.barrier_seconds is not None and math.isfinite(measured.barrier_seconds):
-            told.barrier_iterations += 1
-            told.barrier_seconds += measured.barrier_seconds
+            work.barrier_iterations += 1
+            work.barrier_seconds += measured.barrier_seconds
         self._seconds_since += measured.seconds
         if self._seconds_since >= self._due_after:
             self._seconds_since, self._due_after = 0.0, self.every_seconds
-            self.tell()
+            self.send()
 
-    def tell(self) -> None:
-        """Report what was added since the last report."""
-        if self._told is not None:
-            self._link.event(self._told)
-            self._told = None
+    def send(self) -> None:
+        """Send what was added since the last report."""
+        if self._work is not None:
+            self._link.event(self._work)
+            self._work = None
 
     def close(self) -> None:
-        """The last report. The link of rank 0 is the session's own, and closed with it."""
-        self.tell()
+        """Send the last report. The link of rank 0 belongs to the session, which closes it."""
+        self.send()
         if self._rank != 0:
             self._link.close()

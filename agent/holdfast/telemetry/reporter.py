@@ -1,4 +1,4 @@
-"""What a session has to say to the server, in the protocol's words, from where training stands."""
+"""Reports of a session to the server and to the log."""
 
 from __future__ import annotations
 
@@ -23,60 +23,60 @@ from holdfast.telemetry.iteration_clock import DATA_STALLS, Iteration
 
 logger = logging.getLogger("holdfast")
 
-NOT_TOLD_ELSEWHERE = ("internal", "ranks")
-"""Notices that are about one rank of several."""
-TOLD_RATIO = 2.0
-"""The factor by which an interval has to change for another line in the log at INFO."""
+PER_RANK_NOTICES = ("internal", "ranks")
+"""Codes of notices that every rank logs; others are logged by rank 0 alone."""
+LOGGED_RATIO = 2.0
+"""Change of the interval, as a factor, from which it is logged at INFO."""
 DURABLE_EVERY_SECONDS = 60.0
-"""The least time between two lines in the log, at INFO, that say that a checkpoint is durable."""
+"""Least time between two INFO lines about durable checkpoints."""
 LOG_FORMAT = "%(asctime)s %(levelname)s holdfast: %(message)s"
-PACED_EVERY_SECONDS = 5.0
-"""How often the measured overhead is told while the plan does not change."""
+INTERVAL_REPORT_SECONDS = 5.0
+"""Interval of reports of the measured overhead while the plan does not change."""
 
 
 @dataclass(slots=True)
 class TrainingPosition:
-    """Where training stands. The background threads read it to say when something happened."""
+    """Position of training, which background threads read for their events."""
 
     iteration: int = 0
     lineage: int = 1
 
 
 class Reporter:
-    """Writes events to the link, and those that a person must not miss to the log as well.
+    """Sends events to the server, and logs the important ones.
 
-    A `quiet` one logs what went wrong with it alone: the rest is told by another rank of the job.
+    A `quiet` reporter, of a rank other than 0, logs only problems of its own rank.
     """
 
     def __init__(
         self,
         job: str,
-        standing: TrainingPosition,
+        position: TrainingPosition,
         *,
         quiet: bool = False,
         owner: str = "",
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        self.job, self.standing, self._quiet = job, standing, quiet
+        self.job, self.position, self._quiet = job, position, quiet
         self._owner, self._labels = owner, dict(labels or {})
         self.link: ServerConnection | OfflineConnection = OfflineConnection()
-        self._paced_at = 0.0
-        self._told_interval: int | None = None
+        self._interval_reported_at = 0.0
+        self._logged_interval: int | None = None
         self._pending_logged_at: int | None = None
         """The interval for which a pending change was logged."""
-        self._durable_told_at = -math.inf
+        self._durable_logged_at = -math.inf
 
     @property
     def has_server(self) -> bool:
-        """There is a server to report to: what is told in every iteration need not be put together without one."""
+        """A server is configured; reports of every iteration are not built without one."""
         return self.link.has_server
 
     def event(self, event: messages.Event) -> None:
         self.link.event(event)
 
     def _here(self) -> dict[str, Any]:
-        """When and where in training an event happens."""
-        return {"at": time.time(), "iteration": self.standing.iteration, "lineage": self.standing.lineage}
+        """Return the time and position fields of an event."""
+        return {"at": time.time(), "iteration": self.position.iteration, "lineage": self.position.lineage}
 
     def sample(self, measured: Iteration, metrics: dict[str, float]) -> None:
         self.link.sample(measured, metrics)
@@ -129,8 +129,8 @@ class Reporter:
             messages.Applied(
                 at=time.time(),
                 version=version,
-                iteration=self.standing.iteration,
-                lineage=self.standing.lineage,
+                iteration=self.position.iteration,
+                lineage=self.position.lineage,
             )
         )
 
@@ -144,29 +144,29 @@ class Reporter:
         safety: str | None = None,
         began: Lineage | None = None,
     ) -> None:
-        """An order moved on; nothing to say of a restore that the script itself asked for.
+        """Report the state of an order; does nothing for a restore that the script requested.
 
-        `began` is the lineage that it has begun, where that was not here and now.
+        `began` is the lineage that it began, if that was earlier.
         """
         if order is None:
             return
-        standing = (
-            self.standing if began is None else TrainingPosition(iteration=began.iteration, lineage=began.number)
+        position = (
+            self.position if began is None else TrainingPosition(iteration=began.iteration, lineage=began.number)
         )
         self.event(
             messages.OrderMoved(
                 at=time.time(),
                 order=order,
                 state=state,
-                iteration=standing.iteration,
-                lineage=standing.lineage,
+                iteration=position.iteration,
+                lineage=position.lineage,
                 reason=text(reason) if reason else None,
                 seconds=seconds,
                 safety_checkpoint=safety,
             )
         )
 
-    def restores(self, mode: RestoreMode, reason: str, start_seconds: float | None) -> None:
+    def restore_mode(self, mode: RestoreMode, reason: str, start_seconds: float | None) -> None:
         self.event(
             messages.Restores(
                 **self._here(),
@@ -178,7 +178,7 @@ class Reporter:
 
     def stalls(self, measured: Iteration) -> None:
         for kind, seconds in measured.stalls.items():
-            if seconds >= _worth_a_row_seconds(kind, measured.seconds):
+            if seconds >= _reported_from_seconds(kind, measured.seconds):
                 self.stall(kind, seconds, measured.iteration, measured.lineage)
 
     def stall(self, kind: StallKind, seconds: float, iteration: int, lineage: int) -> None:
@@ -186,14 +186,14 @@ class Reporter:
             messages.Stall(at=time.time(), iteration=iteration, lineage=lineage, kind=kind, seconds=seconds)
         )
 
-    def pace(self, controller: Controller, *, changed: bool) -> None:
+    def report_interval(self, controller: Controller, *, changed: bool) -> None:
         now = time.time()
-        if not changed and now - self._paced_at < PACED_EVERY_SECONDS:
+        if not changed and now - self._interval_reported_at < INTERVAL_REPORT_SECONDS:
             return
-        self._paced_at = now
+        self._interval_reported_at = now
         plan, profile = controller.plan, controller.profile
         if changed and plan is not None and not self._quiet:
-            self._tell(plan, controller.settings.budget)
+            self._log_interval(plan, controller.settings.budget)
         self.event(
             messages.Paced(
                 **self._here(),
@@ -210,17 +210,17 @@ class Reporter:
             )
         )
 
-    def _tell(self, plan: IntervalPlan, budget: float) -> None:
+    def _log_interval(self, plan: IntervalPlan, budget: float) -> None:
         """Log a new interval, and once for each why it stays although it is over the budget."""
-        before, now = self._told_interval, plan.interval
+        before, now = self._logged_interval, plan.interval
         explains = bool(plan.pending) and self._pending_logged_at != now
         if before == now and not explains:
             return
         if explains:
             self._pending_logged_at = now
-        near = before is not None and now is not None and before / TOLD_RATIO <= now <= before * TOLD_RATIO
+        near = before is not None and now is not None and before / LOGGED_RATIO <= now <= before * LOGGED_RATIO
         if not near:
-            self._told_interval = now
+            self._logged_interval = now
         every = "none for now" if now is None else f"every {now:,} iterations" if now > 1 else "every iteration"
         figures = f"policy {plan.policy}"
         if plan.overhead is not None:
@@ -232,12 +232,12 @@ class Reporter:
         logger.debug("%s: checkpoint interval: %s", self.job, plan.reason)
 
     def durable(self, checkpoint: str, seconds: float) -> None:
-        """Log that a checkpoint is durable, at most every minute; the server hears of each."""
+        """Log a durable checkpoint, at INFO at most once a minute."""
         if self._quiet:
             return
         level, now = logging.DEBUG, time.monotonic()
-        if now - self._durable_told_at >= DURABLE_EVERY_SECONDS:
-            level, self._durable_told_at = logging.INFO, now
+        if now - self._durable_logged_at >= DURABLE_EVERY_SECONDS:
+            level, self._durable_logged_at = logging.INFO, now
         iteration, _ = parse_checkpoint_id(checkpoint)
         what = f"checkpoint of iteration {iteration:,} is durable, written in {duration(seconds)}"
         logger.log(level, "%s: %s", self.job, what)
@@ -258,13 +258,13 @@ class Reporter:
         )
 
     def trained_elsewhere(self, then: dict[str, str]) -> None:
-        """Said where a checkpoint was taken under another `then` than training goes on under."""
+        """Warn if the checkpoint was taken in another environment, `then`."""
         if (difference := fingerprint.difference(then, fingerprint.fingerprint())) is not None:
             self.notice("warning", "fingerprint", difference)
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
         message = text(message)
-        if not self._quiet or code in NOT_TOLD_ELSEWHERE:
+        if not self._quiet or code in PER_RANK_NOTICES:
             logger.log(getattr(logging, level.upper()), "%s: %s", self.job, message)
         self.event(
             messages.Notice(
@@ -277,14 +277,14 @@ class Reporter:
 
 
 class ConsoleLog:
-    """Shows the log on stderr while a session is open, unless the script sets up logging, before or meanwhile."""
+    """Logs to stderr while a session is open, unless the script configures logging."""
 
     def __init__(self) -> None:
         self._sessions, self._level = 0, logging.NOTSET
         self._handler: logging.Handler | None = None
 
     def open(self) -> None:
-        """A session begins."""
+        """Open for one more session."""
         self._sessions += 1
         if logger.hasHandlers():
             return
@@ -295,7 +295,7 @@ class ConsoleLog:
         logger.setLevel(self._level or logging.INFO)
 
     def close(self) -> None:
-        """A session ends; after the last one the logger is as it was found."""
+        """Close for one session; after the last, restore the logger."""
         self._sessions -= 1
         if self._handler is not None and not self._sessions:
             logger.removeHandler(self._handler)
@@ -307,12 +307,12 @@ console_log = ConsoleLog()
 
 
 def text(value: str) -> str:
-    """As it can be sent: the path in an error of the operating system need not be text."""
+    """Replace what cannot be encoded, such as bytes of a path in an OSError."""
     return value.encode(errors="replace").decode()
 
 
-def _worth_a_row_seconds(kind: StallKind, iteration_seconds: float) -> float:
-    """From when a wait is told by itself; the samples hold every wait anyway."""
+def _reported_from_seconds(kind: StallKind, iteration_seconds: float) -> float:
+    """Return the length from which a stall is reported as an event; samples hold all stalls."""
     if kind in DATA_STALLS:
         return max(0.05, 0.2 * iteration_seconds)
     return max(0.005, 0.01 * iteration_seconds)

@@ -168,7 +168,9 @@ def _exposure_gpu_hours(facts: JobFacts, limit: float) -> RuleResult | None:
     unit="iterations", limit=1000, for_seconds=60, built_in=False, while_training=True,
 )  # fmt: skip
 def _exposure_iterations(facts: JobFacts, limit: float) -> RuleResult | None:
-    return _above(facts.exposure_iterations, limit, f"a crash now would cost more than {format_iterations(round(limit))}")
+    return _above(
+        facts.exposure_iterations, limit, f"a crash now would cost more than {format_iterations(round(limit))}"
+    )
 
 
 @_kind(

@@ -106,7 +106,7 @@ def test_whatever_writes_the_checkpoints(kind, world_size, backend, ranks, undis
 def test_checkpoints_of_each_iteration_change_no_bit(kind, world_size, ranks, undisturbed_ranks, tmp_path):
     """Beside a run that knows nothing of Holdfast."""
     expected = undisturbed_ranks(kind, world_size)
-    judge(ranks, tmp_path, expected, [], kind=kind, slots=3)
+    judge(ranks, tmp_path, expected, [], kind=kind, max_in_flight=3)
     taken = len(open_store(str(tmp_path)).checkpoints("job"))
     assert taken > batches_of(world_size) / 4  # they were written while it trained
 

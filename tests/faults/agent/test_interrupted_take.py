@@ -27,16 +27,26 @@ class Interrupting:
 
     def _trace(self, frame, event, argument):
         file, line = frame.f_code.co_filename, frame.f_lineno
+        if frame.f_code.co_name in ("__enter__", "__exit__") and Path(file).name == "threading.py":
+            # a lock that is taken or released by Python code stays locked when Ctrl-C comes there
+            file, line = frame.f_back.f_code.co_filename, frame.f_back.f_lineno
+            is_cut_short = Path(file).name in CUT_SHORT and "holdfast" in file
+            if is_cut_short:
+                self._interrupt(f"{file}:{line}")
+            return None
         if Path(file).name not in CUT_SHORT or "holdfast" not in file:
             return None
         # also traced when the block ends, where no signal is handled before the lock is released
         if event == "line" and not linecache.getline(file, line).lstrip().startswith("with "):
-            self._left -= 1
-            if not self._left:
-                self.where = f"{file}:{line}"
-                sys.settrace(None)
-                raise KeyboardInterrupt
+            self._interrupt(f"{file}:{line}")
         return self._trace
+
+    def _interrupt(self, where):
+        self._left -= 1
+        if not self._left:
+            self.where = where
+            sys.settrace(None)
+            raise KeyboardInterrupt
 
 
 def test_ctrl_c_at_any_line_of_a_take_costs_at_most_that_checkpoint(tmp_path, monkeypatch):

@@ -83,7 +83,7 @@ def live(nursery: Nursery, folder: Path, chance: random.Random, *, peaceful: boo
     folder.mkdir(exist_ok=True)
     options = {
         "backend": chance.choice(["thread", "process"]),
-        "slots": chance.choice([1, 1, 2, 3]),
+        "max_in_flight": chance.choice([1, 1, 2, 3]),
         "every": chance.choice([1, 2, 3, 5]),
         "keep": chance.choice([1, 2, 4, 12]),
         "seed": chance.randrange(2**32),

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.crash
 
 WORLD = 3
 WORK = "tests.support.ranks_crash_work.train"
-LOST = "no checkpoint is taken any more"
+LOST = "checkpoints stop, training continues"
 LEADS = [
     "before begin", "after begin", "before send begun", "after send begun", "before write", "before sync",
     "after sync", "after write", "after settle", "before receive vote", "after receive vote", "before commit",
@@ -158,7 +158,7 @@ def killed(crowd: Crowd, root: Path, undisturbed: States, death: Death) -> list[
     if death.phase == "rewind":
         options |= {"rewind_at": 6}
     if death.phase == "haste":
-        options |= {"every": 1, "options": {"slots": 2}}
+        options |= {"every": 1, "options": {"max_in_flight": 2}}
     if death.phase == "resume":
         with started(crowd, root, until=6) as ranks:
             assert ended(ranks) == [0] * WORLD

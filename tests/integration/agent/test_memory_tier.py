@@ -18,11 +18,11 @@ from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format import manifest as fmt
 from holdfast.persist import completion_marker
-from holdfast.persist.completion_marker import mapped, read_seal, seals_of, verify
+from holdfast.persist.completion_marker import mapped, markers_of, read_marker, verify
 from holdfast.persist.task import Task
 from holdfast.persist.writer import _Writing
 from holdfast.snapshot.host_buffers import Arena
-from holdfast.snapshot.shared_buffers import COUNT, Held, SharedBuffer, claim, slots_in
+from holdfast.snapshot.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim, slots_in
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
@@ -89,7 +89,7 @@ def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp
 
 def test_of_several_snapshots_the_newest_is_rescued_and_of_a_damaged_one_the_one_before(folder, tmp_path):
     dead = Dead(folder, tmp_path, iterations=(3, 6))
-    newest = next(seal for seal in seals_of(folder, JOB) if seal.task.iteration == 6)
+    newest = next(marker for marker in markers_of(folder, JOB) if marker.task.iteration == 6)
     flip(SharedBuffer(folder, newest.number), 100)
     assert dead.rescue().task.iteration == 3
 
@@ -135,26 +135,26 @@ def test_what_training_has_left_behind_is_not_rescued(folder, tmp_path):
 def test_no_flipped_bit_goes_unseen(folder, tmp_path, times):
     dead = Dead(folder, tmp_path)
     (slot,) = dead.slots
-    seal = read_seal(slot)
+    marker = read_marker(slot)
     random_bytes = random.Random(0)
     for _ in range(times):
-        at = random_bytes.randrange(seal.size_bytes)
+        at = random_bytes.randrange(marker.size_bytes)
         flip(slot, at)
-        with mapped(slot, seal.size_bytes) as payload, pytest.raises(DamagedCheckpoint):
-            verify(seal, payload)
+        with mapped(slot, marker.size_bytes) as payload, pytest.raises(DamagedCheckpoint):
+            verify(marker, payload)
         flip(slot, at)
-    with mapped(slot, seal.size_bytes) as payload:
-        verify(seal, payload)
+    with mapped(slot, marker.size_bytes) as payload:
+        verify(marker, payload)
 
 
 def test_a_seal_that_is_not_as_it_was_written_is_none(folder, tmp_path):
     (slot,) = Dead(folder, tmp_path).slots
-    written = slot.seal.read_bytes()
+    written = slot.marker.read_bytes()
     for at in range(0, len(written), 37):
-        slot.seal.write_bytes(written[:at] + bytes([written[at] ^ 4]) + written[at + 1 :])
-        assert read_seal(slot) is None
-        slot.seal.write_bytes(written[:at])
-        assert read_seal(slot) is None
+        slot.marker.write_bytes(written[:at] + bytes([written[at] ^ 4]) + written[at + 1 :])
+        assert read_marker(slot) is None
+        slot.marker.write_bytes(written[:at])
+        assert read_marker(slot) is None
 
 
 def test_memory_that_was_cut_short_is_refused_before_it_is_touched(folder, tmp_path):
@@ -162,7 +162,7 @@ def test_memory_that_was_cut_short_is_refused_before_it_is_touched(folder, tmp_p
     fd = slot.open()
     os.ftruncate(fd, 4096)
     os.close(fd)
-    with pytest.raises(DamagedCheckpoint, match="shorter"), mapped(slot, read_seal(slot).size_bytes):
+    with pytest.raises(DamagedCheckpoint, match="shorter"), mapped(slot, read_marker(slot).size_bytes):
         pass
 
 
@@ -171,7 +171,7 @@ def test_the_seal_goes_before_the_memory_changes(folder, tmp_path):
     snapshots, seen = Snapshotter(arenas=[Arena(slot)]), []
 
     def fit(*_, **__):
-        seen.append(slot.seal.exists())
+        seen.append(slot.marker.exists())
         raise OSError("no room")
 
     tensors = {"w": torch.ones(5)}
@@ -190,7 +190,7 @@ def test_where_the_memory_has_no_room_the_process_uses_its_own_and_says_so(tmp_p
     slot.memory.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
     arena = Arena(slot, told.append)
     arena.reserve(1 << 20)
-    assert (arena.slot, arena.seal, arena.size_bytes) == (None, None, 2 << 20)
+    assert (arena.slot, arena.marker, arena.size_bytes) == (None, None, 2 << 20)
     assert [text[:6] for text in told] == ["2 MB: "]
     arena.tensor(0, 1 << 20).fill_(1)
     arena.close()
@@ -202,7 +202,7 @@ def test_no_more_memory_than_the_state_takes(folder):
     arena = Arena(slot)
     arena.reserve(100 << 20)
     assert os.fstat(arena.fd).st_blocks * 512 <= 1.05 * (100 << 20)
-    arena.forget()
+    arena.free_pages()
     assert os.fstat(arena.fd).st_blocks == 0
     arena.close()
 
@@ -211,8 +211,8 @@ def test_a_slot_is_one_sessions_at_a_time_and_one_that_holds_something_is_not_ta
     dead = Dead(folder, tmp_path)
     (sealed,) = dead.slots
     sealed.release()
-    others = claim(folder, [], COUNT)
-    assert len(others) == COUNT - 1
+    others = claim(folder, [], SLOT_COUNT)
+    assert len(others) == SLOT_COUNT - 1
     assert sealed not in others
     assert claim(folder, [sealed.number], 2) == [sealed]
     assert claim(folder, [sealed.number], 2) == []
@@ -226,12 +226,12 @@ def test_what_a_dead_process_claimed_is_free_and_what_a_living_one_has_is_not(fo
     command = [sys.executable, "-c", program, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "has them\n"
-        others = claim(folder, [], COUNT)
-        assert len(others) == COUNT - 3
+        others = claim(folder, [], SLOT_COUNT)
+        assert len(others) == SLOT_COUNT - 3
         other.kill()
         other.wait()
-        assert len(claim(folder, [], COUNT)) == 3
-    assert claim(folder, [], COUNT) == []
+        assert len(claim(folder, [], SLOT_COUNT)) == 3
+    assert claim(folder, [], SLOT_COUNT) == []
 
 
 @pytest.mark.parametrize("told", ["", "?"])
@@ -244,24 +244,24 @@ def test_a_claim_of_which_nothing_is_known_holds(folder, told):
 
 def test_slots_take_few_of_the_descriptors_that_there_are(tmp_path, monkeypatch):
     monkeypatch.setattr("resource.getrlimit", lambda _: (40, 40))
-    held = Held(tmp_path)
+    held = SupervisorMemory(tmp_path)
     assert len(held) == len(slots_in(tmp_path)) == 10
     held.close()
 
 
 def test_what_a_dead_start_left_unsealed_is_given_up_and_a_seal_that_comes_late_counts_for_nothing(tmp_path):
-    held = Held(tmp_path)
+    held = SupervisorMemory(tmp_path)
     kept, lost = claim(tmp_path, [], 2)
     arena = Arena(lost)
     arena.reserve(2**21)
     seen = [slot.number for slot in slots_in(tmp_path)]
-    kept.seal.touch()
-    held.unclaim()
+    kept.marker.touch()
+    held.release_claims()
     numbers = [slot.number for slot in slots_in(tmp_path)]
-    assert len(numbers) == COUNT
+    assert len(numbers) == SLOT_COUNT
     assert set(seen) - set(numbers) == {lost.number}
-    lost.seal.touch()
-    assert [slot.number for slot in claim(tmp_path, [], COUNT)] == [n for n in numbers if n != kept.number]
+    lost.marker.touch()
+    assert [slot.number for slot in claim(tmp_path, [], SLOT_COUNT)] == [n for n in numbers if n != kept.number]
     arena.close()
     held.close()
     assert slots_in(tmp_path) == []
@@ -285,12 +285,12 @@ def test_where_no_thread_can_be_started_a_snapshot_is_verified_all_the_same(fold
     monkeypatch.setattr(io_pool, "_pool", io_pool._Pool())
     monkeypatch.setattr("holdfast.format.manifest.SMALL_BYTES", 1)
     (slot,) = dead.slots
-    seal = read_seal(slot)
-    with mapped(slot, seal.size_bytes) as payload:
-        verify(seal, payload)
+    marker = read_marker(slot)
+    with mapped(slot, marker.size_bytes) as payload:
+        verify(marker, payload)
         flip(slot, 100)
         with pytest.raises(DamagedCheckpoint):
-            verify(seal, payload)
+            verify(marker, payload)
 
 
 def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(supervised, tmp_path):
@@ -302,7 +302,7 @@ def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(sup
 
 
 def test_nothing_is_left_of_memory_that_no_supervisor_holds(tmp_path):
-    held = Held(tmp_path)
+    held = SupervisorMemory(tmp_path)
     slot = slots_in(tmp_path)[0]
     held.close()
     with pytest.raises(FileNotFoundError):
@@ -348,7 +348,7 @@ def test_a_session_goes_on_from_memory_to_the_bit(supervised, tmp_path):
     second.run(18)
     assert first.losses[:9] + second.losses == expected
     second.session.close()
-    assert not [*supervised.glob("*.seal"), *supervised.glob("*.claim")]
+    assert not [*supervised.glob("*.marker"), *supervised.glob("*.claim")]
 
 
 def test_what_cannot_be_saved_of_what_a_session_goes_on_from_keeps_no_memory(supervised, tmp_path, monkeypatch):
@@ -397,7 +397,9 @@ def test_the_optimizer_goes_on_in_memory_of_its_own(supervised, tmp_path):
 
 def test_what_is_sealed_is_read_by_the_format_of_any_checkpoint(folder, tmp_path):
     (slot,) = Dead(folder, tmp_path).slots
-    seal = read_seal(slot)
-    assert completion_marker.header_of(seal.task)[:8] == (seal.part.file.header_bytes - 8).to_bytes(8, "little")
-    assert {tensor.name for tensor in seal.part.tensors} == set(small_state())
-    assert all(tensor.digest == fmt.digest(b"") for tensor in seal.part.tensors if tensor.start == tensor.end)
+    marker = read_marker(slot)
+    assert completion_marker.header_of(marker.task)[:8] == (marker.part.file.header_bytes - 8).to_bytes(
+        8, "little"
+    )
+    assert {tensor.name for tensor in marker.part.tensors} == set(small_state())
+    assert all(tensor.digest == fmt.digest(b"") for tensor in marker.part.tensors if tensor.start == tensor.end)

@@ -11,14 +11,14 @@ import torch
 from holdfast.checkpoint import restore
 from holdfast.distributed.ranks import Ranks as OneRank
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
-from holdfast.memory_tier.complete_snapshot import complete, sealed_in
+from holdfast.memory_tier.complete_snapshot import complete, complete_snapshots_in
 from holdfast.memory_tier.tier import MemoryTier
-from holdfast.persist.completion_marker import seals_of
+from holdfast.persist.completion_marker import markers_of
 from holdfast.persist.task import Task
 from holdfast.persist.two_phase_commit import NotPrepared
 from holdfast.persist.writer import _Writing
 from holdfast.snapshot.host_buffers import Arena
-from holdfast.snapshot.shared_buffers import COUNT, Held, SharedBuffer, claim
+from holdfast.snapshot.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
@@ -70,8 +70,8 @@ class Dead:
         }  # fmt: skip
 
     def slot(self, iteration, rank):
-        seals = seals_of(self.folder, JOB)
-        found = next(s for s in seals if (s.task.iteration, s.task.origin.rank) == (iteration, rank))
+        markers = markers_of(self.folder, JOB)
+        found = next(s for s in markers if (s.task.iteration, s.task.origin.rank) == (iteration, rank))
         return SharedBuffer(self.folder, found.number)
 
     @property
@@ -152,8 +152,8 @@ def test_parts_of_two_checkpoints_are_never_mixed(folder, tmp_path, change):
         case "world_size":
             dead.world_size += 1
     dead.leave(*((4,) if change == "id" else (3,)), [2], place="elsewhere" if change == "place" else "there")
-    assert len(seals_of(folder, JOB)) == WORLD
-    assert sealed_in(folder, JOB) == []
+    assert len(markers_of(folder, JOB)) == WORLD
+    assert complete_snapshots_in(folder, JOB) == []
     dead.uid = "dead"
     assert dead.rescue() is None
     assert dead.store.checkpoints(JOB) == []
@@ -163,8 +163,8 @@ def test_two_tries_of_one_iteration_stay_apart(dead, folder):
     dead.leave(3, [0, 1], place="first")
     dead.leave(3, place="second")
     dead.leave(3, [2], place="third")
-    (sealed,) = sealed_in(folder, JOB)
-    assert {seal.task.origin.place for seal in sealed.seals} == {"second"}
+    (sealed,) = complete_snapshots_in(folder, JOB)
+    assert {marker.task.origin.place for marker in sealed.markers} == {"second"}
 
 
 def test_ranks_that_were_not_at_the_same_data_make_nothing(dead):
@@ -187,14 +187,14 @@ def test_parts_that_do_not_make_a_whole_are_not_committed(dead):
 def test_a_part_that_is_there_twice_makes_nothing(dead, folder):
     dead.leave(3)
     dead.leave(3, [1])
-    assert sealed_in(folder, JOB) == []
+    assert complete_snapshots_in(folder, JOB) == []
 
 
 def test_in_whatever_order_seals_are_found_ranks_have_their_own(dead, folder):
     dead.leave(3)
-    for seals in itertools.permutations(seals_of(folder, JOB)):
-        (sealed,) = complete(seals)
-        assert [seal.task.origin.rank for seal in sealed.seals] == list(range(WORLD))
+    for markers in itertools.permutations(markers_of(folder, JOB)):
+        (sealed,) = complete(markers)
+        assert [marker.task.origin.rank for marker in sealed.markers] == list(range(WORLD))
         assert [SharedBuffer(folder, number) for number in sealed.numbers] == [
             dead.slot(3, r) for r in range(WORLD)
         ]
@@ -243,22 +243,24 @@ def test_several_ranks_go_on_from_memory_to_the_bit_and_save_it(folder, tmp_path
     assert "(kept in memory by `holdfast run`; not durable yet, being written)" in ended[0]["told"][0]
     store = open_store(tmp_path / "store")
     assert restore.verify(store, "job", "000000000006-1").attempt == 2
-    assert not [*folder.glob("*.seal"), *folder.glob("*.claim")]
+    assert not [*folder.glob("*.marker"), *folder.glob("*.claim")]
 
 
 @pytest.mark.parametrize("damage", [0, 1])
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_where_one_rank_s_bytes_are_damaged_all_go_on_from_the_one_before(
-    folder, tmp_path, crowd, kind, expected, damage, slots
+    folder, tmp_path, crowd, kind, expected, damage, max_in_flight
 ):
     """With one slot that is in the store, with two it is in memory as well."""
     options = {"store": str(tmp_path / "store"), "folder": str(folder), "kind": kind}
-    ended = crowd.run(2, "tests.support.tier_work.ends_and_goes_on", damage=damage, slots=slots, **options)
+    ended = crowd.run(
+        2, "tests.support.tier_work.ends_and_goes_on", damage=damage, max_in_flight=max_in_flight, **options
+    )
     _exact(ended, expected)
     assert [each["start"] for each in ended] == [3, 3]
     assert "iteration 6 in memory is not used" in ended[0]["told"][0]
     from_memory = [told for told in ended[0]["told"] if "kept in memory" in told]
-    assert len(from_memory) == slots - 1
+    assert len(from_memory) == max_in_flight - 1
     assert all("also durable" in told for told in from_memory)
 
 
@@ -280,7 +282,7 @@ def test_where_one_rank_cannot_save_what_it_went_on_from_all_train_on(
 def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder, crowd, which):
     other = tmp_path / "other"
     other.mkdir()
-    held = Held(other)
+    held = SupervisorMemory(other)
     folders = {"one each": [str(folder), str(other)], "one of them": [str(folder), ""], "none": ["", ""]}[which]
     (told, first), (_, second) = crowd.run(
         2, "tests.support.tier_work.apart", store=str(tmp_path / "store"), folders=folders
@@ -312,18 +314,18 @@ def tier(folder, tmp_path, monkeypatch):
     monkeypatch.setenv(supervisor_channel.VARIABLE, str(folder))
     told = []
 
-    def made(world_size=WORLD, slots=1):
+    def made(world_size=WORLD, max_in_flight=1):
         reporter = Reporter(JOB, TrainingPosition())
         reporter.notice = lambda level, code, message: told.append(message)
         made.told = told
-        return MemoryTier(JOB, "next", slots, Ranks(0, [None] * (world_size - 1)), reporter)
+        return MemoryTier(JOB, "next", max_in_flight, Ranks(0, [None] * (world_size - 1)), reporter)
 
     return made
 
 
 def test_another_number_of_ranks_loads_from_the_store(dead, tier):
     dead.leave(3)
-    dead.introduce()
+    dead.publish_attempt()
     dead.store.acquire_attempt(JOB, "next")
     for world_size in (2, 4):
         other = tier(world_size)
@@ -341,41 +343,41 @@ def test_what_ranks_that_are_no_more_have_left_is_given_back_and_no_rank_s_own(d
     assert [arena.slot for arena in own.arenas] == [rank_0]
     claim(folder, [rank_1.number], 1)
     own.tidy()
-    assert [slot.seal.exists() for slot in (rank_0, rank_1, rank_2)] == [True, True, False]
+    assert [slot.marker.exists() for slot in (rank_0, rank_1, rank_2)] == [True, True, False]
     assert [os.fstat(fd).st_blocks > 0 for fd in held.values()] == [True, True, False]
     for fd in held.values():
         os.close(fd)
 
 
 def test_where_there_are_too_few_slots_for_all_ranks_none_has_any_and_the_job_is_told(folder, tier):
-    least = tier(2, COUNT + 1)
+    least = tier(2, SLOT_COUNT + 1)
     least.tell([])
-    assert [arena.slot for arena in least.arenas] == [None] * (COUNT + 1)
+    assert [arena.slot for arena in least.arenas] == [None] * (SLOT_COUNT + 1)
     assert tier.told == [
-        f"snapshots do not outlive this job: the supervisor holds no {2 * COUNT + 2} pieces of memory that are "
-        f"free, {COUNT + 1} for each of 2 ranks"
+        f"snapshots do not outlive this job: the supervisor has fewer than {2 * SLOT_COUNT + 2} free buffers "
+        f"({SLOT_COUNT + 1} for each of 2 ranks)"
     ]
     assert not list(folder.glob("*.claim"))
 
 
 def test_a_part_that_is_gone_since_rank_0_saw_it_is_refused(dead, tier):
     dead.leave(3)
-    dead.introduce()
+    dead.publish_attempt()
     dead.store.acquire_attempt(JOB, "next")
     own = tier()
     (found,) = own.candidates(dead.store, [])
-    dead.slot(3, 2).unseal()
+    dead.slot(3, 2).remove_marker()
     with pytest.raises(DamagedCheckpoint, match="not sealed by all ranks any more"):
         own.load(found, None)
 
 
 def test_a_rank_verifies_what_it_needs_of_the_others_parts_and_nothing_else_of_them(dead, tier):
     dead.leave(3)
-    dead.introduce()
+    dead.publish_attempt()
     dead.store.acquire_attempt(JOB, "next")
     own = tier()
     (found,) = own.candidates(dead.store, [])
-    theirs = next(seal for seal in seals_of(dead.folder, JOB) if seal.task.origin.rank == 2)
+    theirs = next(marker for marker in markers_of(dead.folder, JOB) if marker.task.origin.rank == 2)
     starts = {slot.name: slot.start for slot in theirs.task.slots}
     flip(dead.slot(3, 2), starts["noise"])
     loaded = own.load(found, None)

@@ -1,12 +1,20 @@
 """The states of a session: which may follow which, and how the process ends in each."""
 
+import logging
 import os
+import signal
 
 import pytest
+import torch
 
+import holdfast
+from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.lifecycle import TRANSITIONS, Life, Lifecycle
+from holdfast.engine.startup import Startup
+from holdfast.engine.training import Training
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import EXIT_ASKED
+from tests.support.small_session import iterate, session_of
 
 
 def at(state):
@@ -58,3 +66,49 @@ def test_in_a_forked_child_it_is_forked_whatever_it_was(state):
         os._exit(0 if lifecycle.state is Life.FORKED and lifecycle.is_over else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert lifecycle.state is state
+
+
+def test_a_session_that_cannot_begin_leaves_logging_and_signals_as_they_were(tmp_path, monkeypatch):
+    def fail(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Startup, "open", fail)
+    handlers, before = list(logging.getLogger("holdfast").handlers), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(logging.getLogger("holdfast"), "propagate", False)
+    with pytest.raises(KeyboardInterrupt):
+        session_of(str(tmp_path))
+    assert logging.getLogger("holdfast").handlers == handlers
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("at", ["apply", "begin"])
+def test_closing_after_an_interrupted_resume_takes_no_checkpoint(tmp_path, monkeypatch, at):
+    model, optimizer, session = session_of(str(tmp_path), loop=holdfast.Variables())
+    session.resume()
+    for restored in (None, 1, None, None, None):
+        if restored:
+            session.restore(restored)
+        iterate(model, optimizer, session)
+        assert session._checkpoints.wait_settled(10)
+    session.close()
+    taken = sorted(os.listdir(tmp_path / "m"))
+    model, optimizer, session = session_of(str(tmp_path), loop=holdfast.Variables())
+    apply = Training.apply
+
+    def interrupted(self, *arguments):
+        if at == "apply":
+            apply(self, *arguments)
+            torch.nn.init.zeros_(model.weight)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((Training, "apply") if at == "apply" else (Checkpointer, "save_survivor")), interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.resume()
+    monkeypatch.undo()
+    session.close()
+    assert sorted(os.listdir(tmp_path / "m")) == taken
+
+    model, optimizer, session = session_of(str(tmp_path), loop=holdfast.Variables())
+    assert session.resume() == 4
+    iterate(model, optimizer, session)
+    session.close()

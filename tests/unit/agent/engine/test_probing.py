@@ -123,10 +123,10 @@ class Script:
         self.clock, self.told = FakeClock(), []
         monkeypatch.setattr(probing, "time", types.SimpleNamespace(perf_counter=self.clock, monotonic=self.clock))
         monkeypatch.setattr(probing, "probe", lambda _: self.clock.wait(takes) or FOUND)
-        self.training = types.SimpleNamespace(rewinds=0, loader=loader or [1], batches_an_iteration=batches)
+        self.training = types.SimpleNamespace(restore_count=0, loader=loader or [1], batches_an_iteration=batches)
         controller = types.SimpleNamespace(plan=None, observe=lambda _: None)
         reporter = Reporter("job", TrainingPosition())
-        monkeypatch.setattr(reporter, "pace", lambda *_, **__: None)
+        monkeypatch.setattr(reporter, "report_interval", lambda *_, **__: None)
         monkeypatch.setattr(reporter, "notice", lambda *said: self.told.append(said))
         self.meter = IterationMetrics(controller, reporter)
         self.meter.clock = IterationClock(self.clock)
@@ -143,7 +143,7 @@ class Script:
 def test_the_time_of_a_probe_is_no_iterations_and_no_stall(monkeypatch):
     script = Script(monkeypatch, takes=7.0)
     script.meter.clock.stall("snapshot_wait", 0.001)  # of a checkpoint begun at the same boundary
-    script.prober.ask()
+    script.prober.request()
     script.prober.at_boundary(busy=False)
     script.iterate(0.05, data_fetch=0.04)
     [measured] = script.meter.recent
@@ -156,7 +156,7 @@ def test_what_an_iteration_computes_and_waits_for_is_told_of_the_last_ones(monke
     script = Script(monkeypatch)
     for _ in range(70):
         script.iterate(0.1, data_fetch=0.04, snapshot_wait=0.01)
-    script.prober.ask()
+    script.prober.request()
     script.prober.at_boundary(busy=False)
     [(level, code, message)] = script.told
     assert (level, code) == ("info", "data")
@@ -167,14 +167,14 @@ def test_what_an_iteration_computes_and_waits_for_is_told_of_the_last_ones(monke
 def test_a_loop_that_draws_its_own_batches_is_told_what_loading_takes(monkeypatch):
     script = Script(monkeypatch, batches=None)
     script.iterate(0.1)
-    script.prober.ask()
+    script.prober.request()
     script.prober.at_boundary(busy=False)
     assert script.told[0][2].endswith("(over 50 batches)")
 
 
 def test_it_waits_for_checkpoints_under_way_but_not_for_ever(monkeypatch):
     script = Script(monkeypatch)
-    script.prober.ask()
+    script.prober.request()
     script.prober.at_boundary(busy=True)
     script.clock.wait(PATIENCE_SECONDS - 1)
     script.prober.at_boundary(busy=True)

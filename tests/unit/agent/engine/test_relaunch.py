@@ -72,7 +72,7 @@ def notices(trainer, code):
 
 def relaunched(store, linked):
     """A script that cannot be taken back, up to where it ends for an order."""
-    trainer = Trainer(store, rewinds=False, **linked)
+    trainer = Trainer(store, restorable_in_place=False, **linked)
     with pytest.raises(SystemExit) as ended:
         trainer.run(after=ordered_at(10))
     assert ended.value.code == supervisor_channel.EXIT_RELAUNCH
@@ -87,8 +87,8 @@ def test_under_a_supervisor_it_saves_what_is_left_and_ends_to_be_started_again(s
     assert states(trainer) == ["delivered"]  # nothing was done yet: it can still be cancelled
     (told,) = notices(trainer, "relaunch")
     assert told == (
-        f"the script ends here, and is started again at {POINT}: the script sets rewinds=False. "
-        "The state that is left is kept as 000000000011-1"
+        f"restarting the script to restore {POINT}: the script sets restorable_in_place=False. The current state "
+        "is kept as 000000000011-1"
     )
     assert [ending.reason for ending in open_store(store).records("job", Ending)] == ["relaunched"]
     assert supervisor_channel.take_relaunch(supervised) == msgspec.structs.replace(ORDER, fence=1)
@@ -101,14 +101,14 @@ def test_the_next_start_carries_it_out_once_whether_or_not_the_server_can_be_ask
     relaunched(store, linked)
     supervisor_channel.take_relaunch(supervised)
     FakeLink.first = Desired(version=2, restore=ORDER) if answers else None
-    again = Trainer(store, rewinds=False, seed=5, **linked).run(until=9)
+    again = Trainer(store, restorable_in_place=False, seed=5, **linked).run(until=9)
     assert dict(again.losses) == {i: uninterrupted[i] for i in (7, 8, 9)}
     (lineage,) = [each for each in open_store(store).records("job", Lineage) if each.order == "o"]
     assert (lineage.iteration, lineage.parent, lineage.left) == (6, POINT, "000000000011-1")
     restored = again.link.of(messages.OrderMoved)[-1]
     assert (restored.state, restored.safety_checkpoint) == ("restored", "000000000011-1")
     again.crash()
-    third = Trainer(store, rewinds=False, **linked)
+    third = Trainer(store, restorable_in_place=False, **linked)
     assert third.session.resume() == 9
     third.crash()
 
@@ -117,7 +117,7 @@ def test_one_that_is_cancelled_meanwhile_goes_on_where_it_ended(store, linked, s
     relaunched(store, linked)
     supervisor_channel.take_relaunch(supervised)
     FakeLink.first = Desired(version=3)
-    again = Trainer(store, rewinds=False, seed=5, **linked).run(until=13)
+    again = Trainer(store, restorable_in_place=False, seed=5, **linked).run(until=13)
     assert dict(again.losses) == {i: uninterrupted[i] for i in (12, 13)}
     again.crash()
 
@@ -139,22 +139,26 @@ def test_a_damaged_checkpoint_is_no_reason_to_end(store, linked, supervised):
             payload.write_bytes(data)
         ordered_at(10)(trainer)
 
-    trainer = Trainer(store, rewinds=False, **linked).run(until=15, after=operator)
+    trainer = Trainer(store, restorable_in_place=False, **linked).run(until=15, after=operator)
     assert states(trainer) == ["delivered", "failed"]
     assert supervisor_channel.take_relaunch(supervised) is None
     trainer.crash()
 
 
 def test_without_a_supervisor_the_order_waits_for_the_next_start(store, linked, uninterrupted):
-    trainer = Trainer(store, rewinds=False, retention="last 2", **linked).run(until=30, after=ordered_at(10))
+    trainer = Trainer(store, restorable_in_place=False, retention="last 2", **linked).run(
+        until=30, after=ordered_at(10)
+    )
     assert states(trainer) == ["delivered"]
     (told,) = notices(trainer, "restore")
-    assert told.startswith(f"the order to restore {POINT} waits for the next start: the script sets rewinds=False")
-    assert told.endswith("start the script again, or have `holdfast run` do that by itself")
+    assert told.startswith(
+        f"the requested restore of {POINT} waits for the next start: the script sets restorable_in_place=False"
+    )
+    assert told.endswith("restart the script, or run it under `holdfast run`, which does")
     assert 6 in committed(store)
     trainer.crash()
     FakeLink.first = Desired(version=2, restore=ORDER)
-    again = Trainer(store, rewinds=False, seed=5, **linked).run(until=8)
+    again = Trainer(store, restorable_in_place=False, seed=5, **linked).run(until=8)
     assert dict(again.losses) == {i: uninterrupted[i] for i in (7, 8)}
     again.crash()
 
@@ -169,9 +173,9 @@ def test_how_an_order_would_be_carried_out_is_told_at_the_first_boundary(store, 
     (first,) = told()
     assert (first.mode, first.reason, first.iteration) == ("in_place", "", 1)
     assert first.start_seconds > 0
-    monkeypatch.setenv("HOLDFAST_REWINDS", "no")
+    monkeypatch.setenv("HOLDFAST_RESTORABLE_IN_PLACE", "no")
     (second,) = told()
-    assert (second.mode, second.reason) == ("relaunch", "the script sets rewinds=False")
+    assert (second.mode, second.reason) == ("relaunch", "the script sets restorable_in_place=False")
     monkeypatch.delenv(supervisor_channel.VARIABLE)
     monkeypatch.delenv(supervisor_channel.STARTED_AT)
     (third,) = told()

@@ -1,4 +1,4 @@
-"""The estimate of a job's failure rate: its closed form, what it forgets, how far it is to be believed."""
+"""The estimate of a job's failure rate: its closed form, what it forgets, how far it is to be plausible_number."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from holdfast.checkpoint import restore
-from holdfast.distributed.error_transport import told
+from holdfast.distributed.error_transport import describe_error
 from holdfast.distributed.ranks import RanksLost
 from holdfast.errors import IncompleteParts
 from holdfast.format.manifest import TensorRange
@@ -196,7 +196,7 @@ class Job:
                 decline(line, number, case["declined"])
                 found[rank] = NotPrepared(case["declined"])
             else:
-                commit(line, number, store, task, case.get("problem"), write, told=self.spans.extend)
+                commit(line, number, store, task, case.get("problem"), write, on_durable=self.spans.extend)
                 found[rank] = None
         except Exception as error:  # a thread's edge: whoever asks looks at it
             found[rank] = error
@@ -260,7 +260,7 @@ def test_one_that_fails_leaves_nothing_and_all_are_told_which_it_was(tmp_path, w
     for other, outcome in enumerate(ended):
         if other != rank:
             assert isinstance(outcome, NotPrepared)
-            assert str(outcome) == f"rank {rank}: {told(error)}"
+            assert str(outcome) == f"rank {rank}: {describe_error(error)}"
     assert (job.store.checkpoints(JOB), job.half_done) == ([], [])
     assert job.checkpoint(2, number=2) == [None] * world_size
     job.assert_whole(2)

@@ -15,7 +15,7 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.format import manifest as fmt
 from holdfast.persist import helper_process
-from holdfast.persist.helper_process import HUNG_SECONDS, Helper, Lost, ProcessBackend
+from holdfast.persist.helper_process import HUNG_SECONDS, Helper, HelperLost, ProcessBackend
 from holdfast.persist.task import Task
 from holdfast.protocol.retention import Retention
 from holdfast.snapshot.host_buffers import Arena
@@ -66,7 +66,7 @@ def test_what_is_committed_is_the_instant_of_the_snapshot_whatever_training_does
 ):
     store = quick_store
     over = threading.Event()
-    with running(store, backend, slots=2) as job:
+    with running(store, backend, max_in_flight=2) as job:
 
         def train():
             while not over.is_set():
@@ -267,11 +267,11 @@ def test_a_writing_process_that_is_killed_costs_one_checkpoint(tmp_path):
         snapshot = job.take()
         writer = int(hear(tmp_path / "reached"))
         assert writer != os.getpid()
-        job.persister.hurry()  # a word that it dies without having heard
+        job.persister.lift_rate_limit()  # a word that it dies without having heard
         os.kill(writer, signal.SIGKILL)
         assert snapshot.wait_settled(300)
         assert snapshot.state == "failed"
-        assert snapshot.result.reason.endswith("that wrote it was killed by SIGKILL")
+        assert snapshot.result.reason.endswith("helper process was killed by SIGKILL")
         assert job.store.checkpoints(JOB) == []
         assert job.checkpoint().state == "durable"
 
@@ -281,7 +281,7 @@ def test_its_death_is_seen_even_where_another_process_holds_its_socket_open(tmp_
         snapshot = job.take()
         hear(tmp_path / "reached")
         assert snapshot.wait_settled(300)
-        assert snapshot.result.reason.endswith("that wrote it was killed by SIGKILL")
+        assert snapshot.result.reason.endswith("helper process was killed by SIGKILL")
         tell(tmp_path / "go", "on")
 
 
@@ -291,7 +291,7 @@ def test_a_helper_that_died_is_replaced_with_the_next_checkpoint(store):
         (helper,) = job.persister._helpers._helpers.values()
         os.kill(helper._process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, helper._process.pid, os.WEXITED | os.WNOWAIT)
-        assert job.checkpoint().result.reason == "the process that wrote it was killed by SIGKILL"
+        assert job.checkpoint().result.reason == "the helper process was killed by SIGKILL"
         assert job.checkpoint().state == "durable"
 
 
@@ -303,7 +303,7 @@ def test_a_writing_process_that_hangs_is_given_up(tmp_path):
         snapshot = job.take()
         writer = int(hear(tmp_path / "reached"))
         assert snapshot.wait_settled(300)
-        assert snapshot.result.reason.endswith("that wrote it hung and was killed")
+        assert snapshot.result.reason.endswith("helper process hung and was killed")
         with pytest.raises(ProcessLookupError):  # waited for, too: no zombie answers either
             os.kill(writer, 0)
     finally:
@@ -320,7 +320,7 @@ def test_a_helper_that_cannot_start_says_why(store, monkeypatch):
     monkeypatch.setattr("sys.executable", "/no/python")
     with running(store, "process") as job:
         reason = job.checkpoint().result.reason
-    assert reason.startswith("a process to write with could not be started: [Errno 2] No such file or directory")
+    assert reason.startswith("the helper process could not be started: [Errno 2] No such file or directory")
 
 
 def test_signals_for_the_trainer_do_not_stop_the_writing(tmp_path):
@@ -365,7 +365,7 @@ def test_a_helper_that_does_not_even_begin_is_given_up_soon(store, tmp_path, mon
     hangs.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(hangs))
     with running(store, "process") as job:
-        assert job.checkpoint().result.reason == "the process that wrote it hung and was killed"
+        assert job.checkpoint().result.reason == "the helper process hung and was killed"
 
 
 def test_a_store_that_no_other_process_can_open_is_written_to_by_a_thread(store, monkeypatch):
@@ -427,7 +427,7 @@ def test_nothing_leaks(quick_store, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_closing_waits_for_all_that_was_submitted(store, backend):
-    job = Job(store, backend, slots=3)
+    job = Job(store, backend, max_in_flight=3)
     snapshots = [job.take() for _ in range(3)]
     assert job.close()
     assert [snapshot.state for snapshot in snapshots] == ["durable"] * 3
@@ -465,7 +465,7 @@ def test_what_is_begun_after_that_is_not_held_back_either(tmp_path, backend):
     first = job.take()
     hear(tmp_path / "reached")
     assert first.wait_settled(300)
-    job.persister.hurry()
+    job.persister.lift_rate_limit()
     second = job.take(bytes_per_second=1e6)
     hear(tmp_path / "reached")
     assert second.wait_settled(300)
@@ -506,23 +506,22 @@ class GatedWriter:
         self.store.committed.append(self.checkpoint)
 
 
-@pytest.mark.parametrize(("slots", "runs"), [(1, 200), (2, 400), (4, 400)])
-def test_the_newest_durable_checkpoint_never_goes_back(slots, runs):
+@pytest.mark.parametrize(("max_in_flight", "runs"), [(1, 200), (2, 400), (4, 400)])
+def test_the_newest_durable_checkpoint_never_goes_back(max_in_flight, runs):
     for seed in range(runs):
         try:
-            run_in_any_order(slots, random.Random(seed))
+            run_in_any_order(max_in_flight, random.Random(seed))
         except BaseException:  # whatever went wrong, the seed repeats it
-            print(f"slots {slots}, seed {seed}")
+            print(f"max_in_flight {max_in_flight}, seed {seed}")
             raise
 
 
-def run_in_any_order(slots, rng):
+def run_in_any_order(max_in_flight, rng):
     """Eight checkpoints, of which some fail, finish in a random order, sometimes several at the same time."""
     store, heads, settled = Gates(), [], Settled()
     checkpointer = Checkpointer(
-        *(store, JOB, "first"), retention=Retention(last=1), slots=slots,
-        reporter=Reporter(JOB, TrainingPosition()),
-        ranks=Ranks(),
+        *(store, JOB, "first"), retention=Retention(last=1), max_in_flight=max_in_flight,
+        reporter=Reporter(JOB, TrainingPosition()), ranks=Ranks(),
     )  # fmt: skip
 
     class Heads:
@@ -536,10 +535,10 @@ def run_in_any_order(slots, rng):
         persister.submit(snapshot)
     left = len(snapshots)
     while left:
-        for _ in range(min(slots, left)):
+        for _ in range(min(max_in_flight, left)):
             assert store.arrived.acquire(timeout=300)
         chosen = rng.sample(store.waiting, rng.randint(1, len(store.waiting)))
-        for _ in range(min(slots, left) - len(chosen)):
+        for _ in range(min(max_in_flight, left) - len(chosen)):
             store.arrived.release()
         for checkpoint in chosen:
             store.waiting.remove(checkpoint)
@@ -549,7 +548,7 @@ def run_in_any_order(slots, rng):
             assert snapshots[checkpoint].wait_settled(300)
         left -= len(chosen)
     assert persister.close(30)
-    assert checkpointer.retiring.wait_idle(30)
+    assert checkpointer.retention_queue.wait_idle(30)
     assert sorted(run.request.iteration for run in settled.runs) == list(range(1, 9))
     assert sorted(run.id for run in checkpointer.drain()) == sorted(snapshots)
     assert all((run.state == "durable") == (run.id in store.committed) for run in settled.runs)
@@ -607,4 +606,4 @@ def test_errors_come_through_a_process_as_what_they_were(tmp_path):
 
 
 def test_lost_is_no_error_of_the_store():
-    assert not issubclass(Lost, OSError)
+    assert not issubclass(HelperLost, OSError)

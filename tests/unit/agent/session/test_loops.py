@@ -27,7 +27,7 @@ class Died(Exception):
 class Job:
     """A model with dropout and a schedule that moves once an epoch; `log` is what it has done."""
 
-    def __init__(self, store, size=23, seed=0, rewinds=None, **objects):
+    def __init__(self, store, size=23, seed=0, restorable_in_place=None, **objects):
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
@@ -38,7 +38,7 @@ class Job:
         objects = {name: getattr(self, name) for name in ("loop", *objects)}
         self.session = holdfast.Session(
             "job", store=store, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler,
-            every=1, keep=1000, backend="thread", rewinds=rewinds, **objects,
+            every=1, keep=1000, backend="thread", restorable_in_place=restorable_in_place, **objects,
         )  # fmt: skip
         self.log, self.dies_in, self.dies_after, self.goes_back = [], None, None, {}
 
@@ -162,9 +162,9 @@ REWINDING = LOOPS[:3]
 GIVEN = {loop: {"loader": True} for loop in BY_HAND} | {evaluating: {"loader": True, "other": True}}
 
 
-def run(loop, store, *, size=23, seed=0, rewinds=None, **plans):
+def run(loop, store, *, size=23, seed=0, restorable_in_place=None, **plans):
     """What the loop did until it ended, or died."""
-    job = Job(store, size, seed, rewinds, **GIVEN.get(loop, {}))
+    job = Job(store, size, seed, restorable_in_place, **GIVEN.get(loop, {}))
     for plan, value in plans.items():
         setattr(job, plan, value)
     try:
@@ -288,7 +288,7 @@ def test_a_loop_that_nothing_is_known_of_is_not_taken_back_while_it_runs(tmp_pat
         if session.iteration == 3:
             session.restore(1)
     assert session.iteration == 5
-    assert "give loop=holdfast.Variables() when the loop counts session.iteration" in caplog.text
+    assert "give loop=holdfast.Variables() if the loop counts session.iteration" in caplog.text
     session._close("SIGKILL")
 
 
@@ -307,7 +307,9 @@ def test_one_batch_an_epoch_is_another_one_each_time(left_alone):
 @pytest.mark.parametrize(("at", "to"), [(9, 8), (13, 6), (12, 1), (18, 12)])
 def test_an_iterator_of_the_scripts_own_goes_along_where_the_script_says_that_it_can(at, to, tmp_path, left_alone):
     whole = left_alone(keeping_an_iterator, 23)
-    assert run(keeping_an_iterator, tmp_path, rewinds=True, goes_back={at: to}) == whole[:at] + whole[to:]
+    assert (
+        run(keeping_an_iterator, tmp_path, restorable_in_place=True, goes_back={at: to}) == whole[:at] + whole[to:]
+    )
 
 
 @pytest.mark.parametrize("dies", [2, 6])

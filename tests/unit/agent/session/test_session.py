@@ -13,6 +13,7 @@ import torch
 import holdfast
 from holdfast.checkpoint import reading, restore
 from holdfast.checkpoint.forking import fork
+from holdfast.checkpoint.retention_queue import Protector
 from holdfast.engine import checkpointer, orders, startup
 from holdfast.format import manifest as fmt
 from holdfast.protocol import messages as protocol
@@ -223,7 +224,7 @@ def test_a_store_that_cannot_be_written_to_is_reported_once(store, caplog):
     Trainer(store).run(until=8).crash()
     messages = [record.getMessage() for record in caplog.records]
     reason = f"store {store} is not writable: Not a directory"
-    assert [each for each in messages if reason in each] == [f"job: {reason}; no checkpoint is taken until it is"]
+    assert [each for each in messages if reason in each] == [f"job: {reason}; checkpoints start when it is"]
     assert "job: training starts at iteration 0, without checkpoints for now" in messages
     assert (
         messages[-1] == "job: the iterations after 0 are in no checkpoint: the next attempt starts at iteration 0"
@@ -478,7 +479,7 @@ def moves_of(trainer):
 def test_an_order_that_ends_every_start_is_given_up(store, linked):
     Trainer(store).run(until=10).crash()
     FakeLink.first = wanted_at_start()
-    for _ in range(orders.MOST_TRIES):
+    for _ in range(orders.MAX_TRIES):
         trainer = Trainer(store, **linked)
         trainer.session._training.apply = lambda loaded: (_ for _ in ()).throw(SystemExit)  # as a kill would
         with pytest.raises(SystemExit):
@@ -488,7 +489,7 @@ def test_an_order_that_ends_every_start_is_given_up(store, linked):
     assert (trainer.session.resume(), trainer.session.lineage) == (9, 1)
     ((state, reason),) = moves_of(trainer)
     assert (state, reason) == (
-        "failed", "3 starts that were to carry it out ended before they had: none tries it again",
+        "failed", "3 starts ended before they carried it out; it is not tried again",
     )  # fmt: skip
     assert reason in notices(trainer, "restore")[0]
     trainer.crash()
@@ -499,7 +500,7 @@ def test_an_order_whose_time_is_over_is_not_carried_out(store, linked, uninterru
     FakeLink.first = wanted_at_start(expires_in_seconds=0.0)
     trainer = Trainer(store, **linked)
     assert (trainer.session.resume(), trainer.session.lineage) == (9, 1)
-    assert moves_of(trainer) == [("expired", "its time was over when the job came to it")]
+    assert moves_of(trainer) == [("expired", "it expired before the job could carry it out")]
     trainer.run(until=12).crash()
     assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(10, 13)}
 
@@ -522,8 +523,8 @@ def test_the_time_of_an_order_runs_on_while_nobody_can_be_asked(store, linked):
 def test_an_order_told_again_is_no_news_because_time_has_passed(store, linked):
     trainer = Trainer(store, **linked)
     first, later = (wanted_at_start(expires_in_seconds=left) for left in (60.0, 59.0))
-    assert trainer.session._orders.news(first)
-    assert not trainer.session._orders.news(later)
+    assert trainer.session._orders.has_changed(first)
+    assert not trainer.session._orders.has_changed(later)
     trainer.crash()
 
 
@@ -621,7 +622,7 @@ def test_a_restore_without_room_for_the_safety_checkpoint_is_refused(store, link
     assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 9)}
     failed = trainer.link.of(protocol.OrderMoved)[-1]
     assert failed.state == "failed"
-    assert "no safety checkpoint of the state to be left: No space left" in failed.reason
+    assert "no safety checkpoint of the current state: No space left" in failed.reason
 
 
 def test_a_restore_that_breaks_half_way_goes_back_to_where_it_was(store, linked, uninterrupted, monkeypatch):
@@ -750,20 +751,20 @@ def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked)
         deletes.go.set()
     assert ended.value.code == 143
     notices = [each.message for each in session._reporter.link.of(protocol.Notice) if each.code == "preempted"]
-    assert notices == ["told to end by SIGTERM after iteration 4: saved as 000000000004-1"]
+    assert notices == ["SIGTERM received; ending after iteration 4: saved as 000000000004-1"]
 
 
 def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monkeypatch):
     model, optimizer, session = session_of(store, retention="last 1", backend="thread")
     deletes = SlowDeletes(session, monkeypatch)
-    session._checkpoints.retention = parse_retention("last 9")
+    session._checkpoints.retention_queue.rules = parse_retention("last 9")
     for _ in range(3):
         iterate(model, optimizer, session)
         assert session._checkpoints.wait_settled(60)
-    session._checkpoints.retention = parse_retention("last 1")
+    session._checkpoints.retention_queue.rules = parse_retention("last 1")
     iterate(model, optimizer, session)
     assert deletes.begun.wait(60)
-    session._checkpoints.want(checkpointer.Protector.SCRIPT, checkpoint_id(3, 1))
+    session._checkpoints.retention_queue.protect(Protector.SCRIPT, checkpoint_id(3, 1))
     deletes.go.set()
     session.close()
     assert committed(store, "m") == [3, 4]
@@ -810,7 +811,7 @@ def test_an_operators_rules_hold_from_the_next_boundary_on_until_they_are_taken_
     assert len(committed(store)) == 6
     (told,) = [each.message for each in trainer.link.of(protocol.Notice) if each.code == "retention"]
     assert "'first 2' is no rule" in told
-    assert told.endswith("the script's own retention holds")
+    assert told.endswith("the script's retention stays in force")
 
 
 @pytest.mark.parametrize("rules", ["last 1", "size 1B", "every 1000000", "spaced 1", "last 1, per lineage"])
@@ -838,7 +839,7 @@ def test_a_setting_that_cannot_be_leaves_the_scripts_own_in_force(store, linked,
     trainer.run(until=7).crash()
     assert committed(store) == [3, 6]
     (told,) = notices(trainer, name)
-    assert told.endswith(f"the script's own {name} holds")
+    assert told.endswith(f"the script's {name} stays in force")
 
 
 @pytest.mark.parametrize("order", [{"paused": True}, {"every": 10**9}])
@@ -847,19 +848,19 @@ def test_a_server_withholds_checkpoints_for_a_day_at_most(store, linked, monkeyp
         if trainer.session.iteration == 4:
             trainer.link.desired = Desired(version=2, **order)
         if trainer.session.iteration == 7:
-            monkeypatch.setattr(orders, "MOST_WITHHELD_SECONDS", 0.0)
+            monkeypatch.setattr(orders, "MAX_WITHHELD_SECONDS", 0.0)
         if trainer.session.iteration == 8:
-            monkeypatch.setattr(orders, "MOST_WITHHELD_SECONDS", 86400.0)
+            monkeypatch.setattr(orders, "MAX_WITHHELD_SECONDS", 86400.0)
 
     trainer = Trainer(store, every=3, **linked).run(until=12, after=operator)
     trainer.crash()
     assert committed(store) == [3, 8]
     (told,) = notices(trainer, "withheld")
-    assert told.startswith("settings from the server have kept this job from checkpoints for a day")
+    assert told.startswith("settings from the server have suppressed checkpoints for a day")
 
 
 def test_what_the_script_withholds_itself_is_not_taken(store, linked, monkeypatch):
-    monkeypatch.setattr(orders, "MOST_WITHHELD_SECONDS", 0.0)
+    monkeypatch.setattr(orders, "MAX_WITHHELD_SECONDS", 0.0)
     Trainer(store, every=10**9, **linked).run(until=6).crash()
     assert committed(store) == []
     trainer = Trainer(store, **linked)
@@ -889,7 +890,7 @@ def test_the_rules_of_an_operator_hold_before_the_first_boundary(store, linked, 
     Trainer(store, every=1, retention="last 9").run(until=9).crash()
     monkeypatch.setattr(FakeLink, "first", Desired(version=3, retention="last 9"))
     trainer = Trainer(store, every=1, retention="last 1", **linked)
-    assert str(trainer.session._checkpoints.retention) == "last 9"
+    assert str(trainer.session._checkpoints.retention_queue.rules) == "last 9"
     trainer.crash()
     assert len(committed(store)) == 9
 
@@ -1033,7 +1034,7 @@ def test_a_setting_of_the_environment_that_makes_no_sense_is_named_by_its_variab
         ({"budget": -1}, "outside 0.01% to 100%"), ({"budget": 0}, "outside"), ({"budget": "300"}, "outside"),
         ({"budget": "abc"}, "budget 'abc' is not a number"), ({"every": 0}, "outside 1 to"),
         ({"policy": "weekly"}, "is not one of checkfreq"), ({"keep": 0}, "keep=0"),
-        ({"slots": "two"}, "slots='two': give a whole number of snapshots in flight"),
+        ({"max_in_flight": "two"}, "max_in_flight='two': give a whole number of snapshots in flight"),
         ({"backend": "magic"}, "backend 'magic': choose one of thread, process"),
         ({"debug": "perhaps"}, "debug='perhaps': give one of 1, true"),
         ({"spread": 2}, "spread=2: give a share"),
@@ -1103,7 +1104,7 @@ def test_resume_is_exact_whatever_writes_with_several_in_flight(store, uninterru
         assert trainer.session._checkpoints.snapshots.wait_free(60)
 
     monkeypatch.setattr(Trainer, "settle", free)
-    trainer = Trainer(store, every=1, slots=3, backend=backend).run(until=12)
+    trainer = Trainer(store, every=1, max_in_flight=3, backend=backend).run(until=12)
     assert trainer.session._checkpoints.wait_settled(300)
     assert trainer.session._checkpoints.head == trainer.session._checkpoints.store.checkpoints("job")[-1]
     trainer.crash()
@@ -1121,7 +1122,7 @@ def test_what_is_about_to_be_restored_outlives_retention(store, uninterrupted):
     trainer = Trainer(store, keep=1)
     monkey = trainer.session._checkpoints
     trainer.run(until=4)
-    monkey.want(checkpointer.Protector.VERIFICATION, "000000000003-1")
+    monkey.retention_queue.protect(Protector.VERIFICATION, "000000000003-1")
     trainer.run(until=11, after=back_once).crash()
     assert trainer.session.lineage == 2
     assert 3 in committed(store)  # where lineage 2 began
@@ -1225,8 +1226,10 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
     assert [name for name, _ in before] == ["a"] * 12 + ["b"] * 3
     assert [name for name, _ in after] == ["b"] * 3
     assert not {tuple(y) for _, y in before[12:]} & {tuple(y) for _, y in after}
-    assert "used another loader" in second.session._boundary.rewinder._no_way_back("000000000005-1")
-    assert second.session._boundary.rewinder._no_way_back("000000000015-1") is None
+    assert "drew from another loader" in second.session._boundary.in_place_restore._why_not_in_place(
+        "000000000005-1"
+    )
+    assert second.session._boundary.in_place_restore._why_not_in_place("000000000015-1") is None
     second.crash()
 
 
@@ -1305,7 +1308,7 @@ def test_training_does_not_wait_for_a_store_that_does_not_say_whether_it_is_back
     trainer.run(until=12)
     assert trainer.session.iteration == 12
     answer.set()
-    late = trainer.session._checkpoints._late
+    late = trainer.session._checkpoints._late_attempt
     assert late.result(300) is None
     assert [thread.name.startswith("holdfast-io-") for thread in asking] == [True]
     trainer.crash()
@@ -1351,7 +1354,7 @@ def test_a_start_waits_for_a_store_that_is_away_for_a_moment(
     assert (trainer.session.resume(), trainer.session.lineage) == (6, 1)
     assert 20 <= outage.seconds <= 30
     (told,) = notices(trainer, "store")
-    assert f"store {store} does not answer: [Errno {errno.ESTALE}] Stale file handle; the start asks it" in told
+    assert f"store {store} does not answer: [Errno {errno.ESTALE}] Stale file handle; retrying for up to" in told
     assert not notices(trainer, "damaged")
     trainer.run(until=10).crash()
     assert trainer.losses == [(i, uninterrupted[i]) for i in range(7, 11)]
@@ -1420,7 +1423,7 @@ def test_an_order_that_the_start_could_not_read_stays_open_and_is_carried_out_la
     assert outage.seconds == pytest.approx(30)
     assert not trainer.link.of(protocol.OrderMoved)
     (told,) = notices(trainer, "restore")
-    assert "the order to restore waits, the store is away: [Errno 5]" in told
+    assert "the requested restore waits: the store is unavailable: [Errno 5]" in told
     away = False
     trainer.link.desired = FakeLink.first
     trainer.run(until=12).crash()
@@ -1451,8 +1454,8 @@ def test_a_load_state_dict_that_raises_an_error_of_the_system_fails_the_order(st
 def test_where_the_store_is_away_at_the_start_nothing_is_said_of_training(store, caplog):
     store.write_text("not mounted")
     trainer = Trainer(store)
-    assert f"store {store} is not writable: Not a directory; no checkpoint is taken until it is" in caplog.text
-    assert "training goes on" not in caplog.text
+    assert f"store {store} is not writable: Not a directory; checkpoints start when it is" in caplog.text
+    assert "training continues" not in caplog.text
     trainer.crash()
 
 
@@ -1488,7 +1491,7 @@ def test_a_full_disk_is_a_notice_once_and_so_is_its_end(store, linked, monkeypat
     trainer = Trainer(store, **linked).run(until=16).crash()
     notices = [(n.level, n.message) for n in trainer.link.of(protocol.Notice)]
     assert notices == [
-        ("warning", "No space left on device; training goes on"),
+        ("warning", "No space left on device; training continues"),
         ("info", "checkpoints are durable again, from 000000000012-1"),
     ]
 

@@ -11,7 +11,7 @@ from tests.support.small_session import iterate, session_of
 HELD = 3
 
 
-class Held:
+class SupervisorMemory:
     """Commits that wait until so many wait together, as those of a store that answers late would overlap."""
 
     def __init__(self, monkeypatch, together):
@@ -42,8 +42,8 @@ class Held:
 
 
 def test_an_ordered_interval_has_as_many_under_way_as_there_are_slots(tmp_path, monkeypatch):
-    held = Held(monkeypatch, HELD)
-    model, optimizer, session = session_of(tmp_path, slots=HELD, backend="thread")
+    held = SupervisorMemory(monkeypatch, HELD)
+    model, optimizer, session = session_of(tmp_path, max_in_flight=HELD, backend="thread")
     with session:
         session.resume()
         while held.most < HELD:
@@ -58,7 +58,7 @@ def test_an_ordered_interval_has_as_many_under_way_as_there_are_slots(tmp_path, 
 def test_checkpoints_start_few_threads_which_stay_and_are_named(tmp_path):
     meet_strangers()
     seen = set()
-    model, optimizer, session = session_of(tmp_path, slots=2, backend="thread", keep=2)
+    model, optimizer, session = session_of(tmp_path, max_in_flight=2, backend="thread", keep=2)
     with session:
         for _ in range(60):
             iterate(model, optimizer, session)

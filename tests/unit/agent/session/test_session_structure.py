@@ -77,7 +77,7 @@ def test_a_change_of_the_structure_is_reported_once_with_the_first_checkpoint_af
 ):
     train(tmp_path, 6, change)
     (told,) = [record.getMessage() for record in caplog.records if CODE in record.getMessage()]
-    assert "the checkpoints from iteration 3 on are refused when this script starts again" in told
+    assert "checkpoints from iteration 3 on cannot be loaded when this script restarts" in told
     assert what in told
     with pytest.raises(IncompatibleCheckpoint, match=r"make that change before session\.resume\(\)"):
         train(tmp_path, 8, change, at=8)

@@ -18,7 +18,7 @@ def test_a_loop_that_does_not_go_on_from_its_checkpoints_is_told(tmp_path, caplo
             iterate(model, optimizer, session)
     said = [record.message for record in caplog.records if "call session.resume()" in record.message]
     assert len(said) == 1
-    assert "although the job has 1 checkpoints, the newest 000000000001-1: to resume" in said[0]
+    assert "but the job has 1 checkpoints, the newest 000000000001-1: to resume" in said[0]
 
 
 def test_at_the_end_it_is_said_what_no_checkpoint_holds(tmp_path, caplog):

@@ -263,7 +263,7 @@ def flags_of(address):
 
 
 def test_a_second_snapshot_begins_while_the_first_is_held(monkeypatch):
-    snapshotter = Snapshotter(slots=2)
+    snapshotter = Snapshotter(max_in_flight=2)
     weight = torch.ones(4)
     what = captured(w=weight)
     first = begin(snapshotter, what, at_once=True)

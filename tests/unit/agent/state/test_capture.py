@@ -154,10 +154,10 @@ def untie(job):
 
 
 def hook(job):
-    def leave_out(module, state, prefix, metadata):
+    def exclude(module, state, prefix, metadata):
         del state["frozen.bias"]
 
-    job.model.register_state_dict_post_hook(leave_out)
+    job.model.register_state_dict_post_hook(exclude)
 
 
 def unfreeze(job):

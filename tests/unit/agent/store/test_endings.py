@@ -92,7 +92,7 @@ def test_a_store_that_cannot_say_is_no_failure(tmp_path, monkeypatch):
 
     monkeypatch.setattr(LocalStore, "records", away)
     monkeypatch.setattr(LocalStore, "append", away)
-    attempt_log.note(store, "m", 1, "finished", 3)
+    attempt_log.record_ending(store, "m", 1, "finished", 3)
     assert attempt_log.failures_between(store, "m", 1, 3) == 0
 
 

@@ -32,7 +32,9 @@ class Loop:
         monkeypatch.setattr(iteration_clock.time, "time", lambda: self.now)
         self.standing, self.controller = TrainingPosition(), FakeController()
         self.meter = IterationMetrics(self.controller, Reporter("job", self.standing))
-        monkeypatch.setattr(self.meter._reporter, "pace", lambda *_, **__: self.controller.portions.append([]))
+        monkeypatch.setattr(
+            self.meter._reporter, "report_interval", lambda *_, **__: self.controller.portions.append([])
+        )
         self.controller.portions.append([])
         self.meter.clock.begin()
 
@@ -88,6 +90,6 @@ def test_nothing_waits_while_there_is_no_plan_yet(loop):
 def test_whoever_needs_to_know_has_them_learnt_of(loop):
     for _ in range(4):
         loop.iterate()
-    loop.meter.learn()
-    loop.meter.learn()
+    loop.meter.update_controller()
+    loop.meter.update_controller()
     assert loop.portions == [[1], [2, 3, 4]]

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.protocol import messages
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock
-from holdfast.telemetry.iteration_metrics import LEAST_SECONDS, RankReport
+from holdfast.telemetry.iteration_metrics import LEAST_SECONDS, RankReporter
 
 
 class FakeLink:
@@ -23,9 +23,9 @@ class FakeLink:
         self.closed = True
 
 
-def tally(rank=0, world_size=2):
+def rank_reporter(rank=0, world_size=2):
     link = FakeLink()
-    return RankReport(link, rank, world_size), link
+    return RankReporter(link, rank, world_size), link
 
 
 def iteration(number, seconds=1.0, *, lineage=1, barrier=0.25, **stalls):
@@ -33,7 +33,7 @@ def iteration(number, seconds=1.0, *, lineage=1, barrier=0.25, **stalls):
 
 
 def test_iterations_are_summed_up():
-    own, link = tally(rank=1)
+    own, link = rank_reporter(rank=1)
     own.add(iteration(1, snapshot_wait=0.5))
     own.add(iteration(2, seconds=3.0, data_fetch=0.125, data_prep=0.125))
     own.add(iteration(3, barrier=None))
@@ -48,13 +48,13 @@ def test_iterations_are_summed_up():
 
 def test_the_link_of_rank_0_is_not_the_tallys_to_close():
     for rank, closed in ((0, False), (1, True)):
-        own, link = tally(rank=rank)
+        own, link = rank_reporter(rank=rank)
         own.close()
         assert (link.closed, link.told) == (closed, [])
 
 
 def test_a_lineage_is_told_by_itself():
-    own, link = tally()
+    own, link = rank_reporter()
     own.add(iteration(1))
     own.add(iteration(1, lineage=2))
     assert [(told.lineage, told.iterations) for told in link.told] == [(1, 1)]
@@ -65,7 +65,7 @@ def test_however_many_ranks_there_are_their_reports_are_few(world_size):
     seconds = 2000
     reports = 0
     for rank in (0, 1, world_size // 2, world_size - 1):
-        own, link = tally(rank, world_size)
+        own, link = rank_reporter(rank, world_size)
         for number in range(seconds):
             own.add(iteration(number))
         times = [told.at for told in link.told]
@@ -76,7 +76,7 @@ def test_however_many_ranks_there_are_their_reports_are_few(world_size):
 
 
 def test_a_report_takes_a_few_hundred_bytes():
-    own, link = tally(rank=999, world_size=1000)
+    own, link = rank_reporter(rank=999, world_size=1000)
     for number in range(1, 500):
         own.add(iteration(10**6 + number))
     batch = messages.Batch(
