@@ -149,31 +149,34 @@ def digest_of_chunks(chunks: Sequence[str]) -> str:
     return digest(b"".join(bytes.fromhex(chunk) for chunk in chunks))
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
-    """A stretch of a file that one digest covers."""
+class DigestRange(msgspec.Struct, frozen=True, gc=False):
+    """A range of a file that one digest covers: the header, a tensor, or a chunk of a large tensor."""
 
-    what: str
-    """For people: the header, or a tensor and, of a large one, the bytes."""
+    tensor: Tensor | None
+    """None for the header."""
     start: int
     end: int
     digest: str
 
+    def __str__(self) -> str:
+        if self.tensor is None:
+            return "the header"
+        if self.tensor.chunks is None:
+            return f"tensor {self.tensor.name}"
+        return f"tensor {self.tensor.name}, bytes {self.start:,} to {self.end:,} of the file"
 
-def pieces(manifest: Manifest, file: File) -> Iterator[Piece]:
-    """The whole of a file, in its order, as stretches that can be verified one by one."""
-    yield Piece("the header", 0, file.header_bytes, file.header_digest)
+
+def digest_ranges(manifest: Manifest, file: File) -> Iterator[DigestRange]:
+    """Yield the ranges that make up a file, in file order."""
+    yield DigestRange(None, 0, file.header_bytes, file.header_digest)
     for tensor in sorted(tensors_of(manifest, file.name), key=lambda tensor: tensor.start):
-        yield from pieces_of(tensor)
+        yield from tensor_ranges(tensor)
 
 
-def pieces_of(tensor: Tensor) -> Iterator[Piece]:
-    if tensor.chunks is None:
-        yield Piece(f"tensor {tensor.name}", tensor.start, tensor.end, tensor.digest)
-        return
-    for number, found in enumerate(tensor.chunks):
+def tensor_ranges(tensor: Tensor) -> Iterator[DigestRange]:
+    for number, found in enumerate(tensor.chunks or [tensor.digest]):
         start = tensor.start + number * CHUNK_BYTES
-        end = min(start + CHUNK_BYTES, tensor.end)
-        yield Piece(f"tensor {tensor.name}, bytes {start:,} to {end:,} of the file", start, end, found)
+        yield DigestRange(tensor, start, min(start + CHUNK_BYTES, tensor.end), found)
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
@@ -380,10 +383,10 @@ def check_size(file: File, size_bytes: int) -> None:
         raise DamagedCheckpoint(file.name, f"is {size_bytes:,} bytes long, not {file.size_bytes:,}")
 
 
-def check_digest(file: File, piece: Piece, found: str) -> None:
-    """Compare the digest of a stretch of a file; DamagedCheckpoint names what differs."""
-    if found != piece.digest:
-        raise DamagedCheckpoint(file.name, f"{piece.what} does not match its digest")
+def check_digest(file: File, covered: DigestRange, found: str) -> None:
+    """Raise DamagedCheckpoint, naming the range, when the digest of its bytes differs."""
+    if found != covered.digest:
+        raise DamagedCheckpoint(file.name, f"{covered} does not match its digest")
 
 
 def tensors_of(manifest: Manifest, file: str) -> Iterator[Tensor]:

@@ -17,9 +17,10 @@ from holdfast import format as fmt
 from holdfast import reading
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.protocol import CheckpointKind, checkpoint_id, parse_checkpoint_id
-from holdfast.reading import Progress, Run, lay_into, runs_to_keep, runs_to_verify
+from holdfast.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
 from holdfast.shards import require_whole
 from holdfast.store import Lineage, Store, read_manifest
+from holdfast.store.base import Pace
 from holdfast.store.records import descent
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ Payload = Callable[[fmt.File, Collection[str]], memoryview]
 """Gives the tensors of a file, with those of these names verified."""
 Regions = Callable[[Mapping[str, Tree], Mapping[str, Shape]], "Mapping[str, Region]"]
 
-FIRST_TOLD_SECONDS, TOLD_EVERY_SECONDS = 1.0, 5.0
+FIRST_LOG_SECONDS, LOG_SECONDS = 1.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +160,28 @@ class Sizes:
         return found
 
 
-def verify(store: Store, job: str, checkpoint: str, *, progress: Progress | None = None) -> fmt.Manifest:
-    """Read a checkpoint and compare every byte with its digests.
+def verify(
+    store: Store,
+    job: str,
+    checkpoint: str,
+    *,
+    threads: int | None = None,
+    pace: Pace | None = None,
+    sink: Callable[[FileRange], None] | None = None,
+    progress: Progress | None = None,
+) -> fmt.Manifest:
+    """Read a checkpoint from its storage device and compare every byte with its digests; see `reading.read`.
 
     Raises:
-        DamagedCheckpoint: names file and reason.
+        DamagedCheckpoint: names the file and the range that differs.
         UnknownFormat: a newer Holdfast wrote it.
         OSError: the store cannot be read, which says nothing about the checkpoint.
     """
     found = manifest(store, job, checkpoint)
-    runs = [run for file in found.files for run in runs_to_verify(found, file)]
-    reading.read(store, job, checkpoint, found, runs, keep=False, progress=progress)
+    ranges = [each for file in found.files for each in ranges_to_verify(found, file)]
+    reading.read(
+        store, job, checkpoint, found, ranges, keep=False, threads=threads, pace=pace, sink=sink, progress=progress
+    )
     return found
 
 
@@ -181,7 +193,7 @@ def load(
     only: Collection[str] | None = None,
     rank: int = 0,
     regions: Regions | None = None,
-    room: memoryview | None = None,
+    buffer: memoryview | None = None,
     progress: Progress | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Loaded:
@@ -195,27 +207,27 @@ def load(
             one has no use for is not read.
         regions: asked, with the trees of this rank and the dtypes and global shapes of its tensors, of which
             tensors it wants a region only. All others are put together whole.
-        room: memory to read into, from the start of a page, as far as it goes: what is loaded is borrowed then.
-            A load that has to ask for memory of its own takes twice as long.
+        buffer: page-aligned memory to read into, as far as it goes; what is loaded is borrowed then. A load that
+            must allocate its memory takes twice as long.
     """
     found = manifest(store, job, checkpoint)
     saved = fmt.saved_rank(found, rank)
     wanted = _wanted(found, saved, only, regions)
-    runs = _runs(found, wanted)
-    if room is not None:
-        lay_into(room, runs)
+    ranges = _ranges(found, wanted)
+    if buffer is not None:
+        assign_buffer(buffer, ranges)
     stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
 
     def prepare() -> None:
-        stored.extend(pair for run in runs for pair in _stored(run))
+        stored.extend(pair for each in ranges for pair in _stored(each))
         meanwhile()
 
     reading.read(
-        *(store, job, checkpoint, found, runs),
+        *(store, job, checkpoint, found, ranges),
         progress=progress or _log_progress(checkpoint),
         meanwhile=prepare,
     )
-    return Loaded(checkpoint, found, _placed(stored, wanted), saved, borrowed=room is not None)
+    return Loaded(checkpoint, found, _placed(stored, wanted), saved, borrowed=buffer is not None)
 
 
 def _wanted(
@@ -235,11 +247,11 @@ def _wanted(
     return {name: wanted(name, shards, asked.get(name)) for name, shards in seen.items()}
 
 
-def _runs(manifest: fmt.Manifest, wanted: Mapping[str, Wanted] | None) -> list[Run]:
-    """What to read: all there is, or what is `wanted`."""
+def _ranges(manifest: fmt.Manifest, wanted: Mapping[str, Wanted] | None) -> list[FileRange]:
+    """Return the ranges to read for all tensors, or for those `wanted`."""
     if wanted is None:
-        return [run for file in manifest.files for run in runs_to_keep(manifest, file)]
-    return [run for file, names in _names(manifest, wanted) for run in runs_to_keep(manifest, file, names)]
+        return [each for file in manifest.files for each in ranges_to_load(manifest, file)]
+    return [each for file, names in _names(manifest, wanted) for each in ranges_to_load(manifest, file, names)]
 
 
 def _names(
@@ -264,13 +276,13 @@ def _shapes(seen: Mapping[str, Sequence[fmt.Tensor]]) -> dict[str, Shape]:
 def _log_progress(checkpoint: str) -> Progress:
     """Says how far a load is, once it takes longer than a person waits without wondering."""
     started = told_at = time.monotonic()
-    every_seconds = FIRST_TOLD_SECONDS
+    every_seconds = FIRST_LOG_SECONDS
 
     def tell(done_bytes: int, total_bytes: int) -> None:
         nonlocal told_at, every_seconds
         now = time.monotonic()
         if now - told_at >= every_seconds and done_bytes < total_bytes:
-            told_at, every_seconds = now, TOLD_EVERY_SECONDS
+            told_at, every_seconds = now, LOG_SECONDS
             logger.info(
                 "reading %s: %.0f of %.0f MB, %.0f MB/s",
                 *(checkpoint, done_bytes / 1e6, total_bytes / 1e6, done_bytes / 1e6 / (now - started)),
@@ -294,9 +306,9 @@ def in_memory(found: fmt.Manifest, payload: Payload, *, rank: int = 0, regions: 
     return Loaded(checkpoint, found, _placed(stored, wanted), saved, borrowed=True)
 
 
-def _stored(run: Run) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
-    """The tensors in the memory that is read, all of which stays for as long as one of them does."""
-    return _in(run.reserve(), run.base, run.tensors)
+def _stored(read: FileRange) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
+    """Yield the tensors of a range. Its memory stays for as long as one of them does."""
+    return _in(read.reserve(), read.start, read.tensors)
 
 
 def _in(

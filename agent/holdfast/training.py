@@ -292,7 +292,7 @@ class Training:
             *(store, job, checkpoint),
             rank=self._ranks.rank,
             regions=self.regions,
-            room=room,
+            buffer=room,
             meanwhile=self.registry.make_room,
         )
 

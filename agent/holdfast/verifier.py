@@ -32,7 +32,7 @@ logger = logging.getLogger("holdfast")
 
 BYTES_PER_SECOND = 100e6
 """Read so slowly, a checkpoint leaves the way to the store to those that are being written."""
-TOLD_EVERY_SECONDS = 5.0
+PROGRESS_SECONDS = 5.0
 
 
 class Verifier:
@@ -105,7 +105,7 @@ class Verifier:
                         break
                     if isinstance(told, Finding):
                         finding = told
-                    elif time.monotonic() - told_at >= TOLD_EVERY_SECONDS:
+                    elif time.monotonic() - told_at >= PROGRESS_SECONDS:
                         told_at = time.monotonic()
                         self._tell(request, read_bytes=told.read_bytes, total_bytes=told.total_bytes)
             if finding is None:

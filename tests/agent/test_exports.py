@@ -12,7 +12,7 @@ from written import commit_objects
 from holdfast import Variables, exports
 from holdfast.errors import DamagedCheckpoint
 from holdfast.exports import export
-from holdfast.reading import Run
+from holdfast.reading import FileRange
 from holdfast.state import Registry
 
 
@@ -191,13 +191,13 @@ def test_an_interrupted_export_leaves_what_was_there(made, tmp_path, kind, there
 def test_what_comes_into_being_meanwhile_is_not_replaced(made, tmp_path, monkeypatch):
     written, *_ = made
     target = tmp_path / "target"
-    real = Run.view
+    real = FileRange.view
 
     def view(run, start, end):
         target.write_text("somebody else's")
         return real(run, start, end)
 
-    monkeypatch.setattr(Run, "view", view)
+    monkeypatch.setattr(FileRange, "view", view)
     with pytest.raises(FileExistsError, match="has come into being meanwhile"):
         export(written.store, "job", written.id, target, "torch")
     assert target.read_text() == "somebody else's"

@@ -9,7 +9,7 @@ import torch
 from written import Shard, commit
 
 from holdfast import format as fmt
-from holdfast import io_pool, protocol, rereading
+from holdfast import io_pool, protocol, reading, rereading
 from holdfast.protocol import VerifyRequest
 from holdfast.reports import Reporter, Standing
 from holdfast.store import open_store
@@ -138,9 +138,9 @@ def test_damage_of_the_other_one_is_not_this_one_s(tmp_path):
 def test_bytes_are_paid_for_before_they_are_read_and_few_are_held(tmp_path):
     written = commit(tmp_path, some())
     paid, told = [], []
-    rereading.reread(written.store, "job", written.id, pace=paid.append, told=lambda *now: told.append(now))
+    rereading.reread(written.store, "job", written.id, pace=paid.append, progress=lambda *now: told.append(now))
     assert sum(paid) >= written.manifest.files[0].size_bytes
-    assert max(paid) <= rereading.STRETCH_BYTES + fmt.BLOCK_BYTES
+    assert max(paid) <= reading.READ_BYTES + fmt.BLOCK_BYTES
     assert [read for read, _ in told] == sorted(read for read, _ in told)
 
 

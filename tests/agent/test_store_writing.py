@@ -198,7 +198,7 @@ def test_every_block_is_paced_by_the_thread_that_writes_it(tmp_path):
     pace = lambda size: calls.append((size, threading.current_thread().name))  # noqa: E731
     written(tmp_path / "file", parts, pace=pace)
     assert sum(size for size, _ in calls) == sum(map(len, parts))
-    assert all(name in threads or name.startswith("holdfast-io-") for _, name in calls)
+    assert all(name in threads or name.startswith("holdfast-load-") for _, name in calls)
 
 
 def test_a_large_file_is_written_by_two_threads_at_once(disk):
