@@ -1,10 +1,10 @@
-"""Bounded pools of threads for digests, parallel reads and writes, and copies.
+"""Bounded pools of daemon threads, and those for digests, parallel reads and writes, and copies.
 
 Background work runs at a lowered CPU priority. Work that a thread of normal priority waits for, such as a restore,
 runs on a pool of its own at normal priority: otherwise any other process on the machine would delay it.
 
-Threads start when there is work and stay. They are daemons, because a store that hangs must not keep the
-interpreter from exiting: `concurrent.futures` would wait for it.
+The threads are daemons, because a store that hangs must not keep the interpreter from exiting:
+`concurrent.futures.ThreadPoolExecutor` would wait for it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -64,39 +65,51 @@ def share(work: Callable[[], None], count: int) -> None:
         helper.result()
 
 
-class _Pool:
-    """The threads of one process with one priority."""
+class DaemonPool:
+    """Threads that start when there is work, and stay until the pool is closed."""
 
-    def __init__(self, *, in_background: bool) -> None:
+    def __init__(self, name: str, most_threads: int, *, in_background: bool) -> None:
         self.process = os.getpid()
-        self._in_background = in_background
-        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._name, self._most_threads, self._in_background = name, most_threads, in_background
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = self._unfinished = 0
+        self._threads: list[threading.Thread] = []
+        self._unfinished = 0
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
         with self._lock:
             self._unfinished += 1
-            if self._threads < min(self._unfinished, THREADS):
-                name = f"holdfast-{'io' if self._in_background else 'load'}-{self._threads}"
+            if len(self._threads) < min(self._unfinished, self._most_threads):
+                name = f"{self._name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
                 with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter is exiting
-                    threading.Thread(target=self._run, name=name, daemon=True).start()
-                    self._threads += 1
-            has_threads = self._threads > 0
+                    thread.start()
+                    self._threads.append(thread)
+            has_threads = len(self._threads) > 0
         self._tasks.put((future, work))
         if not has_threads:
             self._do_next()
         return future
 
+    def close(self, at_most_seconds: float) -> None:
+        """End the threads, and wait a limited time for those that are busy."""
+        for _ in self._threads:
+            self._tasks.put(None)
+        deadline = time.monotonic() + at_most_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
     def _run(self) -> None:
         if self._in_background:
             lower_cpu_priority()
-        while True:
-            self._do_next()
+        while self._do_next():
+            pass
 
-    def _do_next(self) -> None:
-        future, work = self._tasks.get()
+    def _do_next(self) -> bool:
+        if (task := self._tasks.get()) is None:
+            return False
+        future, work = task
         try:
             if future.set_running_or_notify_cancel():
                 future.set_result(work())
@@ -105,13 +118,19 @@ class _Pool:
         finally:
             with self._lock:
                 self._unfinished -= 1
-            del future, work  # the traceback of an error holds this frame and everything it refers to
+            del future, work, task  # the traceback of an error holds this frame and everything it refers to
+        return True
 
 
-def _pool(*, in_background: bool) -> _Pool:
+def _pool(*, in_background: bool) -> DaemonPool:
     if _pools[in_background].process != os.getpid():  # a forked child has none of its parent's threads
-        _pools[in_background] = _Pool(in_background=in_background)
+        _pools[in_background] = _made(in_background)
     return _pools[in_background]
 
 
-_pools = {in_background: _Pool(in_background=in_background) for in_background in (True, False)}
+def _made(in_background: bool) -> DaemonPool:
+    name = "holdfast-io" if in_background else "holdfast-load"
+    return DaemonPool(name, THREADS, in_background=in_background)
+
+
+_pools = {in_background: _made(in_background) for in_background in (True, False)}

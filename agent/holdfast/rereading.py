@@ -127,7 +127,7 @@ class _OtherCheckpoint:
                 number = (each.start - each.tensor.start) // fmt.CHUNK_BYTES
                 same = next(itertools.islice(fmt.tensor_ranges(there), number, None))
                 pairs.setdefault(there.file, []).append((same, each.start))
-        bytes_at = {}
+        bytes_at: dict[int, memoryview] = {}
         for name, matches in pairs.items():
             starts = {same.start: start for same, start in matches}
             ordered = sorted((same for same, _ in matches), key=lambda same: same.start)
