@@ -1,4 +1,4 @@
-"""Which dtypes safetensors has a word for, and what the others are stored as."""
+"""The dtypes that safetensors supports, and how others are stored."""
 
 from __future__ import annotations
 
@@ -15,27 +15,24 @@ _BY_NAME = {
     str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)
 }
 PAIRED = {torch.complex128: torch.float64, torch.complex32: torch.float16}
-"""Complex dtypes that safetensors lacks, and that of their two parts."""
+"""Complex dtypes that safetensors lacks, and the dtype of their two parts."""
 
 
 def stored_as(name: str, tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str | None]:
-    """(dtype, shape) as safetensors can name them, and the torch dtype to view that as when it comes back."""
+    """Return the dtype and shape in safetensors, and the torch dtype to view it as after loading, or None."""
     dtype, shape = tensor.dtype, tuple(tensor.shape)
     if dtype in DTYPE_NAMES:
         return DTYPE_NAMES[dtype], shape, None
     view = str(dtype).removeprefix("torch.")
     if dtype in PAIRED:
         return DTYPE_NAMES[PAIRED[dtype]], (*shape, 2), view
-    if dtype.itemsize == 1:  # the younger kinds of float8 and float4: bytes by another name
+    if dtype.itemsize == 1:  # newer float8 and float4 dtypes
         return "U8", shape, view
     raise TypeError(f"{name}: tensors of {dtype} cannot be stored")
 
 
 def dtype_of_view(view: str) -> torch.dtype:
-    """The dtype that a checkpoint names, from a closed table: no name in a file is looked up in a module.
-
-    ValueError for a name that this torch has no dtype of.
-    """
+    """Return the dtype of a name in a checkpoint, from a closed table. ValueError for an unknown name."""
     found = _BY_NAME.get(view)
     if found is None:
         raise ValueError(f"this torch has no dtype {view!r}: restore with the torch that wrote it, or a newer one")

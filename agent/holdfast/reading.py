@@ -189,7 +189,7 @@ def read(
             undo.pop_all()
             return opened
 
-    _Reading(list(ranges), open_file, keep, pace, sink).run(threads or store.readers, progress, meanwhile)
+    _Reading(list(ranges), open_file, keep, pace, sink).run(threads or store.read_threads, progress, meanwhile)
 
 
 def read_tensor(

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from holdfast import io_pool, restore
 from holdfast.errors import HoldfastError
-from holdfast.pins import Pinned
+from holdfast.pins import PinnedCheckpoints
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.reports import Reporter
 from holdfast.retention import Retention, expendable
 from holdfast.store import Lineage, Store
-from holdfast.store.records import ASKED_FOR, held, protected
+from holdfast.store.records import ASKED_FOR, held_checkpoints, protected_checkpoints
 
 logger = logging.getLogger("holdfast")
 
@@ -59,8 +59,8 @@ class RetentionQueue:
         self._store, self._job, self._reporter, self._head = store, job, reporter, head
         self.rules = self._own_rules = rules
         """The rules in force, and those of the script."""
-        self.pinned = Pinned(store, job, reporter)
-        self._sizes = restore.Sizes(store, job)
+        self.pinned = PinnedCheckpoints(store, job, reporter)
+        self._sizes = restore.CheckpointSizes(store, job)
         self._changed = threading.Condition()
         """Guards what follows; held for no I/O."""
         self._requested = self._running = self._closing = False
@@ -87,7 +87,7 @@ class RetentionQueue:
             newer = [each for each in self._asked_for if each not in found]
             self._asked_for = collections.deque([*found, *newer], maxlen=ASKED_FOR)
             self._knows_asked_for = True
-        self.pinned.learn()
+        self.pinned.load()
 
     def request(self) -> None:
         """Ask for retention; returns at once."""
@@ -135,15 +135,15 @@ class RetentionQueue:
         """Delete what retention no longer wants; only ever after a newer checkpoint is durable."""
         if not self._knows_asked_for:
             self.learn()
-        self.pinned.learn()
+        self.pinned.load()
         at = self._head()
-        self.pinned.note(at.attempt)
+        self.pinned.record(at.attempt)
         committed = self._store.checkpoints(self._job)
         pins = self.pinned.checkpoints
         sizes = self._sizes.of(committed) if self.rules.size_bytes is not None else {}
         never = self._protected() | self._least(committed, at.damaged)
         gone = expendable(committed, self.rules, never=never, pinned=pins, sizes=sizes)
-        waits = held(self._store, self._job) if gone else set()
+        waits = held_checkpoints(self._store, self._job) if gone else set()
         deleted = self._delete(each for each in gone if each not in waits)
         if deleted:
             self._reporter.inventory([each for each in committed if each not in deleted], pins)
@@ -166,7 +166,7 @@ class RetentionQueue:
         at = self._head()
         with self._changed:
             asked_for, wanted = list(self._asked_for), list(self._wanted.values())
-        kept = protected(self._store.records(self._job, Lineage), at.lineage, asked_for)
+        kept = protected_checkpoints(self._store.records(self._job, Lineage), at.lineage, asked_for)
         return kept | {each for each in (at.head, *wanted) if each is not None}
 
     def _least(self, committed: Iterable[str], damaged: Collection[str]) -> set[str]:

@@ -13,7 +13,7 @@ from holdfast.format import Manifest
 from holdfast.protocol import RestoreMode, RestoreOrder, parse_checkpoint_id
 from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
-from holdfast.restore import Loaded
+from holdfast.restore import LoadedCheckpoint
 from holdfast.retention_queue import Protector
 from holdfast.training import Training
 
@@ -101,7 +101,7 @@ class Rewinder:
 
     def _take_back(
         self, checkpoint: str, safety: str, order: str | None, room: memoryview | None
-    ) -> tuple[Loaded, bool]:
+    ) -> tuple[LoadedCheckpoint, bool]:
         """Load, note the new lineage, apply; whether it was applied, or the state put back."""
         loaded = self._ranks.together(lambda: self._load(checkpoint, room))
         self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
@@ -152,7 +152,7 @@ class Rewinder:
     def _manifest(self, checkpoint: str) -> Manifest:
         return restore.manifest(self._checkpoints.store, self._checkpoints.job, checkpoint)
 
-    def _load(self, checkpoint: str, room: memoryview | None = None) -> Loaded:
+    def _load(self, checkpoint: str, room: memoryview | None = None) -> LoadedCheckpoint:
         return self._training.load(self._checkpoints.store, self._checkpoints.job, checkpoint, room)
 
     def _await_settled(self) -> None:
@@ -167,7 +167,7 @@ class Rewinder:
             raise HoldfastError(f"no safety checkpoint of the state to be left: {reason}")
         return run.id
 
-    def _apply_or_return(self, loaded: Loaded, safety: str, order: str | None) -> bool:
+    def _apply_or_return(self, loaded: LoadedCheckpoint, safety: str, order: str | None) -> bool:
         """False when it broke half-way: such a state must not be trained on, so the one before is put back."""
         try:
             self._ranks.together(lambda: self._training.apply(loaded))

@@ -22,7 +22,7 @@ from holdfast.orders import Orders
 from holdfast.protocol import RestoreOrder
 from holdfast.ranks import Ranks, RanksLost
 from holdfast.reports import Reporter
-from holdfast.restore import Loaded
+from holdfast.restore import LoadedCheckpoint
 from holdfast.retention_queue import Protector
 from holdfast.store import Lineage, Store
 from holdfast.tier import Found
@@ -44,7 +44,7 @@ HEARTBEAT_SECONDS = 3600.0
 class Start:
     """What is in place when training starts; by itself: nothing, a fresh start."""
 
-    loaded: Loaded | None = None
+    loaded: LoadedCheckpoint | None = None
     lineage: Lineage | None = None
     """The one that it continues; None for a new one."""
     order: str | None = None
@@ -376,13 +376,13 @@ class Starter:
         """What the store says to rank 0."""
         return self._ranks.decide(lambda: self._patience.ask(question), kind)
 
-    def _load(self, checkpoint: str) -> Loaded:
+    def _load(self, checkpoint: str) -> LoadedCheckpoint:
         """Verified on every rank before anything is put in place on any."""
         store, job = self._checkpoints.store, self._checkpoints.job
         load = functools.partial(self._training.load, store, job, checkpoint)
         return self._ranks.together(lambda: self._patience.ask(load))
 
-    def _put_in_place(self, loaded: Loaded) -> None:
+    def _put_in_place(self, loaded: LoadedCheckpoint) -> None:
         self._ranks.together(lambda: self._training.check(loaded.manifest))
         for told in self._training.warm_up(loaded):
             self._reporter.notice("warning", "reducer", told)

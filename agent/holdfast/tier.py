@@ -23,7 +23,7 @@ from holdfast.persist.sealing import mapped, read_seal, seals_of, verify
 from holdfast.protocol import parse_checkpoint_id
 from holdfast.ranks import Ranks
 from holdfast.reports import Reporter
-from holdfast.restore import Loaded, Regions
+from holdfast.restore import LoadedCheckpoint, Regions
 from holdfast.slots import Slot, claim, slots_in
 from holdfast.store import Attempt, Lineage, Store
 
@@ -107,7 +107,7 @@ class Tier:
         """An attempt before this one may have left something; rank 0 knows."""
         return bool(self._found) or self._ranks.world_size > 1
 
-    def load(self, found: Found, regions: Regions | None) -> Loaded:
+    def load(self, found: Found, regions: Regions | None) -> LoadedCheckpoint:
         """What this rank needs of it, verified where it lies. To be put in place on all ranks before the next
         snapshot begins on any.
 
@@ -132,7 +132,7 @@ class Tier:
                 verify(seal, theirs, only=names)
                 return theirs
 
-        loaded = restore.in_memory(sealed.manifest(), payload, rank=rank, regions=regions)
+        loaded = restore.load_from_memory(sealed.manifest(), payload, rank=rank, regions=regions)
         self._loaded = sealed
         return loaded
 

@@ -20,7 +20,7 @@ from holdfast.pacing import Controller
 from holdfast.ranks import Ranks
 from holdfast.reducers import bucket_layout, warm_up
 from holdfast.reports import Standing
-from holdfast.restore import Loaded, Regions
+from holdfast.restore import LoadedCheckpoint, Regions
 from holdfast.round_trip import RoundTrip, as_stored
 from holdfast.shards import names_in
 from holdfast.state import Captured, Registry, shapes_of
@@ -283,7 +283,7 @@ class Training:
         """What this rank wants of tensors that several of them hold; see `restore.load`."""
         return self.registry.regions if self._ranks.world_size > 1 else None
 
-    def load(self, store: Store, job: str, checkpoint: str, room: memoryview | None = None) -> Loaded:
+    def load(self, store: Store, job: str, checkpoint: str, room: memoryview | None = None) -> LoadedCheckpoint:
         """Read and verify what this rank needs of a checkpoint, into `room` if it is given any.
 
         Raises what `restore.load` does.
@@ -329,13 +329,13 @@ class Training:
         """What loaders that the script draws from itself cannot promise."""
         return [loader.gap for loader in self._given_loaders if loader.gap]
 
-    def missing(self, loaded: Loaded | None) -> list[str]:
+    def missing(self, loaded: LoadedCheckpoint | None) -> list[str]:
         """What changes in training, as far as its objects show it, and is in no checkpoint."""
         there = loaded.state if loaded is not None else {}
         saved = [keyword for keyword in there if keyword not in RESERVED]
         return [*inventory.missing(self.registry.given, saved), *self.registry.gaps()]
 
-    def warm_up(self, loaded: Loaded) -> list[str]:
+    def warm_up(self, loaded: LoadedCheckpoint) -> list[str]:
         """Have new processes sum up gradients in the order of those that took the checkpoint.
 
         All ranks do it together. What could not be brought to that, in words: the next losses may differ in their
@@ -353,7 +353,7 @@ class Training:
         """So often since the checkpoint that was loaded: how often to take one depends on it."""
         self._controller.life.failed(times)
 
-    def apply(self, loaded: Loaded) -> None:
+    def apply(self, loaded: LoadedCheckpoint) -> None:
         """Put everything back to the checkpoint; whatever a load_state_dict raises passes through."""
         trees = _fitting(loaded, self._ranks.world_size)
         self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed)
@@ -381,7 +381,7 @@ def _require_position(trees: Mapping[str, Any]) -> None:
         raise DamagedCheckpoint(MANIFEST, "says nothing, or what cannot be, of the random state")
 
 
-def left_out(loaded: Loaded, world_size: int) -> str | None:
+def left_out(loaded: LoadedCheckpoint, world_size: int) -> str | None:
     """What of a checkpoint cannot go on with so many ranks, in words."""
     if loaded.manifest.world_size == world_size or not _unfitting(loaded):
         return None
@@ -391,13 +391,13 @@ def left_out(loaded: Loaded, world_size: int) -> str | None:
     )
 
 
-def _unfitting(loaded: Loaded) -> set[str]:
+def _unfitting(loaded: LoadedCheckpoint) -> set[str]:
     """Gradients that are one rank's own: the mean over another number of ranks would be another."""
     own = {tensor.name for tensor in loaded.manifest.tensors if tensor.rank is not None}
     return own & names_in(loaded.state.get("gradients", {}))
 
 
-def _fitting(loaded: Loaded, world_size: int) -> dict[str, Any]:
+def _fitting(loaded: LoadedCheckpoint, world_size: int) -> dict[str, Any]:
     if loaded.manifest.world_size == world_size or not (gone := _unfitting(loaded)):
         return loaded.state
     gradients = {
@@ -407,7 +407,7 @@ def _fitting(loaded: Loaded, world_size: int) -> dict[str, Any]:
     return {**loaded.state, "gradients": gradients}
 
 
-def _differing(loaded: Loaded) -> set[str]:
+def _differing(loaded: LoadedCheckpoint) -> set[str]:
     """Keywords, and entries of `rng` as `rng.torch`, that were not the same on all ranks of a checkpoint."""
     seen: dict[str, set[str]] = {}
     for tensor in loaded.manifest.tensors:

@@ -156,7 +156,7 @@ def test_nothing_is_replaced_unasked_and_nothing_but_an_export_at_all(made, tmp_
     written, *_ = made
     target = tmp_path / "target"
     export(written.store, "job", written.id, target, kind, only="model")
-    with pytest.raises(FileExistsError, match="target is there already; --force replaces it"):
+    with pytest.raises(FileExistsError, match="target exists; use --force to replace it"):
         export(written.store, "job", written.id, target, kind)
     export(written.store, "job", written.id, target, kind, force=True)
     home = tmp_path / "home"

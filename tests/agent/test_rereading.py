@@ -246,7 +246,7 @@ def test_a_process_that_dies_is_told_and_costs_the_checkpoint_no_word(tmp_path, 
     verifying.heard.wait(lambda event: isinstance(event, protocol.Verified) and event.read_bytes > 0)
     verifying.verifier._process.kill()
     told = verifying.heard.wait(verdict_of(1))
-    assert (told.verdict, told.reason) == ("failed", "the process that read it was killed by SIGKILL")
+    assert (told.verdict, told.reason) == ("failed", "the verification process was killed by SIGKILL")
     assert verifying.heard.of(protocol.Checkpoint) == []
 
 

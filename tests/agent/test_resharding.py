@@ -26,7 +26,7 @@ from watching import Watching
 from holdfast import format as fmt
 from holdfast import reading, restore
 from holdfast.errors import DamagedCheckpoint
-from holdfast.resharding import Region, plan, wanted
+from holdfast.resharding import Region, assembly, copies_for
 
 
 def bits(tensor):
@@ -262,10 +262,10 @@ def test_a_region_that_is_a_shard_takes_no_copy_and_no_planner(made):
     stored = fmt.tensors_for(made.manifest, 0)["model.uneven"]
     shard = stored[1]
     read = torch.zeros(shard.shape)
-    found = wanted("model.uneven", stored, Region(torch.Size(shard.offsets), torch.Size(shard.shape)))
-    assert found.made_of({id(shard): read}) is read
+    found = assembly("model.uneven", stored, Region(torch.Size(shard.offsets), torch.Size(shard.shape)))
+    assert found.build({id(shard): read}) is read
     (whole,) = fmt.tensors_for(made.manifest, 0)["model.norm"]
-    assert wanted("model.norm", [whole]).made_of({id(whole): read}) is read
+    assert assembly("model.norm", [whole]).build({id(whole): read}) is read
 
 
 @pytest.mark.parametrize("rank", [None, 0, 1, 2, 3])
@@ -302,15 +302,15 @@ def partitions(draw):
 
 @given(partitions())
 @settings(max_examples=100, deadline=None)
-def test_whatever_it_is_cut_into_a_region_is_filled_with_what_belongs_there(made_of):
-    shape, blocks, region = made_of
+def test_whatever_it_is_cut_into_a_region_is_filled_with_what_belongs_there(build):
+    shape, blocks, region = build
     tensor = torch.arange(math.prod(shape)).reshape(shape)
     written = payloads(len(blocks), {"w": Sharded(tensor, blocks)})
     stored = [each.part.tensors[0] for each in written]
     read = {id(shard): part_of(tensor, block) for shard, block in zip(stored, blocks, strict=True)}
-    assert torch.equal(wanted("w", stored, region).made_of(read), part_of(tensor, region))
-    assert torch.equal(wanted("w", stored).made_of(read), tensor)
-    assert sum(math.prod(copy.shape) for copy in plan(stored, region)) == math.prod(region.shape)
+    assert torch.equal(assembly("w", stored, region).build(read), part_of(tensor, region))
+    assert torch.equal(assembly("w", stored).build(read), tensor)
+    assert sum(math.prod(copy.shape) for copy in copies_for(stored, region)) == math.prod(region.shape)
 
 
 def test_all_is_put_together_in_host_memory_wherever_the_script_makes_its_tensors(made, tmp_path):

@@ -797,7 +797,7 @@ def test_an_operators_rules_hold_from_the_next_boundary_on_until_they_are_taken_
     trainer.run(until=40, after=operator).crash()
     assert len(committed(store)) == 6
     (told,) = [each.message for each in trainer.link.of(protocol.Notice) if each.code == "retention"]
-    assert "'first 2' is no rule" in told
+    assert "'first 2' is not a rule" in told
     assert told.endswith("the script's own retention holds")
 
 

@@ -15,7 +15,7 @@ from holdfast import format as fmt
 from holdfast import shards
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
 from holdfast.resharding import Region
-from holdfast.shards import fault, names_in, overlapping, require_whole, together
+from holdfast.shards import merge_ranks, names_in, overlapping, require_whole, shard_error
 
 TENSORS = {
     "w": by_rows(torch.randn(7, 3), 4),
@@ -43,13 +43,13 @@ def changed(told, number, name, **changes):
 
 def refused(told, world_size=4):
     with pytest.raises(IncompleteParts) as raised:
-        together(told, world_size)
+        merge_ranks(told, world_size)
     return str(raised.value)
 
 
 def test_the_parts_of_all_ranks_make_a_checkpoint_in_whatever_order_they_come():
     told = parts(states=STATES)
-    whole = together([told[2], told[0], told[3], told[1]], 4)
+    whole = merge_ranks([told[2], told[0], told[3], told[1]], 4)
     assert [file.name for file in whole.files] == [f"rank-{rank}.safetensors" for rank in range(4)]
     assert whole.tensors == [tensor for part in told for tensor in part.tensors]
     assert whole.state == STATES[0]
@@ -58,7 +58,7 @@ def test_the_parts_of_all_ranks_make_a_checkpoint_in_whatever_order_they_come():
 
 def test_one_rank_alone_is_a_whole():
     (part,) = parts({"w": Shared(torch.ones(2)), "none": Shared(torch.empty(0))}, [{"w": 1}], world_size=1)
-    whole = together([part], 1)
+    whole = merge_ranks([part], 1)
     assert (whole.tensors, whole.state, whole.rank_states) == (part.tensors, {"w": 1}, {})
 
 
@@ -142,8 +142,8 @@ def test_ranks_that_have_no_rows_may_say_so_or_nothing():
     few = by_rows(torch.randn(2, 3), 4)
     assert [region.shape for region in few.regions] == [(1, 3), (1, 3), (0, 3), (0, 3)]
     told = parts({"few": few, "none": by_rows(torch.empty(0, 3), 4)})
-    assert len(together(told, 4).tensors) == 8
-    assert len(together(changed(told, 3, "few"), 4).tensors) == 7
+    assert len(merge_ranks(told, 4).tensors) == 8
+    assert len(merge_ranks(changed(told, 3, "few"), 4).tensors) == 7
 
 
 def test_what_is_one_ranks_own_may_not_be_shared_as_well():
@@ -178,12 +178,12 @@ def test_a_tree_may_refer_only_to_what_its_rank_can_see(states, reason):
 def test_a_rank_that_stored_its_own_may_refer_to_it():
     tensors = {"late": Own([None, torch.ones(1)])}
     told = parts(tensors, [{}, {"loop": {"$tensor": "late"}}], world_size=2)
-    assert together(told, 2).rank_states == {"1": {"loop": {"$tensor": "late"}}}
+    assert merge_ranks(told, 2).rank_states == {"1": {"loop": {"$tensor": "late"}}}
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0.0, -0.0), ("1", 1), (None, False), ([], {})])
 def test_trees_that_only_look_the_same_are_kept_apart(one, other):
-    whole = together(parts({}, [{"loop": [one]}, {"loop": [other]}, {"loop": [one]}], world_size=3), 3)
+    whole = merge_ranks(parts({}, [{"loop": [one]}, {"loop": [other]}, {"loop": [one]}], world_size=3), 3)
     (found,) = whole.rank_states["1"]["loop"]
     assert (type(found), str(found)) == (type(other), str(other))
     assert list(whole.rank_states) == ["1"]
@@ -191,7 +191,7 @@ def test_trees_that_only_look_the_same_are_kept_apart(one, other):
 
 def test_an_entry_that_a_rank_does_not_have_is_not_that_of_the_first():
     states = [{"loop": 1, "gradients": 2}, {"loop": 1}, {"loop": 1, "gradients": 2, "late": 3}]
-    whole = together(parts({}, states, world_size=3), 3)
+    whole = merge_ranks(parts({}, states, world_size=3), 3)
     made = fmt.Manifest(
         job="j", iteration=1, lineage=1, attempt=1, kind="final", created_at=0.0, parent=None, world_size=3,
         files=whole.files, tensors=whole.tensors, state=whole.state, rank_states=whole.rank_states,
@@ -238,8 +238,8 @@ PINWHEEL = [Region((0, 0), (1, 2)), Region((0, 2), (2, 1)), Region((2, 1), (1, 2
 
 def test_shards_that_no_straight_cut_separates_are_compared_as_well():
     stored = [shard(rank, (3, 3), region) for rank, region in enumerate(PINWHEEL)]
-    assert fault(stored) is None
-    assert "1 of its 9 elements are missing" in fault(stored[:-1])
+    assert shard_error(stored) is None
+    assert "1 of its 9 elements are missing" in shard_error(stored[:-1])
     wider = shard(4, (3, 3), Region((1, 1), (1, 2)))
     assert overlapping([*stored[:-1], wider]) in itertools.permutations([stored[1], wider], 2)
 
@@ -255,7 +255,7 @@ def test_what_only_lies_between_two_does_not_hide_that_they_overlap():
 
 def test_what_is_sharded_by_rows_or_in_a_grid_is_not_compared_in_pairs(monkeypatch):
     monkeypatch.setattr(shards, "_overlapping_pair", None)
-    assert len(together(parts(), 4).files) == 4
+    assert len(merge_ranks(parts(), 4).files) == 4
 
 
 @st.composite
@@ -285,7 +285,7 @@ def test_shards_are_whole_exactly_when_every_element_is_stored_once(made):
         for region in blocks
         for start, length, size in zip(*region, shape, strict=True)
     )
-    assert (fault(stored) is None) == (inside and times == collections.Counter(everywhere))
+    assert (shard_error(stored) is None) == (inside and times == collections.Counter(everywhere))
 
 
 @given(boxes())

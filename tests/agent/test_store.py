@@ -213,7 +213,7 @@ def test_nothing_stays_of_what_is_written_while_the_checkpoint_is_aborted(store)
     writer.abort()
     assert leftovers(store) == []
     with pytest.raises(FileNotFoundError):
-        part.settle()
+        part.make_durable()
 
 
 def test_what_is_cut_short_in_aborting_goes_with_the_next_attempt(store):
@@ -410,7 +410,10 @@ class HurriedFiles(Files):
 
 def test_a_lock_that_a_stopped_process_holds_is_given_up_after_a_while(store):
     files = HurriedFiles()
-    with store.fenced(JOB, 1), pytest.raises(BlockingIOError, match="held the lock for 10 s; is it stopped"):
+    with (
+        store.fenced(JOB, 1),
+        pytest.raises(BlockingIOError, match="held the lock for 10 s; check whether it is stopped"),
+    ):
         LocalStore(store.root, files).acquire_attempt(JOB, "second")
     assert 10 <= files.time < 11
     assert store.acquire_attempt(JOB, "second").number == 2
@@ -490,5 +493,5 @@ def test_what_has_settled_is_synced_with_its_name(store, syncs):
     place = store.begin(JOB, FIRST, 1, 7).place
     writer = store.join(JOB, FIRST, 1, place, 7)
     writer.write("rank-1.safetensors", [b"tensors"])
-    writer.settle()
+    writer.make_durable()
     assert syncs == [("fsync", "rank-1.safetensors"), ("fsync", place)]

@@ -188,7 +188,7 @@ def test_a_full_disk_shows_before_the_time_is_spent(tmp_path):
 
 
 def test_a_file_system_that_takes_nothing_is_not_asked_for_ever(tmp_path):
-    with pytest.raises(OSError, match="takes no more bytes"):
+    with pytest.raises(OSError, match="accepts no more bytes"):
         write_durably(ShortFiles(0), tmp_path / "file", [b"data"], Volume())
 
 

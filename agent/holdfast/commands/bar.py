@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where a person watches; nothing where none does."""
+"""A progress bar on standard error, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Give it bytes done and bytes in all, as often as you like."""
+    """Yield a function that is called with the bytes done and the total."""
     if not sys.stderr.isatty():
         yield lambda done_bytes, total_bytes: None
         return

@@ -18,7 +18,7 @@ from holdfast.persist.task import Task, Written
 from holdfast.persist.writing import manifest_of
 from holdfast.protocol import MOST_RANKS_TOLD, RankSpan
 from holdfast.remote import told as told_of
-from holdfast.shards import Part, together
+from holdfast.shards import Part, merge_ranks
 from holdfast.store import CheckpointWriter, Store
 
 STAGES = 3
@@ -294,7 +294,7 @@ def _conclude(
 ) -> int:
     """Commit what all ranks have written, if that is a whole of one moment; the bytes of all files."""
     require_alike(alike)
-    whole = together(parts, task.origin.world_size)
+    whole = merge_ranks(parts, task.origin.world_size)
     manifest = manifest_of(task, whole, write_seconds)
     writer.commit(fmt.encode_manifest(manifest), replace=task.origin.replaces)
     return sum(file.size_bytes for file in whole.files)

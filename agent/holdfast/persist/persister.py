@@ -173,9 +173,9 @@ class Persister:
         except NotPrepared as error:
             return RunState.TORN if error.torn else RunState.FAILED, WriteResult(reason=str(error))
         except Exception as error:  # the job trains on; the event says what broke
-            if isinstance(error, Lost):  # nobody else clears away what it had half-done before the next attempt
+            if isinstance(error, Lost):  # otherwise it remains until the next attempt
                 with contextlib.suppress(OSError):
-                    self._store.forsake(run.request.origin.job, run.id, run.request.origin.attempt)
+                    self._store.discard_partial(run.request.origin.job, run.id, run.request.origin.attempt)
             elif not isinstance(error, (HoldfastError, OSError)):
                 logger.error("persisting checkpoint %s failed", run.id, exc_info=error)
             reason = str(error) if isinstance(error, Lost) else told(error)

@@ -12,7 +12,7 @@ from holdfast.persist.sealing import Seal, seals_of
 from holdfast.persist.task import Task
 from holdfast.persist.writing import manifest_of
 from holdfast.protocol import parse_checkpoint_id
-from holdfast.shards import together
+from holdfast.shards import merge_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Sealed:
         """
         require_alike({seal.task.origin.rank: seal.task.alike for seal in self.seals})
         parts = [seal.part for seal in self.seals]
-        return manifest_of(self.task, together(parts, self.task.origin.world_size), 0.0)
+        return manifest_of(self.task, merge_ranks(parts, self.task.origin.world_size), 0.0)
 
 
 def complete(seals: Iterable[Seal]) -> list[Sealed]:

@@ -29,7 +29,7 @@ def test_a_job_is_forked_and_how_to_start_it_is_said(holdfast: Holdfast, store: 
     assert "try begins at iteration 10 of gpt (000000000010-1) in" in made.stdout
     assert 'holdfast.Session("try", ...)' in made.stdout
     again = alone(holdfast, "gpt", 10, "try", "--store", store)
-    assert (again.exit_code, "try is a fork already" in again.stdout) == (0, True)
+    assert (again.exit_code, "try is already a fork" in again.stdout) == (0, True)
     assert open_store(store).checkpoints("try") == ["000000000010-1"]
 
 

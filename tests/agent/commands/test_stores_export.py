@@ -48,7 +48,7 @@ def test_the_answer_can_be_scripted(holdfast: Holdfast, store: Path, tmp_path: P
     ("options", "reason"),
     [
         (["--only", "modle"], "it has model, optimizer"),
-        (["--format", "torch"], "is there already; --force replaces it"),
+        (["--format", "torch"], "exists; use --force to replace it"),
     ],
 )
 def test_what_cannot_be_done_is_refused(

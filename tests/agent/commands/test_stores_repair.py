@@ -212,7 +212,7 @@ def test_what_a_removed_attempt_left_half_done_is_a_leftover(holdfast: Holdfast,
     store.begin(JOB, "000000000030-1", 5_000_000, 100).write("rank-0.safetensors", [b"bytes"])
     holdfast("store", "repair", store.url, "--yes")
     (left,) = open_store(store.url).leftovers(JOB)
-    assert left.what == "left half-done by attempt 5000000"
+    assert left.what == "left unfinished by attempt 5000000"
     holdfast("store", "gc", store.url, "--yes")
     assert open_store(store.url).leftovers(JOB) == []
 
