@@ -303,7 +303,8 @@ class SideGroup(Ranks):
                 if self._group is None:
                     raise self._lost()
                 outcome = self._workers.submit(exchange)
-            wait([outcome, self._closed], return_when=FIRST_COMPLETED)
+            pending: list[Future[Any]] = [outcome, self._closed]
+            wait(pending, return_when=FIRST_COMPLETED)
             if not outcome.done():
                 raise self._lost()
             return outcome.result()

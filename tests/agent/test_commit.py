@@ -297,7 +297,7 @@ def test_parts_that_make_no_whole_are_not_committed(tmp_path, rank):
     ended = job.checkpoint(at={rank: {"foreign": True}})
     assert isinstance(ended[0], IncompleteParts)
     assert {str(outcome) for outcome in ended} == {
-        f"tensor nowhere: it is in 'model' of rank {rank}, and not stored for it"
+        f"tensor nowhere: 'model' of rank {rank} refers to it, but it is not stored"
     }
     assert (job.store.checkpoints(JOB), job.half_done) == ([], [])
     assert job.checkpoint(2, number=2) == [None] * 3

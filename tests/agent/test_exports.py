@@ -162,7 +162,7 @@ def test_nothing_is_replaced_unasked_and_nothing_but_an_export_at_all(made, tmp_
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("")
-    with pytest.raises(FileExistsError, match="home is a directory and no"):
+    with pytest.raises(FileExistsError, match="home is a directory, but not a"):
         export(written.store, "job", written.id, home, kind, force=True)
     assert names(tmp_path) == ["home", "store", "target"]
     assert names(home) == ["thesis.tex"]
@@ -198,7 +198,7 @@ def test_what_comes_into_being_meanwhile_is_not_replaced(made, tmp_path, monkeyp
         return real(run, start, end)
 
     monkeypatch.setattr(FileRange, "view", view)
-    with pytest.raises(FileExistsError, match="has come into being meanwhile"):
+    with pytest.raises(FileExistsError, match="was created meanwhile"):
         export(written.store, "job", written.id, target, "torch")
     assert target.read_text() == "somebody else's"
     assert names(tmp_path) == ["store", "target"]

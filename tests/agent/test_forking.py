@@ -81,7 +81,7 @@ def test_a_name_that_is_taken_is_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(ForkRefused, match="main is the job itself"):
         fork(store, "main", POINT, "main")
     fork(store, "main", POINT, "branch")
-    with pytest.raises(ForkRefused, match=f"branch is a fork of main already, from {POINT}"):
+    with pytest.raises(ForkRefused, match=f"branch is already a fork of main, from {POINT}"):
         fork(store, "main", checkpoint_id(30, 1), "branch")
     with pytest.raises(ForkRefused, match="branch is already a fork of main"):
         fork(store, "taken", checkpoint_id(5, 1), "branch")
@@ -150,7 +150,7 @@ def test_what_was_half_begun_from_one_checkpoint_is_not_finished_from_another(
         refusing(patched, Lineage, OSError(errno.ENOSPC, "no space left"))
         with pytest.raises(OSError, match="no space left"):
             fork(store, "main", POINT, "branch")
-    with pytest.raises(ForkRefused, match="a fork from another checkpoint was begun under the name branch"):
+    with pytest.raises(ForkRefused, match="a fork named branch from another checkpoint was begun before"):
         fork(store, "main", checkpoint_id(30, 1), "branch")
 
 

@@ -172,7 +172,7 @@ def test_who_asks_for_regions_sees_the_trees_of_its_rank_and_global_shapes(made)
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """Four ranks, each with a row of 40 kB of three tensors; stretches of any size are read around."""
-    monkeypatch.setattr(reading, "BRIDGED_BYTES", 0)
+    monkeypatch.setattr(reading, "GAP_BYTES", 0)
     tensors = {name: by_rows(random(4, 10_000) + ord(name), 4) for name in "abc"}
     tensors["own"] = Own([random(10_000) + rank for rank in range(4)])
     return commit(tmp_path, 4, tensors), tensors
@@ -287,7 +287,7 @@ def test_as_many_ranks_as_before_and_a_torch_without_distributed_need_no_planner
      Region((0,), (7,)), Region((0, 0, 0), (7, 3, 1))],
 )  # fmt: skip
 def test_a_region_that_is_none_is_refused(made, region):
-    with pytest.raises(ValueError, match=r"model\.uneven: .* lies outside of \(7, 3\)"):
+    with pytest.raises(ValueError, match=r"model\.uneven: .* is outside of \(7, 3\)"):
         asking(made, {"model.uneven": region})
 
 

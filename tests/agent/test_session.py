@@ -338,7 +338,7 @@ def test_a_restore_where_there_is_no_checkpoint_names_the_nearest_and_does_nothi
     ) as e:
         trainer.session.restore(7)
     assert e.value.nearest == "000000000006-1"
-    with pytest.raises(holdfast.NoSuchCheckpoint, match="no earlier one either"):
+    with pytest.raises(holdfast.NoSuchCheckpoint, match="no earlier one"):
         trainer.session.restore(1)
     trainer.crash()
 

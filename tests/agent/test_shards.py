@@ -72,8 +72,8 @@ def test_what_is_refused_is_told_to_users_as_any_error_of_ours():
         ((0, 1, 3), 4, "the part of rank 2 of 4 is missing"),
         ((0, 1, 2), 4, "the part of rank 3 of 4 is missing"),
         ((), 1, "the part of rank 0 of 1 is missing"),
-        ((0, 1, 2, 2, 3), 4, "the part of rank 2 of 4 is there 2 times"),
-        ((0, 1, 2, 3), 3, "there is a part of rank 3, of 3 ranks"),
+        ((0, 1, 2, 2, 3), 4, "the part of rank 2 of 4 is present 2 times"),
+        ((0, 1, 2, 3), 3, "there is a part of rank 3, but there are 3 ranks"),
     ],
 )
 def test_every_rank_must_have_told_once(ranks, world_size, reason):
@@ -90,8 +90,8 @@ def test_two_ranks_that_wrote_the_same_file_are_refused():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"file": "rank-2.safetensors"}, "tensor w: rank 1 told of one in rank-2.safetensors"),
-        ({"rank": 3}, "tensor w: rank 1 told of one in rank-1.safetensors, of rank 3"),
+        ({"file": "rank-2.safetensors"}, "tensor w: rank 1 reported one in rank-2.safetensors"),
+        ({"rank": 3}, "tensor w: rank 1 reported one in rank-1.safetensors, of rank 3"),
     ],
 )
 def test_a_rank_speaks_of_its_own_file_only(changes, reason):
@@ -101,11 +101,11 @@ def test_a_rank_speaks_of_its_own_file_only(changes, reason):
 def test_what_is_shared_is_stored_by_one_rank_only():
     twice = Sharded(torch.tensor(3), [None, Region((), ()), Region((), ()), None])
     assert (
-        refused(parts({"step": twice})) == "tensor step: rank 1 and rank 2 both stored the same of it (() at ())"
+        refused(parts({"step": twice})) == "tensor step: rank 1 and rank 2 both stored the same shard (() at ())"
     )
     whole = Region((0, 0), (2, 3))
     twice = Sharded(torch.ones(2, 3), [whole, None, None, whole])
-    assert "tensor w: rank 0 and rank 3 both stored the same of it ((2, 3) at (0, 0))" in refused(
+    assert "tensor w: rank 0 and rank 3 both stored the same shard ((2, 3) at (0, 0))" in refused(
         parts({"w": twice})
     )
 
@@ -113,19 +113,19 @@ def test_what_is_shared_is_stored_by_one_rank_only():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dtype": "F16"}, "it is F32 of shape (7, 3) on rank 0, F16 of shape (7, 3) on rank 2"),
-        ({"view": "complex64"}, "it is F32 of shape (7, 3) on rank 0, complex64 of shape (7, 3) on rank 2"),
-        ({"global_shape": (8, 3)}, "it is F32 of shape (7, 3) on rank 0, F32 of shape (8, 3) on rank 2"),
-        ({"offsets": (6, 0)}, "the shard of rank 2 ((2, 3) at (6, 0)) lies outside of (7, 3)"),
-        ({"offsets": (-1, 0)}, "the shard of rank 2 ((2, 3) at (-1, 0)) lies outside of (7, 3)"),
-        ({"shape": (-1, 3)}, "the shard of rank 2 ((-1, 3) at (4, 0)) lies outside of (7, 3)"),
-        ({"offsets": (4,)}, "the shard of rank 2 ((2, 3) at (4,)) lies outside of (7, 3)"),
+        ({"dtype": "F16"}, "it is F32 of shape (7, 3) on rank 0, but F16 of shape (7, 3) on rank 2"),
+        ({"view": "complex64"}, "it is F32 of shape (7, 3) on rank 0, but complex64 of shape (7, 3) on rank 2"),
+        ({"global_shape": (8, 3)}, "it is F32 of shape (7, 3) on rank 0, but F32 of shape (8, 3) on rank 2"),
+        ({"offsets": (6, 0)}, "the shard of rank 2 ((2, 3) at (6, 0)) is outside of (7, 3)"),
+        ({"offsets": (-1, 0)}, "the shard of rank 2 ((2, 3) at (-1, 0)) is outside of (7, 3)"),
+        ({"shape": (-1, 3)}, "the shard of rank 2 ((-1, 3) at (4, 0)) is outside of (7, 3)"),
+        ({"offsets": (4,)}, "the shard of rank 2 ((2, 3) at (4,)) is outside of (7, 3)"),
         ({"offsets": (3, 0)}, "the shards of rank 1 ((2, 3) at (2, 0)) and rank 2 ((2, 3) at (3, 0)) overlap"),
         (
             {"shape": (1, 3)},
-            "3 of its 21 elements are missing: only rank 0, rank 1, rank 2, rank 3 stored some of it",
+            "3 of its 21 elements are missing: only rank 0, rank 1, rank 2, rank 3 stored shards",
         ),
-        ({}, "6 of its 21 elements are missing: only rank 0, rank 1, rank 3 stored some of it"),
+        ({}, "6 of its 21 elements are missing: only rank 0, rank 1, rank 3 stored shards"),
     ],
 )
 def test_shards_must_be_the_whole_tensor_and_nothing_twice(changes, reason):
@@ -148,12 +148,12 @@ def test_ranks_that_have_no_rows_may_say_so_or_nothing():
 
 def test_what_is_one_ranks_own_may_not_be_shared_as_well():
     told = changed(parts(), 1, "rng", rank=None)
-    assert refused(told) == "tensor rng: rank 0 stored it as its own, another as shared by all"
+    assert refused(told) == "tensor rng: rank 0 stored it as its own, but another rank as shared"
 
 
 def test_what_is_a_ranks_own_is_whole():
     told = changed(parts(), 2, "rng", global_shape=(4,))
-    assert refused(told) == "tensor rng: 2 of its 4 elements are missing: only rank 2 stored some of it"
+    assert refused(told) == "tensor rng: 2 of its 4 elements are missing: only rank 2 stored shards"
 
 
 @pytest.mark.parametrize(
@@ -310,4 +310,4 @@ def test_overlaps_are_found_whatever_the_shards_are(made):
 
 def test_a_tensor_that_another_rank_has_as_its_own_is_no_use_to_the_first():
     told = parts({"w": Own([torch.ones(2), torch.ones(2)])}, [{"m": {"$tensor": "w"}}] * 2, world_size=2)
-    assert refused(changed(told, 0, "w"), 2) == "tensor w: it is in 'm' of rank 0, and not stored for it"
+    assert refused(changed(told, 0, "w"), 2) == "tensor w: 'm' of rank 0 refers to it, but it is not stored"

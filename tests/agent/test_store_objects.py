@@ -506,7 +506,7 @@ def test_a_record_that_is_none_is_passed_over_or_named(store, caplog):
     store.bucket.put_new(f"{JOB}/notes/README", b"")
     store.bucket.put_new("README", b"")
     assert store.records(JOB, Lineage) == [lineage]
-    assert "000001-00000001.json is not a record of Holdfast's" in caplog.text
+    assert "000001-00000001.json is not a Holdfast record" in caplog.text
     assert (store.latest_attempt(JOB), store.jobs(), store.checkpoints(JOB)) == (1, [JOB], [])
     store.bucket.put_new(f"{JOB}/attempts/00000002-x.seen.json", b"[]")
     with pytest.raises(OSError, match="is not a Holdfast record") as caught:
@@ -530,7 +530,7 @@ def refusal(store, kind=OSError):
 def test_a_bucket_that_is_not_there(rclone, at):
     store = at(rclone.address)
     store = open_store(store.url.replace(f"//{BUCKET}/", "//no-such/"))
-    told = f"{rclone.address} has no bucket no-such: create it, or correct the store's address"
+    told = f"{rclone.address} has no bucket no-such: create it, or correct the address of the store"
     assert refusal(store, FileNotFoundError) == (errno.ENOENT, told)
 
 
@@ -590,7 +590,9 @@ def test_a_server_that_does_not_answer(impatient, at, monkeypatch):
 
 
 def test_an_address_that_is_none(impatient, at, rclone):
-    assert "should its address begin with http://" in refusal(at(rclone.address.replace("http:", "https:")))[1]
+    assert (
+        "its address may need to begin with http://" in refusal(at(rclone.address.replace("http:", "https:")))[1]
+    )
     told = "AWS_ENDPOINT_URL '127.0.0.1:9000' is not a URL: it must begin with http:// or https://"
     assert refusal(at("127.0.0.1:9000")) == (errno.EINVAL, told)
 

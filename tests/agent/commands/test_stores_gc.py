@@ -73,7 +73,7 @@ def test_rules_of_retention_are_followed_and_each_item_says_why_it_goes(holdfast
     assert "not kept by 'last 2, every 50'" in done.stdout
     assert committed(store) == [10, 50, 90, 100]
     small = holdfast("store", "gc", store, "--retention", "size 9kB", "--yes", "--json")
-    assert [item["why"] for item in json.loads(small.stdout)[0]["items"]] == ["all together over 9kB"] * 2
+    assert [item["why"] for item in json.loads(small.stdout)[0]["items"]] == ["the total exceeds 9kB"] * 2
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_tensor_is_summed_up(holdfast: Holdfast, tmp_path: Path) -> None:
     assert (found["minimum"], found["maximum"], found["norm"]) == (-4.0, 3.0, 5.0)
     assert found["mean"] == pytest.approx(-1 / 3)
     text = holdfast("store", "show", tmp_path, "job", "1", "model.odd").stdout
-    assert "model.odd: float32, 2×3, 24 B, as its digest says" in text
+    assert "model.odd: float32, 2×3, 24 B, matches its digest" in text
     assert "first     3, -4, nan, inf, 0, -inf" in text
 
 
