@@ -22,9 +22,9 @@ from holdfast.store import LocalStore
 from holdfast.store.files import Files
 
 JOB = "job"
-LEAD_STEPS = ["begin", "join", "write", "settle", "commit", "rename", "last sync"]
+LEAD_STEPS = ["begin", "join", "write", "make_durable", "commit", "rename", "last sync"]
 """The last two are system calls, which raise nothing but OSError."""
-STEPS = ["join", "write", "settle"]
+STEPS = ["join", "write", "make_durable"]
 ERRORS = [
     OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     OSError(errno.EIO, os.strerror(errno.EIO)),
@@ -114,7 +114,7 @@ class Faulty(LocalStore):
         return self._watched(super().join(*args))
 
     def _watched(self, writer):
-        for step in ("write", "settle", "commit"):
+        for step in ("write", "make_durable", "commit"):
             setattr(writer, step, self._before(step, getattr(writer, step)))
         return writer
 

@@ -53,14 +53,14 @@ def test_rules_are_told_in_one_way() -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("", "has no rule: write last 5, every 1000"),
+        ("", "has no rule: use last 5, every 1000"),
         ("per lineage", "has no rule"),
         ("lst 5", "'lst 5' is not a rule: use last 5"),
         ("last", "'last' is not a rule"),
         ("last -1", "'last -1' is not a rule"),
         ("last 0", "'last 0': give a whole number of checkpoints, at least 1"),
         ("every 0", "a whole number of iterations, at least 1"),
-        ("last 5, last 6", "says 'last' twice"),
+        ("last 5, last 6", "contains 'last' twice"),
         ("size much", "is not a size: write 6.5GB or 512MiB"),
         ("size 0GB", "has to be more than 0"),
     ],

@@ -161,11 +161,11 @@ def test_what_is_a_ranks_own_is_whole():
     [
         (
             {1: {"model": {"a": [1, {"$tensor": "gone"}]}}},
-            "tensor gone: it is in 'model' of rank 1, and not stored",
+            "tensor gone: 'model' of rank 1 refers to it, but it is not stored",
         ),
         (
             {3: {"loop": {"$pairs": [["k", {"$tensor": "late"}]]}}},
-            "tensor late: it is in 'loop' of rank 3, and not",
+            "tensor late: 'loop' of rank 3 refers to it, but it is not stored",
         ),
     ],
 )

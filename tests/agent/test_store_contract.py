@@ -329,7 +329,8 @@ def test_no_record_gets_a_number_beyond_the_largest(store):
     ):
         store.append(JOB, lineage(10**9))
     with pytest.raises(
-        OSError, match=r"attempt 2147483648 of job is beyond 2147483647.*holdfast store repair .* --job job"
+        OSError,
+        match=r"attempt 2147483648 of job exceeds the largest number 2147483647.*store repair .* --job job",
     ):
         store.acquire_attempt(JOB, "uid", 2**31)
     assert (store.records(JOB, Lineage), store.latest_attempt(JOB)) == ([], 1)

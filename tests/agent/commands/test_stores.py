@@ -126,7 +126,7 @@ def test_what_to_do_about_the_newest_being_damaged_is_said(holdfast: Holdfast, s
     damage(store, "gpt", 20)
     told = holdfast("store", "verify", store).stdout
     assert "gpt 000000000020-1 is damaged. A restart resumes from the newest sound checkpoint" in told
-    assert "by itself: 000000000010-1" in told
+    assert "sound checkpoint, 000000000010-1" in told
     assert "the next checkpoint of iteration 20 replaces it" in told
     assert f"holdfast store gc {store} --job gpt --drop 000000000020-1" in told
     assert "digits" not in told.partition("is damaged")[2]
@@ -149,7 +149,7 @@ def test_an_older_damaged_one_is_no_reason_to_worry(holdfast: Holdfast, store: P
 def test_that_nothing_sound_is_left_is_said_as_it_is(holdfast: Holdfast, store: Path) -> None:
     damage(store, "digits", 5)
     result = holdfast("store", "verify", store, "--job", "digits")
-    assert "No checkpoint of digits is sound: started again, it begins afresh" in result.stdout
+    assert "No checkpoint of digits is sound: a restart begins at iteration 0" in result.stdout
 
 
 def test_a_newer_format_is_not_called_damage(holdfast: Holdfast, store: Path) -> None:

@@ -48,7 +48,7 @@ def store(tmp_path: Path) -> Path:
 def test_what_retention_no_longer_wants_is_removed_after_asking(holdfast: Holdfast, store: Path) -> None:
     listed = holdfast("store", "gc", store, "--keep", "4", "--dry-run")
     assert (listed.exit_code, len(committed(store))) == (0, 10)
-    assert "6 items, 24.7 kB would go; gpt keeps 4 checkpoints" in listed.stdout
+    assert "6 items, 24.7 kB would be removed; gpt keeps 4 checkpoints" in listed.stdout
     refused = holdfast("store", "gc", store, "--keep", "4")  # nobody there to say yes
     assert (refused.exit_code, len(committed(store))) == (1, 10)
     done = holdfast("store", "gc", store, "--keep", "4", "--yes")

@@ -221,7 +221,7 @@ def test_the_way_out_that_an_exhausted_number_names_is_one(holdfast: Holdfast, s
     put_attempt(store, MAX_ATTEMPT)
     with pytest.raises(OSError, match="run holdfast store repair") as caught:
         open_store(store.url).acquire_attempt(JOB, "next")
-    command = caught.value.strerror.partition("run: holdfast ")[2].split()
+    command = caught.value.strerror.partition("run holdfast ")[2].split()
     assert holdfast(*command, "--yes").exit_code == 0
     assert open_store(store.url).acquire_attempt(JOB, "next").number == 2
 
