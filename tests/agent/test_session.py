@@ -950,7 +950,7 @@ def test_pins_that_cannot_be_noted_hold_and_are_told_of_once(store, linked, monk
         trainer.run(until=15)
         assert 5 in committed(store)
         (told,) = told_of_pins(trainer)
-        assert "no space left; they hold while this attempt runs" in told
+        assert "no space left; they apply while this attempt runs" in told
     trainer.run(until=16).crash()
     assert newest_pins(open_store(store), "job").checkpoints == ("000000000005-1",)
 
@@ -960,7 +960,7 @@ def test_a_pin_on_what_is_not_in_the_store_is_told_once_and_changes_nothing(stor
         Trainer(store, every=1, keep=4, **linked).run(until=9, after=at(4, lambda link: pin(link, 777))).crash()
     )
     (told,) = told_of_pins(trainer)
-    assert "000000000777-1 is pinned, and is not in the store" in told
+    assert "000000000777-1 is pinned but not in the store" in told
     assert committed(store)[-1] == 9
 
 
