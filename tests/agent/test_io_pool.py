@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from holdfast import io_pool
+from holdfast.system import io_pool
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from fastapi import APIRouter, FastAPI
 
 from holdfast_server.app import Web
 from holdfast_server.app import create_app as create_server
+from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
-from holdfast_server.settings import ServerSettings
 from holdfast_web.assets import static_app
 from holdfast_web.routing import error_page
 

@@ -9,19 +9,19 @@ from typing import Annotated, ClassVar
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast.answers import Alert, AlertChannel, AlertDelivery, AlertRule
 from holdfast.pacing.policy import duration
-from holdfast.protocol import MAX_INTEGER
-from holdfast_server.accounts.principal import Principal, Role
+from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertRule
+from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES, Kind
 from holdfast_server.alerts.errors import AlertOver
-from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Kind
-from holdfast_server.alerts.settings import AlertSettings
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.errors import Refused, UnknownProject
+from holdfast_server.core.principal import Principal, Role
+from holdfast_server.core.request_id import request_id
 from holdfast_server.db import Database
-from holdfast_server.dependencies import Asker, Clock, Config, Db, Who
-from holdfast_server.errors import Refused, UnknownProject
-from holdfast_server.fleet import projects_of
-from holdfast_server.requests import request_id
+from holdfast_server.http.dependencies import Asker, Clock, Config, Db, Who
+from holdfast_server.queries.fleet import projects_of
 from holdfast_web import forms
 from holdfast_web.pages import SILENCES
 from holdfast_web.render import View

@@ -9,24 +9,18 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast.answers import (
-    CheckpointChanges,
-    CheckpointStory,
-    Edit,
-    Family,
-    JobSummary,
-    Tensors,
-    Verification,
-)
-from holdfast.protocol import validate_job
-from holdfast_server import control, summaries, timeline
-from holdfast_server.control import MOST_LABEL
+from holdfast.protocol.jobs import CheckpointChanges, Edit, Family, JobSummary, Tensors, Verification
+from holdfast.protocol.messages import validate_job
+from holdfast.protocol.questions import CheckpointStory
+from holdfast_server.control import control
+from holdfast_server.control.control import MOST_LABEL
+from holdfast_server.core.errors import InvalidSetting, NotPossible
 from holdfast_server.db import Database
-from holdfast_server.dependencies import Clock, Db, Who
-from holdfast_server.errors import InvalidSetting, NotPossible
-from holdfast_server.summaries import job_summary
-from holdfast_server.timeline import story
-from holdfast_server.verifications import IN_REACH
+from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.queries import summaries, timeline
+from holdfast_server.queries.summaries import job_summary
+from holdfast_server.queries.timeline import story
+from holdfast_server.records.verifications import IN_REACH
 from holdfast_web.filters import age
 from holdfast_web.pages import EDITS_MOST, Ack, Typed
 from holdfast_web.render import View

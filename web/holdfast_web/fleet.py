@@ -8,14 +8,16 @@ from operator import attrgetter
 from typing import ClassVar, cast, get_args
 from urllib.parse import urlencode
 
-from holdfast.answers import Alert, BulkOutcome, Fleet, JobStatus, JobSummary, ShortWindow
-from holdfast_server import goodput
+from holdfast.protocol.administration import Alert
+from holdfast.protocol.jobs import BulkOutcome, Fleet, JobStatus, JobSummary
+from holdfast.protocol.timeline import ShortWindow
 from holdfast_server.alerts.incidents import open_of_jobs
+from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting
-from holdfast_server.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
-from holdfast_server.fleet import fleet as fleet_of
-from holdfast_server.status import STATUSES
+from holdfast_server.queries import goodput
+from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
+from holdfast_server.queries.fleet import fleet as fleet_of
+from holdfast_server.records.job_status import STATUSES
 from holdfast_web.render import View
 
 SIZES = (25, 50, 100, 200)

@@ -6,12 +6,12 @@ from urllib.parse import urlencode
 
 from msgspec import UNSET
 
-from holdfast.answers import AlertRule
 from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_budget, parse_every
-from holdfast_server.alerts.kinds import KINDS
+from holdfast.protocol.administration import AlertRule
+from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.alerts.rules import RuleChanges
-from holdfast_server.errors import InvalidSetting
+from holdfast_server.core.errors import InvalidSetting
 
 MAX_SHOWN = 40
 """Characters of what was typed that a refusal repeats."""

@@ -11,12 +11,13 @@ from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from holdfast.protocol import DEFAULT_PORT
-from holdfast_server import control, deletion, summaries
-from holdfast_server.api.answers import Packed, encoding_for
-from holdfast_server.dependencies import Asker, Changes, Clock, Db, SharedAnswers, StreamPlace, Who
-from holdfast_server.errors import NotCancellable, NotPossible, OpenOrder, Refused, UnknownJob, UnknownOrder
-from holdfast_server.fleet import Question
+from holdfast.protocol.messages import DEFAULT_PORT
+from holdfast_server.api.responses import Packed, encoding_for
+from holdfast_server.control import control, deletion
+from holdfast_server.core.errors import NotCancellable, NotPossible, OpenOrder, Refused, UnknownJob, UnknownOrder
+from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, SharedAnswers, StreamPlace, Who
+from holdfast_server.queries import summaries
+from holdfast_server.queries.fleet import Question
 from holdfast_web import fleet, forms, pages
 from holdfast_web.render import HEADERS
 from holdfast_web.routing import Htmx, PageRoute, Text, local

@@ -8,16 +8,16 @@ from typing import Annotated, Any, ClassVar
 from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast.answers import PersonRow, TokenRow
 from holdfast.pacing.quantities import parse_positive_seconds
+from holdfast.protocol.administration import PersonRow, TokenRow
 from holdfast_server.accounts import people, projects, sign_ins, tokens
-from holdfast_server.accounts.doors import SharedSecret
-from holdfast_server.accounts.principal import SCOPES, Principal, Role
+from holdfast_server.accounts.auth_backends import SharedSecret
 from holdfast_server.accounts.projects import MemberRow, ProjectRow
 from holdfast_server.accounts.sign_ins import SignInRow
-from holdfast_server.dependencies import Asker, Clock, Config, Db
-from holdfast_server.errors import InvalidSetting, NotPossible, Refused
-from holdfast_server.settings import ServerSettings
+from holdfast_server.core.errors import InvalidSetting, NotPossible, Refused
+from holdfast_server.core.principal import SCOPES, Principal, Role
+from holdfast_server.core.settings import ServerSettings
+from holdfast_server.http.dependencies import Asker, Clock, Config, Db
 from holdfast_web.render import View
 from holdfast_web.routing import PageRoute, Text, headers_of, status_of
 from holdfast_web.signing_in import public_address, remember_device, sentence, visitor

@@ -1,0 +1,370 @@
+"""Read ranges of a checkpoint's files in parallel, and verify every byte on the way. Needs no torch.
+
+Threads read large blocks, aligned for direct I/O. The thread that completes the next bytes of a range hashes them
+while they are still in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import mmap
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import wait
+from typing import TypeVar
+
+from holdfast.format import manifest as fmt
+from holdfast.store import Store
+from holdfast.store.base import FileReader, Pace
+from holdfast.system import io_pool
+
+S = TypeVar("S", fmt.DigestRange, fmt.Tensor)
+
+READ_BYTES = 8 << 20
+VERIFY_BYTES = 16 << 20
+"""Size of the ranges that are only verified; about one per thread is in memory at a time."""
+SMALL_FILE_BYTES = 1 << 20
+"""A file of at most this size is read at once."""
+GAP_BYTES = 64 << 10
+"""An unwanted gap of at most this size is read along: a second read would take longer."""
+PROGRESS_SECONDS = 0.1
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes read so far and the total, on the thread that waits for them."""
+
+
+class FileRange:
+    """A range of a file that is read into memory of its own."""
+
+    def __init__(
+        self, file: fmt.File, digests: Sequence[fmt.DigestRange], tensors: Sequence[fmt.Tensor] = ()
+    ) -> None:
+        self.file, self.digests, self.tensors = file, digests, tensors
+        self.start = digests[0].start // fmt.BLOCK_BYTES * fmt.BLOCK_BYTES
+        """Offset of the memory in the file: that of the block that holds the first byte."""
+        self.end = min(-(-digests[-1].end // fmt.BLOCK_BYTES) * fmt.BLOCK_BYTES, file.size_bytes)
+        self.memory: mmap.mmap | memoryview | None = None
+
+    def reserve(self) -> mmap.mmap | memoryview:
+        """Return the memory that the range is read into. MemoryError when there is none."""
+        if self.memory is None:
+            self.memory = fresh_memory(self.end - self.start)
+        return self.memory
+
+    def view(self, start: int, end: int) -> memoryview:
+        """Return the bytes of the file from `start` to `end`."""
+        assert self.memory is not None
+        return memoryview(self.memory)[start - self.start : end - self.start]
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield at least one block, so that a range of empty tensors is verified as well."""
+        for start in range(self.start, max(self.end, self.start + 1), READ_BYTES):
+            yield start, min(start + READ_BYTES, self.end)
+
+
+def ranges_to_load(
+    manifest: fmt.Manifest, file: fmt.File, only: Collection[str] | None = None
+) -> Iterator[FileRange]:
+    """Yield the header and all tensors of a file, or the tensors named in `only`.
+
+    Each object of the session gets separate ranges: the memory of a module's tensors is freed once they are
+    copied, while an optimizer keeps its own. Small tensors, which are always copied, share the range of the
+    header; in a small file all tensors do.
+    """
+    tensors = sorted(fmt.tensors_of(manifest, file.name), key=lambda tensor: tensor.start)
+    groups = [list(group) for _, group in itertools.groupby(tensors, key=lambda each: _memory_owner(file, each))]
+    if only is not None:
+        for group in groups:
+            for nearby in merge_nearby([tensor for tensor in group if tensor.name in only]):
+                yield FileRange(file, _digests(nearby), nearby)
+        return
+    header = next(fmt.digest_ranges(manifest, file))
+    small = groups.pop(0) if groups and not _memory_owner(file, tensors[0]) else []
+    yield FileRange(file, [header, *_digests(small)], small)
+    for group in groups:
+        yield FileRange(file, _digests(group), group)
+
+
+def _digests(tensors: Iterable[fmt.Tensor]) -> list[fmt.DigestRange]:
+    return [each for tensor in tensors for each in fmt.tensor_ranges(tensor)]
+
+
+def _memory_owner(file: fmt.File, tensor: fmt.Tensor) -> str:
+    is_large = file.size_bytes > SMALL_FILE_BYTES and tensor.end - tensor.start >= fmt.SMALL_BYTES
+    return object_of(tensor.name) if is_large else ""
+
+
+def merge_nearby(items: Sequence[S]) -> Iterator[list[S]]:
+    """Group items, sorted by their place in a file, that are close enough to be read at once."""
+    group: list[S] = []
+    for item in items:
+        if group and item.start - group[-1].end > GAP_BYTES:
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+def assign_buffer(buffer: memoryview, ranges: Iterable[FileRange]) -> None:
+    """Have as many ranges as fit read into `buffer`, which begins at a page."""
+    at = 0
+    for each in ranges:
+        size_bytes = each.end - each.start
+        if at + size_bytes <= len(buffer):
+            each.memory = buffer[at : at + size_bytes]
+            at = -(-(at + size_bytes) // fmt.BLOCK_BYTES) * fmt.BLOCK_BYTES
+
+
+def ranges_to_verify(manifest: fmt.Manifest, file: fmt.File) -> Iterator[FileRange]:
+    """Yield all of a file in ranges of at most VERIFY_BYTES, or of one digest where that covers more."""
+    digests: list[fmt.DigestRange] = []
+    for each in fmt.digest_ranges(manifest, file):
+        if digests and each.end - digests[0].start > VERIFY_BYTES:
+            yield FileRange(file, digests)
+            digests = []
+        digests.append(each)
+    yield FileRange(file, digests)
+
+
+def object_of(name: str) -> str:
+    """Return the keyword of the object that a tensor belongs to."""
+    return name.partition(".")[0]
+
+
+def fresh_memory(size_bytes: int) -> mmap.mmap:
+    """Map zeroed private memory. MemoryError when there is none.
+
+    Huge pages are not requested. They usually take less time, but not on a virtual machine that returns free
+    memory to its host: it returns huge pages first, and there each read took twice as long.
+    """
+    try:
+        return mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for {size_bytes / 1e6:,.0f} MB of a checkpoint: {error.strerror}") from error
+
+
+def read(
+    store: Store,
+    job: str,
+    checkpoint: str,
+    manifest: fmt.Manifest,
+    ranges: Iterable[FileRange],
+    *,
+    keep: bool = True,
+    threads: int | None = None,
+    pace: Pace | None = None,
+    sink: Callable[[FileRange], None] | None = None,
+    progress: Progress | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """Read and verify `ranges`.
+
+    Args:
+        store: where the checkpoint is.
+        job: the job that it belongs to.
+        checkpoint: its id.
+        manifest: its manifest.
+        ranges: what to read.
+        keep: keep the bytes in memory. Otherwise they are read from the storage device, past any cache, and their
+            memory is freed.
+        threads: the number of threads, including this one; by default what suits the store.
+        pace: called with a number of bytes before they are read, and may wait.
+        sink: called with each range once it is verified, on any of the threads.
+        progress: called between blocks.
+        meanwhile: called on this thread while the others read, for work that needs none of the bytes.
+
+    Raises:
+        DamagedCheckpoint: names the file and the range that differs.
+        OSError: the store cannot be read, which says nothing about the checkpoint.
+        MemoryError: there is no memory for it.
+    """
+
+    def open_file(file: fmt.File) -> FileReader:
+        with contextlib.ExitStack() as undo:
+            opened = undo.enter_context(store.open_file(job, checkpoint, file.name, from_disk=not keep))
+            fmt.check_size(file, opened.size_bytes)
+            undo.pop_all()
+            return opened
+
+    _Reading(list(ranges), open_file, keep, pace, sink).run(threads or store.read_threads, progress, meanwhile)
+
+
+def read_tensor(
+    store: Store, job: str, checkpoint: str, manifest: fmt.Manifest, name: str, rank: int = 0
+) -> list[tuple[fmt.Tensor, memoryview]]:
+    """Read the shards of one tensor, as a rank sees it, and nothing else.
+
+    Raises what `read` does, and KeyError when there is no tensor of that name.
+    """
+    files = {file.name: file for file in manifest.files}
+    shards = fmt.tensors_for(manifest, rank)[name]
+    ranges = [FileRange(files[shard.file], _digests([shard]), [shard]) for shard in shards]
+    read(store, job, checkpoint, manifest, ranges)
+    return [(tensor, each.view(tensor.start, tensor.end)) for each in ranges for tensor in each.tensors]
+
+
+class _Reading:
+    """One call of `read`: the blocks that are left to read, shared by its threads."""
+
+    def __init__(
+        self,
+        ranges: list[FileRange],
+        open_file: Callable[[fmt.File], FileReader],
+        keep: bool,
+        pace: Pace | None,
+        sink: Callable[[FileRange], None] | None,
+    ) -> None:
+        self._keep, self._pace, self._sink = keep, pace, sink
+        blocks = [(each, *block) for each in ranges for block in each.blocks()]
+        self._blocks = iter(blocks)
+        self._count = len(blocks)
+        self._total_bytes = sum(each.end - each.start for each in ranges)
+        self._done_bytes = 0
+        self._verifiers = {id(each): _RangeVerifier(each) for each in ranges}
+        left = collections.Counter(each.file.name for each, _, _ in blocks)
+        self._files = {each.file.name: _SharedFile(each.file, open_file, left[each.file.name]) for each in ranges}
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        try:
+            for each in ranges if keep else ():
+                each.reserve()  # all of it before threads start: `meanwhile` may use it while they read
+        except MemoryError:
+            for file in {each.file.name: each.file for each in ranges}.values():
+                open_file(file).close()  # DamagedCheckpoint where a file is smaller than its manifest says
+            raise
+
+    def run(self, threads: int, progress: Progress | None, meanwhile: Callable[[], None]) -> None:
+        helpers = io_pool.submit_helpers(self._work, min(threads, self._count) - 1)
+
+        def report() -> None:
+            if progress is not None:
+                progress(self._done_bytes, self._total_bytes)
+
+        try:
+            report()
+            meanwhile()
+            while self._read_next():
+                report()
+            helpers = [helper for helper in helpers if not helper.cancel()]
+            while wait(helpers, PROGRESS_SECONDS).not_done:
+                report()
+        except BaseException as error:  # also Ctrl-C: the helpers stop before their next block
+            self._fail(error)
+            wait([helper for helper in helpers if not helper.cancel()])
+        finally:
+            for file in self._files.values():
+                file.close()
+        if self._failure is not None:
+            raise self._failure
+        assert all(verifier.is_done for verifier in self._verifiers.values())
+
+    def _work(self) -> None:
+        try:
+            while self._read_next():
+                pass
+        except BaseException as error:  # `run` raises it on the thread that waits
+            self._fail(error)
+
+    def _read_next(self) -> bool:
+        """Read and verify a block; return False when there is none left."""
+        with self._lock:
+            block = None if self._failure else next(self._blocks, None)
+            if block is None:
+                return False
+            block[0].reserve()
+        found, start, end = block
+        if self._pace is not None:
+            self._pace(end - start)
+        self._files[found.file.name].read_into(start, found.view(start, end))
+        if self._verifiers[id(found)].completes(start, end):
+            if self._sink is not None:
+                self._sink(found)
+            if not self._keep:
+                found.memory = None
+        with self._lock:
+            self._done_bytes += end - start
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or error
+
+
+class _SharedFile:
+    """A file, open from its first block to its last: a checkpoint may have more files than a process may open."""
+
+    def __init__(self, file: fmt.File, open_file: Callable[[fmt.File], FileReader], blocks: int) -> None:
+        self._file, self._open, self._left = file, open_file, blocks
+        self._reader: FileReader | None = None
+        self._lock = threading.Lock()
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        with self._lock:
+            if self._reader is None:
+                self._reader = self._open(self._file)
+            reader = self._reader
+        reader.read_into(start, target)
+        with self._lock:
+            self._left -= 1
+        if not self._left:
+            self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+class _RangeVerifier:
+    """Hashes the bytes of a range in order, as far as they have been read."""
+
+    def __init__(self, verified: FileRange) -> None:
+        self._range, self._left = verified, collections.deque(verified.digests)
+        self._hash, self._at = fmt.hasher(), verified.start
+        self._read_to = verified.start
+        """All bytes before this offset have been read."""
+        self._ahead: dict[int, int] = {}
+        """Blocks that were read before one in front of them."""
+        self._busy = False
+        self._lock = threading.Lock()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._left
+
+    def completes(self, start: int, end: int) -> bool:
+        """Verify as far as possible now that a block was read; return whether this completed the range.
+
+        Does nothing while another thread verifies, which will see the block.
+        """
+        with self._lock:
+            self._ahead[start] = end
+            while self._read_to in self._ahead:
+                self._read_to = self._ahead.pop(self._read_to)
+            if self._busy:
+                return False
+            self._busy, target = True, self._read_to
+        while True:
+            self._verify_to(target)
+            with self._lock:
+                if target == self._read_to:
+                    self._busy = False
+                    return self.is_done
+                target = self._read_to
+
+    def _verify_to(self, target: int) -> None:
+        while self._left:
+            covered = self._left[0]
+            start, end = max(self._at, covered.start), min(target, covered.end)
+            if start < end:
+                self._hash.update(self._range.view(start, end))
+                self._at = end
+            if covered.end > target:
+                return
+            fmt.check_digest(self._range.file, covered, self._hash.hexdigest())
+            self._hash.reset()
+            self._left.popleft()

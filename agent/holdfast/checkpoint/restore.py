@@ -1,0 +1,359 @@
+"""Choose, verify and load checkpoints; `state` applies them to live objects.
+
+Only loading imports torch: a machine without it can choose and verify.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.checkpoint import reading
+from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
+from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
+from holdfast.format import manifest as fmt
+from holdfast.format.shards import require_whole
+from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
+from holdfast.store import Lineage, Store, read_manifest
+from holdfast.store.base import Pace
+from holdfast.store.records import ancestry
+
+if TYPE_CHECKING:
+    import mmap
+
+    import torch
+
+    from holdfast.format.resharding import Region, TensorAssembly
+
+logger = logging.getLogger("holdfast")
+
+Tree = Any
+Shape = tuple[str, tuple[int, ...]]
+"""A torch dtype and a shape."""
+Payload = Callable[[fmt.File, Collection[str]], memoryview]
+"""Returns the tensor data of a file, after verifying the tensors of these names."""
+Regions = Callable[[Mapping[str, Tree], Mapping[str, Shape]], "Mapping[str, Region]"]
+
+FIRST_LOG_SECONDS, LOG_SECONDS = 1.0, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCheckpoint:
+    """A verified checkpoint in memory, as one rank sees it; its tensors are views of the data read."""
+
+    id: str
+    manifest: fmt.Manifest
+    tensors: dict[str, torch.Tensor]
+    """Complete tensors, except where a region was requested."""
+    rank: int = 0
+    """The saved rank whose tensors and trees these are."""
+    borrowed: bool = False
+    """Whether the memory of the tensors will be reused, so that they must be copied."""
+
+    @property
+    def state(self) -> dict[str, Tree]:
+        """Trees of this rank."""
+        return fmt.state_for(self.manifest, self.rank)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Dtypes and global shapes of the tensors, by name."""
+        seen = shapes(self.manifest, self.rank)
+        return {name: seen[name] for name in self.tensors}
+
+
+def lineage_checkpoints(store: Store, job: str) -> list[str]:
+    """List the committed checkpoints that the current lineage descends from, its own first, newest first."""
+    committed = store.checkpoints(job)
+    lineages = store.records(job, Lineage)
+    trained = [lineage.number for lineage in lineages] or [parse_checkpoint_id(each)[1] for each in committed]
+    last = {number: last for number, last, _ in ancestry(lineages, max(trained, default=0))}
+    standing = [each for each in committed if (at := parse_checkpoint_id(each))[0] <= last.get(at[1], -1)]
+    return sorted(standing, key=lambda each: parse_checkpoint_id(each)[::-1], reverse=True)
+
+
+def candidates(store: Store, job: str) -> Iterator[tuple[str, bool]]:
+    """Yield (checkpoint, whether it continues the current lineage) for a restarted job, best first.
+
+    First come the checkpoints of the current lineage and of those it descends from. If all of these are damaged,
+    an abandoned lineage is better than none: the others follow, newest trained first.
+    """
+    descended = lineage_checkpoints(store, job)
+    yield from ((checkpoint, True) for checkpoint in descended)
+    strays = (c for c in store.checkpoints(job) if c not in descended)
+    for checkpoint in sorted(strays, key=lambda c: parse_checkpoint_id(c)[::-1], reverse=True):
+        yield checkpoint, False
+
+
+def find(store: Store, job: str, iteration: int) -> str:
+    """Return the checkpoint at `iteration` that training descends from, or else that of the newest lineage.
+
+    Raises:
+        NoSuchCheckpoint: there is none; the error names the nearest earlier one.
+    """
+    known = [*lineage_checkpoints(store, job), *reversed(store.checkpoints(job))]
+    at = next((c for c in known if parse_checkpoint_id(c)[0] == iteration), None)
+    if at is not None:
+        return at
+    earlier = [c for c in known if parse_checkpoint_id(c)[0] < iteration]
+    nearest = max(earlier, key=lambda c: parse_checkpoint_id(c)[0], default=None)  # the first of equals
+    advice = (
+        f"the nearest earlier one is at iteration {parse_checkpoint_id(nearest)[0]:,}"
+        if nearest
+        else "there is no earlier one"
+    )
+    raise NoSuchCheckpoint(f"{job} has no checkpoint at iteration {iteration:,}; {advice}", nearest)
+
+
+def manifest(store: Store, job: str, checkpoint: str) -> fmt.Manifest:
+    """Return the manifest of a checkpoint; DamagedCheckpoint or UnknownFormat when it cannot be used."""
+    found = fmt.decode_manifest(read_manifest(store, job, checkpoint), f"{checkpoint}/{fmt.MANIFEST}")
+    if (found.job, checkpoint_id(found.iteration, found.lineage)) != (job, checkpoint):
+        raise DamagedCheckpoint(
+            f"{checkpoint}/{fmt.MANIFEST}",
+            f"belongs to {found.job}, iteration {found.iteration}, lineage {found.lineage}",
+        )
+    fmt.require_sound(found)
+    require_whole(found)
+    return found
+
+
+def shapes(manifest: fmt.Manifest, rank: int) -> dict[str, Shape]:
+    """Return the dtypes and global shapes of the tensors of a saved rank, by name."""
+    return _shapes(fmt.tensors_for(manifest, rank))
+
+
+def of_kind(store: Store, job: str, kind: CheckpointKind) -> list[str]:
+    """List the committed checkpoints whose manifests are readable and of a kind."""
+    found = []
+    for checkpoint in store.checkpoints(job):
+        with contextlib.suppress(HoldfastError):
+            if manifest(store, job, checkpoint).kind == kind:
+                found.append(checkpoint)
+    return found
+
+
+class CheckpointSizes:
+    """Sizes of the checkpoints of a job. Each manifest is read once, since it does not change."""
+
+    def __init__(self, store: Store, job: str) -> None:
+        self._store, self._job = store, job
+        self._known: dict[str, int] = {}
+
+    def of(self, checkpoints: Iterable[str]) -> dict[str, int]:
+        """Return sizes in bytes of checkpoints with a valid manifest. OSError when the store is unavailable."""
+        found = {}
+        for checkpoint in checkpoints:
+            if checkpoint not in self._known:
+                try:
+                    files = manifest(self._store, self._job, checkpoint).files
+                except HoldfastError:
+                    continue
+                self._known[checkpoint] = sum(file.size_bytes for file in files)
+            found[checkpoint] = self._known[checkpoint]
+        self._known = {each: self._known[each] for each in found}
+        return found
+
+
+def verify(
+    store: Store,
+    job: str,
+    checkpoint: str,
+    *,
+    threads: int | None = None,
+    pace: Pace | None = None,
+    sink: Callable[[FileRange], None] | None = None,
+    progress: Progress | None = None,
+) -> fmt.Manifest:
+    """Read a checkpoint from its storage device and compare every byte with its digests; see `reading.read`.
+
+    Raises:
+        DamagedCheckpoint: names the file and the range that differs.
+        UnknownFormat: a newer Holdfast wrote it.
+        OSError: the store cannot be read, which says nothing about the checkpoint.
+    """
+    found = manifest(store, job, checkpoint)
+    ranges = [each for file in found.files for each in ranges_to_verify(found, file)]
+    reading.read(
+        store, job, checkpoint, found, ranges, keep=False, threads=threads, pace=pace, sink=sink, progress=progress
+    )
+    return found
+
+
+def load(
+    store: Store,
+    job: str,
+    checkpoint: str,
+    *,
+    only: Collection[str] | None = None,
+    rank: int = 0,
+    regions: Regions | None = None,
+    buffer: memoryview | None = None,
+    progress: Progress | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> LoadedCheckpoint:
+    """Read and verify a checkpoint for one rank.
+
+    Raises what `verify` does, and MemoryError.
+
+    Args:
+        store: where the checkpoint is. job: the job that it belongs to. checkpoint: its id. only: the names of the
+        tensors to load; by default all. rank: the rank that loads. What each rank had for itself is that of
+        `format.saved_rank`; what this rank does
+            not need is not read.
+        regions: called with the trees of the rank and the dtypes and global shapes of its tensors; returns the
+            regions that it needs. Other tensors are loaded completely.
+        buffer: page-aligned memory to read into, as far as it goes; what is loaded is borrowed then. A load that
+            must allocate its memory takes twice as long.
+        progress: called between blocks; by default a long load is logged.
+        meanwhile: called while threads read.
+    """
+    found = manifest(store, job, checkpoint)
+    saved = fmt.saved_rank(found, rank)
+    wanted = _wanted(found, saved, only, regions)
+    ranges = _ranges(found, wanted)
+    if buffer is not None:
+        assign_buffer(buffer, ranges)
+    stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
+
+    def prepare() -> None:
+        stored.extend(pair for each in ranges for pair in _stored(each))
+        meanwhile()
+
+    reading.read(
+        *(store, job, checkpoint, found, ranges),
+        progress=progress or _log_progress(checkpoint),
+        meanwhile=prepare,
+    )
+    return LoadedCheckpoint(checkpoint, found, _placed(stored, wanted), saved, borrowed=buffer is not None)
+
+
+def _wanted(
+    manifest: fmt.Manifest, rank: int, only: Collection[str] | None, regions: Regions | None
+) -> dict[str, TensorAssembly] | None:
+    """Return what a rank needs of each tensor; None when it needs every stored tensor unchanged."""
+    if only is None and regions is None and manifest.world_size == 1:
+        return None
+    from holdfast.format.resharding import assembly
+
+    seen = fmt.tensors_for(manifest, rank)
+    if only is not None:
+        seen = {name: shards for name, shards in seen.items() if name in only}
+    asked = regions(fmt.state_for(manifest, rank), _shapes(seen)) if regions is not None else {}
+    if only is None and not asked and manifest.world_size == 1:
+        return None
+    return {name: assembly(name, shards, asked.get(name)) for name, shards in seen.items()}
+
+
+def _ranges(manifest: fmt.Manifest, wanted: Mapping[str, TensorAssembly] | None) -> list[FileRange]:
+    """Return the ranges to read for all tensors, or for those `wanted`."""
+    if wanted is None:
+        return [each for file in manifest.files for each in ranges_to_load(manifest, file)]
+    return [each for file, names in _names(manifest, wanted) for each in ranges_to_load(manifest, file, names)]
+
+
+def _names(
+    manifest: fmt.Manifest, wanted: Mapping[str, TensorAssembly] | None
+) -> Iterator[tuple[fmt.File, Collection[str]]]:
+    """Yield each file to read, and the names of the tensors to read from it."""
+    names: dict[str, set[str]] = {}
+    shards = (
+        manifest.tensors if wanted is None else [copy.shard for each in wanted.values() for copy in each.copies]
+    )
+    for shard in shards:
+        names.setdefault(shard.file, set()).add(shard.name)
+    return ((file, names[file.name]) for file in manifest.files if file.name in names)
+
+
+def _shapes(seen: Mapping[str, Sequence[fmt.Tensor]]) -> dict[str, Shape]:
+    from holdfast.format.resharding import shape_of
+
+    return {name: shape_of(shards[0]) for name, shards in seen.items()}
+
+
+def _log_progress(checkpoint: str) -> Progress:
+    """Return a progress callback that logs, once a load takes longer than FIRST_LOG_SECONDS."""
+    started = logged_at = time.monotonic()
+    every_seconds = FIRST_LOG_SECONDS
+
+    def log(done_bytes: int, total_bytes: int) -> None:
+        nonlocal logged_at, every_seconds
+        now = time.monotonic()
+        if now - logged_at >= every_seconds and done_bytes < total_bytes:
+            logged_at, every_seconds = now, LOG_SECONDS
+            logger.info(
+                "reading %s: %.0f of %.0f MB, %.0f MB/s",
+                *(checkpoint, done_bytes / 1e6, total_bytes / 1e6, done_bytes / 1e6 / (now - started)),
+            )
+
+    return log
+
+
+def load_from_memory(
+    found: fmt.Manifest, payload: Payload, *, rank: int = 0, regions: Regions | None = None
+) -> LoadedCheckpoint:
+    """Load a checkpoint whose files are in memory, as `load` does from a store.
+
+    Raises what `payload` does, and DamagedCheckpoint when the shards of a tensor do not cover it.
+    """
+    saved = fmt.saved_rank(found, rank)
+    wanted = _wanted(found, saved, None, regions)
+    stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
+    for file, names in _names(found, wanted):
+        tensors = (tensor for tensor in fmt.tensors_of(found, file.name) if tensor.name in names)
+        stored.extend(_in(payload(file, names), file.header_bytes, tensors))
+    checkpoint = checkpoint_id(found.iteration, found.lineage)
+    return LoadedCheckpoint(checkpoint, found, _placed(stored, wanted), saved, borrowed=True)
+
+
+def _stored(read: FileRange) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
+    """Yield the tensors of a range. Its memory stays for as long as one of them does."""
+    return _in(read.reserve(), read.start, read.tensors)
+
+
+def _in(
+    memory: mmap.mmap | memoryview, base: int, tensors: Iterable[fmt.Tensor]
+) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
+    import torch
+
+    from holdfast.format.dtypes import DTYPES
+
+    for tensor in tensors:
+        dtype, shape = DTYPES[tensor.dtype], tensor.shape
+        if tensor.start == tensor.end:
+            yield tensor, torch.empty(shape, dtype=dtype, device="cpu")
+            continue
+        # a separate storage: torch.save writes the whole storage of a tensor
+        at, count = tensor.start - base, math.prod(shape)
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=at)
+        yield tensor, flat if len(shape) == 1 else flat.view(shape)
+
+
+def _placed(
+    stored: list[tuple[fmt.Tensor, torch.Tensor]], wanted: Mapping[str, TensorAssembly] | None
+) -> dict[str, torch.Tensor]:
+    """Return the tensors by name in their torch dtypes, assembled from the shards of several ranks."""
+    if wanted is None:
+        found = {tensor.name: read for tensor, read in stored}
+        views = {tensor.name: tensor.view for tensor, _ in stored if tensor.view is not None}
+    else:
+        by_entry = {id(tensor): read for tensor, read in stored}
+        found = {name: each.build(by_entry) for name, each in wanted.items()}
+        views = {name: each.view for name, each in wanted.items() if each.view is not None}
+    return found | {name: _viewed(found[name], view) for name, view in views.items()}
+
+
+def _viewed(tensor: torch.Tensor, view: str) -> torch.Tensor:
+    import torch
+
+    from holdfast.format.resharding import dtype_of
+
+    dtype = dtype_of("U8", view)
+    if dtype.is_complex:  # cloned, since the file is aligned to elements only
+        return torch.view_as_complex(tensor.clone())
+    return tensor.view(dtype)

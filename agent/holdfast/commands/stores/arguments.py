@@ -1,0 +1,71 @@
+"""Arguments of the store commands: a store, a job in it, a checkpoint of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from holdfast.checkpoint import restore
+from holdfast.commands.console import EXIT_USAGE, fail
+from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
+from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.store import Store, open_store
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Store]:
+    """Open the store at `path`; its errors end the command with one sentence."""
+    if "://" not in path and not os.path.isdir(path):
+        fail(f"store {path!r}: the directory does not exist", EXIT_USAGE)
+    try:
+        store = open_store(path)
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+    except OSError as error:
+        fail(reason(error))
+    try:
+        yield store
+    except DamagedCheckpoint as error:
+        fail(f"damaged: {error}")
+    except HoldfastError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(reason(error))
+
+
+def reason(error: OSError) -> str:
+    """Return the text of an OSError, with the file name first."""
+    text = error.strerror or str(error)
+    return f"{error.filename}: {text}" if error.filename else text
+
+
+def jobs_of(store: Store, job: str | None) -> list[str]:
+    """Return all jobs of a store, or the given one. Exits when it does not exist."""
+    jobs = store.jobs()
+    if job is not None and job not in jobs:
+        fail(f"store {store.url!r} has no job {job!r}; it has: {', '.join(jobs) or 'none'}")
+    return jobs if job is None else [job]
+
+
+def chosen(store: Store, job: str, named: str) -> str:
+    """Return the id of the named checkpoint. Exits with the nearest ones when it does not exist."""
+    jobs_of(store, job)
+    if named == "latest":
+        newest = next((checkpoint for checkpoint, _ in restore.candidates(store, job)), None)
+        return newest or fail(f"{job} has no checkpoint in {store.url}")
+    if named.isascii() and named.isdecimal():
+        try:
+            return restore.find(store, job, int(named))
+        except NoSuchCheckpoint as error:
+            fail(str(error))
+    try:
+        parse_checkpoint_id(named)
+    except ValueError:
+        fail(
+            f"checkpoint {named!r}: give its name as shown by `holdfast store ls`, its iteration, or latest",
+            EXIT_USAGE,
+        )
+    if named not in store.checkpoints(job):
+        fail(f"{job} has no checkpoint {named}; list them with: holdfast store ls {store.url} --job {job}")
+    return named

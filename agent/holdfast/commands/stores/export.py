@@ -1,0 +1,110 @@
+"""`holdfast store export`: a checkpoint in the format of another program."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from holdfast.commands.console import counted, fail, print_json, size
+from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
+from holdfast.commands.progress_bar import progress_bar
+from holdfast.commands.stores.arguments import chosen, opened
+
+As = Literal["safetensors", "torch", "dcp"]
+
+
+class ExportReport(msgspec.Struct, kw_only=True):
+    """The output of an export."""
+
+    job: str
+    checkpoint: str
+    target: str
+    format: As
+    objects: list[str]
+    tensors: int
+    size_bytes: int
+    left_out: list[str]
+    """Values that the format cannot hold."""
+
+
+def export(
+    path: StorePath,
+    job: StoreJob,
+    checkpoint: StoredCheckpoint,
+    target: Annotated[Path, typer.Argument(help="The file to write, or the directory for dcp.")],
+    format: Annotated[As, typer.Option(help="The format of the export; see above.")] = "safetensors",  # noqa: A002
+    only: Annotated[
+        str | None, typer.Option(help="Export only this object of the session, such as model.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
+    json: Json = False,
+) -> None:
+    """Verify a checkpoint and write it in a format that other programs read.
+
+    **safetensors**: one file of tensors; with --only model, a file for model.load_state_dict(load_file(TARGET)).
+    **torch**: a dict of the state_dict() of each object, for torch.load(TARGET, weights_only=True).
+    **dcp**: a directory for torch.distributed.checkpoint.load.
+
+    Sharded tensors of several ranks are written complete. Of what each rank had for itself, such as buffers, that
+    of rank 0 is written.
+
+    TARGET is written atomically; an interrupted export leaves nothing.
+
+    Examples: holdfast store export checkpoints char-gpt latest gpt.safetensors --only model  ·  holdfast store
+    export checkpoints char-gpt 1200 gpt.pt --format torch
+    """
+    with opened(path) as store, _interrupt_on_sigterm():
+        name = chosen(store, job, checkpoint)
+        try:
+            from holdfast.checkpoint.export import export as write
+        except ModuleNotFoundError as error:
+            fail(f"export needs {error.name}: install Holdfast with its extra `torch`")
+        try:
+            with progress_bar(f"{job} {name}") as progress:
+                made = write(store, job, name, target, format, only=only, force=force, progress=progress)
+        except (FileExistsError, LookupError) as error:
+            fail(str(error.args[0]))
+        except KeyboardInterrupt:
+            fail(f"interrupted; {target} was not written")
+    written = ExportReport(
+        job=job,
+        checkpoint=name,
+        target=str(target),
+        format=format,
+        objects=made.objects,
+        tensors=made.tensors,
+        size_bytes=made.size_bytes,
+        left_out=made.left_out,
+    )
+    if json:
+        print_json(written)
+    else:
+        _print(written)
+
+
+def _print(written: ExportReport) -> None:
+    what = f"{', '.join(written.objects)}: {counted(written.tensors, 'tensor')}, {size(written.size_bytes)}"
+    print(f"wrote {written.target} from {written.job} {written.checkpoint} ({what})")
+    if written.left_out:
+        few = ", ".join(written.left_out[:3]) + (", …" if len(written.left_out) > 3 else "")
+        print(f"left out {counted(len(written.left_out), 'value')} that are not tensors: {few}")
+
+
+@contextlib.contextmanager
+def _interrupt_on_sigterm() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C, so that nothing unfinished remains."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
